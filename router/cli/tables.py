@@ -77,8 +77,8 @@ def tables(file: Path, plugin_files: tuple[Path, ...]) -> None:
 
     A table is `ok`, or it is `behind` (batches that are decided are not in it yet), `blocked` (it cannot be written,
     and its rows wait in the quarantine), `unreadable`, `gone`, or `none` (its first row has yet to come). Lag are the
-    rows that it still gets: decided ones, those of a backlog, those of an outbox that its sink has not sent. Needs no
-    Spark. `router verify` holds tables against what went into them.
+    rows that it still gets: decided ones, those of a backlog, those of an outbox that its sink has not sent. Tables of
+    views are among them, with the view. Needs no Spark. `router verify` holds tables against what went into them.
     """
     config = load(file, load_registry(plugin_files)).config
     found = import_module("router.engine.tables.table_states").table_states(config)

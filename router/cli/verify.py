@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 import click
 
 from router.cli import config_argument, plugin_option, stopped_by_signals
+from router.cli.views import refresher_of
 from router.cli.watching import Watcher
 from router.config.loader import load
-from router.errors import printable
+from router.errors import ViewError, printable
 from router.registry import load_registry
 
 if TYPE_CHECKING:
@@ -36,23 +37,72 @@ if TYPE_CHECKING:
 @config_argument
 @click.argument("tables", metavar="[LAYER.TABLE]...", nargs=-1)
 @click.option("--footers", is_flag=True, help="Open every file, and count its rows.")
+@click.option(
+    "--recompute",
+    is_flag=True,
+    help="Run the query of each view again, over what it was made of, and compare its tables (needs Spark).",
+)
+@click.option("--master", help="With --recompute: Spark master of a local run; spark-submit brings its own.")
 @plugin_option
-def verify(file: Path, tables: tuple[str, ...], footers: bool, plugin_files: tuple[Path, ...]) -> None:
+def verify(
+    file: Path,
+    tables: tuple[str, ...],
+    footers: bool,
+    recompute: bool,
+    master: str | None,
+    plugin_files: tuple[Path, ...],
+) -> None:
     """Hold the tables of the configuration FILE, or those named, against manifests, ledger and bronze.
 
     A line per table says `ok` or what is wrong: batches that it lacks, files that are missing or damaged, rows that are
-    not those of the manifest or the ledger, and what others wrote or removed, by version and author. May run beside the
-    stream; Spark is not started. Exit code 1: something is wrong.
+    not those of the manifest or the ledger, and what others wrote or removed, by version and author. A table of a view
+    is held against how the view left it, and with --recompute against its query. May run beside the stream; Spark is
+    started for --recompute only. Exit code 1: something is wrong.
     """
     config = load(file, load_registry(plugin_files)).config
     engine = import_module("router.engine.tables.verify")
     found: list[TableAudit] = engine.verified(config, tables, footers=footers)
     if absent := sorted(set(tables) - {audit.table for audit in found}):
         raise click.ClickException(f"{config.name} has no rows in {', '.join(absent)}")
+    notes = _recompute(config, found, tables, master) if recompute else []
     width = max((len(audit.table) for audit in found), default=0)
+    for note in notes:
+        click.echo(printable(note))
     for audit in found:
         click.echo(printable(f"{audit.table:<{width}}  {_told(audit)}"))
     raise SystemExit(int(any(audit.problems for audit in found)))
+
+
+def _recompute(config: Config, listed: list[TableAudit], chosen: tuple[str, ...], master: str | None) -> list[str]:
+    """Add to audits where tables of views are not what their query gives; return which views cannot be compared."""
+    note_module = import_module("router.engine.views.note")
+    recompute_module = import_module("router.engine.views.recompute")
+    audit_class = import_module("router.engine.tables.verify").TableAudit
+    session = import_module("router.engine.spark.session")
+    audits = {audit.table: audit for audit in listed}
+    tables_by_view = note_module.tables_by_view(config)
+    notes: list[str] = []
+    with stopped_by_signals(threading.Event()), Watcher(config.name):
+        spark = session.build_session(config, master)
+        try:
+            refresher = refresher_of(config, spark)
+            for view in config.views:
+                if chosen and not any(table in chosen for table, _ in tables_by_view[view.name]):
+                    continue
+                try:
+                    differences = recompute_module.differences(refresher, view)
+                except ViewError as error:
+                    notes.append(f"not compared with its query: {error}")
+                    continue
+                for table, difference in differences.items():
+                    if table not in audits and not chosen:
+                        audits[table] = audit_class(table)
+                        listed.append(audits[table])
+                    if table in audits:
+                        audits[table].wrong.append(difference)
+        finally:
+            session.stop_session(spark)
+    return notes
 
 
 def _told(audit: TableAudit) -> str:

@@ -38,7 +38,7 @@ COLUMNS = ("view", "reads", "into", "when", "tables", "rows", "violated", "last"
     "accepted",
     multiple=True,
     metavar="TABLE",
-    help="Make its views without this source, which is gone or unreadable; may be given several times.",
+    help="Make views without this source, which is gone, unreadable or not written any more; may be repeated.",
 )
 @click.option("--master", help="Spark master of a local run; spark-submit brings its own.")
 @plugin_option
@@ -58,6 +58,7 @@ def views(
     computes all of it. Exit code 1: a view could not be refreshed; its tables stay as they were.
 
     A view one of whose sources is gone or unreadable stays as it was, until the source is back or --accept names it.
+    One that its route does not write any more has left it, and is named in a warning until --accept names it.
     """
     if full and not refresh:
         raise click.UsageError("--full goes with --refresh")
@@ -102,6 +103,7 @@ def _accept(config: Config, chosen: list[View], tables: set[str]) -> None:
         note = note_module.Note.of(store.load(note_module.note_path(view.name)))
         is_source = view_tables.is_source(view)
         lost = {table for table in tables if is_source(table) and note.lacks(table, readable[table])}
+        lost |= tables & {*note.left}
         if lost:
             lost_by_view.append((view, lost))
     unknown = tables.difference(*(lost for _, lost in lost_by_view))
@@ -119,13 +121,18 @@ def _list(config: Config, chosen: list[View]) -> None:
     module, stores = import_module("router.engine.views.note"), import_module("router.engine.checkpoint_store")
     store = stores.CheckpointStore(stores.lake_and_checkpoint(config)[1])
     rows = list[tuple[str, ...]]()
+    lines = list[str]()
     for view in chosen:
         note = module.Note.of(store.load(module.note_path(view.name)))
         violated = ", ".join(f"{name} {count:,}" for name, count in sorted(note.violated.items()))
         made = (str(len(note.targets)), f"{note.rows:,}", violated) if note.number else ("", "", "")
         seconds = f"{note.seconds:.1f}" if note.number else ""
         rows.append((view.name, read_by(view), view.into, when(view), *made, note.at, note.way, note.why, seconds))
+        for table in note.left:
+            lines.append(f"{view.name}: {table} has left it: {note.origin} does not write it; see --accept")
     show_table(f"views of {config.name}", COLUMNS, rows)
+    for line in lines:
+        click.echo(line)
 
 
 def read_by(view: View) -> str:
@@ -143,14 +150,14 @@ def when(view: View) -> str:
 
 
 def _plan(config: Config, spark: SparkSession, chosen: list[View]) -> None:
-    refresher = _refresher(config, spark)
+    refresher = refresher_of(config, spark)
     for view in chosen:
         plan = refresher.plan(view)
         click.echo(f"{view.name}: {plan.way}: {plan.why}")
 
 
 def _refresh(config: Config, spark: SparkSession, chosen: list[View], *, full: bool) -> None:
-    refresher, failed = _refresher(config, spark), list[ViewError]()
+    refresher, failed = refresher_of(config, spark), list[ViewError]()
     for view in chosen:
         try:
             done = refresher.refresh(view, full=full)
@@ -164,7 +171,8 @@ def _refresh(config: Config, spark: SparkSession, chosen: list[View], *, full: b
         raise failed[0]
 
 
-def _refresher(config: Config, spark: SparkSession) -> Any:
+def refresher_of(config: Config, spark: SparkSession) -> Any:
+    """Return what refreshes the views of a configuration, once lake and checkpoint can be reached."""
     stores = import_module("router.engine.checkpoint_store")
     lake, checkpoint = stores.lake_and_checkpoint(config)
     start = import_module("router.engine.start.checks")

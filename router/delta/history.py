@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pyarrow import fs
 
 from router.delta.lake import DAMAGED_LOG
@@ -23,8 +26,12 @@ if TYPE_CHECKING:
     from router.delta.lake import Lake
 
 COMMIT = re.compile(r"[0-9]{20}\.json")
+CHECKPOINT = re.compile(r"([0-9]{20})\.checkpoint(?:\.[0-9]{10}\.([0-9]{10})|\.[0-9a-fA-F-]{36})?\.(?:parquet|json)")
+"""The names of checkpoints: in one file, as one of some parts, or of version 2."""
 SEARCHED = 1_000
 """Files of a log that are searched for the damaged one, the newest."""
+REPAIRED = "router.repaired"
+"""The note of a commit that made a table anew from bronze: target key -> the last batch that the commit has."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +92,44 @@ def log_commits(lake: Lake, table: str, versions: Iterable[int]) -> Iterator[Log
             yield _commit(version, [json.loads(line) for line in text.splitlines() if line.strip()])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise TableError(table, f"{name} of {DAMAGED_LOG} damaged") from error
+
+
+@dataclass(frozen=True)
+class LogCheckpoint:
+    """A checkpoint of a log: its version, -1 for none, and its files below the lake."""
+
+    version: int
+    files: tuple[str, ...]
+
+    def transaction_ids(self, lake: Lake) -> list[str]:
+        """Return the transaction ids of the commits up to its version; those of version 2 stand in its first file."""
+        ids = list[str]()
+        for path in self.files:
+            if path.endswith(".json"):
+                actions = [json.loads(line) for line in (lake.read(path) or b"").splitlines() if line.strip()]
+                ids += [action["txn"]["appId"] for action in actions if "txn" in action]
+                continue
+            with lake.files.open_input_file(path) as source:
+                parquet = pq.ParquetFile(source)
+                if "txn" in parquet.schema_arrow.names:
+                    column = parquet.read(columns=["txn.appId"]).column("txn").combine_chunks()
+                    ids += pc.struct_field(column, "appId").drop_null().to_pylist()
+        return ids
+
+
+def last_checkpoint(lake: Lake, table: str, newest: int) -> LogCheckpoint:
+    """Return the last checkpoint up to a version of which all files are there. Lists the log."""
+    files: dict[int, list[str]] = defaultdict(list)
+    whole = {-1}
+    for entry in lake.files.get_file_info(fs.FileSelector(log_folder(table))):
+        match = CHECKPOINT.fullmatch(entry.base_name)
+        if match is None or int(match[1]) > newest:
+            continue
+        version = int(match[1])
+        files[version].append(f"{log_folder(table)}/{entry.base_name}")
+        if match[2] is None or len(files[version]) >= int(match[2]):
+            whole.add(version)
+    return LogCheckpoint(max(whole), tuple(files[max(whole)]))
 
 
 def log_damage(lake: Lake, table: str) -> str:

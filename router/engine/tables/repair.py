@@ -53,7 +53,7 @@ from router.delta.commit import (
 )
 from router.delta.constraints import unmergeable, unsupported
 from router.delta.file_statistics import statistics
-from router.delta.history import LogCommit, log_commits, log_folder, log_versions
+from router.delta.history import REPAIRED, LogCommit, log_commits, log_folder, log_versions
 from router.delta.keyed.key_property import own_properties
 from router.delta.keyed.row_versions import DELETIONS, deletions_table
 from router.delta.keyed.upsert import SUPPORTED_PROPERTIES, made_by_spark
@@ -80,7 +80,7 @@ from router.engine.start.killed_repairs import lock_of, staged_as
 from router.engine.start.run_lock import alone, locked
 from router.engine.tables.from_bronze import BronzeRecords, FromBronze, GivenTables, LandedAgain, Records, TopicRecords
 from router.engine.tables.merged_again import MergedAgain, batch_spans
-from router.engine.tables.verify import REPAIRED, WrittenDown, done_by, ids_of, own
+from router.engine.tables.verify import WrittenDown, done_by, ids_of, own
 from router.errors import RunningError, StartError, TableError, first_line
 from router.sinks import MergingSink, TableSink
 from router.table_options import TableOptions

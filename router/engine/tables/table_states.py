@@ -88,7 +88,8 @@ class _Overview:
         except (DeltaError, OSError) as error:
             return self._told(table, None, "unreadable", why=self.verification.unreadable(table, error))
         if handle is None:
-            committed = table in self.verification.written.manifests or bool(self._booked(table))
+            written = self.verification.written
+            committed = table in written.manifests or table in written.views or bool(self._booked(table))
             if not committed and table.startswith(OWN_LAYERS):
                 return None  # nothing had to wait yet
             return self._told(table, None, "gone" if committed else "none")
@@ -100,6 +101,8 @@ class _Overview:
 
     def _told(self, table: str, handle: DeltaTable | None, state: str, why: str = "") -> TableState:
         engine, reason = self._committer(table, handle)
+        if table in self.verification.written.views:
+            reason = f"view {self.verification.written.views[table][0]}: {reason}"
         rows = None
         if handle is not None:
             actions: Any = pa.table(handle.get_add_actions())

@@ -5,6 +5,7 @@
 | a table's transaction ids | its last batch in the manifests, and in the ledger where a sink has one table |
 | the rows that each commit of its log brought | the manifest of that batch; the ledger, for all tables of a sink |
 | bronze | what the ledger says was read |
+| a table of a view | how the view left it; against its query: `router.engine.views.recompute` |
 | a table with one row per key | its keys: there is one row for each, or one current row with a history |
 | the files of its current version | the disk: there, and of the size that the log says; on request their footers |
 | commits that are not the router's | nothing: who made them, and what they did, is said |
@@ -29,7 +30,7 @@ import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError
 from pyarrow import fs
 
-from router.delta.history import LogCommit, log_commits, log_damage, log_versions, rows_of
+from router.delta.history import REPAIRED, LogCommit, log_commits, log_damage, log_versions, rows_of
 from router.delta.keyed.key_property import keyed_of, repeated_keys, several_rows
 from router.delta.keyed.row_versions import DELETIONS, deletions_table
 from router.delta.lake import native_files
@@ -39,6 +40,7 @@ from router.engine.checkpoint_store import CheckpointStore, Manifest, lake_and_c
 from router.engine.label.layout import outbox_of, quarantine_of
 from router.engine.preflight.explain import fixed_table
 from router.engine.start.checks import Checkpoint
+from router.engine.views.note import Note, ViewTarget, note_path
 from router.errors import StartError, TableError
 from router.sinks import TableSink
 
@@ -59,8 +61,6 @@ RELEASED = "//released"
 """What follows the key of a sink for its released rows. No name has a slash, so no sink has a key that ends so."""
 COUNTED = {"read": "/bronze", "landed": "", "released": RELEASED}
 """Columns of the ledger that count rows of tables, and what they add to the key of a sink; bronze lacks `dropped`."""
-REPAIRED = "router.repaired"
-"""The note of a commit that made a table anew from bronze: target key -> the last batch that the commit has."""
 
 
 class BatchRows:
@@ -98,7 +98,7 @@ class WrittenDown:
 
     `run` is the run of the checkpoint, `committed` its last batch there, `last` its last batch in the ledger (-1 for
     none); `runs` are all that the ledger knows, those of detached sinks, too; `damaged` are files of the store, and
-    what is wrong with each.
+    what is wrong with each; `views` are the tables that views have made, with the view and how it left each.
     """
 
     run: str
@@ -108,10 +108,12 @@ class WrittenDown:
     manifests: dict[str, dict[str, dict[int, int]]]
     runs: frozenset[str]
     damaged: dict[str, str] = field(default_factory=dict)
+    views: dict[str, tuple[str, ViewTarget]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, config: Config, lake: Lake, checkpoint: Lake, *, pending: bool = False) -> WrittenDown:
         """Read ledger and manifests, also of a batch that is `pending`; a ledger that cannot be read says nothing."""
+        views, damaged_notes = _views(config, CheckpointStore(checkpoint))
         past = Checkpoint.read(checkpoint)  # before the ledger, which has a batch first
         run = past.run or ""
         try:
@@ -123,7 +125,7 @@ class WrittenDown:
         if config.bronze is None:
             ledger = {place: rows for place, rows in ledger.items() if place[1] != "/bronze"}
         manifests, damaged = _manifests(CheckpointStore(checkpoint, run), begun.get(run, 0), last + pending)
-        return cls(run, past.last, last, ledger, manifests, frozenset({run, *begun}), damaged)
+        return cls(run, past.last, last, ledger, manifests, frozenset({run, *begun}), damaged | damaged_notes, views)
 
     @property
     def keys(self) -> set[str]:
@@ -159,6 +161,22 @@ def _ledger(table: DeltaTable, query: str) -> tuple[dict[tuple[str, str], BatchR
                     place = "" if row["route"] is None else f"{row['route']}/{row['sink']}"
                     found[row["run"], place + COUNTED[name]].add(row["batch_id"], rows)
     return dict(found), begun
+
+
+def _views(config: Config, store: CheckpointStore) -> tuple[dict[str, tuple[str, ViewTarget]], dict[str, str]]:
+    """Return the tables that views have made, and what is wrong with notes that cannot be read, by path."""
+    made: dict[str, tuple[str, ViewTarget]] = {}
+    damaged: dict[str, str] = {}
+    for view in config.views:
+        path = note_path(view.name)
+        try:
+            note = Note.of(store.load(path))
+        except StartError as error:
+            damaged[path] = str(error)
+            continue
+        for table, target in note.targets.items():
+            made[table] = (view.name, target)
+    return made, damaged
 
 
 def _manifests(
@@ -255,13 +273,17 @@ class Verification:
         broken = {audit.table for audit in found if audit.wrong}
         if set(chosen):
             return found
-        damaged = [TableAudit("manifest", [what]) for what in self.written.damaged.values()]
+        damaged = [
+            TableAudit("note" if path.startswith("views/") else "manifest", [what])
+            for path, what in self.written.damaged.items()
+        ]
         return [*found, *damaged, *self._sums(sums, since, broken)]
 
     def tables(self) -> set[str]:
         """Return the names of all tables of the lake, and those that the router wrote down."""
         there = {*self.lake.every_table()}
-        return there | set(self.written.manifests) | set(self.fixed)
+        fixed_by_views = {view.into for view in self.config.views if "{" not in view.into}
+        return there | set(self.written.manifests) | set(self.fixed) | set(self.written.views) | fixed_by_views
 
     def audit(self, table: str) -> TableAudit | None:
         """Return what is found out about a table; None where it is not one of the router's."""
@@ -288,6 +310,20 @@ class Verification:
         self._hold_files(audit, handle)
         self._hold_deletions(audit)
         self._hold_keys(audit, handle)
+        self._hold_view(audit, handle)
+
+    def _hold_view(self, audit: TableAudit, handle: DeltaTable) -> None:
+        """Hold a table of a view against how the view left it; a newer version may be that of a refresh under way."""
+        if audit.table not in self.written.views:
+            return
+        view, target = self.written.views[audit.table]
+        if str(handle.metadata().id) != target.id:
+            audit.wrong.append(f"another table stands in the place of the one that view {view} made")
+        elif target.version > audit.version:
+            what = f"it has version {audit.version}, and view {view} left version {target.version}"
+            audit.wrong.append(f"{what}: it was put back from an older copy")
+        elif target.version == audit.version and target.rows != audit.rows:
+            audit.wrong.append(f"it has {audit.rows:,} rows, and view {view} left {target.rows:,}")
 
     def _hold_keys(self, audit: TableAudit, handle: DeltaTable) -> None:
         """Look for several rows of a key in a table that says its keys. Reads the keys of all rows."""
@@ -299,6 +335,10 @@ class Verification:
             audit.wrong.append(several_rows(repeated))
 
     def _gone(self, audit: TableAudit) -> TableAudit | None:
+        if audit.table in self.written.views:
+            view, target = self.written.views[audit.table]
+            audit.wrong.append(f"it is gone: view {view} left {target.rows:,} rows in it, and makes it again when due")
+            return audit
         rows = sum(sum(by.values()) for by in self.written.manifests.get(audit.table, {}).values())
         last = max((max(by) for by in self.written.manifests.get(audit.table, {}).values()), default=-1)
         for key in self.fixed.get(audit.table, ()):
@@ -316,7 +356,7 @@ class Verification:
 
     def ours(self, table: str, handle: DeltaTable) -> bool:
         """Say whether the router has rows in a table."""
-        if table in self.written.manifests or table in self.fixed:
+        if table in self.written.manifests or table in self.fixed or table in self.written.views:
             return True
         keys = self.written.keys | {f"{route}/{name}" for route, name, _ in self.config.all_sinks()}
         for run in self.written.runs:
@@ -363,6 +403,8 @@ class Verification:
                 self._begin_anew(audit, json.loads(commit.notes[REPAIRED]))
             elif not commit.changes:
                 continue
+            elif self._is_refresh(audit.table, commit):
+                others = []  # it has replaced all rows
             elif brought := next(ids_of(self.config.name, audit.table, commit), None):
                 transaction_id, batch = brought
                 run, key = transaction_id.run, counted_as(transaction_id)
@@ -373,17 +415,32 @@ class Verification:
                     audit.since.setdefault(key, batch)  # where the log begins; bronze may be younger than its ledger
             elif not own(self.config.name, commit) and not self._shared(audit.table, commit):
                 others.append(commit)
-        for key in self.written.keys if not versions or versions[0] > 0 else ():
-            if (last := handle.transaction_version(self._app_id(key, audit.table))) is not None:
-                audit.since.setdefault(key, last + 1)
+        if not versions or versions[0] > 0:
+            self._note_cleaned(audit, handle)
         if not audit.table.startswith(OWN_LAYERS):
             audit.others = _some(done_by(self.lake, audit.table, versions, others), "commits of others")
+
+    def _note_cleaned(self, audit: TableAudit, handle: DeltaTable) -> None:
+        """Note the sinks none of whose commits are in a log that was cleaned: their last batch is known by its id."""
+        for key in self.written.keys:
+            last = handle.transaction_version(self._app_id(key, audit.table))
+            if last is not None:
+                audit.since.setdefault(key, last + 1)
 
     def _shared(self, table: str, commit: LogCommit) -> bool:
         """Say whether another query of the lake made a commit to a table that queries share."""
         shared = table in (self.config.ledger, self.config.dead_letters)
         ids = map(parse, commit.transactions) if shared else ()
         return any(transaction_id is not None and transaction_id.kind in SHARED for transaction_id in ids)
+
+    def _is_refresh(self, table: str, commit: LogCommit) -> bool:
+        """Say whether a view made a commit to a table of its own."""
+        for transaction_id in map(parse, commit.transactions):
+            if transaction_id is None or transaction_id.kind != "view":
+                continue
+            if transaction_id.query_name == self.config.name and transaction_id.table == table:
+                return True
+        return False
 
     def _begin_anew(self, audit: TableAudit, ends: dict[str, int]) -> None:
         """Forget the batches that a repair has made anew; one that came while it was at work has stayed."""

@@ -37,7 +37,8 @@ class ViewTarget(NamedTuple):
 class Note:
     """What a view was made of, and what was made: versions of its sources with their ids, and its tables.
 
-    `accepted` are sources that are gone or unreadable, and that the view may be made without.
+    `accepted` are sources that are gone or unreadable, and that the view may be made without. `origin` is the route or
+    the view that it read, `left` are tables that the view has no more since these do not write them, until accepted.
     `trend` has the rows that its expectations judged, and how many each did not hold for, of its last refreshes.
     """
 
@@ -55,6 +56,8 @@ class Note:
     unnamed: int = 0
     trend: tuple[tuple[int, dict[str, int]], ...] = ()
     accepted: tuple[str, ...] = ()
+    origin: str = ""
+    left: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, found: Mapping[str, Any] | None) -> Note:
@@ -101,10 +104,14 @@ class Note:
 
 
 def accept_lost(store: CheckpointStore, view: View, lost: set[str]) -> None:
-    """Note that a view may be made without some of its sources, as long as they are gone or unreadable."""
+    """Note that a view may be made without some of its sources, as long as they are gone or unreadable.
+
+    Those that have left the view, since what it reads does not write them, are not named any more.
+    """
     note = Note.of(store.load(note_path(view.name)))
-    accepted = tuple(sorted({*note.accepted, *lost}))
-    store.write(note_path(view.name), replace(note, accepted=accepted).dump())
+    left = tuple(name for name in note.left if name not in lost)
+    accepted = tuple(sorted({*note.accepted, *lost} - {*note.left}))
+    store.write(note_path(view.name), replace(note, accepted=accepted, left=left).dump())
 
 
 def note_path(view: str) -> str:

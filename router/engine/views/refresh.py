@@ -23,6 +23,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -57,7 +58,7 @@ from router.engine.views.shape import (
     unstable_part,
     used_columns,
 )
-from router.engine.views.sources import Changes, Snapshot, changes, replaced_by, together
+from router.engine.views.sources import Changes, Snapshot, changes, origin, replaced_by, together
 from router.errors import TableError, ViewError, first_line
 from router.spark_internals import analysed, to_arrow_columns
 from router.table_names import folded, pieces_of
@@ -71,7 +72,7 @@ if TYPE_CHECKING:
 
     from router.config.models import View
     from router.engine.checkpoint_store import CheckpointStore
-    from router.engine.views.sources import ViewTables
+    from router.engine.views.sources import ViewSources, ViewTables
 
 log = logging.getLogger("router")
 TARGET, HASH, VIOLATED = "_target", "_hash", "_violated"
@@ -129,6 +130,7 @@ class Refresher:
     folder: str | None = None
     shapes: dict[str, Shaped] = field(default_factory=dict)
     sessions: dict[str, SparkSession] = field(default_factory=dict)
+    warned: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def note(self, view: View) -> Note:
         """Return what is noted of a view."""
@@ -144,13 +146,13 @@ class Refresher:
 
     def plan(self, view: View) -> RefreshPlan:
         """Return how the view would follow its sources, by what its query is. Raises ViewError."""
-        sources = self.tables.sources(view, self.note(view).accepted)
+        sources = self.tables.sources(view, self.note(view).accepted).tables
         if not sources:
             return RefreshPlan("full", "none of its tables is there yet", QueryShape("full", ""))
         joined = self.tables.opened(view, view.joined)
         if missing := sorted(view.joined - joined.keys()):
             return RefreshPlan("full", f"{', '.join(missing)} is not there yet", QueryShape("full", ""))
-        shape = self._work(view, sources, joined).shape().shape
+        shape = self.work(view, sources, joined).shape().shape
         if view.refresh == "full":
             return RefreshPlan("full", "`refresh: full`", shape)
         return RefreshPlan(shape.way, shape.why, shape)
@@ -164,20 +166,25 @@ class Refresher:
 
     def _refreshed(self, view: View, full: bool, began: float) -> RefreshedView:
         note = self.note(view)
-        sources = self.tables.sources(view, note.accepted)
+        view_sources = self.tables.sources(view, note.accepted)
+        sources = view_sources.tables
         if not sources and not note.sources:
             return RefreshedView(view.name, "", "none of its tables is there yet")
         joined = self.tables.opened(view, view.joined)
-        self._refuse_lost_sources(view, note, sources, joined)
+        self._refuse_lost_sources(view, note, view_sources, joined)
+        note = _with_left(view, note, view_sources)
+        if not sources and note.left:  # its tables keep the rows of those until there are others
+            return RefreshedView(view.name, "", f"none of the tables that {note.origin} writes is there yet")
+        self._warn_of_left(view, note)
         if missing := sorted(view.joined - joined.keys()):
             return RefreshedView(view.name, "", f"{', '.join(missing)} is not there yet")
         targets = self.tables.opened(view, note.targets)
         seen = {name: (table.version, table.id) for name, table in {**joined, **sources}.items()}
         as_left = self._as_left(note, targets)
-        trusted = note.definition == _definition(view) and as_left == note.targets.keys()
+        trusted = note.definition == definition_of(view) and as_left == note.targets.keys()
         if trusted and not full and not note.timed and seen == note.sources:
             return RefreshedView(view.name, "", "nothing has changed", tables=len(note.targets), rows=note.rows)
-        work = self._work(view, sources, joined)
+        work = self.work(view, sources, joined)
         shape, output, _ = work.shape()
         plan = RefreshPlan("full", shape.why, shape)
         if full or not trusted or view.refresh == "full" or output != note.output:
@@ -191,13 +198,15 @@ class Refresher:
         return self._carried_out(view, work, plan, (note, targets, as_left, output), began)
 
     def _refuse_lost_sources(
-        self, view: View, note: Note, sources: Mapping[str, Snapshot], joined: Mapping[str, Snapshot]
+        self, view: View, note: Note, view_sources: ViewSources, joined: Mapping[str, Snapshot]
     ) -> None:
         """Raise ViewError if tables that the view was made of are gone: their rows would vanish from its tables.
 
         Also if one was deleted and made again, with the rows that came since. A table that the view no longer reads
-        by its configuration is not gone.
+        by its configuration is not gone, nor is one that is still there, and that its route does not write. A repair
+        that made a table again has brought its rows back.
         """
+        readable = {**view_sources.tables, **view_sources.others}
         is_source = self.tables.is_source(view)
         gone = list[str]()
         again = list[str]()
@@ -207,9 +216,9 @@ class Refresher:
                 raise ViewError(view.name, what)
             if name in note.accepted or not is_source(name):
                 continue
-            if name not in sources:
+            if name not in readable:
                 gone.append(name)
-            elif sources[name].id != identity:
+            elif readable[name].id != identity and not self.tables.is_repaired(readable[name]):
                 again.append(name)
         if not gone and not again:
             return
@@ -222,17 +231,29 @@ class Refresher:
         what = f"its sources have changed: {'; '.join(parts)}. Bring them back, or run `router views FILE {options}`"
         raise ViewError(view.name, what)
 
+    def _warn_of_left(self, view: View, note: Note) -> None:
+        """Name the tables that have left a view, once in a process until there are others."""
+        if self.warned.get(view.name, ()) == note.left:
+            return
+        self.warned[view.name] = note.left
+        if note.left:
+            names = ", ".join(note.left)
+            options = " ".join(f"--accept {name}" for name in note.left)
+            what = f"{note.origin} does not write {names} (any more), so the view has no rows of it"
+            log.warning("view %s: %s. `router views FILE %s` ends this warning", view.name, what, options)
+
     def _still_unreadable(self, note: Note) -> tuple[str, ...]:
         """Return the accepted sources that still cannot be read; for the others acceptance has been used up."""
         readable = self.tables.cache.readable(note.accepted)
         return tuple(name for name in note.accepted if isinstance(readable[name], TableError))
 
-    def _work(self, view: View, sources: dict[str, Snapshot], joined: dict[str, Snapshot] | None = None) -> _Work:
+    def work(self, view: View, sources: Mapping[str, Snapshot], joined: Mapping[str, Snapshot]) -> ViewWork:
+        """Return the frames of a view over tables."""
         if view.name not in self.sessions:  # of its own: nobody else sees the names of its tables
             self.sessions[view.name] = self.spark.newSession()
         session = self.sessions[view.name]
         relations = Relations(session, self.tables.lake, self.executors)
-        return _Work(view, session, relations, sources, joined or {}, self.shapes)
+        return ViewWork(view, session, relations, {**sources}, {**joined}, self.shapes)
 
     def _as_left(self, note: Note, targets: Mapping[str, Snapshot]) -> set[str]:
         """Return the view's tables that have the rows which it left in them."""
@@ -244,7 +265,7 @@ class Refresher:
                 found |= {name} if same else set()
         return found
 
-    def _plan(self, view: View, note: Note, work: _Work, shape: QueryShape) -> RefreshPlan:
+    def _plan(self, view: View, note: Note, work: ViewWork, shape: QueryShape) -> RefreshPlan:
         """Return how the view follows what has changed since it was noted."""
         changed = self._changed(view, note, work)
         joined = {name: (table.version, table.id) for name, table in work.joined.items()}
@@ -267,7 +288,7 @@ class Refresher:
                 return RefreshPlan("full", "a table was made again", shape, changed)
         return RefreshPlan(way, shape.why, shape, changed, _touched(view, shape, changed))
 
-    def _changed(self, view: View, note: Note, work: _Work) -> dict[str, Changes | None]:
+    def _changed(self, view: View, note: Note, work: ViewWork) -> dict[str, Changes | None]:
         """Return the sources that have changed since they were noted, and what came and went; None: unknown."""
 
         def of(table: Snapshot) -> Changes | None:
@@ -286,7 +307,7 @@ class Refresher:
     def _carried_out(
         self,
         view: View,
-        work: _Work,
+        work: ViewWork,
         plan: RefreshPlan,
         known: tuple[Note, dict[str, Snapshot], set[str], str],
         began: float,
@@ -319,7 +340,7 @@ class Refresher:
         at = datetime.now(timezone.utc).isoformat(timespec="seconds")
         after = Note(
             number=number,
-            definition=_definition(view),
+            definition=definition_of(view),
             output=output,
             sources=work.versions(),
             targets={**left, **made},
@@ -332,6 +353,8 @@ class Refresher:
             unnamed=unnamed,
             trend=note.trend,
             accepted=self._still_unreadable(note),
+            origin=note.origin,
+            left=note.left,
         )
         after = after.counted() if view.expect else after
         self._write(view, after)
@@ -357,7 +380,7 @@ class Refresher:
         token = uuid.uuid4().hex[:8]
         staging = Staging(self.tables.lake, options.file_bytes, options.buffer_bytes, self.folder, token=token)
         names = rows.columns
-        frame = rows.withColumns({TARGET: _target(view.into), HASH: row_hash(rows), **_violations(view)})
+        frame = rows.withColumns({TARGET: target_name(view.into), HASH: row_hash(rows), **violations(view)})
         if spread and "{" in view.into:
             frame = frame.repartition(self.spark.sparkContext.defaultParallelism, TARGET)
         task = self.executors.guarded(
@@ -408,7 +431,7 @@ class _Checks:
 
 
 @dataclass
-class _Work:
+class ViewWork:
     """The frames of one refresh. `few`: of so few rows that one task takes them all."""
 
     view: View
@@ -430,7 +453,7 @@ class _Work:
 
     def shape(self) -> Shaped:
         """Return the shape of the query, and its columns as text. Raises ViewError."""
-        key = f"{_definition(self.view)} {self.columns} {self.conflicts}"
+        key = f"{definition_of(self.view)} {self.columns} {self.conflicts}"
         if key not in self.shapes:
             self._refuse_conflicts()
             query = self._query(self.relations.empty(self.columns))
@@ -453,7 +476,7 @@ class _Work:
         reason = ""
         for number, expectation in enumerate(self.view.expect):
             try:
-                plan = analysed(query.select(_violations(self.view)[f"{VIOLATED}{number}"]))
+                plan = analysed(query.select(violations(self.view)[f"{VIOLATED}{number}"]))
             except (AnalysisException, ParseException) as error:
                 raise ViewError(self.view.name, f"its expectation {expectation.name}: {first_line(error)}") from error
             reason = reason or unstable_part(plan)
@@ -500,7 +523,7 @@ class _Work:
         """Return the rows that the touched tables are to have. Lazy."""
         shape, touched = plan.shape, plan.touched
         if plan.way == "full":
-            return self._over(self.sources), None
+            return self.over(self.sources), None
         schema = self.shape().schema
         output = delta_schema(to_arrow_columns(schema))
         left = [table for name, table in targets.items() if touched is None or name in touched]
@@ -510,7 +533,7 @@ class _Work:
         added = [TablePart(self.sources[name], found.added) for name, found in changed.items() if found]
         if plan.way == "tables":
             short = [name.partition(".")[2] for name in plan.changed]
-            new = self._over({name: self.sources[name] for name in changed})
+            new = self.over({name: self.sources[name] for name in changed})
             return old.filter(~F.col(quoted(shape.table)).isin(short)).unionByName(new), touched
         self.few = plan.way in ("rows", "merge") and are_few([*kept, *added])
         if plan.way == "rows":
@@ -525,10 +548,11 @@ class _Work:
         touching = self._frame([*added, *removed]).select(*(F.col(quoted(n)).alias(k) for n, k in aside.items()))
         touching = touching.distinct()
         current = {name: self.sources[name] for name in changed} if shape.table else self.sources
-        new = self._over(current)
+        new = self.over(current)
         return _joined(old, touching, aside, "leftanti").unionByName(_joined(new, touching, aside, "leftsemi")), touched
 
-    def _over(self, tables: Mapping[str, Snapshot]) -> DataFrame:
+    def over(self, tables: Mapping[str, Snapshot]) -> DataFrame:
+        """Return the rows of the query over all rows of some tables. Lazy."""
         return self._frame([TablePart(table) for table in tables.values()])
 
     def _frame(self, parts: Iterable[TablePart]) -> DataFrame:
@@ -726,12 +750,13 @@ def _by_table(batch: pa.RecordBatch, columns: list[str]) -> Iterator[tuple[str, 
             yield name, rows.take(pa.array(at)), code
 
 
-def _target(into: str) -> Column:
+def target_name(into: str) -> Column:
+    """Return the name of the table that a row belongs to, as the row has it."""
     parts = (F.col(quoted(name)).cast("string") if name else F.lit(text) for name, text in pieces_of(into))
     return F.concat(*parts)
 
 
-def _violations(view: View) -> dict[str, Column]:
+def violations(view: View) -> dict[str, Column]:
     """Return a column for each expectation, true where it does not hold; what cannot be evaluated does not."""
     return {
         f"{VIOLATED}{at}": ~F.coalesce(F.expr(one.sql).cast("boolean"), F.lit(False))
@@ -752,7 +777,7 @@ def _why_full(view: View, note: Note, *, full: bool, trusted: bool) -> str:
         return "`refresh: full`"
     if not note.number:
         return "it is new"
-    if note.definition != _definition(view) or trusted:
+    if note.definition != definition_of(view) or trusted:
         return "the view, or its sources' columns, have changed"
     return "its tables are not as it left them"
 
@@ -770,7 +795,23 @@ def _touched(view: View, shape: QueryShape, changed: Iterable[str]) -> frozenset
     return frozenset(found)
 
 
-def _definition(view: View) -> str:
+def _with_left(view: View, note: Note, view_sources: ViewSources) -> Note:
+    """Return a note with the tables that have left a view: what it reads, a route or a view, does not write them.
+
+    If it reads another one now, these are the tables that this one could have written by their names: it may be the
+    same with a new name. A table that `except` names now, or that was accepted as lost, is not among them.
+    """
+    reads = origin(view)
+    left = note.sources.keys() - view.joined - {*note.accepted}
+    if reads and reads == note.origin:
+        left |= {*note.left}
+    else:
+        left &= view_sources.others.keys()
+    excepted = {name for name in left for glob in view.source.without if fnmatchcase(name, glob)}
+    return replace(note, origin=reads, left=tuple(sorted(left - view_sources.tables.keys() - excepted)))
+
+
+def definition_of(view: View) -> str:
     """Return what tells whether a view is still the same: its query and where its rows go."""
     query = f"{view.query!r} {_source(view.query)}" if view.query else view.sql
     expect = [one.model_dump() for one in view.expect]

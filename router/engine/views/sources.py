@@ -7,6 +7,7 @@ and went in between, or that maintenance only joined with others, is in neither.
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -20,8 +21,10 @@ from router.config.models import names_of
 from router.delta.commit import to_arrow
 from router.delta.history import log_commits
 from router.delta.schema_diff import common_type, delta_schema
-from router.delta.table_cache import SparkTable
+from router.delta.table_cache import THREADS, SparkTable
+from router.engine.views.writers import REPAIR, read_on, read_writers, sink_writer, view_writer
 from router.errors import StartError, TableError, ViewError
+from router.locations import makes
 from router.sinks import MergingSink, TableSink
 from router.table_names import template_pattern
 
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 
     from router.config.models import Config, View
     from router.delta.lake import Lake
+    from router.engine.views.writers import LogWriters
 
 READ_BY_NAME = {"timestampNtz", "typeWidening", "typeWidening-preview", "v2Checkpoint", "vacuumProtocolCheck"}
 """Reader features of tables whose files say all about their rows: Spark reads them by the columns' names."""
@@ -104,6 +108,15 @@ class Snapshot:
         """Return the data files of a plain table, at the version that is pinned by it."""
         actions: Any = pa.table(self._pinned.get_add_actions())
         return [File(path) for path in actions.column("path").to_pylist()]
+
+
+@dataclass(frozen=True)
+class PastSnapshot(Snapshot):
+    """A version of a table that was opened at just this version, which may not be the newest."""
+
+    @cached_property
+    def _pinned(self) -> Any:
+        return self.table
 
 
 @dataclass(frozen=True)
@@ -191,26 +204,88 @@ def together(tables: Iterable[Snapshot]) -> Relation:
     return Relation(pa.schema([one for one in found.values() if one.name not in conflicts]), conflicts)
 
 
+class ViewSources(NamedTuple):
+    """The tables that a view reads, and those whose names it could read by, which its route, or view, does not write.
+
+    Both by name.
+    """
+
+    tables: dict[str, Snapshot]
+    others: dict[str, Snapshot]
+
+
 @dataclass
 class ViewTables:
-    """The tables of a configuration's views. `cache` opens tables, and keeps them open."""
+    """The tables of a configuration's views. `cache` opens tables, and keeps them open.
+
+    `writers` has who wrote a table, by table and by what the view reads: a log is read to the first writer of that.
+    """
 
     config: Config
     lake: Lake
     cache: Any
     listed: dict[str, list[str]] = field(default_factory=dict)
+    writers: dict[tuple[str, str], LogWriters] = field(default_factory=dict)
 
-    def sources(self, view: View, accepted: Iterable[str] = ()) -> dict[str, Snapshot]:
-        """Return the tables that a view reads, by name; without those of `accepted` that cannot be read.
+    def sources(self, view: View, accepted: Iterable[str] = ()) -> ViewSources:
+        """Return the tables that a view reads; without those of `accepted` that cannot be read.
 
-        Raises ViewError if another one cannot be read, or if two are alike.
+        Raises ViewError if another one cannot be read, or if two are alike; TableError if a log is damaged.
         """
-        names = self.names(view)
+        candidates = self.opened(view, self.names(view), accepted)
+        with ThreadPoolExecutor(THREADS) as pool:
+            are_written = [*pool.map(lambda table: self._is_written(view, table), candidates.values())]
+        tables = dict[str, Snapshot]()
+        others = dict[str, Snapshot]()
+        for (name, table), is_written in zip(candidates.items(), are_written, strict=True):
+            if is_written:
+                tables[name] = table
+            else:
+                others[name] = table
         short = dict[str, str]()
-        for name in names:
+        for name in tables:
             if (other := short.setdefault(name.partition(".")[2], name)) != name:
                 raise ViewError(view.name, f"{other} and {name} would both be `{name.partition('.')[2]}`; see `except`")
-        return self.opened(view, names, accepted)
+        return ViewSources(tables, others)
+
+    def _is_written(self, view: View, table: Snapshot) -> bool:
+        """Return whether the route, or the view, that a view reads writes a table. Raises TableError.
+
+        A table that is named as a whole is its table. One whose name only fits a template may be another's, or one that
+        a sink wrote until its configuration changed: its log tells.
+        """
+        source = view.source
+        if source.tables or table.name in self._named(view):
+            return True
+        wanted = self._wanted_writers(view, table.name)
+        place = (table.name, origin(view))
+        writers = self.writers.get(place)
+        query = self.config.name
+        if writers is None or writers.id != table.id:
+            writers = read_writers(self.lake, query, table.name, table.table, wanted)
+        elif writers.version < table.version and not writers.has(wanted):
+            try:
+                writers = read_on(self.lake, query, table.name, writers, table.version)
+            except TableError:  # its commits were deleted meanwhile
+                writers = read_writers(self.lake, query, table.name, table.table, wanted)
+        self.writers[place] = writers
+        return writers.has(wanted)
+
+    def is_repaired(self, table: Snapshot) -> bool:
+        """Return whether a repair, or a refresh, of the router has made the rows of a table. Raises TableError."""
+        return REPAIR in read_writers(self.lake, self.config.name, table.name, table.table).writers
+
+    def _wanted_writers(self, view: View, table: str) -> frozenset[str]:
+        """Return the view, or the sinks of the route as they are configured today, that could write a table."""
+        if view.source.view:
+            return frozenset({view_writer(view.source.view)})
+        writers = set[str]()
+        for route, name, sink in self.config.all_sinks():
+            if route != view.source.route or not isinstance(sink, (TableSink, MergingSink)):
+                continue
+            if makes(names_of(sink), table):
+                writers.add(sink_writer(route, name))
+        return frozenset(writers)
 
     def opened(self, view: View, names: Iterable[str], accepted: Iterable[str] = ()) -> dict[str, Snapshot]:
         """Return tables by name, those that are there; without those of `accepted` that cannot be read.
@@ -243,7 +318,7 @@ class ViewTables:
         return sorted(names)
 
     def is_source(self, view: View) -> Callable[[str], bool]:
-        """Return what tells by its name whether a table is one that a view reads. Looks at no file."""
+        """Return what tells by its name whether a table may be one that a view reads. Looks at no file."""
         source = view.source
         named = self._named(view)
         patterns = [template_pattern(template) for template in named]
@@ -266,6 +341,13 @@ class ViewTables:
         if view.source.route:
             return list(_templates(self.config, view.source.route))
         return []
+
+
+def origin(view: View) -> str:
+    """Return the route or the view that a view reads; nothing if it reads tables by their names."""
+    if view.source.route:
+        return f"route {view.source.route}"
+    return f"view {view.source.view}" if view.source.view else ""
 
 
 def _templates(config: Config, route: str) -> Iterator[str]:

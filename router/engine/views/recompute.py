@@ -1,0 +1,175 @@
+"""Hold a view against its query: compute it again over the versions that it was made of, and compare the rows.
+
+| of each table | compared |
+|---|---|
+| its rows | their number |
+| columns whose values are the same each time | the sum of the rows' hashes |
+| floating-point numbers | their sums, to 1e-8: whoever adds them in another order gets other last digits |
+| arrays, maps, bytes, and structs with such or with floating-point numbers | nothing |
+
+Collected values may have another order each time, and sketches other bytes.
+Two Spark jobs, whatever the number of tables, and no commit. Runs on the driver.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from deltalake.exceptions import DeltaError
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from router.columns import quoted
+from router.delta.schema_diff import delta_schema
+from router.delta.table_cache import THREADS
+from router.engine.views.refresh import TARGET, VIOLATED, definition_of, target_name, violations
+from router.engine.views.relation import TablePart
+from router.engine.views.row_hash import row_hash
+from router.engine.views.sources import PastSnapshot
+from router.errors import TableError, ViewError, first_line
+from router.spark_internals import to_arrow_columns
+from router.table_names import folded
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from router.config.models import View
+    from router.delta.lake import Lake
+    from router.engine.views.refresh import Refresher
+
+TOLERANCE = 1e-8
+ROWS, HASHES = "_rows", "_hashes"
+
+
+@dataclass
+class Totals:
+    """What rows add up to. `sums` and `sizes` are those of floating-point columns and of their absolute values."""
+
+    rows: int = 0
+    hashes: int = 0
+    sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    sizes: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    def difference(self, query: Totals) -> str:
+        """Return how these rows of a table differ from those of the query; nothing if they do not."""
+        if self.rows != query.rows:
+            return f"it has {self.rows:,} rows, and its query gives {query.rows:,}"
+        if self.hashes != query.hashes:
+            return f"its {self.rows:,} rows have other values than its query gives"
+        for column, total in query.sums.items():
+            most = TOLERANCE * (self.sizes[column] + query.sizes[column])
+            if not _are_close(self.sums[column], total, most):
+                return f"{column} adds up to {self.sums[column]:g}, and to {total:g} in its query"
+        return ""
+
+
+def differences(refresher: Refresher, view: View) -> dict[str, str]:
+    """Return the tables of a view whose rows are not those of its query, and what differs; each as it was left.
+
+    Raises ViewError, which says why the view cannot be held against its query: a version of a source is not kept any
+    more, its values change by themselves, or it was changed since its last refresh.
+    """
+    note = refresher.note(view)
+    if not note.number:
+        return {}
+    if note.definition != definition_of(view):
+        raise ViewError(view.name, "it has been changed since its last refresh; refresh it first")
+    lake = refresher.tables.lake
+    sources = dict[str, PastSnapshot]()
+    joined = dict[str, PastSnapshot]()
+    # A table that others have changed at the same time has no version that is the view's own.
+    targets = {name: (target.version, target.id) for name, target in note.targets.items() if target.version >= 0}
+    with ThreadPoolExecutor(THREADS) as pool:
+
+        def open_past(item: tuple[str, tuple[int, str]]) -> PastSnapshot:
+            name, (version, identity) = item
+            return _past(lake, view, name, version, identity)
+
+        for table in pool.map(open_past, note.sources.items()):
+            kind = joined if table.name in view.joined else sources
+            kind[table.name] = table
+        parts = [TablePart(table) for table in pool.map(open_past, targets.items())]
+    work = refresher.work(view, sources, joined)
+    shaped = work.shape()
+    if shaped.shape.timed:
+        raise ViewError(view.name, f"its values change by themselves ({shaped.shape.why}): there is nothing to compare")
+    columns = delta_schema(to_arrow_columns(shaped.schema))
+    try:
+        made = _totals(work.relations.frame(parts, columns, named=False), view)
+        wanted = _totals(_without_dropped(work.over(sources), view), view)
+    except PySparkException as error:  # a file of a former version was deleted, for example
+        raise ViewError(view.name, first_line(error)) from error
+    differing = dict[str, str]()
+    tables = {part.table.name for part in parts} | (wanted.keys() - note.targets.keys())
+    for name in sorted(tables):
+        difference = made.get(name, Totals()).difference(wanted.get(name, Totals()))
+        if difference:
+            differing[name] = difference
+    return differing
+
+
+def _past(lake: Lake, view: View, name: str, version: int, identity: str) -> PastSnapshot:
+    """Return a table at a version. Raises ViewError if it is not there any more."""
+    try:
+        table = lake.open(name)
+        if table is not None and str(table.metadata().id) == identity:
+            if table.version() != version:
+                table.load_as_version(version)
+            return PastSnapshot(name, table)
+    except (TableError, DeltaError, OSError) as error:
+        what = f"version {version} of {name} cannot be read any more ({first_line(error)})"
+        raise ViewError(view.name, f"{what}; `router views FILE --refresh --full` makes it of the newest") from error
+    raise ViewError(view.name, f"{name} is not the table any more that it was made of")
+
+
+def _without_dropped(rows: DataFrame, view: View) -> DataFrame:
+    """Return the rows without those that an expectation drops."""
+    columns = violations(view)
+    for number, expectation in enumerate(view.expect):
+        if expectation.otherwise == "drop":
+            rows = rows.filter(~columns[f"{VIOLATED}{number}"])
+    return rows
+
+
+def _totals(rows: DataFrame, view: View) -> dict[str, Totals]:
+    """Return what the rows of each table add up to; rows that name no table are left out."""
+    exact = [column.name for column in rows.schema if _is_exact(column.dataType)]
+    floats = [column.name for column in rows.schema if isinstance(column.dataType, (T.FloatType, T.DoubleType))]
+    hashes = row_hash(rows.select(*map(quoted, exact)))
+    totals = [F.count(F.lit(1)).alias(ROWS), F.sum(hashes.cast("decimal(38,0)")).alias(HASHES)]
+    for number, name in enumerate(floats):
+        value = F.col(quoted(name)).cast("double")
+        totals += [F.sum(value).alias(f"_sum{number}"), F.sum(F.abs(value)).alias(f"_size{number}")]
+    by_table: dict[str, Totals] = {}
+    for row in rows.groupBy(target_name(view.into).alias(TARGET)).agg(*totals).collect():
+        table = folded(row[TARGET])
+        if table is None:
+            continue
+        # Names that differ by case only are one table.
+        total = by_table.setdefault(table, Totals())
+        total.rows += row[ROWS]
+        total.hashes += int(row[HASHES] or 0)
+        for number, name in enumerate(floats):
+            total.sums[name] += row[f"_sum{number}"] or 0.0
+            total.sizes[name] += row[f"_size{number}"] or 0.0
+    return by_table
+
+
+def _is_exact(kind: Any) -> bool:
+    """Return whether a value of a type is the same each time that it is computed of the same rows."""
+    if isinstance(kind, T.StructType):
+        return all(_is_exact(child.dataType) for child in kind)
+    inexact = (T.FloatType, T.DoubleType, T.ArrayType, T.MapType, T.BinaryType)
+    return not isinstance(kind, inexact)
+
+
+def _are_close(total: float, other: float, most: float) -> bool:
+    """Return whether two sums differ by so much at most; infinite ones have to be the same."""
+    if math.isnan(total) or math.isnan(other):
+        return math.isnan(total) and math.isnan(other)
+    return total == other or abs(total - other) <= most
