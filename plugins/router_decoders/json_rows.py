@@ -237,15 +237,21 @@ def _depth(text: str) -> int:
             if not is_open or not closing:
                 break  # the value ends here, or is no JSON: the parser reads no further
         if deepest > LEVELS:
-            _check_beginning(text[: found.start()], closing[:-1])
+            _check_ends(text, found.start(), closing)
             raise LimitError(TOO_DEEP)
     return deepest
 
 
-def _check_beginning(text: str, closing: list[str]) -> None:
-    """Raise ValueError if a text that stops before a value is no beginning of JSON."""
-    with _room_for(len(closing)):
-        _parse(f"{text}0{''.join(reversed(closing))}")
+def _check_ends(text: str, place: int, closing: list[str]) -> None:
+    """Raise ValueError if a text is no JSON before a place that is nested too deep, or is cut off at its end.
+
+    `closing` are the brackets that close what is open there. What is deeper is not looked at.
+    """
+    if not text.rstrip(BLANKS).endswith(closing[0]):
+        raise ValueError("the text is cut off")
+    outer = closing[:-1]
+    with _room_for(len(outer)):
+        _parse(f"{text[:place]}0{''.join(reversed(outer))}")
 
 
 @contextmanager

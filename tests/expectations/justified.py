@@ -159,5 +159,29 @@ JUSTIFIED = (
             'ops.dead | {"stage": "decode", "reason": "value is nested more than 999 levels deep", "key": "b:key 1", "value": "b:{\\"inner\\":{\\"inner\\":{\\"inner\\":{... 10003 characters, sha256 06b9cf847a43", "topic": "events", "partition": 1, "offset": 0, "timestamp": "2026-01-01T12:00:01.123456+00:00", "timestamp_type": 0, "headers": [{"key": "trace", "value": "x:00ff"}, {"key": "empty", "value": null}], "batch_id": 0}',
         ),
     ),
+    Justified(
+        'json_every_type',
+        'A number of more digits than the limit is JSON, and the reason names the limit.',
+        gone=('ops.dead | {"stage": "decode", "reason": "value is not JSON", "key": "b:key 128", "value": "b:9999999999999999999999999999... 2002 characters, sha256 9c71700f0e9d", "topic": "events", "partition": 0, "offset": 128, "timestamp": "2026-01-01T12:02:08.123456+00:00", "timestamp_type": 0, "batch_id": 0}',),
+        come=('ops.dead | {"stage": "decode", "reason": "value has a number of more than 1000 digits", "key": "b:key 128", "value": "b:9999999999999999999999999999... 2002 characters, sha256 9c71700f0e9d", "topic": "events", "partition": 0, "offset": 128, "timestamp": "2026-01-01T12:02:08.123456+00:00", "timestamp_type": 0, "batch_id": 0}',),
+    ),
+    Justified(
+        'json_plain',
+        'A number of more digits than the limit is JSON, and the reason names the limit.',
+        gone=('ops.dead | {"stage": "decode", "reason": "value is not JSON", "key": "b:key 128", "value": "b:9999999999999999999999999999... 2002 characters, sha256 9c71700f0e9d", "topic": "events", "partition": 0, "offset": 128, "timestamp": "2026-01-01T12:02:08.123456+00:00", "timestamp_type": 0, "batch_id": 0}',),
+        come=('ops.dead | {"stage": "decode", "reason": "value has a number of more than 1000 digits", "key": "b:key 128", "value": "b:9999999999999999999999999999... 2002 characters, sha256 9c71700f0e9d", "topic": "events", "partition": 0, "offset": 128, "timestamp": "2026-01-01T12:02:08.123456+00:00", "timestamp_type": 0, "batch_id": 0}',),
+    ),
+    Justified(
+        'routes_of_every_type',
+        'A number of more digits than the limit is JSON, and the reason names the limit.',
+        gone=('ops.dead | {"stage": "decode", "reason": "value is not JSON", "key": "b:key 45", "value": "b:9999999999999999999999999999... 2002 characters, sha256 9c71700f0e9d", "topic": "events", "partition": 0, "offset": 15, "timestamp": "2026-01-01T12:00:45.123456+00:00", "timestamp_type": 0, "headers": [{"key": "trace", "value": "x:00ff"}, {"key": "empty", "value": null}], "batch_id": 0}',),
+        come=('ops.dead | {"stage": "decode", "reason": "value has a number of more than 1000 digits", "key": "b:key 45", "value": "b:9999999999999999999999999999... 2002 characters, sha256 9c71700f0e9d", "topic": "events", "partition": 0, "offset": 15, "timestamp": "2026-01-01T12:00:45.123456+00:00", "timestamp_type": 0, "headers": [{"key": "trace", "value": "x:00ff"}, {"key": "empty", "value": null}], "batch_id": 0}',),
+    ),
+    Justified(
+        'routes_in_tasks',
+        'A number of more digits than the limit is JSON, and the reason names the limit.',
+        gone=('ops.dead | {"stage": "decode", "reason": "value is not JSON", "key": "b:key 45", "value": "b:9999999999999999999999999999... 2002 characters, sha256 9c71700f0e9d", "topic": "events", "partition": 0, "offset": 15, "timestamp": "2026-01-01T12:00:45.123456+00:00", "timestamp_type": 0, "headers": [{"key": "trace", "value": "x:00ff"}, {"key": "empty", "value": null}], "batch_id": 0}',),
+        come=('ops.dead | {"stage": "decode", "reason": "value has a number of more than 1000 digits", "key": "b:key 45", "value": "b:9999999999999999999999999999... 2002 characters, sha256 9c71700f0e9d", "topic": "events", "partition": 0, "offset": 15, "timestamp": "2026-01-01T12:00:45.123456+00:00", "timestamp_type": 0, "headers": [{"key": "trace", "value": "x:00ff"}, {"key": "empty", "value": null}], "batch_id": 0}',),
+    ),
 )
 # fmt: on

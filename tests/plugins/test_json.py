@@ -107,7 +107,7 @@ REASONS: list[tuple[bytes | None, str]] = [
     (b'\x00{"whole":1}', "value is not JSON"),
     (b'{"text":' * 1000 + b"1" + b"}" * 1000, "value is nested more than 999 levels deep"),
     (b'{"other":' + b"[" * 1001 + b"]" * 1001 + b"}", "value is nested more than 999 levels deep"),
-    (b'{"other":' + b"[" * 1001 + b"]" * 500 + b"x", "value is nested more than 999 levels deep"),
+    (b'{"other":' + b"[" * 1001 + b"]" * 500, "value is not JSON"),
     (b'{"other":nope,"more":' + b"[" * 1001 + b"]" * 1001 + b"}", "value is not JSON"),
     (b'{"whole":1} ' + b"[" * 1001 + b"]" * 1001, "value has text after the object"),
     (b'{"big":' + b"9" * 1001 + b"}", "value has a number of more than 1000 digits"),
@@ -194,7 +194,7 @@ def test_huge_values_are_decided_like_small_ones(decode: Decode) -> None:
         None,
         "does not fit the schema: whole",
         "value has a text of more than 20000000 characters: text",
-        "value is nested more than 999 levels deep",
+        "value is not JSON",
         "value is empty",
     ]
     assert found[0][0]["text"] == "x" * 5_000_000
