@@ -95,7 +95,7 @@ def test_a_column_that_comes_too_deep_costs_its_own_rows_only(drain: Callable[..
     assert len(rows(tmp_path, "ops.dead")) == len(dead)
 
 
-def test_a_new_table_lands_without_its_deep_column(drain: Callable[..., None], tmp_path: Path) -> None:
+def test_a_struct_that_grows_too_deep_costs_the_rows_that_have_it(drain: Callable[..., None], tmp_path: Path) -> None:
     """Without it a struct that grows inside makes a table that nobody can open again."""
     put(tmp_path, "a.json", {"id": 1, "grows": {"x": {"y": 1}}})
     drain()
