@@ -89,8 +89,10 @@ class Json(ArrowDecoder):
     - A string field takes any value, as JSON text: `5`, `{"a":1}`.
     - Of a key that comes twice the last value counts, except that both must fit (of a time, a decimal and a map the
       last one alone); within a map such a key does not fit.
-    - Half of a surrogate pair (`\\ud800` alone) becomes a question mark. Nesting deeper than 999 levels and a number
-      of more than 1000 digits are not JSON here; a text of more than 20 million characters does not fit.
+    - Half of a surrogate pair (`\\ud800` alone) becomes a question mark.
+    - A record is refused, and the reason names the limit, if it is nested more than 999 levels deep, or has a number of
+      more than 1000 digits, a field name of more than 50,000 characters, or a text of more than 20 million characters
+      for a string field.
     - Binary is base64. A variant takes any value. Intervals, char and varchar are refused.
 
     Runs in Python, on record batches; what Spark's from_json would do in another way is in docs/formats.md.

@@ -6,7 +6,9 @@ It is what JSON means here; the first step is only allowed to be quicker.
 
 | what | means |
 |---|---|
-| RFC 8259 in UTF-8, at most 999 levels deep, numbers of at most 1000 digits, keys of at most 50,000 characters | JSON |
+| RFC 8259 in UTF-8 | JSON |
+| more than 999 levels, a number of more than 1000 digits, a key of more than 50,000 characters | beyond a limit |
+| a text of more than 20 million characters for a string | beyond a limit |
 | an integer without `.` and `e`, in the range of its type | a whole number |
 | a number, also where it is rounded; beyond the type's range it does not fit | double, float |
 | a number, or a text that is one | decimal |
@@ -49,10 +51,16 @@ SHALLOW = 200
 """Brackets that Python's stack has room for in any case."""
 BLANKS = " \t\r\n"
 BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
-STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{\]}]', re.DOTALL)
+"""Texts, so that the brackets in them are passed over, and brackets."""
+CLOSING = {"[": "]", "{": "}"}
 BEYOND_FLOAT = 2.0**128 - 2.0**103
 """The smallest number that is rounded to infinity in 32 bits."""
 
+TOO_DEEP = f"value is nested more than {LEVELS} levels deep"
+TOO_MANY_DIGITS = f"value has a number of more than {DIGITS} digits"
+TOO_LONG_NAME = f"value has a field name of more than {KEY} characters"
+TOO_LONG_TEXT = f"value has a text of more than {LONGEST} characters"
 NULL, EMPTY = "value is null", "value is empty"
 NOT_UTF8, NOT_JSON = "value is not UTF-8", "value is not JSON"
 MORE_TEXT, MISFIT = "value has text after the object", "does not fit the schema"
@@ -80,6 +88,10 @@ class Object(list[tuple[str, Any]]):
 
 class MistypedError(ValueError):
     """A value of another JSON type than its field's."""
+
+
+class LimitError(ValueError):
+    """JSON beyond a limit of the decoder; its text is the reason."""
 
 
 class DecodedRow(NamedTuple):
@@ -153,8 +165,8 @@ class RowDecoder:
                 return self._decode(chars)
             with _room_for(depth):
                 return self._decode(chars)
-        except ValueError:
-            return DecodedRow(reason=NOT_JSON)
+        except ValueError as error:
+            return DecodedRow(reason=str(error) if isinstance(error, LimitError) else NOT_JSON)
 
     def _decode(self, text: str) -> DecodedRow:
         value, more = _parse(text)
@@ -190,13 +202,13 @@ def _refuse(word: str) -> None:
 
 def _limited_number(text: str) -> Number:
     if sum(map(str.isdigit, text)) > DIGITS:
-        raise ValueError("too many digits")
+        raise LimitError(TOO_MANY_DIGITS)
     return Number(text)
 
 
 def _limited_object(pairs: list[tuple[str, Any]]) -> Object:
     if any(len(key) > KEY for key, _ in pairs):
-        raise ValueError("a key that is too long")
+        raise LimitError(TOO_LONG_NAME)
     return Object(pairs)
 
 
@@ -207,16 +219,39 @@ LONG_SCANNER = json.JSONDecoder(
 
 
 def _depth(text: str) -> int:
-    """Return how deep a text is nested, as far as it needs room; raise ValueError where that is too deep."""
+    """Return how deep a text is nested, as far as it needs room.
+
+    Raises LimitError if that is too deep, ValueError if the text is no JSON before it is.
+    """
     if text.count("[") + text.count("{") <= SHALLOW:
         return 0
-    depth = deepest = 0
-    for found in re.finditer(r"[\[{\]}]", STRINGS.sub("", text)):
-        depth += 1 if found[0] in "[{" else -1
-        deepest = max(deepest, depth)
+    closing: list[str] = []
+    deepest = 0
+    for found in BRACKETS.finditer(text):
+        bracket = found[0]
+        if bracket in CLOSING:
+            closing.append(CLOSING[bracket])
+            deepest = max(deepest, len(closing))
+        elif bracket in ("]", "}"):
+            is_open = bool(closing) and closing.pop() == bracket
+            if not is_open or not closing:
+                break  # the value ends here, or is no JSON: the parser reads no further
         if deepest > LEVELS:
-            raise ValueError("too many levels")
+            _check_ends(text, found.start(), closing)
+            raise LimitError(TOO_DEEP)
     return deepest
+
+
+def _check_ends(text: str, place: int, closing: list[str]) -> None:
+    """Raise ValueError if a text is no JSON before a place that is nested too deep, or is cut off at its end.
+
+    `closing` are the brackets that close what is open there. What is deeper is not looked at.
+    """
+    if not text.rstrip(BLANKS).endswith(closing[0]):
+        raise ValueError("the text is cut off")
+    outer = closing[:-1]
+    with _room_for(len(outer)):
+        _parse(f"{text[:place]}0{''.join(reversed(outer))}")
 
 
 @contextmanager
@@ -308,6 +343,8 @@ def _scalar(shape: Shape, zone: str, place: FieldPath) -> Read:
         return partial(_integer, 2 ** (SCALARS[shape.kind].bit_width - 1))
     if shape.kind in ("double", "float"):
         return partial(_float, BEYOND_FLOAT if shape.kind == "float" else math.inf, place)
+    if shape.kind == "string":
+        return partial(_string, place)
     return partial(_decimal, shape.digits) if shape.kind == "decimal" else OTHERS[shape.kind]
 
 
@@ -397,10 +434,10 @@ def _boolean(value: Any, _: Misfits) -> bool:
     return value
 
 
-def _string(value: Any, _: Misfits) -> str:
+def _string(place: FieldPath, value: Any, _: Misfits) -> str:
     text = _clean(value) if type(value) is str else _written(value)
     if len(text) > LONGEST:
-        raise MistypedError
+        raise LimitError(f"{TOO_LONG_TEXT}: {place.name}")
     return text
 
 
@@ -421,7 +458,6 @@ def _variant(value: Any, _: Misfits) -> str:
 
 OTHERS: dict[str, Read] = {
     "boolean": _boolean,
-    "string": _string,
     "binary": _binary,
     "variant": _variant,
     "void": lambda _, __: None,

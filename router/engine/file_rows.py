@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from router.engine.lossless_cast import FRACTIONS, TIME_TYPES, cast_text, cast_value, in_json
 from router.errors import StartError, first_line
 
 if TYPE_CHECKING:
@@ -48,8 +49,11 @@ TIMES = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
     "dateFormat": "yyyy-MM-dd",
+    "timeZone": "UTC",
 }
-"""How times are written: Spark would cut them to milliseconds."""
+"""How times are written: Spark would cut them to milliseconds, and the offsets of old dates to minutes."""
+INFERRED_TIMES = "yyyy-MM-dd[['T'][ ]HH:mm[:ss[.SSSSSS]][XXX]]"
+"""The texts of JSON that are times: Spark would take `2026` for one, and cut nanoseconds."""
 GUESSES: tuple[tuple[str, str], ...] = (
     ("bigint", r"^-?(0|[1-9]\d{0,17})$"),
     ("double", r"^-?(0|[1-9]\d{0,14})(\.\d+)?([eE][-+]?\d{1,2})?$"),
@@ -97,6 +101,8 @@ class FileRows:
         found = [row["path"] for row in listed.select("path").collect()]
         parts = self._parts(sorted(found)) if found else []
         known = self._learnt(parts)
+        if self.files.format == "json":
+            parts = [self._exact(part, known, sorted(found)) for part in parts]
         rows = [self._rows(part, known) for part in parts]
         empty = "value binary, topic string, timestamp timestamp, block bigint"
         return reduce(DataFrame.unionByName, rows) if rows else self.spark.createDataFrame([], empty)
@@ -155,9 +161,30 @@ class FileRows:
         return frames
 
     def _json(self, paths: list[str]) -> list[DataFrame]:
+        return [self._json_reader().load(paths)]
+
+    def _json_reader(self) -> Any:
         given = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": BROKEN, "dropFieldIfAllNull": "true"}
         # without it a field whose name differs by case only is an error of the whole file
-        return [self._reader(**given, inferTimestamp="true").load(paths)]
+        return self._reader(**given, inferTimestamp="true", timestampFormat=INFERRED_TIMES)
+
+    def _exact(self, part: DataFrame, known: T.StructType, paths: list[str]) -> DataFrame:
+        """Return the rows of JSON files with the text of numbers and of what gets another type, as the files have it.
+
+        Spark makes doubles of them before anybody can ask whether something is lost.
+        """
+        kinds = {field.name.lower(): field.dataType for field in known}
+        fields = []
+        for field in part.schema:
+            if field.name in FILE_COLUMNS:
+                continue
+            kind = kinds.get(_name(field.name).lower(), field.dataType)
+            is_exact = kind == field.dataType and not isinstance(kind, T.DoubleType)
+            are_nested = isinstance(kind, NESTED) and isinstance(field.dataType, NESTED)
+            is_known = type(kind) in PLAIN or isinstance(kind, NESTED)
+            as_text = is_known and not is_exact and not are_nested and field.name != BROKEN
+            fields.append(T.StructField(field.name, T.StringType()) if as_text else field)
+        return self._of_file(self._json_reader().schema(T.StructType(fields)).load(paths))
 
     def _parquet(self, paths: list[str]) -> list[DataFrame]:
         try:
@@ -208,8 +235,8 @@ class FileRows:
             self.memory.write(LEARNT, after.json().encode())
         return after
 
-    @staticmethod
-    def _rows(part: DataFrame, known: T.StructType) -> DataFrame:
+    def _rows(self, part: DataFrame, known: T.StructType) -> DataFrame:
+        hinted = {hint.name.lower() for hint in _hints(self.files.schema_hints)}
         kinds = {field.name.lower(): field for field in known if field.name != RESCUED}
         values: dict[str, Column] = {}
         rescued: dict[str, Column] = {}
@@ -221,7 +248,8 @@ class FileRows:
             if field.name == BROKEN or had is None or had.name in values:
                 rescued[field.name] = _text(column, field.dataType)
                 continue
-            values[had.name], lost = _taken(column, field.dataType, had.dataType)
+            is_hinted = had.name.lower() in hinted
+            values[had.name], lost = _taken(column, field.dataType, had.dataType, hinted=is_hinted)
             if lost is not None:
                 rescued[field.name] = F.when(lost, _text(column, field.dataType))
         if rescued:
@@ -281,7 +309,8 @@ def _guessed(part: DataFrame, fields: list[T.StructField]) -> list[T.StructField
     asked = [F.count(column).alias(f"n{k}") for k, column in enumerate(columns)]
     for k, column in enumerate(columns):
         for kind, form in GUESSES:
-            fits = F.trim(column).rlike(form) & column.try_cast(kind).isNotNull()
+            _, keeps_all = cast_text(column, TYPES[kind], hinted=False)
+            fits = F.trim(column).rlike(form) & F.coalesce(keeps_all, F.lit(False))
             asked.append(F.count_if(column.isNotNull() & ~fits).alias(f"{kind}{k}"))
     found = part.select(*asked).collect()[0]
     kinds = [next((kind for kind, _ in GUESSES if not found[f"{kind}{k}"]), "string") for k in range(len(fields))]
@@ -336,22 +365,34 @@ NESTED = (T.StructType, T.ArrayType, T.MapType)
 
 
 def _text(column: Column, kind: T.DataType) -> Column:
-    return F.to_json(column, TIMES) if isinstance(kind, NESTED) else column.cast("string")
+    """Return a value as text: what is nested as JSON, bytes that are no text as base64."""
+    if isinstance(kind, NESTED):
+        return F.to_json(column, TIMES)
+    text = column.cast("string")
+    if isinstance(kind, T.BinaryType):
+        return F.when(F.is_valid_utf8(text), text).otherwise(F.base64(column))
+    return text
 
 
-def _taken(column: Column, found: T.DataType, known: T.DataType) -> tuple[Column, Column | None]:
+def _taken(column: Column, found: T.DataType, known: T.DataType, *, hinted: bool) -> tuple[Column, Column | None]:
     """Return a column in the known type, and on which rows that would lose something: these are null."""
     if grown(known, found) is not None:
-        if isinstance(found, (T.DoubleType, T.FloatType)):  # JSON has neither
-            whole = ~F.isnan(column) & (F.abs(column) != float("inf"))
-            return F.when(whole, column), column.isNotNull() & ~whole
-        return column, None
+        if not isinstance(found, (*FRACTIONS, *TIME_TYPES)):
+            return column, None
+        fits = in_json(column, found)
+        return F.when(fits, column), column.isNotNull() & ~fits
     if isinstance(known, T.StringType):
-        return _text(column, found), None
+        if not isinstance(found, T.BinaryType):
+            return _text(column, found), None
+        fits = F.is_valid_utf8(column.cast("string"))
+        return F.when(fits, column.cast("string")), column.isNotNull() & ~fits
     if isinstance(known, NESTED) or isinstance(found, NESTED):
         return F.lit(None).cast("string"), column.isNotNull()
-    cast = column.try_cast(known)
-    fits = cast.isNotNull()
-    if not isinstance(found, T.StringType):
-        fits = fits & cast.try_cast(found).eqNullSafe(column)
-    return F.when(fits, cast), column.isNotNull() & ~fits
+    if type(known) not in PLAIN:  # a variant
+        cast = column.try_cast(known)
+        fits = cast.isNotNull()
+    elif isinstance(found, T.StringType):
+        cast, fits = cast_text(column, known, hinted=hinted)
+    else:
+        cast, fits = cast_value(column, found, known)
+    return F.when(fits, cast), column.isNotNull() & ~F.coalesce(fits, F.lit(False))

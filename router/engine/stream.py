@@ -274,7 +274,7 @@ class _StreamRun:
             if not self._once:
                 self.detached.start()
         self._release()
-        self.planner = self.planner or Planner(self.config, self.config.decode)
+        self.planner = self.planner or Planner(self.config, self.config.decode, at_start=True)
         self.planner.lookups.load(self.spark)  # a table that is away is waited for, before anything is read
         query = self._started(begin)
         log.info("%s: reading %s", self.config.name, source.named(self.config))

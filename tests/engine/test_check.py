@@ -41,6 +41,7 @@ bronze:
     - {name: hashed, sql: "hash(value) != 1"}
 dead_letters: ops.dead
 """
+DEEP = "struct<x: " * 42 + "int" + ">" * 42
 FAULTS = {
     "rule": ("event.n > 0", "event.m > 0", "routes.0.match", 8),
     "syntax of a rule": ("event.n > 0", "event.n > > 0", "routes.0.match", 8),
@@ -53,6 +54,7 @@ FAULTS = {
     "template of a table": ("{event.game}", "{event.gaem}", "routes.0.sinks.0", 9),
     "decoder": ("game string, n int", "game strin, n int", "decode", 5),
     "names that clash": ("event.n + 1 AS more", "event.n + 1 AS N", "routes", 7),
+    "column too deep for a table": ("game string, n int", f"game string, n int, deep {DEEP}", "routes", 7),
     "type that no table keeps": ("event.n + 1 AS more", "NULL AS more", "routes", 7),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import datetime, timezone
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,6 +125,186 @@ def test_rows_of_json_keep_their_types_and_broken_lines(drain: Drain, tmp_path: 
         {"id": 1, "who": {"name": "ann", "age": None}, "tags": ["x"]},
         {"id": 3, "who": {"name": "bob", "age": 5}},
     ]
+
+
+RESCUED = "in _rescued"
+TEXTS: dict[str, dict[str, str]] = {
+    "decimal(10,2)": {
+        "2.50": "2.50", "2.500": "2.50", " 2.5\t": "2.50", "+2.5": "2.50", "1e3": "1000.00", "1250e-3": "1.25",
+        "2.555": RESCUED, "2.5500000000000000000000000000000000000001": RESCUED, "123456789": RESCUED,
+        "12345678": "12345678.00", "1,5": RESCUED, "0.000": "0.00", ".5": "0.50", "NaN": RESCUED, "2.5d": RESCUED,
+    },
+    "int": {
+        "007": "7", "+7": "7", " 7 ": "7", "-0": "0", "2147483647": "2147483647", "2147483648": RESCUED,
+        "1e3": RESCUED, "1.0": RESCUED, "2.5": RESCUED, "0x10": RESCUED,
+    },
+    "bigint": {"9223372036854775807": "9223372036854775807", "9223372036854775808": RESCUED},
+    "double": {
+        "0.1": "0.1", "2.50": "2.5", "1e3": "1000.0", "52.520006599999999": "52.5200066", "1e400": RESCUED,
+        "9007199254740993": RESCUED, "9007199254740992": "9.007199254740992E15", "1e-400": RESCUED, "0e-400": "0.0",
+        "12345678901234567.25": RESCUED, "0.12345678901234567890": RESCUED, "1d": RESCUED, "Infinity": RESCUED,
+        "9223372036854775807": RESCUED, "1e22": "1.0E22",
+    },
+    "float": {"0.1": "0.1", "16777217": RESCUED, "16777216": "1.6777216E7", "0.123456789": RESCUED, "1e39": RESCUED},
+    "boolean": {"true": "True", "no": "False", "1": "True", "2": RESCUED, "on": RESCUED},
+    "date": {
+        "2026-01-31": "2026-01-31", "2026-1-2": "2026-01-02", "2026-01-31 00:00:00": "2026-01-31",
+        "2024-02-30": RESCUED, "2026-01-31T10:00:00": RESCUED, "2026": RESCUED, "2026-01": RESCUED,
+        "10000-01-01": RESCUED, "0000-01-01": RESCUED, "31.01.2026": RESCUED,
+    },
+    "timestamp": {
+        "2026-01-31T10:00:00.123456Z": "2026-01-31T10:00:00.123456Z", "2026-01-31": "2026-01-31T00:00:00.000000Z",
+        "2026-01-31 10:00:00+02:00": "2026-01-31T08:00:00.000000Z", "2026-01-31T10:00:00.1234567Z": RESCUED,
+        "2026-01-31T10:00:00.123456000Z": "2026-01-31T10:00:00.123456Z", "10:00": RESCUED, "2026": RESCUED,
+        "2026-01-31 10:00:00 Europe/Berlin": "2026-01-31T09:00:00.000000Z", "2026-02-30T10:00:00Z": RESCUED,
+        "0001-01-01T00:00:00+02:00": RESCUED, "9999-12-31T23:59:59Z": "9999-12-31T23:59:59.000000Z",
+        "2026-01-31T24:00:00Z": RESCUED, "1767225600": RESCUED,
+    },
+    "timestamp_ntz": {
+        "2026-01-31T10:00:00": "2026-01-31T10:00:00.000000", "2026-01-31T10:00:00Z": RESCUED,
+        "2026-01-31T10:00:00.1234567": RESCUED,
+    },
+}  # fmt: skip
+
+
+def records(spark: SparkSession, files: FilesSource, memory: LearntSchemas | None = None) -> list[dict[str, Any]]:
+    """Return the rows of the files of a source, with numbers as they are written."""
+    listed = spark.read.format("binaryFile").load(files.path)
+    rows = FileRows(spark, files, memory or LearntSchemas()).records(listed).select("value").collect()
+    return [json.loads(bytes(row["value"]), parse_float=str, parse_int=str) for row in rows]
+
+
+@pytest.mark.parametrize("kind", [*TEXTS])
+def test_a_text_that_would_lose_something_is_rescued(spark: SparkSession, tmp_path: Path, kind: str) -> None:
+    """Without it 2.555 lands as 2.56, a number too large as another one, a time as its day."""
+    lines = [f'"{text}","{text}"' for text in TEXTS[kind]]
+    put(tmp_path, "a.csv", "\n".join(["text,x", *lines]) + "\n")
+    files = FilesSource(path=str(tmp_path / "in"), format="csv", schema_hints=f"text string, x {kind}")
+    landed = {}
+    for row in records(spark, files):
+        landed[row["text"]] = str(row["x"]) if "x" in row else RESCUED
+        assert row.get("_rescued") == (None if "x" in row else {"x": row["text"]})
+    assert landed == TEXTS[kind]
+
+
+def test_an_hour_that_summer_time_skips_is_rescued(spark: SparkSession, tmp_path: Path) -> None:
+    """Without it Spark moves the time by an hour, and an old one by half a minute."""
+    put(tmp_path, "a.csv", "x\n2026-03-29 02:30:00\n2026-03-29 03:30:00\n1850-01-01 00:00:00\n2026-03-29 02:30:00Z\n")
+    files = FilesSource(path=str(tmp_path / "in"), format="csv", schema_hints="x timestamp")
+    zone = str(spark.conf.get("spark.sql.session.timeZone"))
+    spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    try:
+        landed = records(spark, files)
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone)
+    assert landed == [
+        {"_rescued": {"x": "2026-03-29 02:30:00"}},
+        {"x": "2026-03-29T01:30:00.000000Z"},
+        {"x": "1849-12-31T23:06:32.000000Z"},
+        {"x": "2026-03-29T02:30:00.000000Z"},
+    ]
+
+
+def test_inferred_columns_keep_signs_and_zeros(spark: SparkSession, tmp_path: Path) -> None:
+    """Without it a phone number becomes a number as soon as the first file has only short ones."""
+    files = FilesSource(path=str(tmp_path / "in"), format="csv")
+    memory = LearntSchemas()
+    put(tmp_path, "a.csv", "n,b,d,x,digits\n1,true,2026-01-01,1.5,0.12345678901234567890\n")
+    (row,) = records(spark, files, memory)
+    assert row == {"n": "1", "b": True, "d": "2026-01-01", "x": "1.5", "digits": "0.12345678901234567890"}
+    put(tmp_path, "a.csv", "n,b,d,x,digits\n+49,yes,2026-01-01 10:00,007,1\n")
+    (row,) = records(spark, files, memory)
+    assert row == {"digits": "1", "_rescued": {"n": "+49", "b": "yes", "d": "2026-01-01 10:00", "x": "007"}}
+
+
+JSON_VALUES = """\
+{"d": 2.50, "n": 1, "s": 1.50, "t": "2026-01-31T10:00:00.123456Z", "x": 0.5, "b": true}
+{"d": 12345678901234567.89, "n": 9007199254740993, "s": "2026-01-31T10:00:00+02:00", "x": 9007199254740993}
+{"d": 2.555, "n": 2.5, "s": {"a": 1.50}, "t": "2026-01-31T10:00:00.123456789Z", "x": 1e400, "b": "on"}
+{"d": true, "n": true, "t": 20260101, "day": 20260101, "b": 1}
+"""
+
+
+@pytest.mark.parametrize("many_lines", ["false", "true"])
+def test_numbers_of_json_keep_their_digits(spark: SparkSession, tmp_path: Path, many_lines: str) -> None:
+    """Without it a number is a double before anybody looks, and a number under a date is a day in 1970."""
+    values = JSON_VALUES.splitlines()
+    text = f"[{','.join(values)}]" if many_lines == "true" else JSON_VALUES
+    put(tmp_path, "a.json", text)
+    hints = "d decimal(20,2), n bigint, s string, t timestamp, b boolean, day date"
+    options = {"multiLine": many_lines}
+    files = FilesSource(path=str(tmp_path / "in"), format="json", schema_hints=hints, options=options)
+    assert records(spark, files) == [
+        {"d": "2.50", "n": "1", "s": "1.50", "t": "2026-01-31T10:00:00.123456Z", "x": "0.5", "b": True},
+        {
+            "d": "12345678901234567.89",
+            "n": "9007199254740993",
+            "s": "2026-01-31T10:00:00+02:00",
+            "_rescued": {"x": "9007199254740993"},
+        },
+        {
+            "s": '{"a": 1.50}',
+            "_rescued": {"d": "2.555", "n": "2.5", "t": "2026-01-31T10:00:00.123456789Z", "x": "1e400", "b": "on"},
+        },
+        {"b": True, "_rescued": {"d": "true", "n": "true", "t": "20260101", "day": "20260101"}},
+    ]
+
+
+def test_times_of_json_are_whole_ones(spark: SparkSession, tmp_path: Path) -> None:
+    """Without it a code of four digits becomes the first of January, and nanoseconds are cut."""
+    put(tmp_path, "a.json", '{"code": "2026", "nanos": "2026-01-31T10:00:00.123456789Z", "at": "2026-01-31T10:00Z"}\n')
+    files = FilesSource(path=str(tmp_path / "in"), format="json")
+    assert records(spark, files) == [
+        {"code": "2026", "nanos": "2026-01-31T10:00:00.123456789Z", "at": "2026-01-31T10:00:00.000000Z"}
+    ]
+
+
+def test_values_of_parquet_that_would_lose_something_are_rescued(spark: SparkSession, tmp_path: Path) -> None:
+    """Without it the largest bigint is rounded, bytes become question marks, a year 12026 makes a dead letter."""
+    (tmp_path / "in").mkdir()
+    largest = 2**63 - 1
+    far = pa.array([253402300800000000], pa.timestamp("us", "UTC"))  # the first second of the year 10000
+    columns = {
+        "narrow": pa.array([2**31]),
+        "wide": pa.array([largest]),
+        "rounded": pa.array([2.555]),
+        "short": pa.array([0.1]),
+        "shorter": pa.array([0.123456789]),
+        "day": pa.array([datetime(2026, 1, 1, 10, tzinfo=timezone.utc)]),
+        "text": pa.array([b"\xff"]),
+        "flag": pa.array([True]),
+        "far": far,
+    }
+    parquet.write_table(pa.table(columns), tmp_path / "in/a.parquet")
+    hints = (
+        "narrow int, wide double, rounded decimal(10,2), short float, shorter float, day date, text string, flag int"
+    )
+    files = FilesSource(path=str(tmp_path / "in"), format="parquet", schema_hints=hints)
+    (row,) = records(spark, files)
+    assert row.pop("short") == "0.1"
+    assert row.pop("_rescued") == {
+        "narrow": "2147483648",
+        "wide": str(largest),
+        "rounded": "2.555",
+        "shorter": "0.123456789",
+        "day": "2026-01-01 10:00:00",
+        "text": "/w==",
+        "flag": "true",
+        "far": "+10000-01-01 00:00:00",
+    }
+    assert row == {}
+
+
+def test_what_would_be_rounded_reaches_the_table_as_text(drain: Drain, tmp_path: Path) -> None:
+    """Without it an invoice of 2.555 is one of 2.56, and nobody is told."""
+    put(tmp_path, "a.csv", "id,paid\n007,2.50\n8,2.555\n9,123456789\n")
+    drain("csv", schema_hints="id int, paid decimal(10,2)")
+    assert rows(tmp_path) == [
+        {"_rescued": {"paid": "123456789"}, "id": 9},
+        {"_rescued": {"paid": "2.555"}, "id": 8},
+        {"id": 7, "paid": Decimal("2.50")},
+    ]
+    assert rows(tmp_path, "ops.dead") == []
 
 
 @pytest.mark.slow

@@ -77,13 +77,13 @@ JUSTIFIED = (
     ),
     Justified(
         'json_every_type',
-        'A text that ends within a value, or is nested deeper than the limit, is not JSON: from_json told of what it had read before.',
+        'A text that ends within a value is not JSON, one that is nested deeper than the limit is named as such: from_json told of what it had read before.',
         gone=(
             'ops.dead | {"stage": "decode", "reason": "does not fit the schema", "key": "b:key 78", "value": "b:{\\"game\\": \\"uno\\", \\"gamer\\": \\"g7... 419 characters, sha256 d89e9d2f5285", "topic": "events", "partition": 0, "offset": 207, "timestamp": "2026-01-01T13:01:18.123456+00:00", "timestamp_type": 0, "batch_id": 1}',
             'ops.dead | {"stage": "decode", "reason": "value has text after the object", "key": "b:key 126", "value": "b:{\\"inner\\":{\\"inner\\":{\\"inner\\":{... 10003 characters, sha256 06b9cf847a43", "topic": "events", "partition": 0, "offset": 126, "timestamp": "2026-01-01T12:02:06.123456+00:00", "timestamp_type": 0, "batch_id": 0}',
         ),
         come=(
-            'ops.dead | {"stage": "decode", "reason": "value is not JSON", "key": "b:key 126", "value": "b:{\\"inner\\":{\\"inner\\":{\\"inner\\":{... 10003 characters, sha256 06b9cf847a43", "topic": "events", "partition": 0, "offset": 126, "timestamp": "2026-01-01T12:02:06.123456+00:00", "timestamp_type": 0, "batch_id": 0}',
+            'ops.dead | {"stage": "decode", "reason": "value is nested more than 999 levels deep", "key": "b:key 126", "value": "b:{\\"inner\\":{\\"inner\\":{\\"inner\\":{... 10003 characters, sha256 06b9cf847a43", "topic": "events", "partition": 0, "offset": 126, "timestamp": "2026-01-01T12:02:06.123456+00:00", "timestamp_type": 0, "batch_id": 0}',
             'ops.dead | {"stage": "decode", "reason": "value is not JSON", "key": "b:key 78", "value": "b:{\\"game\\": \\"uno\\", \\"gamer\\": \\"g7... 419 characters, sha256 d89e9d2f5285", "topic": "events", "partition": 0, "offset": 207, "timestamp": "2026-01-01T13:01:18.123456+00:00", "timestamp_type": 0, "batch_id": 1}',
         ),
     ),
@@ -95,7 +95,7 @@ JUSTIFIED = (
             'ops.dead | {"stage": "decode", "reason": "value has text after the object", "key": "b:key 126", "value": "b:{\\"inner\\":{\\"inner\\":{\\"inner\\":{... 10003 characters, sha256 06b9cf847a43", "topic": "events", "partition": 0, "offset": 126, "timestamp": "2026-01-01T12:02:06.123456+00:00", "timestamp_type": 0, "batch_id": 0}',
         ),
         come=(
-            'ops.dead | {"stage": "decode", "reason": "value is not JSON", "key": "b:key 126", "value": "b:{\\"inner\\":{\\"inner\\":{\\"inner\\":{... 10003 characters, sha256 06b9cf847a43", "topic": "events", "partition": 0, "offset": 126, "timestamp": "2026-01-01T12:02:06.123456+00:00", "timestamp_type": 0, "batch_id": 0}',
+            'ops.dead | {"stage": "decode", "reason": "value is nested more than 999 levels deep", "key": "b:key 126", "value": "b:{\\"inner\\":{\\"inner\\":{\\"inner\\":{... 10003 characters, sha256 06b9cf847a43", "topic": "events", "partition": 0, "offset": 126, "timestamp": "2026-01-01T12:02:06.123456+00:00", "timestamp_type": 0, "batch_id": 0}',
             'ops.dead | {"stage": "decode", "reason": "value is not JSON", "key": "b:key 78", "value": "b:{\\"game\\": \\"uno\\", \\"gamer\\": \\"g7... 419 characters, sha256 d89e9d2f5285", "topic": "events", "partition": 0, "offset": 207, "timestamp": "2026-01-01T13:01:18.123456+00:00", "timestamp_type": 0, "batch_id": 1}',
         ),
     ),
@@ -170,7 +170,7 @@ JUSTIFIED = (
             'ops.dead | {"stage": "decode", "reason": "value has text after the object", "key": "b:key 1", "value": "b:{\\"inner\\":{\\"inner\\":{\\"inner\\":{... 10003 characters, sha256 06b9cf847a43", "topic": "events", "partition": 1, "offset": 0, "timestamp": "2026-01-01T12:00:01.123456+00:00", "timestamp_type": 0, "headers": [{"key": "trace", "value": "x:00ff"}, {"key": "empty", "value": null}], "batch_id": 0}',
         ),
         come=(
-            'ops.dead | {"stage": "decode", "reason": "value is not JSON", "key": "b:key 1", "value": "b:{\\"inner\\":{\\"inner\\":{\\"inner\\":{... 10003 characters, sha256 06b9cf847a43", "topic": "events", "partition": 1, "offset": 0, "timestamp": "2026-01-01T12:00:01.123456+00:00", "timestamp_type": 0, "headers": [{"key": "trace", "value": "x:00ff"}, {"key": "empty", "value": null}], "batch_id": 0}',
+            'ops.dead | {"stage": "decode", "reason": "value is nested more than 999 levels deep", "key": "b:key 1", "value": "b:{\\"inner\\":{\\"inner\\":{\\"inner\\":{... 10003 characters, sha256 06b9cf847a43", "topic": "events", "partition": 1, "offset": 0, "timestamp": "2026-01-01T12:00:01.123456+00:00", "timestamp_type": 0, "headers": [{"key": "trace", "value": "x:00ff"}, {"key": "empty", "value": null}], "batch_id": 0}',
         ),
     ),
     Justified(
@@ -180,8 +180,32 @@ JUSTIFIED = (
             'ops.dead | {"stage": "decode", "reason": "value has text after the object", "key": "b:key 1", "value": "b:{\\"inner\\":{\\"inner\\":{\\"inner\\":{... 10003 characters, sha256 06b9cf847a43", "topic": "events", "partition": 1, "offset": 0, "timestamp": "2026-01-01T12:00:01.123456+00:00", "timestamp_type": 0, "headers": [{"key": "trace", "value": "x:00ff"}, {"key": "empty", "value": null}], "batch_id": 0}',
         ),
         come=(
-            'ops.dead | {"stage": "decode", "reason": "value is not JSON", "key": "b:key 1", "value": "b:{\\"inner\\":{\\"inner\\":{\\"inner\\":{... 10003 characters, sha256 06b9cf847a43", "topic": "events", "partition": 1, "offset": 0, "timestamp": "2026-01-01T12:00:01.123456+00:00", "timestamp_type": 0, "headers": [{"key": "trace", "value": "x:00ff"}, {"key": "empty", "value": null}], "batch_id": 0}',
+            'ops.dead | {"stage": "decode", "reason": "value is nested more than 999 levels deep", "key": "b:key 1", "value": "b:{\\"inner\\":{\\"inner\\":{\\"inner\\":{... 10003 characters, sha256 06b9cf847a43", "topic": "events", "partition": 1, "offset": 0, "timestamp": "2026-01-01T12:00:01.123456+00:00", "timestamp_type": 0, "headers": [{"key": "trace", "value": "x:00ff"}, {"key": "empty", "value": null}], "batch_id": 0}',
         ),
+    ),
+    Justified(
+        'json_every_type',
+        'A number of more digits than the limit is JSON, and the reason names the limit.',
+        gone=('ops.dead | {"stage": "decode", "reason": "value is not JSON", "key": "b:key 128", "value": "b:9999999999999999999999999999... 2002 characters, sha256 9c71700f0e9d", "topic": "events", "partition": 0, "offset": 128, "timestamp": "2026-01-01T12:02:08.123456+00:00", "timestamp_type": 0, "batch_id": 0}',),
+        come=('ops.dead | {"stage": "decode", "reason": "value has a number of more than 1000 digits", "key": "b:key 128", "value": "b:9999999999999999999999999999... 2002 characters, sha256 9c71700f0e9d", "topic": "events", "partition": 0, "offset": 128, "timestamp": "2026-01-01T12:02:08.123456+00:00", "timestamp_type": 0, "batch_id": 0}',),
+    ),
+    Justified(
+        'json_plain',
+        'A number of more digits than the limit is JSON, and the reason names the limit.',
+        gone=('ops.dead | {"stage": "decode", "reason": "value is not JSON", "key": "b:key 128", "value": "b:9999999999999999999999999999... 2002 characters, sha256 9c71700f0e9d", "topic": "events", "partition": 0, "offset": 128, "timestamp": "2026-01-01T12:02:08.123456+00:00", "timestamp_type": 0, "batch_id": 0}',),
+        come=('ops.dead | {"stage": "decode", "reason": "value has a number of more than 1000 digits", "key": "b:key 128", "value": "b:9999999999999999999999999999... 2002 characters, sha256 9c71700f0e9d", "topic": "events", "partition": 0, "offset": 128, "timestamp": "2026-01-01T12:02:08.123456+00:00", "timestamp_type": 0, "batch_id": 0}',),
+    ),
+    Justified(
+        'routes_of_every_type',
+        'A number of more digits than the limit is JSON, and the reason names the limit.',
+        gone=('ops.dead | {"stage": "decode", "reason": "value is not JSON", "key": "b:key 45", "value": "b:9999999999999999999999999999... 2002 characters, sha256 9c71700f0e9d", "topic": "events", "partition": 0, "offset": 15, "timestamp": "2026-01-01T12:00:45.123456+00:00", "timestamp_type": 0, "headers": [{"key": "trace", "value": "x:00ff"}, {"key": "empty", "value": null}], "batch_id": 0}',),
+        come=('ops.dead | {"stage": "decode", "reason": "value has a number of more than 1000 digits", "key": "b:key 45", "value": "b:9999999999999999999999999999... 2002 characters, sha256 9c71700f0e9d", "topic": "events", "partition": 0, "offset": 15, "timestamp": "2026-01-01T12:00:45.123456+00:00", "timestamp_type": 0, "headers": [{"key": "trace", "value": "x:00ff"}, {"key": "empty", "value": null}], "batch_id": 0}',),
+    ),
+    Justified(
+        'routes_in_tasks',
+        'A number of more digits than the limit is JSON, and the reason names the limit.',
+        gone=('ops.dead | {"stage": "decode", "reason": "value is not JSON", "key": "b:key 45", "value": "b:9999999999999999999999999999... 2002 characters, sha256 9c71700f0e9d", "topic": "events", "partition": 0, "offset": 15, "timestamp": "2026-01-01T12:00:45.123456+00:00", "timestamp_type": 0, "headers": [{"key": "trace", "value": "x:00ff"}, {"key": "empty", "value": null}], "batch_id": 0}',),
+        come=('ops.dead | {"stage": "decode", "reason": "value has a number of more than 1000 digits", "key": "b:key 45", "value": "b:9999999999999999999999999999... 2002 characters, sha256 9c71700f0e9d", "topic": "events", "partition": 0, "offset": 15, "timestamp": "2026-01-01T12:00:45.123456+00:00", "timestamp_type": 0, "headers": [{"key": "trace", "value": "x:00ff"}, {"key": "empty", "value": null}], "batch_id": 0}',),
     ),
 )
 # fmt: on

@@ -5,7 +5,7 @@ Hypothesis draws the examples of a test first, and one Spark job decodes them al
 Known differences, all documented in the decoder's manual page:
 - Python takes NaN and Infinity, and escapes that are half of a surrogate pair; so they are not generated.
 - Python takes numbers of any size; a number beyond its field's type does not fit.
-- Python takes any nesting and any length; beyond Spark's limits a text is not JSON.
+- Python takes any nesting and any length; beyond the decoder's limits a text is refused.
 - Spark does not see text after the object that continues it as if it were inside another: `{"a":1},"b":{}`.
 """
 

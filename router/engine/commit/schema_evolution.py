@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 from router.delta.casting import type_within
 from router.delta.commit import StagedFile, TableCommit, to_arrow, to_arrow_schema, to_delta
 from router.delta.constraints import computed, constraints
+from router.delta.nesting import too_deep
 from router.delta.schema_diff import SchemaDiff, compare, delta_schema, delta_type, limited_to
 from router.delta.transaction_id import batch_id
 from router.delta.widening import way
@@ -283,6 +284,13 @@ class _Asked:
         if have is not None:
             come = self._within(where, handle, have, come)
             difference = compare(have, come)
+        # A column that no table can have must not reach the manifest: its commit would fail for ever. The rows that
+        # have it become dead letters.
+        faults = {**too_deep(come), **too_deep(difference.widened, widened=True)}
+        if faults:
+            come = pa.schema([column for column in come if column.name not in faults])
+            difference = compare(have, come) if have is not None else difference
+            difference = replace(difference, conflicts={**difference.conflicts, **faults})
         if landed:
             self.casts[place], self.conflicts[place] = difference.cast, difference.conflicts
             come = _written(come, difference)

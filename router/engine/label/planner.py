@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, StructField, StructType
 
 from router.columns import holds
+from router.delta.nesting import too_deep
 from router.engine.label.expressions import Node, Untranslatable, translate
 from router.engine.label.labels import Decoding, Labelling, decoding_task
 from router.engine.label.layout import RAW_COLUMNS, RECORD_SCHEMA, Layout
@@ -109,13 +110,14 @@ class Planner:
 
     Every level is one projection for all routes: Spark analyses a plan anew for each, which is what a small batch
     spends its time on. The columns are made once per decoder and used for every batch: each is some calls across the
-    gateway.
+    gateway. A plan `at_start` is refused if no table can have its columns.
     """
 
-    def __init__(self, config: Config, decoder: Decoder, *, quiet: bool = False) -> None:
+    def __init__(self, config: Config, decoder: Decoder, *, quiet: bool = False, at_start: bool = False) -> None:
         self.config = config
         self.decoder = decoder
         self.quiet = quiet
+        self.checks_depth = at_start
         self.own = frozenset({config.dead_letters, config.ledger})
         self.bronze = config.bronze_tables()
         self.lookups = Lookups(config)
@@ -129,6 +131,7 @@ class Planner:
         """Make what all plans have in common, ahead of the first batch; a batch that comes meanwhile waits for it."""
         with self.preparing, suppress(Exception):  # the batch runs into the same, and reports it
             self._prepared(spark)
+        self._refuse_deep_columns()
 
     def refresh(self, wanted: frozenset[str] = frozenset()) -> None:
         """Let the decoder fetch what the next batch, or rows of this one, need. Raises OSError where it cannot now.
@@ -143,8 +146,23 @@ class Planner:
         """Return the plan of one batch. Needs the columns of `RECORD_SCHEMA`. Lazy."""
         with self.preparing:
             stages = self._prepared(raw.sparkSession)
+        self._refuse_deep_columns()
         self._tell(stages)
         return Plan(raw, stages)
+
+    def _refuse_deep_columns(self) -> None:
+        """Raise StartError for a column that is nested deeper than any table can have it, if this is a start.
+
+        A column that the decoder learns later stops nothing: its rows become dead letters (`SchemaEvolution`).
+        """
+        if self.stages is None or not self.checks_depth:
+            return
+        for route in self.stages.labelling.layout.routes:
+            for target in route.targets:
+                faults = [*too_deep(target.schema).values()]
+                if faults:
+                    raise StartError(f"route {route.name}, sink {target.sink}: {faults[0]}")
+        self.checks_depth = False
 
     def _prepared(self, spark: SparkSession) -> Stages:
         # a decoder that has learnt something is another object

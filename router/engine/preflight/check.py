@@ -97,7 +97,7 @@ def _analysed(loaded: Loaded, session: SparkSession, memory: LearntSchemas) -> S
     if found:
         raise ConfigError(found)
     try:
-        planned = Planner(config, config.decode, quiet=True).plan(raw)
+        planned = Planner(config, config.decode, quiet=True, at_start=True).plan(raw)
         opened(config, session, place.folder, trial=True)
     except (AnalysisException, RouterError, OSError) as error:
         raise ConfigError((loaded.problem(("routes",), _first_line(error)),)) from error
