@@ -56,6 +56,8 @@ OWN = {*QUARANTINE_COLUMNS, *COORDINATES, *SCHEMA_COLUMNS}
 """Columns of a quarantine that are not those of its rows."""
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 600.0
 """Seconds between two tries to release the rows of a blocked table: twice as many after each."""
+ROWS_AT_ONCE = 16_384
+"""Rows that are held while a quarantine is listed."""
 
 
 Kind = ReleaseKind
@@ -261,11 +263,14 @@ def _causes(lake: Lake, quarantine: str) -> dict[str, str]:
         if handle is None or "_cause" not in schema.names:
             return {}
         rows = _files(lake, handle, quarantine, schema)
-        blocked = rows.scanner(["_table", "_cause"], filter=_of_kind("unblock")).to_table()
+        found: dict[str, str] = {}
+        for part in _scan(rows, ["_table", "_cause"], _of_kind("unblock")):
+            newest = pa.Table.from_batches([part]).group_by("_table").aggregate([("_cause", "max")])
+            for row in newest.to_pylist():
+                found[row["_table"]] = max(row["_cause_max"], found.get(row["_table"], ""))
     except (DeltaError, OSError):  # the first batch that needs it says what is wrong
         return {}
-    found = blocked.group_by("_table").aggregate([("_cause", "max")]).to_pylist()
-    return {row["_table"]: row["_cause_max"] for row in found}
+    return found
 
 
 def _actions(handle: DeltaTable) -> pa.Table:
@@ -282,32 +287,155 @@ def quarantined(config: Config, lake: Lake) -> list[Quarantined]:
     return found
 
 
-def quarantined_in(lake: Lake, handle: DeltaTable, where: tuple[str, str, str]) -> Iterator[Quarantined]:
-    """Yield the rows of one sink's quarantine by table, apart by why they wait."""
+def quarantined_in(
+    lake: Lake, handle: DeltaTable, where: tuple[str, str, str], table: str | None = None
+) -> Iterator[Quarantined]:
+    """Yield the rows of one sink's quarantine by table, apart by why they wait; of one table only if it is named.
+
+    The files are read twice, a part at a time: for which rows there are, then for what they hold.
+    """
     route, sink, quarantine = where
     if not handle.file_uris():
         return
     schema = delta_schema(to_arrow(handle))
     schema = schema if "_cause" in schema.names else schema.append(pa.field("_cause", pa.string()))
     rows = _files(lake, handle, quarantine, schema)
-    there = dataset.Scanner.from_dataset(rows, columns=list(QUARANTINE_COLUMNS)).to_table()
-    causes = dict[tuple[str, Kind], str | None]()
-    by: dict[tuple[str, Kind], dict[str, int]] = {}
-    for row in there.group_by(["_table", "_cause", "_query"]).aggregate([("_batch_id", "max")]).to_pylist():
-        key = row["_table"], kind_of(row["_cause"])
-        upto, cause = by.setdefault(key, {}), row["_cause"]
-        upto[row["_query"]] = max(row["_batch_id_max"], upto.get(row["_query"], -1))
-        causes[key] = max(cause, causes.get(key) or "") if cause else None
-    targets = TableCache(lake).readable({table for table, _ in by})
-    for (table, kind), upto in sorted(by.items()):
-        place = Place(route, sink, table)
-        target = targets[table]
+    only = None if table is None else pc.field("_table") == table
+    batches = _waiting_batches(rows, only)
+    targets = TableCache(lake).readable({name for name, _ in batches})
+    waiting: dict[tuple[str, Kind], _WaitingRows] = {}
+    for (name, kind), batches_of_query in sorted(batches.items()):
+        target = targets[name]
         target = None if isinstance(target, TableError) else target
-        done = {query: released(target, place, query, kind) for query in upto}
-        if left := {query: last for query, last in upto.items() if done[query] < last}:
-            mine = (pc.field("_table") == table) & _of_kind(kind)
-            parts = rows.scanner(filter=mine & _after(left, done)).to_batches()
-            yield _described((place, quarantine, causes[table, kind]), schema, left, parts, target)
+        place = Place(route, sink, name)
+        rows_of_table = _WaitingRows(place, kind, target)
+        for query, (first, last) in batches_of_query.items():
+            after = released(target, place, query, kind)
+            if after >= last:
+                continue
+            rows_of_table.upto[query] = last
+            # Rows that are released are deleted at once: they are here only after a release that was cut off.
+            if after >= first:
+                rows_of_table.released[query] = after
+        if rows_of_table.upto:
+            waiting[name, kind] = rows_of_table
+    _describe(rows, schema, waiting, only)
+    for rows_of_table in waiting.values():
+        yield rows_of_table.quarantined(quarantine, schema)
+
+
+@dataclass
+class _WaitingRows:
+    """What is known of the quarantined rows of a table that wait for one reason.
+
+    `released` has the last batch that is in the table already, of queries with rows that are not deleted yet.
+    """
+
+    place: Place
+    kind: Kind
+    target: DeltaTable | None
+    upto: dict[str, int] = field(default_factory=dict)
+    released: dict[str, int] = field(default_factory=dict)
+    cause: str | None = None
+    rows: int = 0
+    since: datetime | None = None
+    valued: set[str] = field(default_factory=set)
+    versions: set[str] = field(default_factory=set)
+
+    def add(self, group: dict[str, Any]) -> None:
+        """Add a group of rows of one query and one cause: how many, and what they hold."""
+        self.rows += group["_batch_id_count"]
+        self.versions |= {_version(group)} - {""}
+        if group["_cause"]:
+            self.cause = max(group["_cause"], self.cause or "")
+        since = group.get("_timestamp_min")
+        if since is not None and (self.since is None or since < self.since):
+            self.since = since
+        for name, value in group.items():
+            if value is True and name.endswith(_HAS_VALUE):
+                self.valued.add(name.removesuffix(_HAS_VALUE))
+
+    def has_released(self) -> pc.Expression | None:
+        """Return a condition for the rows that their table has already; None if there is no such row."""
+        condition = None
+        for query, last in self.released.items():
+            of_query = (pc.field("_query") == query) & (pc.field("_batch_id") <= last)
+            condition = of_query if condition is None else condition | of_query
+        if condition is None:
+            return None
+        return (pc.field("_table") == self.place.table) & _of_kind(self.kind) & condition
+
+    def quarantined(self, quarantine: str, schema: pa.Schema) -> Quarantined:
+        """Return the rows with what they would change in their table."""
+        columns = pa.schema([column for column in schema if column.name in self.valued])
+        if self.target is None:
+            change = SchemaDiff(added=tuple(columns))
+        else:
+            change = compare(delta_schema(to_arrow(self.target)), columns)
+        versions = tuple(sorted(self.versions))
+        return Quarantined(
+            self.place, quarantine, self.cause, self.rows, self.upto, columns, versions, self.since, change
+        )
+
+
+_HAS_VALUE = "_any"
+"""How Arrow calls the column that says whether any row of a group has a value."""
+
+
+def _waiting_batches(
+    rows: dataset.Dataset, only: pc.Expression | None
+) -> dict[tuple[str, Kind], dict[str, tuple[int, int]]]:
+    """Return the first and the last batch of each query with rows in a quarantine, by table and reason."""
+    batches: dict[tuple[str, Kind], dict[str, tuple[int, int]]] = {}
+    for part in _scan(rows, list(QUARANTINE_COLUMNS), only):
+        grouped = pa.Table.from_batches([part]).group_by(["_table", "_cause", "_query"])
+        for row in grouped.aggregate([("_batch_id", "min"), ("_batch_id", "max")]).to_pylist():
+            of_query = batches.setdefault((row["_table"], kind_of(row["_cause"])), {})
+            first, last = of_query.get(row["_query"], (row["_batch_id_min"], row["_batch_id_max"]))
+            of_query[row["_query"]] = min(first, row["_batch_id_min"]), max(last, row["_batch_id_max"])
+    return batches
+
+
+def _describe(
+    rows: dataset.Dataset,
+    schema: pa.Schema,
+    waiting: dict[tuple[str, Kind], _WaitingRows],
+    only: pc.Expression | None,
+) -> None:
+    """Add to what waits how many rows it has and what they hold, in one pass over the files."""
+    condition = only
+    for rows_of_table in waiting.values():
+        released_rows = rows_of_table.has_released()
+        if released_rows is not None:
+            # A condition that is null for a row would drop it.
+            others = ~pc.coalesce(released_rows, False)
+            condition = others if condition is None else condition & others
+    about = [name for name in SCHEMA_COLUMNS if name in schema.names]
+    own = [*QUARANTINE_COLUMNS, *about, *(["_timestamp"] if "_timestamp" in schema.names else [])]
+    others_names = [name for name in schema.names if name not in OWN]
+    for fragment in rows.get_fragments(filter=only):
+        # A column that every table is known to have a value of need not be read any more.
+        undecided = [name for name in others_names if any(name not in one.valued for one in waiting.values())]
+        for part in _scan(fragment, [*own, *undecided], condition, schema=schema):
+            for group in _groups(part, about, undecided):
+                rows_of_table = waiting.get((group["_table"], kind_of(group["_cause"])))
+                if rows_of_table is not None and group["_query"] in rows_of_table.upto:
+                    rows_of_table.add(group)
+
+
+def _groups(part: pa.RecordBatch, about: list[str], undecided: list[str]) -> list[dict[str, Any]]:
+    """Return rows by table, cause, query and schema: how many, the oldest time, and which columns have a value."""
+    columns = {name: part.column(name) for name in (*QUARANTINE_COLUMNS, *about)}
+    wanted = [("_batch_id", "count")]
+    if "_timestamp" in part.schema.names:
+        columns["_timestamp"] = part.column("_timestamp")
+        wanted.append(("_timestamp", "min"))
+    for name in undecided:  # a zero is a value: a quarantined row loses nothing
+        columns[name] = part.column(name).is_valid()
+        wanted.append((name, "any"))
+    keys = ["_table", "_cause", "_query", *about]
+    found: list[dict[str, Any]] = pa.table(columns).group_by(keys).aggregate(wanted).to_pylist()
+    return found
 
 
 def released(table: DeltaTable | None, place: Place, query: str, kind: Kind = "release") -> int:
@@ -322,14 +450,6 @@ def _of_kind(kind: Kind) -> pc.Expression:
     return {"release": cause.is_null(), "unblock": cause.is_valid() & ~held, "held": cause.is_valid() & held}[kind]
 
 
-def _after(upto: dict[str, int], done: dict[str, int]) -> pc.Expression:
-    each = [(pc.field("_query") == query) & (pc.field("_batch_id") > done[query]) for query in upto]
-    either = each[0]
-    for one in each[1:]:
-        either |= one
-    return either
-
-
 def _files(lake: Lake, handle: DeltaTable, table: str, schema: pa.Schema) -> dataset.Dataset:
     """Return the rows of a quarantine: delta-rs does not read a table that was widened, but its files can be."""
     folder = table.replace(".", "/")
@@ -337,37 +457,23 @@ def _files(lake: Lake, handle: DeltaTable, table: str, schema: pa.Schema) -> dat
     return dataset.dataset(paths, schema=schema, format="parquet", filesystem=lake.files)
 
 
-def _described(
-    where: tuple[Place, str, str | None],
-    schema: pa.Schema,
-    upto: dict[str, int],
-    parts: Iterable[pa.RecordBatch],
-    target: DeltaTable | None,
-) -> Quarantined:
-    place, quarantine, cause = where
-    rows, since = 0, None
-    valued: set[str] = set()
-    versions: set[str] = set()
-    for part in parts:
-        rows += part.num_rows
-        for name in set(schema.names) - OWN - valued:
-            if part.column(name).null_count < part.num_rows:  # a zero is a value: a quarantined row loses nothing
-                valued.add(name)
-        versions |= _versions(part)
-        times = pc.min(part.column("_timestamp")).as_py() if "_timestamp" in schema.names else None
-        since = min(filter(None, (since, times)), default=None)
-    columns = pa.schema([field for field in schema if field.name in valued])
-    change = compare(delta_schema(to_arrow(target)), columns) if target else SchemaDiff(added=tuple(columns))
-    return Quarantined(place, quarantine, cause, rows, upto, columns, tuple(sorted(versions)), since, change)
-
-
-def _versions(part: pa.RecordBatch) -> set[str]:
-    """Return the schemas of records as text: message and version, or its id where there is no version."""
-    names = [name for name in SCHEMA_COLUMNS if name in part.schema.names]
-    if not names:
-        return set()
-    known = pa.Table.from_batches([part.select(names)]).group_by(names).aggregate([]).to_pylist()
-    return {_version(row) for row in known} - {""}
+def _scan(
+    rows: dataset.Dataset | dataset.Fragment, columns: list[str], condition: pc.Expression | None, **options: Any
+) -> Iterator[pa.RecordBatch]:
+    """Yield some columns of rows a part at a time: neither a file nor a group of its rows is held whole."""
+    read = dataset.ParquetFragmentScanOptions(use_buffered_stream=True, buffer_size=1 << 20, pre_buffer=False)
+    scanner = rows.scanner(
+        columns=columns,
+        filter=condition,
+        batch_size=ROWS_AT_ONCE,
+        batch_readahead=1,
+        fragment_readahead=1,
+        fragment_scan_options=read,
+        **options,
+    )
+    for part in scanner.to_batches():
+        if part.num_rows:
+            yield part
 
 
 def _version(row: dict[str, Any]) -> str:
