@@ -418,9 +418,9 @@ def _describe(
         undecided = [name for name in others_names if any(name not in one.valued for one in waiting.values())]
         for part in _scan(fragment, [*own, *undecided], condition, schema=schema):
             for group in _groups(part, about, undecided):
-                rows_of_table = waiting.get((group["_table"], kind_of(group["_cause"])))
-                if rows_of_table is not None and group["_query"] in rows_of_table.upto:
-                    rows_of_table.add(group)
+                waiting_rows = waiting.get((group["_table"], kind_of(group["_cause"])))
+                if waiting_rows is not None and group["_query"] in waiting_rows.upto:
+                    waiting_rows.add(group)
 
 
 def _groups(part: pa.RecordBatch, about: list[str], undecided: list[str]) -> list[dict[str, Any]]:

@@ -73,13 +73,14 @@ from router.engine.commit.committers import (
 )
 from router.engine.label.layout import asked, counted
 from router.engine.merge.coordinator import MergedTables
+from router.engine.position import ARRIVAL
 from router.engine.preflight.explain import fixed_table
 from router.engine.quarantine.table import Quarantined, quarantined
 from router.engine.spark.executors import Executors
 from router.engine.start.killed_repairs import lock_of, staged_as
 from router.engine.start.run_lock import alone, locked
 from router.engine.tables.from_bronze import BronzeRecords, FromBronze, GivenTables, LandedAgain, Records, TopicRecords
-from router.engine.tables.merged_again import MergedAgain, batch_spans
+from router.engine.tables.merged_again import MergedAgain, arrived_batches
 from router.engine.tables.verify import REPAIRED, WrittenDown, done_by, ids_of, own
 from router.errors import RunningError, StartError, TableError, first_line
 from router.sinks import MergingSink, TableSink
@@ -736,13 +737,15 @@ class Repair:
         """Merge the records of some batches into what takes the place of the table's content."""
         records = self._records_until(until).frame(self.spark, self.lake)
         bronze = records.filter(F.col("batch_id") > after)
-        spans, only = batch_spans(bronze), frozenset({self.table})
+        # Bronze of an older version does not have arrivals of all records; it had one run as a rule.
+        bronze = bronze.withColumn(ARRIVAL, F.coalesce(ARRIVAL, "batch_id"))
+        batches, only = arrived_batches(bronze), frozenset({self.table})
         folder, tables = f"_staged/{self.config.name}", GivenTables(lambda _: None)
         given = self.lake, self.query, only, tables, folder, self.executors
         landing = FromBronze(self.config, self.spark, *given)
-        landed = landing.land(bronze, sum(span.records for span in spans), until)
+        landed = landing.land(bronze, sum(batch.records for batch in batches), until)
         try:
-            found.merge(landed.commits, spans)
+            found.merge(landed.commits, batches)
         finally:
             self._discard(landed)
 
