@@ -28,6 +28,7 @@ from router.delta.commit import to_arrow
 from router.delta.file_statistics import statistics
 from router.delta.lake import native_files
 from router.delta.log_tail import newest
+from router.delta.schema_diff import delta_type
 from router.delta.table_cache import SparkTable
 from router.delta.transaction_id import TransactionId
 from router.engine import ledger
@@ -277,9 +278,10 @@ def _places(there: pa.Schema, work: TableCommit) -> tuple[str, ...] | None:
     """Return the columns of topic, partition and offset that a table and all its new files have; None for none."""
     for names in PLACES:
         if set(names) <= set(there.names) and all(set(names) <= set(file.columns) for file in work.files):
-            numbers = all(pa.types.is_integer(there.field(name).type) for name in names[1:])
+            topic, *numbers = (delta_type(there.field(name).type) for name in names)
+            coordinates = pa.types.is_string(topic) and all(map(pa.types.is_integer, numbers))
             inside = all(not set(names) & file.partition.keys() for file in work.files)
-            return names if numbers and inside else None
+            return names if coordinates and inside else None
     return None
 
 
