@@ -109,7 +109,7 @@ def test_rows_that_are_released_and_not_yet_deleted_do_not_wait(tmp_path: Path) 
 
 def test_a_large_quarantine_is_listed_in_bounded_memory(tmp_path: Path, memory: pa.MemoryPool) -> None:
     """Without it the stream's driver ends for want of memory while a blocked table has many rows."""
-    lake = written(tmp_path, batches=24, rows=20_000)
+    lake = written(tmp_path, batches=3, rows=200_000)
     handle = lake.open(QUARANTINE)
     assert handle is not None
     names = ["_table", "_query", "_batch_id", "_cause"]
@@ -118,5 +118,5 @@ def test_a_large_quarantine_is_listed_in_bounded_memory(tmp_path: Path, memory: 
     pa.set_memory_pool(counting)
     found = [*quarantined_in(lake, handle, ("all", "tables", QUARANTINE))]
 
-    assert sum(one.rows for one in found) == 24 * 20_000
+    assert sum(one.rows for one in found) == 3 * 200_000
     assert 0 < counting.max_memory() < in_memory / 2, f"{counting.max_memory():,} of {in_memory:,}"

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError
-from pyarrow import dataset
 from pyspark.sql import functions as F
 
 from router.delta.commit import TableCommit, is_committed, to_arrow, to_arrow_schema, to_delta
@@ -259,15 +259,14 @@ def _causes(lake: Lake, quarantine: str) -> dict[str, str]:
     """Return the tables that rows of a quarantine wait for because they could not be written, each with the cause."""
     try:
         handle = lake.open(quarantine)
-        schema = delta_schema(to_arrow(handle)) if handle and handle.file_uris() else pa.schema([])
-        if handle is None or "_cause" not in schema.names:
+        if handle is None or not handle.file_uris():
             return {}
-        rows = _files(lake, handle, quarantine, schema)
         found: dict[str, str] = {}
-        for part in _scan(rows, ["_table", "_cause"], _of_kind("unblock")):
-            newest = pa.Table.from_batches([part]).group_by("_table").aggregate([("_cause", "max")])
-            for row in newest.to_pylist():
-                found[row["_table"]] = max(row["_cause_max"], found.get(row["_table"], ""))
+        for path in _files(handle, quarantine):
+            for part in _parts(lake, path, ["_table", "_cause"]):
+                for row in part.group_by(["_table", "_cause"]).aggregate([]).to_pylist():
+                    if kind_of(row["_cause"]) == "unblock":
+                        found[row["_table"]] = max(row["_cause"], found.get(row["_table"], ""))
     except (DeltaError, OSError):  # the first batch that needs it says what is wrong
         return {}
     return found
@@ -299,11 +298,9 @@ def quarantined_in(
         return
     schema = delta_schema(to_arrow(handle))
     schema = schema if "_cause" in schema.names else schema.append(pa.field("_cause", pa.string()))
-    rows = _files(lake, handle, quarantine, schema)
-    only = None if table is None else pc.field("_table") == table
-    batches = _waiting_batches(rows, only)
+    batches, files = _waiting_batches(lake, _files(handle, quarantine), table)
     targets = TableCache(lake).readable({name for name, _ in batches})
-    waiting: dict[tuple[str, Kind], _WaitingRows] = {}
+    waiting: dict[_Key, _WaitingRows] = {}
     for (name, kind), batches_of_query in sorted(batches.items()):
         target = targets[name]
         target = None if isinstance(target, TableError) else target
@@ -319,9 +316,13 @@ def quarantined_in(
                 rows_of_table.released[query] = after
         if rows_of_table.upto:
             waiting[name, kind] = rows_of_table
-    _describe(rows, schema, waiting, only)
+    _describe(lake, [path for path, keys in files.items() if keys & waiting.keys()], schema, waiting)
     for rows_of_table in waiting.values():
         yield rows_of_table.quarantined(quarantine, schema)
+
+
+_Key = tuple[str, Kind]
+"""A table, and why its rows wait."""
 
 
 @dataclass
@@ -344,6 +345,8 @@ class _WaitingRows:
 
     def add(self, group: dict[str, Any]) -> None:
         """Add a group of rows of one query and one cause: how many, and what they hold."""
+        if group["_query"] not in self.upto:
+            return
         self.rows += group["_batch_id_count"]
         self.versions |= {_version(group)} - {""}
         if group["_cause"]:
@@ -354,16 +357,6 @@ class _WaitingRows:
         for name, value in group.items():
             if value is True and name.endswith(_HAS_VALUE):
                 self.valued.add(name.removesuffix(_HAS_VALUE))
-
-    def has_released(self) -> pc.Expression | None:
-        """Return a condition for the rows that their table has already; None if there is no such row."""
-        condition = None
-        for query, last in self.released.items():
-            of_query = (pc.field("_query") == query) & (pc.field("_batch_id") <= last)
-            condition = of_query if condition is None else condition | of_query
-        if condition is None:
-            return None
-        return (pc.field("_table") == self.place.table) & _of_kind(self.kind) & condition
 
     def quarantined(self, quarantine: str, schema: pa.Schema) -> Quarantined:
         """Return the rows with what they would change in their table."""
@@ -383,51 +376,56 @@ _HAS_VALUE = "_any"
 
 
 def _waiting_batches(
-    rows: dataset.Dataset, only: pc.Expression | None
-) -> dict[tuple[str, Kind], dict[str, tuple[int, int]]]:
-    """Return the first and the last batch of each query with rows in a quarantine, by table and reason."""
-    batches: dict[tuple[str, Kind], dict[str, tuple[int, int]]] = {}
-    for part in _scan(rows, list(QUARANTINE_COLUMNS), only):
-        grouped = pa.Table.from_batches([part]).group_by(["_table", "_cause", "_query"])
-        for row in grouped.aggregate([("_batch_id", "min"), ("_batch_id", "max")]).to_pylist():
-            of_query = batches.setdefault((row["_table"], kind_of(row["_cause"])), {})
-            first, last = of_query.get(row["_query"], (row["_batch_id_min"], row["_batch_id_max"]))
-            of_query[row["_query"]] = min(first, row["_batch_id_min"]), max(last, row["_batch_id_max"])
-    return batches
+    lake: Lake, paths: list[str], table: str | None
+) -> tuple[dict[_Key, dict[str, tuple[int, int]]], dict[str, set[_Key]]]:
+    """Return the first and the last batch of each query with rows in a quarantine, and of which each file has rows."""
+    batches: dict[_Key, dict[str, tuple[int, int]]] = {}
+    files: dict[str, set[_Key]] = {path: set() for path in paths}
+    for path in paths:
+        for part in _parts(lake, path, list(QUARANTINE_COLUMNS)):
+            grouped = part.group_by(["_table", "_cause", "_query"])
+            for row in grouped.aggregate([("_batch_id", "min"), ("_batch_id", "max")]).to_pylist():
+                if table not in (None, row["_table"]):
+                    continue
+                key: _Key = row["_table"], kind_of(row["_cause"])
+                files[path].add(key)
+                of_query = batches.setdefault(key, {})
+                first, last = of_query.get(row["_query"], (row["_batch_id_min"], row["_batch_id_max"]))
+                of_query[row["_query"]] = min(first, row["_batch_id_min"]), max(last, row["_batch_id_max"])
+    return batches, files
 
 
-def _describe(
-    rows: dataset.Dataset,
-    schema: pa.Schema,
-    waiting: dict[tuple[str, Kind], _WaitingRows],
-    only: pc.Expression | None,
-) -> None:
-    """Add to what waits how many rows it has and what they hold, in one pass over the files."""
-    condition = only
-    for rows_of_table in waiting.values():
-        released_rows = rows_of_table.has_released()
-        if released_rows is not None:
-            # A condition that is null for a row would drop it.
-            others = ~pc.coalesce(released_rows, False)
-            condition = others if condition is None else condition & others
+def _describe(lake: Lake, paths: list[str], schema: pa.Schema, waiting: dict[_Key, _WaitingRows]) -> None:
+    """Add to what waits how many rows it has and what they hold."""
     about = [name for name in SCHEMA_COLUMNS if name in schema.names]
-    own = [*QUARANTINE_COLUMNS, *about, *(["_timestamp"] if "_timestamp" in schema.names else [])]
-    others_names = [name for name in schema.names if name not in OWN]
-    for fragment in rows.get_fragments(filter=only):
+    times = ["_timestamp"] if "_timestamp" in schema.names else []
+    names = [name for name in schema.names if name not in OWN]
+    for path in paths:
         # A column that every table is known to have a value of need not be read any more.
-        undecided = [name for name in others_names if any(name not in one.valued for one in waiting.values())]
-        for part in _scan(fragment, [*own, *undecided], condition, schema=schema):
-            for group in _groups(part, about, undecided):
-                waiting_rows = waiting.get((group["_table"], kind_of(group["_cause"])))
-                if waiting_rows is not None and group["_query"] in waiting_rows.upto:
-                    waiting_rows.add(group)
+        undecided = [name for name in names if any(name not in rows.valued for rows in waiting.values())]
+        for part in _parts(lake, path, [*QUARANTINE_COLUMNS, *about, *times, *undecided]):
+            for group in _groups(_not_released(part, waiting), about, undecided):
+                rows_of_table = waiting.get((group["_table"], kind_of(group["_cause"])))
+                if rows_of_table is not None:
+                    rows_of_table.add(group)
 
 
-def _groups(part: pa.RecordBatch, about: list[str], undecided: list[str]) -> list[dict[str, Any]]:
+def _not_released(rows: pa.Table, waiting: dict[_Key, _WaitingRows]) -> pa.Table:
+    """Return rows without those that their table has already."""
+    for rows_of_table in waiting.values():
+        for query, last in rows_of_table.released.items():
+            condition = (pc.field("_table") == rows_of_table.place.table) & _of_kind(rows_of_table.kind)
+            condition &= (pc.field("_query") == query) & (pc.field("_batch_id") <= last)
+            # A condition that is null for a row would drop it.
+            rows = rows.filter(~pc.coalesce(condition, False))
+    return rows
+
+
+def _groups(part: pa.Table, about: list[str], undecided: list[str]) -> list[dict[str, Any]]:
     """Return rows by table, cause, query and schema: how many, the oldest time, and which columns have a value."""
     columns = {name: part.column(name) for name in (*QUARANTINE_COLUMNS, *about)}
     wanted = [("_batch_id", "count")]
-    if "_timestamp" in part.schema.names:
+    if "_timestamp" in part.column_names:
         columns["_timestamp"] = part.column("_timestamp")
         wanted.append(("_timestamp", "min"))
     for name in undecided:  # a zero is a value: a quarantined row loses nothing
@@ -450,30 +448,26 @@ def _of_kind(kind: Kind) -> pc.Expression:
     return {"release": cause.is_null(), "unblock": cause.is_valid() & ~held, "held": cause.is_valid() & held}[kind]
 
 
-def _files(lake: Lake, handle: DeltaTable, table: str, schema: pa.Schema) -> dataset.Dataset:
-    """Return the rows of a quarantine: delta-rs does not read a table that was widened, but its files can be."""
-    folder = table.replace(".", "/")
-    paths = [f"{folder}/{path}" for path in _actions(handle).column("path").to_pylist()]
-    return dataset.dataset(paths, schema=schema, format="parquet", filesystem=lake.files)
+def _files(handle: DeltaTable, quarantine: str) -> list[str]:
+    """Return the files of a quarantine: delta-rs does not read a table that was widened, but its files can be."""
+    folder = quarantine.replace(".", "/")
+    return [f"{folder}/{path}" for path in _actions(handle).column("path").to_pylist()]
 
 
-def _scan(
-    rows: dataset.Dataset | dataset.Fragment, columns: list[str], condition: pc.Expression | None, **options: Any
-) -> Iterator[pa.RecordBatch]:
-    """Yield some columns of rows a part at a time: neither a file nor a group of its rows is held whole."""
-    read = dataset.ParquetFragmentScanOptions(use_buffered_stream=True, buffer_size=1 << 20, pre_buffer=False)
-    scanner = rows.scanner(
-        columns=columns,
-        filter=condition,
-        batch_size=ROWS_AT_ONCE,
-        batch_readahead=1,
-        fragment_readahead=1,
-        fragment_scan_options=read,
-        **options,
-    )
-    for part in scanner.to_batches():
-        if part.num_rows:
-            yield part
+def _parts(lake: Lake, path: str, columns: list[str]) -> Iterator[pa.Table]:
+    """Yield some columns of a file's rows, a part of the rows at a time; a column that the file lacks is null.
+
+    A scan of Arrow's `dataset` holds a whole row group at once, which here may be the whole file.
+    """
+    with lake.files.open_input_file(path) as source:
+        file = pq.ParquetFile(source, pre_buffer=False, buffer_size=1 << 20)
+        names = [name for name in columns if name in file.schema_arrow.names]
+        for part in file.iter_batches(ROWS_AT_ONCE, columns=names, use_threads=False):
+            rows = pa.Table.from_batches([part]).select(names)
+            for name in columns:
+                if name not in names:
+                    rows = rows.append_column(name, pa.nulls(len(rows), QUARANTINE_COLUMNS.get(name, pa.null())))
+            yield rows
 
 
 def _version(row: dict[str, Any]) -> str:
