@@ -61,6 +61,8 @@ def stored_records(frame: DataFrame, *others: str) -> DataFrame:
     """Return the raw records that bronze or dead letters keep, each with its arrival where it is noted."""
     if ARRIVAL not in frame.columns:
         frame = frame.withColumn(ARRIVAL, F.lit(None).cast("long"))
+    if "batch_id" in frame.columns:  # what was kept before arrivals were is of a first run
+        frame = frame.withColumn(ARRIVAL, F.coalesce(ARRIVAL, "batch_id"))
     return frame.select(*RAW_COLUMNS, *others)
 
 

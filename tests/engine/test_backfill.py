@@ -5,13 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
+from deltalake import DeltaTable, write_deltalake
 
 import router.cli
 from router import StartError
 from router.config.models import Route
-from router.engine.tables.backfill import NOTE, Backfill, BackfillBatches, RecordRange
+from router.delta.lake import Lake
+from router.engine.tables.backfill import NOTE, Backfill, BackfillBatches, RecordRange, stored_records_of
 from router_decoders import Json
 from router_rules import Sql
 from router_sinks import Delta, Tables, Upsert
@@ -87,6 +91,52 @@ def test_a_range_is_by_time_or_by_offset(make_query: MakeQuery, tmp_path: Path) 
     begin = BEGIN.timestamp()
     assert run(query, RecordRange(since=begin, until=begin + 1)) == {"silver.new": 1}  # the first of each batch
     assert ids(query, "silver.new") == [0, 1, 2, 4]
+
+
+def test_a_backfill_reads_only_files_that_may_hold_its_range(make_query: MakeQuery, tmp_path: Path) -> None:
+    """Without it a backfill of an hour reads columns of the whole table into the driver, which ends for want of memory.
+
+    Files outside of the range are taken away: whoever reads them fails.
+    """
+    query = written(make_query, tmp_path, route("old", "silver.old", *WITH_PLACE))
+    query = query.restarted(routes=(route("old", "silver.old", *WITH_PLACE), route("new", "silver.new", *WITH_PLACE)))
+    query.take(records([{"game": "uno", "id": 8}], first=8))
+    for table, offset in (("silver.old", "offset"), ("bronze.all", "offset"), ("ops.dead", "offset")):
+        for file in pa.table(query.open(table).get_add_actions(flatten=True)).to_pylist():
+            if file[f"max.{offset}"] < 4:
+                Path(query.lake.address(table), file["path"]).unlink()
+
+    assert run(query, RecordRange(begins={"events": {0: 5}}, ends={"events": {0: 9}})) == {"silver.new": 2}
+    later = BEGIN.timestamp() + 1
+    assert run(query, RecordRange(begins={"events": {0: 4}}, ends={"events": {0: 8}}, until=later)) == {"silver.new": 1}
+
+
+def test_the_records_that_a_table_has_are_found_in_parts(tmp_path: Path) -> None:
+    """Without it a record is there twice after a backfill, or a record of another partition hides it."""
+    lake = Lake.at(str(tmp_path))
+    address = lake.address("silver.old")
+    for topic, partition in (("events", 0), ("events", 1), ("others", 0)):
+        offsets = np.arange(0, 300_000, 2 + partition)
+        rows = pa.table({
+            "topic": pa.array([topic] * len(offsets)),
+            "partition": pa.array([partition] * len(offsets), pa.int32()),
+            "offset": offsets,
+        })  # fmt: skip
+        write_deltalake(address, rows, mode="append")
+    names = ("topic", "partition", "offset")
+    spans = {("events", 0): (100_000, 250_000), ("events", 1): (10, 20), ("gone", 0): (0, 5)}
+    stored = stored_records_of(DeltaTable(address), names, (), spans)
+
+    assert {
+        key: sum(int(np.unpackbits(page).sum()) for page in bits.pages.values()) for key, bits in stored.items()
+    } == {
+        ("events", 0): 75_001,
+        ("events", 1): 3,
+    }
+    held = stored["events", 0]
+    assert held.contains(np.array([99_998, 100_000, 100_001, 250_000, 250_002])).tolist() == [0, 1, 0, 1, 0]
+    assert stored["events", 1].contains(np.array([9, 12, 15, 16, 18, 21])).tolist() == [0, 1, 1, 0, 1, 0]
+    assert sum(len(page) for bits in stored.values() for page in bits.pages.values()) < 50_000, "a bit per record"
 
 
 @pytest.mark.parametrize("step", ["_write_down", "_commit", "_write_ledger"])

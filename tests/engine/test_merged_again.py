@@ -18,13 +18,13 @@ from router.delta.parquet_writer import Staging
 from router.engine.merge.delta_rs import MergeJob, merge_table
 from router.engine.start.killed_repairs import clear_killed_repairs, lock_of, staged_as
 from router.engine.start.run_lock import locked
-from router.engine.tables.merged_again import BatchSpan, MergedAgain, portions
+from router.engine.tables.merged_again import ArrivedBatch, MergedAgain, portions
 from router.sinks import KeyedTable
 
 TABLE, APP = "silver.gamers", "games:run/all/upsert"
 BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
 SCHEMA = pa.schema([
-    ("_topic", pa.string()), ("_partition", pa.int32()), ("_offset", pa.int64()),
+    ("_arrival", pa.int64()), ("_topic", pa.string()), ("_partition", pa.int32()), ("_offset", pa.int64()),
     ("_timestamp", pa.timestamp("us", "UTC")), ("_key", pa.binary()), ("_table", pa.string()),
     ("_deleted", pa.bool_()), ("gamer", pa.string()), ("level", pa.int32()),
 ])  # fmt: skip
@@ -34,8 +34,8 @@ def outbox(*rows: tuple[int, str, int | None]) -> pa.Table:
     """Return rows of an outbox: offset, key and value, None for a deletion."""
     place = {"_topic": "events", "_partition": 0, "_table": TABLE}
     found = [
-        {**place, "_offset": at, "_timestamp": BEGIN + timedelta(seconds=at), "_deleted": level is None,
-         "gamer": gamer, "level": level}
+        {**place, "_arrival": at // 10, "_offset": at, "_timestamp": BEGIN + timedelta(seconds=at),
+         "_deleted": level is None, "gamer": gamer, "level": level}
         for at, gamer, level in rows
     ]  # fmt: skip
     return pa.Table.from_pylist(found, SCHEMA)
@@ -114,9 +114,16 @@ def test_a_merge_that_was_faster_is_not_lost(tmp_path: Path) -> None:
 
 def test_batches_are_merged_together_up_to_a_number_of_records() -> None:
     """Without it a small batch is a merge of its own, or the driver holds all of bronze."""
-    batches = [BatchSpan(count, {"events": {0: (at, at)}}) for at, count in enumerate((2, 2, 5, 1, 1))]
-    assert [len(part) for part in portions(batches, 4)] == [2, 1, 2]
-    assert [len(part) for part in portions(batches, 0)] == [1] * 5
+    batches = [ArrivedBatch(7 * number, records) for number, records in enumerate((2, 2, 5, 1, 1))]
+    assert [*portions(batches, 4)] == [(0, 7), (14, 14), (21, 28)]
+    assert [*portions(batches, 0)] == [(number, number) for number in (0, 7, 14, 21, 28)]
+
+
+def test_the_rows_of_many_batches_are_one_interval() -> None:
+    """Without it the condition of a merge has a term for each batch, and Spark takes minutes to compile it."""
+    batches = [ArrivedBatch(number, 10) for number in range(10_000)]
+    assert [*portions(batches, 100_000)] == [(0, 9_999)]
+    assert len([*portions(batches, 10_000)]) == 10
 
 
 def test_what_a_killed_repair_has_left_is_deleted(tmp_path: Path) -> None:
@@ -125,7 +132,9 @@ def test_what_a_killed_repair_has_left_is_deleted(tmp_path: Path) -> None:
     nothing: Any = None
     for table in ("silver.killed", "silver.busy"):
         found = MergedAgain(nothing, lake, KeyedTable(keys=("gamer",)), table, None, staged_as("games", table))
-        found.merge_rows(BATCHES[0].set_column(5, "_table", pa.array([found.name] * 3)), "all/upsert")
+        found.merge_rows(
+            BATCHES[0].set_column(SCHEMA.get_field_index("_table"), "_table", pa.array([found.name] * 3)), "all/upsert"
+        )
         assert lake.open(found.name) is not None
     MergedAgain(nothing, lake, KeyedTable(keys=("gamer",)), "silver.x", None, staged_as("games_eu", "silver.killed"))
     other = Path(lake.address(staged_as("games_eu", "silver.killed")))

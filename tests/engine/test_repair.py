@@ -13,12 +13,13 @@ from deltalake import DeltaTable, write_deltalake
 
 from router.config.models import Route
 from router.engine.quarantine.table import quarantined, try_now
+from router.engine.start import run_lock
 from router.engine.start.run_lock import alone
 from router.engine.tables.from_bronze import FromBronze
 from router.engine.tables.repair import Repair, Repaired
 from router.engine.tables.table_states import table_states
 from router.engine.tables.verify import Verification
-from router.errors import StartError, TableError
+from router.errors import RunningError, StartError, TableError
 from router.spark_internals import jvm
 from router_decoders import Json
 from router_decoders.record_keys import RecordKeys
@@ -407,6 +408,34 @@ def test_a_table_for_spark_is_not_replaced_beside_the_stream(query: Query, spark
 
     assert ids(query, "uno") == expected(3)
     assert wrong(query) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("table", ["silver.uno", "silver.ids"])
+def test_a_stream_that_starts_while_spark_replaces_a_table_is_refused(
+    query: Query, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, table: str
+) -> None:
+    """Without it what the stream commits between the question whether it runs and the overwrite is lost."""
+    query = query.restarted(commit="spark")
+    refused: list[str] = []
+    overwrite = Repair._overwrite
+
+    def overwrite_while_a_stream_starts(repair: Repair, *arguments: Any) -> None:
+        with pytest.raises(RunningError) as error, alone(query.store.checkpoint, "games"):
+            pass
+        refused.append(str(error.value))
+        overwrite(repair, *arguments)
+
+    monkeypatch.setattr(run_lock, "PATIENCE", 0.0)
+    monkeypatch.setattr(Repair, "_overwrite", overwrite_while_a_stream_starts)
+    rows = multiset(query, table)
+    repaired(query, spark, table)
+
+    assert len(refused) == 1
+    assert f"the repair of {table} by Delta on Spark is at work" in refused[0]
+    assert multiset(query, table) == rows
+    with alone(query.store.checkpoint, "games"):
+        pass
 
 
 def test_a_damaged_table_is_repaired_while_its_rows_go_to_the_quarantine(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import threading
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -12,11 +13,12 @@ from benchmarks.s3_server import Fault, S3Server, s3_server
 from router.delta.lake import Lake
 from router.engine.checkpoint_store import CheckpointStore, Manifest
 from router.engine.start import run_lock
-from router.engine.start.run_lock import Lease, alone
+from router.engine.start.run_lock import Lease, alone, is_running
 from router.errors import RunningError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 @pytest.fixture(scope="module")
@@ -105,3 +107,62 @@ def test_a_batch_is_decided_by_one_run(checkpoint: Lake) -> None:
     with pytest.raises(RunningError, match="batch 7"):
         other.decide(Manifest(7, "another", (), (), ()), new=True)
     assert other.manifest(7) == decided
+
+
+@pytest.fixture(params=["disk", "bucket"])
+def any_checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
+    """Return a checkpoint on a disk, or in a bucket."""
+    if request.param == "disk":
+        return Lake.at(str(tmp_path / "checkpoint"))
+    found: Lake = request.getfixturevalue("checkpoint")
+    return found
+
+
+def test_a_start_that_is_refused_names_what_is_at_work(any_checkpoint: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it somebody looks for a stream that does not run while a repair replaces a table."""
+    monkeypatch.setattr(run_lock, "PATIENCE", 0.0)
+    with alone(any_checkpoint, "games", holder="the repair of silver.uno"):
+        with pytest.raises(RunningError, match=r"the repair of silver\.uno is at work"), alone(any_checkpoint, "games"):
+            pass
+        assert is_running(any_checkpoint)
+    with (
+        alone(any_checkpoint, "games"),
+        pytest.raises(RunningError, match="running already"),
+        alone(any_checkpoint, "games"),
+    ):
+        pass
+
+
+def test_who_asks_whether_a_run_is_alive_writes_nothing(any_checkpoint: Lake) -> None:
+    """Without it the lock of a run that is starting is taken by somebody who only asks."""
+    assert not is_running(any_checkpoint)
+    assert not any_checkpoint.read("lock")
+    with alone(any_checkpoint, "games"):
+        assert is_running(any_checkpoint)
+    assert not is_running(any_checkpoint)
+    with alone(any_checkpoint, "games"):
+        pass
+
+
+def test_the_lock_of_a_killed_run_is_left_for_the_next_start(checkpoint: Lake) -> None:
+    """Without it a repair beside no stream waits for ever, or takes the lock over that a start is about to."""
+    Lease(checkpoint.store, "lock", "killed").take()
+    content = checkpoint.read("lock")
+
+    assert not is_running(checkpoint)
+    assert checkpoint.read("lock") == content
+
+
+def test_a_start_is_not_refused_by_who_asks(tmp_path: Path) -> None:
+    """Without it a stream that starts while a repair looks for it ends with exit code 1."""
+    checkpoint = Lake.at(str(tmp_path))
+    path = tmp_path / "lock"
+    path.touch()
+    with path.open() as asking:
+        fcntl.flock(asking, fcntl.LOCK_SH)
+        assert not is_running(checkpoint), "who asks does not take another one who asks for a run"
+        ended = threading.Timer(0.3, lambda: fcntl.flock(asking, fcntl.LOCK_UN))
+        ended.start()
+        with alone(checkpoint, "games"):
+            assert is_running(checkpoint)
+        ended.join()

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from router.delta.lake import Lake
     from router.engine.commit.committers import Committers
     from router.engine.commit.violations import Conditions
-    from router.engine.quarantine.table import Kind, Place
+    from router.engine.quarantine.table import Kind, Place, Quarantined
 
 log = logging.getLogger("router")
 Kinds = dict[str, "pa.DataType | None"]
@@ -165,7 +165,9 @@ class Release:
         """Return the last batch of each query with rows for a blocked table, and the columns that they hold."""
         quarantine = quarantine_of(self.config.name, place.route, place.sink)
         handle = self.lake.open(quarantine)
-        waiting = quarantined_in(self.lake, handle, (place.route, place.sink, quarantine)) if handle else ()
+        waiting: Iterable[Quarantined] = ()
+        if handle is not None:
+            waiting = quarantined_in(self.lake, handle, (place.route, place.sink, quarantine), table=place.table)
         for one in waiting:
             if one.place == place and one.kind == "unblock":
                 return one.upto, to_delta(one.columns)

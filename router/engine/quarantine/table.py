@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError
-from pyarrow import dataset
 from pyspark.sql import functions as F
 
 from router.delta.commit import TableCommit, is_committed, to_arrow, to_arrow_schema, to_delta
@@ -56,6 +56,8 @@ OWN = {*QUARANTINE_COLUMNS, *COORDINATES, *SCHEMA_COLUMNS}
 """Columns of a quarantine that are not those of its rows."""
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 600.0
 """Seconds between two tries to release the rows of a blocked table: twice as many after each."""
+ROWS_AT_ONCE = 16_384
+"""Rows that are held while a quarantine is listed."""
 
 
 Kind = ReleaseKind
@@ -257,15 +259,17 @@ def _causes(lake: Lake, quarantine: str) -> dict[str, str]:
     """Return the tables that rows of a quarantine wait for because they could not be written, each with the cause."""
     try:
         handle = lake.open(quarantine)
-        schema = delta_schema(to_arrow(handle)) if handle and handle.file_uris() else pa.schema([])
-        if handle is None or "_cause" not in schema.names:
+        if handle is None or not handle.file_uris():
             return {}
-        rows = _files(lake, handle, quarantine, schema)
-        blocked = rows.scanner(["_table", "_cause"], filter=_of_kind("unblock")).to_table()
+        found: dict[str, str] = {}
+        for path in _files(handle, quarantine):
+            for part in _parts(lake, path, ["_table", "_cause"]):
+                for row in part.group_by(["_table", "_cause"]).aggregate([]).to_pylist():
+                    if kind_of(row["_cause"]) == "unblock":
+                        found[row["_table"]] = max(row["_cause"], found.get(row["_table"], ""))
     except (DeltaError, OSError):  # the first batch that needs it says what is wrong
         return {}
-    found = blocked.group_by("_table").aggregate([("_cause", "max")]).to_pylist()
-    return {row["_table"]: row["_cause_max"] for row in found}
+    return found
 
 
 def _actions(handle: DeltaTable) -> pa.Table:
@@ -282,32 +286,154 @@ def quarantined(config: Config, lake: Lake) -> list[Quarantined]:
     return found
 
 
-def quarantined_in(lake: Lake, handle: DeltaTable, where: tuple[str, str, str]) -> Iterator[Quarantined]:
-    """Yield the rows of one sink's quarantine by table, apart by why they wait."""
+def quarantined_in(
+    lake: Lake, handle: DeltaTable, where: tuple[str, str, str], table: str | None = None
+) -> Iterator[Quarantined]:
+    """Yield the rows of one sink's quarantine by table, apart by why they wait; of one table only if it is named.
+
+    The files are read twice, a part at a time: for which rows there are, then for what they hold.
+    """
     route, sink, quarantine = where
     if not handle.file_uris():
         return
     schema = delta_schema(to_arrow(handle))
     schema = schema if "_cause" in schema.names else schema.append(pa.field("_cause", pa.string()))
-    rows = _files(lake, handle, quarantine, schema)
-    there = dataset.Scanner.from_dataset(rows, columns=list(QUARANTINE_COLUMNS)).to_table()
-    causes = dict[tuple[str, Kind], str | None]()
-    by: dict[tuple[str, Kind], dict[str, int]] = {}
-    for row in there.group_by(["_table", "_cause", "_query"]).aggregate([("_batch_id", "max")]).to_pylist():
-        key = row["_table"], kind_of(row["_cause"])
-        upto, cause = by.setdefault(key, {}), row["_cause"]
-        upto[row["_query"]] = max(row["_batch_id_max"], upto.get(row["_query"], -1))
-        causes[key] = max(cause, causes.get(key) or "") if cause else None
-    targets = TableCache(lake).readable({table for table, _ in by})
-    for (table, kind), upto in sorted(by.items()):
-        place = Place(route, sink, table)
-        target = targets[table]
+    batches, files = _waiting_batches(lake, _files(handle, quarantine), table)
+    targets = TableCache(lake).readable({name for name, _ in batches})
+    waiting: dict[_Key, _WaitingRows] = {}
+    for (name, kind), batches_of_query in sorted(batches.items()):
+        target = targets[name]
         target = None if isinstance(target, TableError) else target
-        done = {query: released(target, place, query, kind) for query in upto}
-        if left := {query: last for query, last in upto.items() if done[query] < last}:
-            mine = (pc.field("_table") == table) & _of_kind(kind)
-            parts = rows.scanner(filter=mine & _after(left, done)).to_batches()
-            yield _described((place, quarantine, causes[table, kind]), schema, left, parts, target)
+        place = Place(route, sink, name)
+        rows_of_table = _WaitingRows(place, kind, target)
+        for query, (first, last) in batches_of_query.items():
+            after = released(target, place, query, kind)
+            if after >= last:
+                continue
+            rows_of_table.upto[query] = last
+            # Rows that are released are deleted at once: they are here only after a release that was cut off.
+            if after >= first:
+                rows_of_table.released[query] = after
+        if rows_of_table.upto:
+            waiting[name, kind] = rows_of_table
+    _describe(lake, [path for path, keys in files.items() if keys & waiting.keys()], schema, waiting)
+    for rows_of_table in waiting.values():
+        yield rows_of_table.quarantined(quarantine, schema)
+
+
+_Key = tuple[str, Kind]
+"""A table, and why its rows wait."""
+
+
+@dataclass
+class _WaitingRows:
+    """What is known of the quarantined rows of a table that wait for one reason.
+
+    `released` has the last batch that is in the table already, of queries with rows that are not deleted yet.
+    """
+
+    place: Place
+    kind: Kind
+    target: DeltaTable | None
+    upto: dict[str, int] = field(default_factory=dict)
+    released: dict[str, int] = field(default_factory=dict)
+    cause: str | None = None
+    rows: int = 0
+    since: datetime | None = None
+    valued: set[str] = field(default_factory=set)
+    versions: set[str] = field(default_factory=set)
+
+    def add(self, group: dict[str, Any]) -> None:
+        """Add a group of rows of one query and one cause: how many, and what they hold."""
+        if group["_query"] not in self.upto:
+            return
+        self.rows += group["_batch_id_count"]
+        self.versions |= {_version(group)} - {""}
+        if group["_cause"]:
+            self.cause = max(group["_cause"], self.cause or "")
+        since = group.get("_timestamp_min")
+        if since is not None and (self.since is None or since < self.since):
+            self.since = since
+        for name, value in group.items():
+            if value is True and name.endswith(_HAS_VALUE):
+                self.valued.add(name.removesuffix(_HAS_VALUE))
+
+    def quarantined(self, quarantine: str, schema: pa.Schema) -> Quarantined:
+        """Return the rows with what they would change in their table."""
+        columns = pa.schema([column for column in schema if column.name in self.valued])
+        if self.target is None:
+            change = SchemaDiff(added=tuple(columns))
+        else:
+            change = compare(delta_schema(to_arrow(self.target)), columns)
+        versions = tuple(sorted(self.versions))
+        return Quarantined(
+            self.place, quarantine, self.cause, self.rows, self.upto, columns, versions, self.since, change
+        )
+
+
+_HAS_VALUE = "_any"
+"""How Arrow calls the column that says whether any row of a group has a value."""
+
+
+def _waiting_batches(
+    lake: Lake, paths: list[str], table: str | None
+) -> tuple[dict[_Key, dict[str, tuple[int, int]]], dict[str, set[_Key]]]:
+    """Return the first and the last batch of each query with rows in a quarantine, and of which each file has rows."""
+    batches: dict[_Key, dict[str, tuple[int, int]]] = {}
+    files: dict[str, set[_Key]] = {path: set() for path in paths}
+    for path in paths:
+        for part in _parts(lake, path, list(QUARANTINE_COLUMNS)):
+            grouped = part.group_by(["_table", "_cause", "_query"])
+            for row in grouped.aggregate([("_batch_id", "min"), ("_batch_id", "max")]).to_pylist():
+                if table not in (None, row["_table"]):
+                    continue
+                key: _Key = row["_table"], kind_of(row["_cause"])
+                files[path].add(key)
+                of_query = batches.setdefault(key, {})
+                first, last = of_query.get(row["_query"], (row["_batch_id_min"], row["_batch_id_max"]))
+                of_query[row["_query"]] = min(first, row["_batch_id_min"]), max(last, row["_batch_id_max"])
+    return batches, files
+
+
+def _describe(lake: Lake, paths: list[str], schema: pa.Schema, waiting: dict[_Key, _WaitingRows]) -> None:
+    """Add to what waits how many rows it has and what they hold."""
+    about = [name for name in SCHEMA_COLUMNS if name in schema.names]
+    times = ["_timestamp"] if "_timestamp" in schema.names else []
+    names = [name for name in schema.names if name not in OWN]
+    for path in paths:
+        # A column that every table is known to have a value of need not be read any more.
+        undecided = [name for name in names if any(name not in rows.valued for rows in waiting.values())]
+        for part in _parts(lake, path, [*QUARANTINE_COLUMNS, *about, *times, *undecided]):
+            for group in _groups(_not_released(part, waiting), about, undecided):
+                rows_of_table = waiting.get((group["_table"], kind_of(group["_cause"])))
+                if rows_of_table is not None:
+                    rows_of_table.add(group)
+
+
+def _not_released(rows: pa.Table, waiting: dict[_Key, _WaitingRows]) -> pa.Table:
+    """Return rows without those that their table has already."""
+    for rows_of_table in waiting.values():
+        for query, last in rows_of_table.released.items():
+            condition = (pc.field("_table") == rows_of_table.place.table) & _of_kind(rows_of_table.kind)
+            condition &= (pc.field("_query") == query) & (pc.field("_batch_id") <= last)
+            # A condition that is null for a row would drop it.
+            rows = rows.filter(~pc.coalesce(condition, False))
+    return rows
+
+
+def _groups(part: pa.Table, about: list[str], undecided: list[str]) -> list[dict[str, Any]]:
+    """Return rows by table, cause, query and schema: how many, the oldest time, and which columns have a value."""
+    columns = {name: part.column(name) for name in (*QUARANTINE_COLUMNS, *about)}
+    wanted = [("_batch_id", "count")]
+    if "_timestamp" in part.column_names:
+        columns["_timestamp"] = part.column("_timestamp")
+        wanted.append(("_timestamp", "min"))
+    for name in undecided:  # a zero is a value: a quarantined row loses nothing
+        columns[name] = part.column(name).is_valid()
+        wanted.append((name, "any"))
+    keys = ["_table", "_cause", "_query", *about]
+    found: list[dict[str, Any]] = pa.table(columns).group_by(keys).aggregate(wanted).to_pylist()
+    return found
 
 
 def released(table: DeltaTable | None, place: Place, query: str, kind: Kind = "release") -> int:
@@ -322,52 +448,26 @@ def _of_kind(kind: Kind) -> pc.Expression:
     return {"release": cause.is_null(), "unblock": cause.is_valid() & ~held, "held": cause.is_valid() & held}[kind]
 
 
-def _after(upto: dict[str, int], done: dict[str, int]) -> pc.Expression:
-    each = [(pc.field("_query") == query) & (pc.field("_batch_id") > done[query]) for query in upto]
-    either = each[0]
-    for one in each[1:]:
-        either |= one
-    return either
+def _files(handle: DeltaTable, quarantine: str) -> list[str]:
+    """Return the files of a quarantine: delta-rs does not read a table that was widened, but its files can be."""
+    folder = quarantine.replace(".", "/")
+    return [f"{folder}/{path}" for path in _actions(handle).column("path").to_pylist()]
 
 
-def _files(lake: Lake, handle: DeltaTable, table: str, schema: pa.Schema) -> dataset.Dataset:
-    """Return the rows of a quarantine: delta-rs does not read a table that was widened, but its files can be."""
-    folder = table.replace(".", "/")
-    paths = [f"{folder}/{path}" for path in _actions(handle).column("path").to_pylist()]
-    return dataset.dataset(paths, schema=schema, format="parquet", filesystem=lake.files)
+def _parts(lake: Lake, path: str, columns: list[str]) -> Iterator[pa.Table]:
+    """Yield some columns of a file's rows, a part of the rows at a time; a column that the file lacks is null.
 
-
-def _described(
-    where: tuple[Place, str, str | None],
-    schema: pa.Schema,
-    upto: dict[str, int],
-    parts: Iterable[pa.RecordBatch],
-    target: DeltaTable | None,
-) -> Quarantined:
-    place, quarantine, cause = where
-    rows, since = 0, None
-    valued: set[str] = set()
-    versions: set[str] = set()
-    for part in parts:
-        rows += part.num_rows
-        for name in set(schema.names) - OWN - valued:
-            if part.column(name).null_count < part.num_rows:  # a zero is a value: a quarantined row loses nothing
-                valued.add(name)
-        versions |= _versions(part)
-        times = pc.min(part.column("_timestamp")).as_py() if "_timestamp" in schema.names else None
-        since = min(filter(None, (since, times)), default=None)
-    columns = pa.schema([field for field in schema if field.name in valued])
-    change = compare(delta_schema(to_arrow(target)), columns) if target else SchemaDiff(added=tuple(columns))
-    return Quarantined(place, quarantine, cause, rows, upto, columns, tuple(sorted(versions)), since, change)
-
-
-def _versions(part: pa.RecordBatch) -> set[str]:
-    """Return the schemas of records as text: message and version, or its id where there is no version."""
-    names = [name for name in SCHEMA_COLUMNS if name in part.schema.names]
-    if not names:
-        return set()
-    known = pa.Table.from_batches([part.select(names)]).group_by(names).aggregate([]).to_pylist()
-    return {_version(row) for row in known} - {""}
+    A scan of Arrow's `dataset` holds a whole row group at once, which here may be the whole file.
+    """
+    with lake.files.open_input_file(path) as source:
+        file = pq.ParquetFile(source, pre_buffer=False, buffer_size=1 << 20)
+        names = [name for name in columns if name in file.schema_arrow.names]
+        for part in file.iter_batches(ROWS_AT_ONCE, columns=names, use_threads=False):
+            rows = pa.Table.from_batches([part]).select(names)
+            for name in columns:
+                if name not in names:
+                    rows = rows.append_column(name, pa.nulls(len(rows), QUARANTINE_COLUMNS.get(name, pa.null())))
+            yield rows
 
 
 def _version(row: dict[str, Any]) -> str:

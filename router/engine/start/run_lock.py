@@ -4,6 +4,9 @@ On a disk it is a lock of the operating system, which the end of a process gives
 it is a file that its holder writes anew every few seconds, each time only over its own last one. Whoever finds such a
 file watches it: one that changes is held, and the start is refused; one that stays as it is for `EXPIRES` belongs to a
 run that was killed, and is taken over, by one only. No clock is compared with another machine's.
+
+The file has the name of what holds it, where that is no stream, for a start that is refused to say it. Whoever only
+asks whether a run is alive (`is_running`) keeps no start away.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import uuid
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from router.errors import RunningError, first_line
 
@@ -34,21 +37,50 @@ RENEWED = 5.0
 """Seconds from one renewal to the next: one request each."""
 EXPIRES = 20.0
 """Seconds without a renewal after which a lock is free: what a start waits after a run was killed."""
+PATIENCE = 2.0
+"""Seconds for which a start tries again on a disk: somebody may be asking whether a run is alive."""
 
 
 @contextmanager
-def alone(checkpoint: Lake, name: str, lost: Callable[[], object] = lambda: None) -> Iterator[None]:
+def alone(checkpoint: Lake, name: str, lost: Callable[[], object] = lambda: None, holder: str = "") -> Iterator[None]:
     """Hold the lock of a checkpoint; raise RunningError while another run holds it.
 
     `lost` is called where another run took the lock meanwhile, as after a pause of this machine; the block ends with
-    RunningError then.
+    RunningError then. `holder` is the name of what holds it, for the message of a start that is refused meanwhile.
     """
     refusal = (
         f"{name} is running already: its checkpoint {checkpoint.root} is locked; stop that run, or give this "
         "one another name and checkpoint"
     )
-    with locked(checkpoint, "lock", refusal, lost):
+    if checkpoint.local:
+        with _flocked(checkpoint, RUN_LOCK, refusal, holder, PATIENCE):
+            yield
+        return
+    with _leased(checkpoint, RUN_LOCK, refusal, lost, holder):
         yield
+
+
+RUN_LOCK = "lock"
+"""The file of a checkpoint that its run locks."""
+
+
+def is_running(checkpoint: Lake) -> bool:
+    """Return whether a run holds the lock of a checkpoint. Waits up to `EXPIRES` where a killed run has left one.
+
+    A start that comes meanwhile is not refused: on a disk the lock is shared with others that ask, for an instant,
+    and a start tries again; in an object store only the stamp of the file is read.
+    """
+    if not checkpoint.local:
+        stamp = checkpoint.store.stamp(RUN_LOCK)
+        return stamp is not None and _next_stamp(checkpoint.store, RUN_LOCK, stamp) not in (None, stamp)
+    try:
+        with Path(checkpoint.root, RUN_LOCK).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 @contextmanager
@@ -59,20 +91,43 @@ def locked(checkpoint: Lake, file: str, refusal: str, lost: Callable[[], object]
 
 
 @contextmanager
-def _flocked(checkpoint: Lake, file: str, refusal: str) -> Iterator[None]:
+def _flocked(checkpoint: Lake, file: str, refusal: str, holder: str = "", patience: float = 0.0) -> Iterator[None]:
     path = Path(checkpoint.root, file)
     path.parent.mkdir(parents=True, exist_ok=True)
+    end = time.monotonic() + patience
     with path.open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunningError(refusal) from None
+        while not _is_flocked(lock):
+            if time.monotonic() >= end:
+                lock.seek(0)
+                raise RunningError(_refused(lock.read(), refusal))
+            time.sleep(0.05)
+        # What a holder that was killed wrote is replaced, also by nothing.
+        lock.truncate(0)
+        lock.write(json.dumps({"holder": holder}) if holder else "")
+        lock.flush()
         yield
 
 
+def _is_flocked(lock: TextIO) -> bool:
+    """Take the lock of a file that is open; return whether nobody else has it."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _refused(content: str | bytes | None, refusal: str) -> str:
+    """Return why a start is refused, by the content of the lock's file: what holds it, where that has a name."""
+    with suppress(ValueError, TypeError, AttributeError):
+        if content and (holder := json.loads(content).get("holder")):
+            return f"{holder} is at work, beside which nothing else may run; try again when it has ended"
+    return refusal
+
+
 @contextmanager
-def _leased(checkpoint: Lake, file: str, refusal: str, lost: Callable[[], object]) -> Iterator[None]:
-    lease = Lease(checkpoint.store, file, refusal, lost)
+def _leased(checkpoint: Lake, file: str, refusal: str, lost: Callable[[], object], holder: str = "") -> Iterator[None]:
+    lease = Lease(checkpoint.store, file, refusal, lost, holder)
     lease.take()
     renewing = threading.Thread(target=lease.renew_until_ended, name=f"lock {file}", daemon=True)
     renewing.start()
@@ -94,6 +149,7 @@ class Lease:
     path: str
     refusal: str
     lost: Callable[[], object] = lambda: None
+    holder: str = ""
     owner: str = field(default_factory=lambda: uuid.uuid4().hex)
     number: int = 0
     stamp: str = ""
@@ -107,18 +163,18 @@ class Lease:
             if found is not None:
                 self._watch(found)
                 if (stamp := self._replaced(found)) is None:
-                    raise RunningError(self.refusal)
+                    raise self._refusal()
                 break
         self.stamp = stamp
 
     def _watch(self, found: str) -> None:
         """Return when a lock has stayed as it was for as long as it lasts."""
         log.info("%s is there: waiting %.0f s to see whether its run is alive", self.path, EXPIRES)
-        until = time.monotonic() + EXPIRES
-        while time.monotonic() < until:
-            time.sleep(min(RENEWED, EXPIRES) / 5)
-            if self.files.stamp(self.path) != found:
-                raise RunningError(self.refusal)
+        if _next_stamp(self.files, self.path, found) != found:
+            raise self._refusal()
+
+    def _refusal(self) -> RunningError:
+        return RunningError(_refused(self.files.read(self.path), self.refusal))
 
     def renew_until_ended(self) -> None:
         """Renew the lock every few seconds; call `lost` once where that failed for too long, or another run has it."""
@@ -162,5 +218,23 @@ class Lease:
         return False
 
     def _content(self) -> bytes:
-        about = {"owner": self.owner, "host": platform.node(), "process": os.getpid(), "renewed": self.number}
+        about: dict[str, object] = {
+            "owner": self.owner,
+            "host": platform.node(),
+            "process": os.getpid(),
+            "renewed": self.number,
+        }
+        if self.holder:
+            about["holder"] = self.holder
         return json.dumps(about).encode()
+
+
+def _next_stamp(files: Storage, path: str, stamp: str) -> str | None:
+    """Return the stamp that a lock gets when its holder renews it; the same one where nobody has until it expired."""
+    end = time.monotonic() + EXPIRES
+    while time.monotonic() < end:
+        time.sleep(min(RENEWED, EXPIRES) / 5)
+        newer = files.stamp(path)
+        if newer != stamp:
+            return newer
+    return stamp

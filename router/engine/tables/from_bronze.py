@@ -14,6 +14,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -84,10 +85,13 @@ class BronzeRecords(NamedTuple):
 
 
 class TopicRecords(NamedTuple):
-    """The records of Kafka up to a batch, each in the batch that the ledger says read it, and how many there are."""
+    """The records of Kafka up to a batch, each in the batch that the ledger says read it, and how many there are.
+
+    `spans` has the columns of `SPANS`: a row for each batch and partition.
+    """
 
     config: Config
-    spans: tuple[tuple[int, str, int, int, int], ...]
+    spans: pa.Table
     rows: int
 
     @classmethod
@@ -96,17 +100,8 @@ class TopicRecords(NamedTuple):
         kafka, table = config.source.kafka, lake.open(config.ledger)
         if kafka is None or table is None:
             raise StartError(f"{config.name} reads no topic, or nothing yet: there is no earliest record to begin with")
-        columns = ["query", "run", "batch_id", "topic", "partition", "from_offset", "to_offset", "read"]
-        booked = [
-            row
-            for row in table.to_pyarrow_dataset(filesystem=native_files(table)).to_table(columns=columns).to_pylist()
-            if row["query"] == config.name and row["batch_id"] is not None and row["topic"] is not None and row["read"]
-        ]
-        if {row["run"] for row in booked} - {run}:
-            raise StartError(f"{config.name} began anew once, and read some records twice: make it of bronze")
-        mine = [row for row in booked if row["batch_id"] <= last]
-        spans = tuple(tuple(row[name] for name in columns[2:7]) for row in mine)
-        found = cls(config, spans, sum(row["read"] for row in mine))
+        spans, rows = _booked_spans(table, config.name, run, last)
+        found = cls(config, spans, rows)
         begins, _ = found._ends()
         there = kept(spark, kafka, begins)
         for topic, by in begins.items():
@@ -121,21 +116,80 @@ class TopicRecords(NamedTuple):
         """Return the first offsets, and those behind the last ones."""
         begins: Offsets = {}
         ends: Offsets = {}
-        for _, topic, number, first, last in self.spans:
-            begin, end = begins.setdefault(topic, {}), ends.setdefault(topic, {})
-            begin[number], end[number] = min(begin.get(number, first), first), max(end.get(number, 0), last + 1)
+        grouped = self.spans.group_by(["topic", "partition"]).aggregate([("first", "min"), ("last", "max")])
+        for row in grouped.to_pylist():
+            begins.setdefault(row["topic"], {})[row["partition"]] = row["first_min"]
+            ends.setdefault(row["topic"], {})[row["partition"]] = row["last_max"] + 1
         return begins, ends
 
     def frame(self, spark: SparkSession, lake: Lake) -> DataFrame:
         """Return the records as they were received, with `batch_id`. Lazy."""
         assert self.config.source.kafka
-        read = between(spark, self.config.source.kafka, *self._ends()).alias("read")
-        names = "batch_id long, of_topic string, of_partition int, first long, last long"
-        spans = F.broadcast(spark.createDataFrame([*self.spans], names))
-        within = F.col("offset").between(F.col("first"), F.col("last"))
-        same = (F.col("topic") == F.col("of_topic")) & (F.col("partition") == F.col("of_partition"))
-        arrived = read.join(spans, same & within).withColumn(ARRIVAL, F.col("batch_id"))  # the first run: see `until`
+        read = between(spark, self.config.source.kafka, *self._ends())
+        # The batch is the arrival in the first run, and there is no other one: see `_booked_spans`.
+        arrived = with_batches(read, self.spans).withColumn(ARRIVAL, F.col("batch_id"))
         return arrived.select(*RAW_COLUMNS, "batch_id")
+
+
+SPANS = pa.schema([
+    ("batch_id", pa.int64()),
+    ("topic", pa.string()),
+    ("partition", pa.int32()),
+    ("first", pa.int64()),
+    ("last", pa.int64()),
+])  # fmt: skip
+"""The first and the last offset that a batch read of a partition."""
+
+
+def _booked_spans(table: DeltaTable, query: str, run: str, last: int) -> tuple[pa.Table, int]:
+    """Return the offsets that the ledger says batches up to the last read, and how many records these are.
+
+    Raises StartError if another run read some, too.
+    """
+    booked = (pc.field("query") == query) & pc.field("batch_id").is_valid() & pc.field("topic").is_valid()
+    booked &= pc.field("read") > 0
+    columns = ["run", "batch_id", "topic", "partition", "from_offset", "to_offset", "read"]
+    rows = table.to_pyarrow_dataset(filesystem=native_files(table))
+    parts: list[pa.Table] = []
+    read = 0
+    for part in rows.to_batches(columns=columns, filter=booked):
+        if pc.any(pc.fill_null(pc.not_equal(part.column("run"), run), True)).as_py():
+            raise StartError(f"{query} began anew once, and read some records twice: make it of bronze")
+        of_batches = part.filter(pc.less_equal(part.column("batch_id"), last))
+        read += pc.sum(of_batches.column("read")).as_py() or 0
+        spans = pa.Table.from_batches([of_batches]).select(columns[1:6]).rename_columns(SPANS.names)
+        parts.append(spans.cast(SPANS))
+    return pa.concat_tables(parts) if parts else SPANS.empty_table(), read
+
+
+def with_batches(records: DataFrame, spans: pa.Table) -> DataFrame:
+    """Return records with the `batch_id` of the span that holds their offset; without those that no span holds.
+
+    A record is compared with the spans of its own bucket of offsets only, not with all of its partition. Buckets are as
+    wide as a span on average, so that a record meets two spans on average, however uneven batches are.
+    """
+    width = bucket_width(spans)
+    renamed = spans.rename_columns(["batch_id", "of_topic", "of_partition", "first", "last"])
+    bucketed = buckets(records.sparkSession.createDataFrame(renamed), width)
+    same = (F.col("topic") == F.col("of_topic")) & (F.col("partition") == F.col("of_partition"))
+    same &= F.expr(f"offset div {width}") == F.col("bucket")
+    within = F.col("offset").between(F.col("first"), F.col("last"))
+    joined = records.join(F.broadcast(bucketed), same & within)
+    return joined.select(*records.columns, "batch_id")
+
+
+def bucket_width(spans: pa.Table) -> int:
+    """Return how many offsets a bucket has: as many as a span on average."""
+    if not len(spans):
+        return 1
+    offsets = pc.sum(pc.subtract(spans.column("last"), spans.column("first"))).as_py() + len(spans)
+    return max(1, -(-int(offsets) // len(spans)))
+
+
+def buckets(spans: DataFrame, width: int) -> DataFrame:
+    """Return a row for each bucket of offsets that a span is in: at most three for a span, on average."""
+    numbers = F.sequence(F.expr(f"first div {width}"), F.expr(f"last div {width}"))
+    return spans.withColumn("bucket", F.explode(numbers))
 
 
 Records = BronzeRecords | TopicRecords

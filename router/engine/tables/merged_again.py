@@ -16,12 +16,11 @@ from deltalake import CommitProperties, DeltaTable, Schema, write_deltalake
 from deltalake.transaction import AddAction, create_table_with_add_actions
 from pyspark.sql import functions as F
 
-from router.columns import any_of
 from router.delta.casting import cast_to
 from router.delta.commit import PROPERTIES, made_as, to_arrow, to_arrow_schema
 from router.delta.constraints import CHECK
 from router.delta.keyed.key_property import KEYED_BY, keyed_by, own_properties
-from router.delta.keyed.row_order import POSITION
+from router.delta.keyed.row_order import ARRIVAL, POSITION
 from router.delta.keyed.row_versions import DELETIONS, deletions_table
 from router.delta.keyed.upsert import SUPPORTED_PROPERTIES
 from router.delta.lake import native_files
@@ -31,9 +30,9 @@ from router.delta.transaction_id import GUARD, STAGED_MERGES, transactions
 from router.delta.widening import FILE_BYTES, HELD_BYTES, copied_rows, replaced_by, way, wider_schema
 from router.engine.commit.committers import staged_rows
 from router.engine.label.layout import TABLE
-from router.engine.merge.coordinator import within
 from router.engine.merge.delta_rs import MergeJob, MergeOutcomes, merge_table
 from router.engine.merge.delta_spark import SparkMerger
+from router.engine.position import ARRIVAL as RECORD_ARRIVAL
 from router.errors import TableError
 
 if TYPE_CHECKING:
@@ -44,52 +43,47 @@ if TYPE_CHECKING:
 
     from router.delta.commit import TableCommit
     from router.delta.lake import Lake
-    from router.engine.merge.coordinator import Spans
     from router.sinks import KeyedTable
 
 PORTION = 500_000
 """Records whose rows are merged at once; the driver holds them."""
 
 
-class BatchSpan(NamedTuple):
-    """The records that a batch brought into bronze: how many, and between which offsets."""
+class ArrivedBatch(NamedTuple):
+    """A batch that brought records into bronze: the arrival of these, and how many they are."""
 
+    arrival: int
     records: int
-    spans: Spans
 
 
-def batch_spans(bronze: DataFrame) -> list[BatchSpan]:
-    """Return what each batch brought into bronze, the first one first: a row per batch and source partition."""
-    bounds = F.count(F.lit(1)).alias("rows"), F.min("offset").alias("first"), F.max("offset").alias("last")
-    found: dict[int, BatchSpan] = {}
-    grouped = bronze.groupBy("batch_id", "topic", "partition").agg(*bounds).orderBy("batch_id")
-    for row in grouped.collect():
-        have = found.get(row["batch_id"], BatchSpan(0, {}))
-        have.spans.setdefault(row["topic"], {})[row["partition"]] = row["first"], row["last"]
-        found[row["batch_id"]] = BatchSpan(have.records + row["rows"], have.spans)
-    return [*found.values()]
+def arrived_batches(bronze: DataFrame) -> list[ArrivedBatch]:
+    """Return the batches that brought records into bronze, the first one first."""
+    counts = bronze.groupBy(RECORD_ARRIVAL).agg(F.count(F.lit(1)).alias("records")).orderBy(RECORD_ARRIVAL)
+    return [ArrivedBatch(row[RECORD_ARRIVAL], row["records"]) for row in counts.collect()]
 
 
-def portions(batches: list[BatchSpan], most: int) -> Iterator[list[Spans]]:
-    """Yield the spans of batches that follow each other, as many at once as have so many records."""
-    held: list[Spans] = []
+def portions(batches: list[ArrivedBatch], most: int) -> Iterator[tuple[int, int]]:
+    """Yield the first and the last arrival of batches that follow each other, together as many as have so many records.
+
+    Arrivals order batches, so that two numbers say which rows are meant, however many batches these came in.
+    """
+    held: list[int] = []
     records = 0
     for batch in batches:
         if held and records + batch.records > most:
-            yield held
+            yield held[0], held[-1]
             held, records = [], 0
-        held.append(batch.spans)
+        held.append(batch.arrival)
         records += batch.records
     if held:
-        yield held
+        yield held[0], held[-1]
 
 
 @dataclass
 class MergedAgain:
     """A table merged from nothing, for a table that `handle` has open (None: it is made anew).
 
-    A history depends on which rows came in one batch: each batch is merged by itself then. Otherwise the rows of many
-    give the same.
+    A table, also one with a history, is a function of its rows, so that those of many batches are merged together.
     """
 
     spark: SparkSession
@@ -135,12 +129,12 @@ class MergedAgain:
             raise TableError(self.table, "bronze has no row for it")
         return found
 
-    def merge(self, works: tuple[TableCommit, ...], batches: list[BatchSpan]) -> None:
+    def merge(self, works: tuple[TableCommit, ...], batches: list[ArrivedBatch]) -> None:
         """Merge the staged rows of batches, in the order of batches. Raises TableError."""
         for work in works:
             rows, before = staged_rows(self.spark, self.lake, work).withColumn(TABLE, F.lit(self.name)), self.merged
-            for spans in portions(batches, 0 if self.keyed.history else PORTION):
-                self._merge(rows.filter(any_of(within(one) for one in spans)), work)
+            for first, last in portions(batches, PORTION):
+                self._merge(rows.filter(F.col(ARRIVAL).between(first, last)), work)
             if (merged := self.merged - before) < work.rows:
                 raise TableError(self.table, f"of {work.rows:,} rows {merged:,} were merged; nothing was committed")
 

@@ -24,6 +24,7 @@ import logging
 import threading
 import time
 import uuid
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import reduce
@@ -73,13 +74,14 @@ from router.engine.commit.committers import (
 )
 from router.engine.label.layout import asked, counted
 from router.engine.merge.coordinator import MergedTables
+from router.engine.position import ARRIVAL
 from router.engine.preflight.explain import fixed_table
 from router.engine.quarantine.table import Quarantined, quarantined
 from router.engine.spark.executors import Executors
 from router.engine.start.killed_repairs import lock_of, staged_as
-from router.engine.start.run_lock import alone, locked
+from router.engine.start.run_lock import alone, is_running, locked
 from router.engine.tables.from_bronze import BronzeRecords, FromBronze, GivenTables, LandedAgain, Records, TopicRecords
-from router.engine.tables.merged_again import MergedAgain, batch_spans
+from router.engine.tables.merged_again import MergedAgain, arrived_batches
 from router.engine.tables.verify import WrittenDown, done_by, ids_of, own
 from router.errors import RunningError, StartError, TableError, first_line
 from router.sinks import MergingSink, TableSink
@@ -230,7 +232,7 @@ class Repair:
         end = time.monotonic() + WAIT_SECONDS
         while True:
             handle, damage = self._opened()
-            if handle is not None or not (self._running() and self._pending()):
+            if handle is not None or not (self._pending() and is_running(self.checkpoint)):
                 return handle, damage
             if time.monotonic() > end or self.stop.wait(0.5):
                 raise TableError(self.table, f"batch {self.last + 1} has not ended yet; try again after it")
@@ -274,12 +276,23 @@ class Repair:
             pass  # what is behind a damaged commit is not known
         return done_by(self.lake, self.table, read, others)
 
-    def _running(self) -> bool:
-        try:
-            with alone(self.checkpoint, self.config.name):
-                return False
-        except RunningError:
-            return True
+    @contextmanager
+    def _without_stream(self) -> Iterator[None]:
+        """Keep the stream away while Delta on Spark replaces the table: it would take its commits for old.
+
+        Raises TableError if the stream runs. One that starts meanwhile is refused with the name of this repair.
+        """
+        with ExitStack() as held:
+            try:
+                held.enter_context(
+                    alone(self.checkpoint, self.config.name, holder=f"the repair of {self.table} by Delta on Spark")
+                )
+            except RunningError as error:
+                what = "it needs Delta on Spark, which cannot replace it beside the stream"
+                raise TableError(
+                    self.table, f"{what}; end the stream with a whole batch, then repair it ({error})"
+                ) from error
+            yield
 
     def _pending(self) -> bool:
         """Say whether a manifest after N brings the table rows."""
@@ -415,7 +428,9 @@ class Repair:
             later: list[LaterBatch] = []
             try:
                 if self._needs_spark(landed, handle):
-                    return self._replace_with_spark(landed, handle), 0
+                    with self._without_stream():
+                        # What the stream committed before it ended is seen only in a table that is opened now.
+                        return self._replace_with_spark(landed, self.lake.open(self.table)), 0
                 waited = self._waited() if handle is None else []
                 if handle is None:
                     self._create(landed, waited)
@@ -636,8 +651,8 @@ class Repair:
         return StagedFile(key, self.table, path, size, footer.num_rows, columns, statistics(footer))
 
     def _replace_with_spark(self, landed: LandedAgain, handle: DeltaTable | None) -> int:
-        """Overwrite the table through Delta on Spark; only without a stream, whose commits it would take for old."""
-        if self._running() or self._pending() or (handle is not None and self._since(handle)) or self._waited():
+        """Overwrite the table through Delta on Spark, while no stream runs: see `_without_stream`."""
+        if self._pending() or (handle is not None and self._since(handle)) or self._waited():
             what = "it needs Delta on Spark, which cannot replace it beside the stream"
             raise TableError(self.table, f"{what}; end the stream with a whole batch, then repair it")
         ends = self._ends(landed, [], handle)
@@ -708,13 +723,10 @@ class Repair:
             moved = self._move_aside(self.old) if self.old and handle is None else None
             for attempt in range(TRIES):
                 try:
-                    handle = self._grown_for(found)
-                    if (newest := self._have(key, handle) or 0) > until:
-                        self._merge_batches(found, until, newest)
-                        until = newest
-                        continue
-                    self._replace_merged(found, key, until, handle)
-                    break
+                    later = self._replace_unless_behind(found, key, until)
+                    if later is None:
+                        break
+                    until = later
                 except (DeltaError, OSError) as error:
                     if attempt == TRIES - 1:
                         raise TableError(self.table, f"the repair could not be committed: {error}") from error
@@ -728,6 +740,23 @@ class Repair:
         log.info("%s: repaired, %d rows up to batch %d", self.table, rows, until)
         return Repaired(self.table, done.version(), rows, 0, found.refused, until, moved)
 
+    def _replace_unless_behind(self, found: MergedAgain, key: str, until: int) -> int | None:
+        """Put merged rows in place of the content; return None, or up to which batch they are merged and not put there.
+
+        They are not where the stream has merged a later batch: its rows are merged, and it has to be tried again.
+        """
+        by_spark = self._only_spark_replaces(self.lake.open(self.table))
+        with self._without_stream() if by_spark else nullcontext():
+            handle = self._grown_for(found)
+            if self._only_spark_replaces(handle) != by_spark:
+                return until  # somebody changed its features just now
+            newest = self._have(key, handle) or 0
+            if newest > until:
+                self._merge_batches(found, until, newest)
+                return newest
+            self._replace_merged(found, key, until, handle)
+            return None
+
     def _nothing_merged(self, keyed: KeyedTable, handle: DeltaTable | None) -> MergedAgain:
         name = staged_as(self.config.name, self.table)
         return MergedAgain(self.spark, self.lake, keyed, self.table, handle, name)
@@ -736,13 +765,15 @@ class Repair:
         """Merge the records of some batches into what takes the place of the table's content."""
         records = self._records_until(until).frame(self.spark, self.lake)
         bronze = records.filter(F.col("batch_id") > after)
-        spans, only = batch_spans(bronze), frozenset({self.table})
+        # Bronze of an older version does not have arrivals of all records; it had one run as a rule.
+        bronze = bronze.withColumn(ARRIVAL, F.coalesce(ARRIVAL, "batch_id"))
+        batches, only = arrived_batches(bronze), frozenset({self.table})
         folder, tables = f"_staged/{self.config.name}", GivenTables(lambda _: None)
         given = self.lake, self.query, only, tables, folder, self.executors
         landing = FromBronze(self.config, self.spark, *given)
-        landed = landing.land(bronze, sum(span.records for span in spans), until)
+        landed = landing.land(bronze, sum(batch.records for batch in batches), until)
         try:
-            found.merge(landed.commits, spans)
+            found.merge(landed.commits, batches)
         finally:
             self._discard(landed)
 
@@ -778,10 +809,7 @@ class Repair:
     def _replace_merged_with_spark(
         self, found: MergedAgain, key: str, until: int, handle: DeltaTable | None, deletions: Transaction
     ) -> None:
-        """Overwrite the table through Delta on Spark; only without a stream, whose merges it would take for old."""
-        if self._running():
-            what = "it needs Delta on Spark, which cannot replace it beside the stream"
-            raise TableError(self.table, f"{what}; end the stream with a whole batch, then repair it")
+        """Overwrite the table through Delta on Spark, while no stream runs: see `_without_stream`."""
         session, address, merged = self.spark.newSession(), self.lake.spark_address(self.table), to_arrow(found.open())
         if handle is None:
             create_with_spark(session, (self.table, address), merged, found.keyed)

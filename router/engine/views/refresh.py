@@ -160,7 +160,7 @@ class Refresher:
     def full_by_definition(self, view: View) -> str:
         """Return why the next refresh computes all of a view, as far as its note tells; empty if it does not tell."""
         note = self.note(view)
-        if view.refresh != "full" and note.definition == _definition(view):
+        if view.refresh != "full" and note.definition == definition_of(view):
             return ""
         return _why_full(view, note, full=False, trusted=False)
 

@@ -1,0 +1,127 @@
+"""The router's steps that process records again, over records that came in a number of batches."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake import write_deltalake
+
+from benchmarks.runs import Run
+from benchmarks.subjects import Subject
+from benchmarks.subjects.baselines import settings
+from router.config.models import Config
+from router.delta.commit import PROPERTIES, StagedFile, TableCommit, to_delta
+from router.delta.file_statistics import statistics
+from router.delta.lake import Lake
+from router.engine.label.layout import quarantine_of
+from router.engine.quarantine.table import quarantined_in
+from router.engine.spark.session import build_session
+from router.engine.tables.from_bronze import SPANS, with_batches
+from router.engine.tables.merged_again import ArrivedBatch, MergedAgain
+from router.sinks import KeyedTable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from benchmarks.runs import Task
+
+KEYS = 50_000
+FILES = 8
+
+
+def _session(task: Task) -> SparkSession:
+    return build_session(Config.model_construct(name="reprocessing", spark=settings()))
+
+
+def _run(spark: SparkSession, task: Task) -> Run:
+    """Give records their batches, merge them, and list them in a quarantine; each is timed by itself."""
+    batches = int(task.options["batches"])
+    lake = Lake.at(str(task.lake))
+    _join(spark, task.events, 10)  # compiles what it needs
+    joining, joined = _join(spark, task.events, batches)
+    merging, merged = _merge(spark, lake, task.events, batches)
+    listing, listed = _list(lake, task.events, batches)
+    steps = {"batches of a topic": joining, "merge again": merging, "list quarantine": listing}
+    complete = joined == merged == listed == task.events
+    problem = "" if complete else f"of {task.events:,} records {joined:,}, {merged:,} and {listed:,} were found"
+    return Run(sum(steps.values()), read=task.events, batches=batches, tables=1, steps=steps, problem=problem)
+
+
+def _join(spark: SparkSession, records: int, batches: int) -> tuple[float, int]:
+    """Return the seconds in which records of a topic are given their batches, and how many got one."""
+    length = records // batches
+    firsts = np.arange(batches) * length
+    spans = pa.table(
+        [
+            pa.array(np.arange(batches)),
+            pa.array(["events"] * batches),
+            pa.array(np.zeros(batches, np.int32)),
+            pa.array(firsts),
+            pa.array(firsts + length - 1),
+        ],
+        schema=SPANS,
+    )
+    began = time.monotonic()
+    topic = spark.range(records).selectExpr("'events' AS topic", "0 AS partition", "id AS offset")
+    found = with_batches(topic, spans).selectExpr("count(batch_id)").collect()[0][0]
+    return time.monotonic() - began, int(found)
+
+
+def _merge(spark: SparkSession, lake: Lake, records: int, batches: int) -> tuple[float, int]:
+    """Return the seconds in which the staged rows of an outbox are merged, and how many were."""
+    numbers = np.arange(records)
+    arrivals = numbers // (records // batches)
+    rows = pa.table({
+        "_arrival": pa.array(arrivals),
+        "_topic": pa.array(["events"] * records),
+        "_partition": pa.array(np.zeros(records, np.int32)),
+        "_offset": pa.array(numbers),
+        "_timestamp": pa.array(numbers, pa.timestamp("us", "UTC")),
+        "_key": pa.nulls(records, pa.binary()),
+        "_table": pa.array(["silver.latest"] * records),
+        "_deleted": pa.array(np.zeros(records, np.bool_)),
+        "id": pa.array(numbers % KEYS),
+    })  # fmt: skip
+    path = "_staged/rows.parquet"
+    lake.files.create_dir("_staged", recursive=True)
+    footers: list[pq.FileMetaData] = []
+    with lake.files.open_output_stream(path) as stream:
+        pq.write_table(rows, stream, row_group_size=records // FILES, metadata_collector=footers)
+        size = stream.tell()
+    file = StagedFile(
+        "all/upsert", "silver.latest", path, size, records, tuple(rows.column_names), statistics(footers[0])
+    )
+    work = TableCommit("all/upsert", "silver.latest", "reprocessing", 0, (file,), to_delta(rows.schema))
+    arrived = [ArrivedBatch(batch, records // batches) for batch in range(batches)]
+    merging = MergedAgain(spark, lake, KeyedTable(keys=("id",)), "silver.latest", None)
+    began = time.monotonic()
+    merging.merge((work,), arrived)
+    return time.monotonic() - began, merging.merged
+
+
+def _list(lake: Lake, records: int, batches: int) -> tuple[float, int]:
+    """Return the seconds in which quarantined rows are listed, and how many these are."""
+    quarantine = quarantine_of("games", "all", "tables")
+    batch_of = np.arange(records) // (records // batches)
+    for part in np.array_split(batch_of, FILES):
+        rows = pa.table({
+            "_table": pa.array(["silver.uno"] * len(part)),
+            "_query": pa.array(["games:run"] * len(part)),
+            "_batch_id": pa.array(part),
+            "_cause": pa.nulls(len(part), pa.string()),
+            "game": pc.cast(pa.array(part), pa.string()),
+        })  # fmt: skip
+        write_deltalake(lake.address(quarantine), rows, mode="append", configuration=PROPERTIES)
+    handle = lake.open(quarantine)
+    assert handle is not None  # it was written
+    began = time.monotonic()
+    found = [*quarantined_in(lake, handle, ("all", "tables", quarantine))]
+    return time.monotonic() - began, sum(waiting.rows for waiting in found)
+
+
+REPROCESSING = Subject("reprocessing", "router, processing again", _session, _run, lambda task, run: run.problem)
