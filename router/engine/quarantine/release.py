@@ -430,7 +430,8 @@ def _as_received(found: DataFrame, bronze: DataFrame) -> DataFrame:
     """Return dead letters with key, value and headers of the records in bronze, where it has them."""
     where = ["topic", "partition", "offset"]
     kept = [name for name in BRONZE_SCHEMA.names if name not in (*where, "batch_id")]
-    records = bronze.select(*where, *(F.col(name).alias(f"_{name}") for name in kept), F.lit(True).alias("_there"))
+    stored = [_or_null(bronze, name).alias(f"_{name}") for name in kept]
+    records = bronze.select(*where, *stored, F.lit(True).alias("_there"))
     joined = found.join(records, where, "left")
     return joined.withColumns({
         name: F.when(F.col("_there"), F.col(f"_{name}")).otherwise(_or_null(found, name)) for name in kept

@@ -74,7 +74,6 @@ from router.engine.commit.committers import (
 )
 from router.engine.label.layout import asked, counted
 from router.engine.merge.coordinator import MergedTables
-from router.engine.position import ARRIVAL
 from router.engine.preflight.explain import fixed_table
 from router.engine.quarantine.table import Quarantined, quarantined
 from router.engine.spark.executors import Executors
@@ -765,8 +764,6 @@ class Repair:
         """Merge the records of some batches into what takes the place of the table's content."""
         records = self._records_until(until).frame(self.spark, self.lake)
         bronze = records.filter(F.col("batch_id") > after)
-        # Bronze of an older version does not have arrivals of all records; it had one run as a rule.
-        bronze = bronze.withColumn(ARRIVAL, F.coalesce(ARRIVAL, "batch_id"))
         batches, only = arrived_batches(bronze), frozenset({self.table})
         folder, tables = f"_staged/{self.config.name}", GivenTables(lambda _: None)
         given = self.lake, self.query, only, tables, folder, self.executors
