@@ -27,11 +27,13 @@ import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError
 from pyspark.sql import functions as F
 
+from router.columns import quoted
 from router.delta.commit import TableCommit, is_committed, to_arrow, to_arrow_schema, to_delta
 from router.delta.lake import DAMAGED_LOG
 from router.delta.schema_diff import SchemaDiff, compare, delta_schema
-from router.delta.table_cache import TableCache
+from router.delta.table_cache import SparkTable, TableCache
 from router.delta.transaction_id import ReleaseKind, TransactionId, moved_rows_id
+from router.delta.widening import rewrite, way
 from router.engine.commit.committers import staged_rows
 from router.engine.commit.violations import SORTED_OUT, Conditions
 from router.engine.label.layout import COORDINATES, HELD, QUARANTINE_COLUMNS, SCHEMA_COLUMNS, quarantine_of
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from deltalake import DeltaTable
+    from pyspark.sql import DataFrame
 
     from router.config.models import Config
     from router.delta.commit import StagedFile
@@ -235,12 +238,34 @@ class Quarantine:
         about = (work.table, self.query, work.version, manifest.quarantined[work.place])
         kinds = to_spark_columns(pa.schema(list(QUARANTINE_COLUMNS.items())))
         own = [F.lit(value).cast(c.dataType).alias(c.name) for value, c in zip(about, kinds, strict=True)]
-        rows = staged_rows(session, self.lake, work).select(*own, "*")
+        rows = staged_rows(session, self.lake, work)
         moved = TableCommit(work.target, self._table(work), moved_rows_id(work.app_id), work.version, (), work.columns)
+        rows, moved = self._in_types_of_quarantine(rows, moved)
+        rows = rows.select(*own, "*")
         self.committers.append(session, moved, manifest.notes(self.query), rows)
         if not isinstance(TableCache(self.lake).readable([work.table])[work.table], TableError):
             for file in work.files:  # a log that nobody can read may refer to them: it may be put back
                 self.lake.delete(file.path)
+
+    def _in_types_of_quarantine(self, rows: DataFrame, moved: TableCommit) -> tuple[DataFrame, TableCommit]:
+        """Return staged rows cast where the quarantine has wider types, and the commit with those it has to widen.
+
+        A quarantine has rows of many tables: some types are wider than those of this one, others narrower.
+        """
+        handle: Any = TableCache(self.lake).open([moved.table])[moved.table]
+        if handle is None:
+            return rows, moved
+        change = compare(delta_schema(to_arrow(handle)), delta_schema(to_arrow_schema(moved.columns)))
+        if change.cast:
+            kinds = to_spark_columns(pa.schema(list(change.cast.items())), ntz=True)
+            rows = rows.withColumns({kind.name: F.col(quoted(kind.name)).cast(kind.dataType) for kind in kinds})
+        if not change.widened:
+            return rows, moved
+        widened = to_delta(pa.schema(list(change.widened)))
+        if isinstance(handle, SparkTable) or way(handle, moved.table, "feature") == "feature":
+            return rows, replace(moved, widened=widened)  # the append widens them in place
+        rewrite(self.lake, moved.table, handle, widened, moved.app_id)
+        return rows, moved
 
     def size(self, staged: Iterable[StagedFile]) -> int:
         """Return the bytes that the quarantine has with what is staged for it; 0 where nothing is."""
