@@ -131,7 +131,7 @@ class LaterBatch:
 class Repair:
     """The repair of one table. The decoder must be prepared already.
 
-    `accept` lets it go on where others have changed the table: what they removed comes back, what they added goes.
+    `accept` lets it go on where others have changed the table: deleted rows are restored and added rows are deleted.
     With `full` the columns of the table are those of the records, too. `topic` takes them from Kafka, not from bronze.
     """
 
@@ -252,28 +252,45 @@ class Repair:
             raise TableError(self.table, f"{what}. With --accept it is made anew") from error
 
     def _refuse_changes_of_others(self) -> None:
-        """Raise TableError where others wrote the table, as far as its log can be read, and nobody accepted it."""
-        found = self._changes_of_others()
-        if found and not self.accept:
-            shown = "; ".join(found[:5])
-            raise TableError(
-                self.table,
-                f"others have changed it: {shown}. With --accept what they removed comes back and what they added goes",
-            )
+        """Raise TableError where the table has changes that would be undone, and nobody accepted that.
 
-    def _changes_of_others(self) -> list[str]:
+        These are what others did to it, as far as its log can be read, and rows that a person has released though an
+        expectation does not hold for them.
+        """
+        if self.accept:
+            return
+        read, others, released = self._changes()
+        if others:
+            shown = "; ".join(done_by(self.lake, self.table, read, others)[:5])
+            what = (
+                f"others have changed it: {shown}. With --accept deleted rows are restored and added rows are deleted"
+            )
+            raise TableError(self.table, what)
+        if released:
+            rows = sum(commit.rows for commit in released)
+            what = (
+                f"{rows:,} rows are in it that `router quarantine release` let in though an expectation does not hold"
+            )
+            raise TableError(self.table, f"{what}; a rebuild refuses them. With --accept they are deleted")
+
+    def _changes(self) -> tuple[list[int], list[LogCommit], list[LogCommit]]:
+        """Return the versions that can be read, and since the last rebuild the commits of others and of such releases."""
         read: list[int] = []
         others: list[LogCommit] = []
+        released: list[LogCommit] = []
         try:
             for commit in log_commits(self.lake, self.table, log_versions(self.lake, self.table)):
                 read.append(commit.version)
                 if REPAIRED in commit.notes:
-                    others = []
-                elif commit.changes and (not own(self.config.name, commit) or _let_in(commit)):
+                    others.clear()
+                    released.clear()
+                elif commit.changes and not own(self.config.name, commit):
                     others.append(commit)
+                elif commit.changes and _let_in(commit):
+                    released.append(commit)
         except TableError:
             pass  # what is behind a damaged commit is not known
-        return done_by(self.lake, self.table, read, others)
+        return read, others, released
 
     @contextmanager
     def _without_stream(self) -> Iterator[None]:
