@@ -262,19 +262,15 @@ class Repair:
         read, others, released = self._changes()
         if others:
             shown = "; ".join(done_by(self.lake, self.table, read, others)[:5])
-            what = (
-                f"others have changed it: {shown}. With --accept deleted rows are restored and added rows are deleted"
-            )
-            raise TableError(self.table, what)
+            todo = "With --accept deleted rows are restored and added rows are deleted"
+            raise TableError(self.table, f"others have changed it: {shown}. {todo}")
         if released:
             rows = sum(commit.rows for commit in released)
-            what = (
-                f"{rows:,} rows are in it that `router quarantine release` let in though an expectation does not hold"
-            )
+            what = f"`router quarantine release` let {rows:,} rows in though an expectation does not hold for them"
             raise TableError(self.table, f"{what}; a rebuild refuses them. With --accept they are deleted")
 
     def _changes(self) -> tuple[list[int], list[LogCommit], list[LogCommit]]:
-        """Return the versions that can be read, and since the last rebuild the commits of others and of such releases."""
+        """Return the versions that can be read; since the last rebuild the commits of others, and of such releases."""
         read: list[int] = []
         others: list[LogCommit] = []
         released: list[LogCommit] = []
