@@ -84,6 +84,15 @@ class StagedFile:
         return cls(**{**found, "columns": tuple(found["columns"])})
 
 
+def staged_file(lake: Lake, target: str, table: str, path: str) -> StagedFile:
+    """Return a Parquet file that is there already as one that a commit can add."""
+    with lake.files.open_input_file(path) as source:
+        footer = pq.ParquetFile(source).metadata
+        size = source.size()
+    columns = tuple(footer.schema.to_arrow_schema().names)
+    return StagedFile(target, table, path, size, footer.num_rows, columns, statistics(footer))
+
+
 @dataclass(frozen=True)
 class TableCommit:
     """What one batch adds to one table: staged files, new columns, and the transaction id.

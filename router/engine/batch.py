@@ -44,9 +44,10 @@ from router.engine.outbox.detached import detached_outboxes
 from router.engine.position import RecordNumbers, with_arrival
 from router.engine.quarantine.release import Release
 from router.engine.quarantine.table import Quarantine
+from router.engine.retryable_errors import never_passes
 from router.engine.spark.executors import Executors
 from router.engine.start.run_order import ordinal_of
-from router.errors import BatchError, RunningError, TableError
+from router.errors import BatchError, RunningError, StartError, TableError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -63,6 +64,8 @@ log = logging.getLogger("router")
 TRIES = 5
 """How often a batch is landed again because its tables have changed, before the batch stops the stream."""
 STAGING = "_staged"
+HOPELESS = 3
+"""Tries after which a commit that can never succeed leaves the batch."""
 
 
 @dataclass
@@ -105,7 +108,8 @@ class Batches:
         if not only_spark:  # it looks with delta-rs
             self.quarantine.note_again()
         self.demands = replace(self.demands, blocked=self.quarantine.blocked())
-        self.release = Release(config, self.spark, self.lake, self.store, self.committers, self.executors)
+        deliver = self.outboxes.deliver
+        self.release = Release(config, self.spark, self.lake, self.store, self.committers, self.executors, deliver)
         plans = config.maintenance if only_spark else config.maintenance_plans()
         self.maintenance = TableMaintenance(
             self.lake, lambda: self.spark, plans, detached_outboxes(config), beside=True, process=MaintenanceProcess()
@@ -210,6 +214,7 @@ class Batches:
                     allowed={key: sorted(names) for key, names in self.demands.allowed.items()},
                     frozen=frozen_as_text(self.demands.frozen),
                     lookups=self.planner.lookups.versions(),
+                    quarantined=self._behind_quarantined(decision.commits),
                 )
                 with steps.step("manifest"):
                     manifest = self._write_down(manifest, landed, new=new)
@@ -219,6 +224,12 @@ class Batches:
         raise BatchError(
             self.config.name, batch, f"tables changed {TRIES} times while the batch was landed; who else writes them?"
         )
+
+    def _behind_quarantined(self, commits: tuple[TableCommit, ...]) -> dict[str, str]:
+        """Return the outboxes whose earlier rows are quarantined, with the cause: later rows queue behind those."""
+        blocked = self.demands.blocked
+        outboxes = [work.place for work in commits if work.table.startswith("outbox.")]
+        return {place: blocked[place] for place in outboxes if place in blocked}
 
     def _write_down(self, manifest: Manifest, landed: Landed, *, new: bool) -> Manifest:
         """Write the manifest of a batch that is decided, and return it."""
@@ -298,13 +309,14 @@ class Batches:
     def _quarantine(self, manifest: Manifest, failed: list[TableError], layout: Layout) -> Manifest:
         """Move the rows of tables that could not be written into the quarantine; return what the manifest says now.
 
-        Raises the TableError of a table that has no quarantine: the stream waits for the router's own tables.
+        Raises the TableError of a table that has no quarantine: the stream waits for the router's own tables, unless
+        what is wrong can never pass. Then an outbox is quarantined after three tries, and StartError names another one.
         """
         have_quarantine = {target.key for target in layout.targets if target.quarantine}
         for error in failed:
             works = [work for work in manifest.commits if work.table == error.table]
             if not {work.target for work in works} <= have_quarantine:
-                raise error
+                manifest = self._tried(manifest, works, error)
             handle = self.tables.readable([error.table])[error.table]
             places = {work.place: error.what for work in works if not self._done(work, handle, manifest)}
             manifest = replace(manifest, quarantined={**manifest.quarantined, **places})
@@ -315,6 +327,24 @@ class Batches:
         for work in manifest.commits:
             if work.place in manifest.quarantined and not self.quarantine.has(work):
                 self.quarantine.take(work, manifest)
+        return manifest
+
+    def _tried(self, manifest: Manifest, works: list[TableCommit], error: TableError) -> Manifest:
+        """Count a failure of a table without a quarantine, and return what the manifest says now.
+
+        The manifest has the number of tries, so that a process that dies, or is started again, goes on counting.
+        """
+        if not never_passes(error):
+            raise error
+        tries = {work.place: manifest.tries.get(work.place, 0) + 1 for work in works}
+        manifest = replace(manifest, tries={**manifest.tries, **tries})
+        self.store.decide(manifest)
+        if max(tries.values()) < HOPELESS:
+            raise error
+        if not all(work.table.startswith("outbox.") for work in works):
+            what = f"{self.config.name}, batch {manifest.batch}: {error}. That cannot pass by itself, and"
+            todo = "nothing lands without this table: make it writable again, or move it away for a new one"
+            raise StartError(f"{what} {todo}") from error
         return manifest
 
     def _write_ledger(self, manifest: Manifest, applied: dict[str, Any]) -> None:

@@ -89,7 +89,8 @@ class Manifest:
     `config` is the fingerprint of the configuration it was decided under, `targets` the keys (`route/sink`) that the
     counts are about. The configuration of a later start may be another one. `quarantined`: place (ROUTE/SINK/TABLE) ->
     why a table could not be written after all, so that the rows of its commit go to the quarantine. `lookups`: the
-    version of each table that events were looked up in.
+    version of each table that events were looked up in. `tries`: place -> how often the commit has failed for what can
+    never pass, where the rows have no quarantine of their own.
     """
 
     batch: int
@@ -102,6 +103,7 @@ class Manifest:
     frozen: dict[str, dict[str, str | None]] = field(default_factory=dict)
     quarantined: dict[str, str] = field(default_factory=dict)
     lookups: dict[str, str] = field(default_factory=dict)
+    tries: dict[str, int] = field(default_factory=dict)
 
     @property
     def moved(self) -> Counter[str]:

@@ -102,6 +102,27 @@ def passing(error: BaseException) -> bool:
     return isinstance(error, OSError) or bool(numbers & PASSING_ERRNO) or any(sign in text for sign in PASSING)
 
 
+NEVER_PASSES = (
+    # schema
+    *("too deeply nested", "recursion limit", "SchemaMismatch", "DELTA_FAILED_TO_MERGE_FIELDS"),
+    # protocol
+    *("Unsupported: ", "Unsupported table features", "DELTA_UNSUPPORTED_FEATURES", "DELTA_INVALID_PROTOCOL"),
+    # naming
+    *("DELTA_INVALID_CHARACTERS", "Invalid column name"),
+)
+"""Parts of the messages of delta-rs and of Delta on Spark that mean: the table can never take these rows, whatever
+comes back. A person has to change the table or the configuration."""
+
+
+def never_passes(error: TableError) -> bool:
+    """Say whether a table can never take what was to be written to it: for its schema, its protocol or a name.
+
+    All else may pass (storage, network, rights, room on a disk, another writer, a log that somebody puts back).
+    """
+    text = f"{error.what} {error.__cause__}"
+    return any(sign in text for sign in NEVER_PASSES)
+
+
 @dataclass
 class GrowingPauses(wait_base):
     """The pauses between tries: from one second on each is about twice as long, and the first again after a success.

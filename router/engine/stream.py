@@ -27,13 +27,13 @@ from router.engine.commit.committers import Committers
 from router.engine.dead_letter_share import DeadLetterLimit
 from router.engine.label.planner import Planner
 from router.engine.merge.key_checks import refuse_changed_keys
-from router.engine.outbox.apply import opened
+from router.engine.outbox.apply import Outboxes, opened
 from router.engine.outbox.detached import DetachedSinks
 from router.engine.preflight.lake_changes import LakeChanges, refuse_changes, tell_changes
 from router.engine.quarantine.release import Release
 from router.engine.retryable_errors import GrowingPauses, Outage, passing, refusal_by_broker, says_lost
 from router.engine.spark.session import alive, quiet_failures, quiet_gateway
-from router.engine.start.checks import begin, executors_of, reach, refuse_speculation
+from router.engine.start.checks import Checkpoint, begin, executors_of, reach, refuse_speculation
 from router.engine.start.killed_repairs import clear_killed_repairs
 from router.engine.start.lost_records import LostRecords
 from router.engine.start.missing_topics import NO_TOPIC, refuse_missing_topics, wait_for_topics
@@ -373,7 +373,10 @@ class _StreamRun:
             return  # a batch has just begun; it does the same at its end
         try:
             store = CheckpointStore(self.checkpoint)
-            Release(self.config, self.spark, self.lake, store, self._committers, self.executors).idle()
+            query = f"{self.config.name}:{Checkpoint.read(self.checkpoint).run}"
+            about = self.lake, store, query, self._committers, self.options.stop, self.executors
+            deliver = Outboxes(self.config, self.spark, *about).deliver
+            Release(self.config, self.spark, self.lake, store, self._committers, self.executors, deliver).idle()
         finally:
             self.releasing.release()
 

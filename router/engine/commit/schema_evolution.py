@@ -27,6 +27,7 @@ from router.engine.commit.violations import Conditions, violated_by
 from router.engine.label.expressions import Untranslatable, translate
 from router.engine.label.layout import BRONZE_SCHEMA, DEAD_SCHEMA, Demands, Layout
 from router.engine.label.tree import columns_of
+from router.engine.retryable_errors import never_passes
 from router.errors import StartError, TableError
 from router.spark_internals import to_spark_columns
 
@@ -84,7 +85,7 @@ class SchemaEvolution:
         `quarantined` are the tables with rows in the quarantine: they may have no file, and may have changed. `named`
         has the tables that the rows of an outbox are for, by target.
         """
-        handles, blocked, by_table = self._opened(layout, _grouped(files, quarantined))
+        handles, blocked, by_table = self._opened(layout, _grouped(files, quarantined), demands.blocked)
         asked = _Asked.of(layout, self.options, demands)
         columns: dict[str, pa.Schema] = {}
         commits: list[TableCommit] = []
@@ -115,11 +116,14 @@ class SchemaEvolution:
         )
         return Decision(tuple(commits), handles, found, tuple(asked.refused))
 
-    def _opened(self, layout: Layout, by_table: Grouped) -> tuple[dict[str, Any], dict[str, str], Grouped]:
+    def _opened(
+        self, layout: Layout, by_table: Grouped, before: dict[str, str]
+    ) -> tuple[dict[str, Any], dict[str, str], Grouped]:
         """Return the open tables, by place why others cannot be written, and the files of the open ones.
 
         A table that lacks batches which this process has committed is none to go on with: a person decides. The stream
-        waits for a table of the router's own, and for that of a sink without a quarantine.
+        waits for a table of the router's own, and for that of a sink without a quarantine. What can never pass with
+        these is left to the commit, which counts its tries; `before` are the places that are blocked already.
         """
         handles: dict[str, Any] = {}
         blocked: dict[str, str] = {}
@@ -134,6 +138,8 @@ class SchemaEvolution:
                 handles[table] = handle
             elif set(by_table[table]) <= have_quarantine:
                 blocked |= {f"{target}/{table}": handle.what for target in by_table[table]}
+            elif never_passes(handle) or any(f"{target}/{table}" in before for target in by_table[table]):
+                handles[table] = None
             elif table in lost:
                 choice = "Restore it, or start with --accept lost-tables to go on with it as it is"
                 raise StartError(f"{lost[table]}. {choice}")

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import dataclass, field
+import uuid
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from delta.tables import DeltaTable
+from pyarrow import fs
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from router.columns import quoted, row
-from router.delta.commit import StagedParts
+from router.delta.commit import StagedParts, TableCommit, staged_file, to_delta
 from router.delta.transaction_id import TransactionId
 from router.engine import ledger
+from router.engine.checkpoint_store import REPLAY, Manifest
 from router.engine.commit.committers import Committers, staged_rows
+from router.engine.json_rows import from_json
 from router.engine.label.layout import COORDINATES, RECORD_SCHEMA, outbox_of
 from router.engine.label.planner import Planner
 from router.engine.merge.coordinator import MergeCoordinator, OutboxRows
@@ -32,9 +36,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from router.config.models import Config, Route
-    from router.delta.commit import TableCommit
     from router.delta.lake import Lake
-    from router.engine.checkpoint_store import CheckpointStore, Manifest
+    from router.engine.checkpoint_store import CheckpointStore
     from router.engine.label.layout import Layout, Target
     from router.sinks import Parts, Sink
 
@@ -82,6 +85,8 @@ class Outboxes:
         self.merger.tables.clear()
         before = self.store.applied(manifest.batch) if targets else {}
         for work in manifest.commits:
+            if work.place in manifest.quarantined:
+                continue
             if target := targets.get(work.target):
                 counts[target.key] = before.get(target.key) or self._apply(target, work, manifest, replay)
                 self.committers.applied(work)
@@ -96,7 +101,52 @@ class Outboxes:
         """Return the commits of a batch whose staged files a sink has yet to read."""
         done = self.store.applied(manifest.batch)
         inline = {key for key in self.sinks if not self._is_detached(key)} - {*done}
-        return [work for work in manifest.commits if work.table.startswith("outbox.") and work.target in inline]
+        unapplied = []
+        for work in manifest.commits:
+            if work.table.startswith("outbox.") and work.target in inline and work.place not in manifest.quarantined:
+                unapplied.append(work)
+        return unapplied
+
+    def deliver(self, key: str, query: str, last: int, rows: DataFrame) -> Applied | None:
+        """Give rows of an outbox that left the quarantine to their sink, once; return what it did, None for detached.
+
+        `rows` are those of a query's batches up to the last, as the quarantine has them. They are appended to the
+        outbox under the id of the release, which a detached sink reads. Raises TableError while it cannot take them.
+        """
+        layout = self._layout()
+        target = next((target for target in layout.targets if target.key == key and target.outbox), None)
+        if target is None or target.table is None:
+            raise TableError(key, "the configuration has no such sink any more")
+        run = f"{REPLAY}{query.rpartition(':')[2]}"
+        store = replace(self.store, run=run)
+        applied = store.applied(last).get(key)
+        if applied is not None:
+            return applied
+        work = self._staged(target, query, last, from_json(rows, to_spark_columns(target.schema, ntz=True)))
+        notes = {"router.released": query, "router.up_to_batch": str(last)}
+        self.committers.commit((work,), {}, notes)
+        if self._is_detached(key):
+            return None
+        released = replace(self, query=f"{self.config.name}:{run}", store=store, resending=run)
+        counts = released._apply(target, work, Manifest(last, "", (key,), (work,), ()), replay=False)
+        self.committers.applied(work)
+        return counts
+
+    def _layout(self) -> Layout:
+        records = self.spark.createDataFrame([], RECORD_SCHEMA)
+        return Planner(self.config, self.config.decode, quiet=True).plan(records).layout
+
+    def _staged(self, target: Target, query: str, last: int, rows: DataFrame) -> TableCommit:
+        """Return the commit of rows for an outbox, staged in files beside it."""
+        assert target.table is not None  # an outbox has a name of its own
+        folder = f"_staged/{self.config.name}/released/{uuid.uuid4().hex}"
+        rows.write.parquet(self.lake.for_spark(folder))
+        files = []
+        for info in self.lake.files.get_file_info(fs.FileSelector(folder)):
+            if info.path.endswith(".parquet"):
+                files.append(staged_file(self.lake, target.key, target.table, info.path))
+        app_id = str(TransactionId("unblock", query, target.route, target.sink, target.table))
+        return TableCommit(target.key, target.table, app_id, last, tuple(files), to_delta(target.schema))
 
     def _is_detached(self, key: str) -> bool:
         sink = self.sinks[key]

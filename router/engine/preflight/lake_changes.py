@@ -216,8 +216,9 @@ class LakeChanges:
         tables = [*self._lake.tables("outbox"), *self._lake.tables("quarantine")]
         current: set[str] = set()
         for route, name, sink in self.config.all_sinks():
-            own_table = quarantine_of if isinstance(sink, TableSink) else outbox_of
-            current.add(own_table(self.config.name, route, name))
+            current.add(quarantine_of(self.config.name, route, name))
+            if not isinstance(sink, TableSink):
+                current.add(outbox_of(self.config.name, route, name))
         left = {table for table in tables if table.partition(".")[2].startswith(own)} - current
         # The ledger is read only if there is such a table: its names alone do not tell routes and sinks apart.
         if not left and not self._cut_off:

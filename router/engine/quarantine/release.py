@@ -11,6 +11,7 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,7 @@ from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.commit.lost_tables import CommittedBatches, accept_lost
 from router.engine.commit.violations import VIOLATES, judged
+from router.engine.json_rows import ROW
 from router.engine.label.layout import BRONZE_SCHEMA, COORDINATES, DEAD_SCHEMA, HELD, quarantine_of
 from router.engine.quarantine.table import (
     FIRST_PAUSE,
@@ -51,11 +53,11 @@ from router.engine.quarantine.table import (
 from router.engine.spark.executors import Executors
 from router.engine.start.checks import Checkpoint
 from router.errors import TableError, first_line
-from router.sinks import TableSink
+from router.sinks import Applied, TableSink
 from router.spark_internals import to_spark_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from deltalake import DeltaTable
     from pyspark.sql import Column, SparkSession
@@ -67,6 +69,8 @@ if TYPE_CHECKING:
     from router.engine.quarantine.table import Kind, Place, Quarantined
 
 log = logging.getLogger("router")
+Deliver = Callable[[str, str, int, DataFrame], Applied | None]
+"""Called with route/sink, query (with its run), batch and rows of a quarantine; returns what the sink did with them."""
 Kinds = dict[str, "pa.DataType | None"]
 """The type in which each column goes into a table; None for what does not."""
 
@@ -76,7 +80,7 @@ class Release:
     """The approvals and blocked tables of a query, carried out.
 
     Rows that come into the quarantine before an approval is carried out are released too, as long as they need no
-    change that nobody approved.
+    change that nobody approved. `deliver` gives rows of an outbox to its sink.
     """
 
     config: Config
@@ -85,6 +89,7 @@ class Release:
     store: CheckpointStore
     committers: Committers
     executors: Executors = field(default_factory=Executors)
+    deliver: Deliver | None = None
 
     def due(self) -> list[PendingRelease]:
         """Return the approvals, and the notes of blocked tables whose next try is due."""
@@ -108,7 +113,9 @@ class Release:
         """Carry out approvals while no batch is under way; return the tables that changed."""
         for pending in found:
             try:
-                if pending.cause:
+                if pending.cause and pending.place.table.startswith("outbox."):
+                    self._deliver(pending)
+                elif pending.cause:
                     self._unblock(pending)
                 else:
                     self._carry_out(pending)
@@ -148,6 +155,35 @@ class Release:
                 write(self.store, note)
         self.store.delete(note.path)
         log.info("%s: %s can be written again", self.config.name, note.place.table)
+
+    def _deliver(self, note: PendingRelease) -> None:
+        """Give all rows that wait for an outbox to its sink, batch by batch. Raises while the outbox cannot take them.
+
+        Each step can be repeated: the sink marks what it has applied, the ledger and the outbox have an id for it.
+        """
+        assert self.deliver is not None  # whoever carries out the note of an outbox can deliver
+        place = note.place
+        for query, batch in self._waiting_batches(place):
+            pending = replace(note, discard=True, columns=to_delta(pa.schema([])))
+            rows_of_query = _ReleasedRows.read(self, pending, query)
+            rows = rows_of_query.waiting.filter(F.col("_batch_id") == batch)
+            count = rows.count()
+            applied = self.deliver(f"{place.route}/{place.sink}", query, batch, rows)
+            done = Applied() if applied is None else applied
+            counts = {"landed": count, "quarantined": -count, **done._asdict(), "backlog": count - done.done}
+            self._book(note, query, batch, counts)
+            rows_of_query.delete(batch)
+            log.info("%s: %d rows of batch %d are in %s now", self.config.name, count, batch, place.table)
+        self.store.delete(note.path)
+
+    def _waiting_batches(self, place: Place) -> list[tuple[str, int]]:
+        """Return query and number of each batch with rows for an outbox, in the order in which they came."""
+        quarantine = quarantine_of(self.config.name, place.route, place.sink)
+        if self.lake.open(quarantine) is None:
+            return []
+        rows = self.spark.read.format("delta").load(self.lake.spark_address(quarantine))
+        named = rows.filter(F.col("_table") == place.table).select("_query", "_batch_id").distinct().collect()
+        return sorted((row["_query"], row["_batch_id"]) for row in named)
 
     def _look(self, note: PendingRelease) -> None:
         """Raise while a blocked table cannot be read, or lacks batches, unless a person has said to go on."""
@@ -392,6 +428,7 @@ class _ReleasedRows:
             rows = rows.withColumn(name, F.lit(None))
         old = {new: F.col(name) for name, new in COORDINATES.items()}
         row = F.to_json(F.struct(*map(quoted, self.kinds))).cast("binary") if self.kinds else F.lit(None)
+        row = F.coalesce(F.col(ROW).cast("binary"), row) if ROW in rows.columns else row
         stage = "expect" if self.pending.kind == "held" and self.pending.discard else "schema"
         about = {"stage": F.lit(stage), "reason": why, "route": F.lit(place.route), "sink": F.lit(place.sink)}
         letters = {**about, **old, "batch_id": F.col("_batch_id"), "value": row}

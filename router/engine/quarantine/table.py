@@ -36,9 +36,9 @@ from router.delta.transaction_id import ReleaseKind, TransactionId, moved_rows_i
 from router.delta.widening import rewrite, way
 from router.engine.commit.committers import staged_rows
 from router.engine.commit.violations import SORTED_OUT, Conditions
-from router.engine.label.layout import COORDINATES, HELD, QUARANTINE_COLUMNS, SCHEMA_COLUMNS, quarantine_of
+from router.engine.json_rows import ROW, as_json
+from router.engine.label.layout import HELD, MERGED_COORDINATES, QUARANTINE_COLUMNS, SCHEMA_COLUMNS, quarantine_of
 from router.errors import TableError
-from router.sinks import TableSink
 from router.spark_internals import to_spark_columns
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from router.engine.commit.committers import Committers
 
 log = logging.getLogger("router")
-OWN = {*QUARANTINE_COLUMNS, *COORDINATES, *SCHEMA_COLUMNS}
+OWN = {*QUARANTINE_COLUMNS, *MERGED_COORDINATES, *SCHEMA_COLUMNS, ROW}
 """Columns of a quarantine that are not those of its rows."""
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 600.0
 """Seconds between two tries to release the rows of a blocked table: twice as many after each."""
@@ -218,10 +218,9 @@ class Quarantine:
     def note_again(self) -> None:
         """Note tables that rows wait for and whose note is lost: without it rows of later batches land before those."""
         waiting: dict[str, str] = {}
-        for route, name, sink in self.config.all_sinks():
-            if isinstance(sink, TableSink):
-                found = _causes(self.lake, quarantine_of(self.config.name, route, name))
-                waiting |= {str(Place(route, name, table)): cause for table, cause in found.items()}
+        for route, name, _ in self.config.all_sinks():
+            found = _causes(self.lake, quarantine_of(self.config.name, route, name))
+            waiting |= {str(Place(route, name, table)): cause for table, cause in found.items()}
         self.block(waiting)
 
     def has(self, work: TableCommit) -> bool:
@@ -232,7 +231,8 @@ class Quarantine:
     def take(self, work: TableCommit, manifest: Manifest) -> None:
         """Put the rows of a commit that failed into the quarantine, once. Raises TableError.
 
-        They were staged for their table, so that the coordinates of each are not known any more.
+        They were staged for their table, so that the coordinates of each are not known any more; those of an outbox
+        have them, and become JSON.
         """
         session = self.committers.spark.newSession()
         about = (work.table, self.query, work.version, manifest.quarantined[work.place])
@@ -240,8 +240,11 @@ class Quarantine:
         own = [F.lit(value).cast(c.dataType).alias(c.name) for value, c in zip(about, kinds, strict=True)]
         rows = staged_rows(session, self.lake, work)
         moved = TableCommit(work.target, self._table(work), moved_rows_id(work.app_id), work.version, (), work.columns)
-        rows, moved = self._in_types_of_quarantine(rows, moved)
-        rows = rows.select(*own, "*")
+        if work.table.startswith("outbox."):
+            rows = as_json(rows, own)
+        else:
+            rows, moved = self._in_types_of_quarantine(rows, moved)
+            rows = rows.select(*own, "*")
         self.committers.append(session, moved, manifest.notes(self.query), rows)
         if not isinstance(TableCache(self.lake).readable([work.table])[work.table], TableError):
             for file in work.files:  # a log that nobody can read may refer to them: it may be put back
@@ -304,9 +307,9 @@ def _actions(handle: DeltaTable) -> pa.Table:
 def quarantined(config: Config, lake: Lake) -> list[Quarantined]:
     """Return the quarantined rows by table, whatever the sinks say now. Runs on the driver, without Spark."""
     found: list[Quarantined] = []
-    for route, name, sink in config.all_sinks():
+    for route, name, _ in config.all_sinks():
         table = quarantine_of(config.name, route, name)
-        if isinstance(sink, TableSink) and (handle := lake.open(table)):
+        if handle := lake.open(table):
             found += quarantined_in(lake, handle, (route, name, table))
     return found
 

@@ -48,12 +48,12 @@ from router.delta.commit import (
     add_columns,
     made_as,
     row_count,
+    staged_file,
     to_arrow,
     to_arrow_schema,
     to_delta,
 )
 from router.delta.constraints import unmergeable, unsupported
-from router.delta.file_statistics import statistics
 from router.delta.history import REPAIRED, LogCommit, log_commits, log_folder, log_versions
 from router.delta.keyed.key_property import own_properties
 from router.delta.keyed.row_versions import DELETIONS, deletions_table
@@ -657,10 +657,7 @@ class Repair:
         return LaterBatch(key, batch, tuple(files))
 
     def _staged(self, key: str, path: str) -> StagedFile:
-        with self.lake.files.open_input_file(path) as source:
-            footer, size = pq.ParquetFile(source).metadata, source.size()
-        columns = tuple(footer.schema.to_arrow_schema().names)
-        return StagedFile(key, self.table, path, size, footer.num_rows, columns, statistics(footer))
+        return staged_file(self.lake, key, self.table, path)
 
     def _replace_with_spark(self, landed: LandedAgain, handle: DeltaTable | None) -> int:
         """Overwrite the table through Delta on Spark, while no stream runs: see `_without_stream`."""
