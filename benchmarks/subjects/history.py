@@ -48,10 +48,10 @@ PER_FILE, PARTITIONS, SINKS = 10_000, 4, 2
 """Batches of a file of the ledger, and the rows of a batch there: for each partition one, and one for each sink."""
 ASK = """
 import json, re, sys, time
-from router.config.models import Config
+from router.config.models import Config, DeadLetters
 from router.engine.ledger import last
 peak = lambda: int(re.search("VmHWM: *\\\\s*([0-9]+)", open("/proc/self/status").read())[1]) / 1024
-tables = {"ledger": "ops.ledger", "dead_letters": "ops.dead_letters"}
+tables = {"ledger": "ops.ledger", "dead_letter_options": DeadLetters(table="ops.dead_letters")}
 config = Config.model_construct(name="history", lake=sys.argv[1], routes=(), **tables)
 before, began, used = peak(), time.perf_counter(), time.process_time()
 found = last(config, 5)

@@ -282,6 +282,7 @@ def test_a_view_that_has_changed_is_computed_in_full(
     after = made.restarted(views=(other,))
     changed = [*changes_of(after).changed_views(refresher(after.config, after.spark, after.lake, after.store))]
     assert severities(changed) == [("safe", ("views", 0))]
+    caplog.clear()
     with caplog.at_level(logging.INFO, "router"):
         tell_changes(after.config, changed)
     assert [(record.levelname, "view sums" in record.getMessage()) for record in caplog.records] == [("INFO", True)]

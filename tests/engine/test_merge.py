@@ -27,7 +27,7 @@ from router.engine.merge.delta_spark import (
     answers,
 )
 from router.sinks import KeyedTable
-from tests.delta.model import Record, lane
+from tests.delta.model import BEGIN, Record, lane
 
 if TYPE_CHECKING:
     from router.delta.lake import Lake
@@ -143,17 +143,18 @@ def test_a_task_without_rows_reports_nothing(job: MergeJob) -> None:
 def test_what_spark_is_to_write_is_decided_like_everything_else() -> None:
     """Without it a table has other rows when it is written by the other engine."""
     have = pa.schema([("k", pa.string()), ("v", pa.int64()), ("note", pa.string()), ("_offset", pa.int64()),
-                      ("_partition", pa.int32()), ("_topic", pa.string())])  # fmt: skip
+                      ("_partition", pa.int32()), ("_topic", pa.string()), ("_arrival", pa.int64()),
+                      ("_timestamp", pa.timestamp("us", "UTC"))])  # fmt: skip
     question = DecisionInput("silver.a", have, KEYED, "route", "upsert", 3)
-    state = {"k": "a", "_offset": 5, "_partition": 0, "_topic": "events", "_there": True, "_live": True, "_since": None}
-    kind = pa.struct([*(have.field(name) for name in list(state)[:4]), ("_there", pa.bool_()), ("_live", pa.bool_()),
-                      ("_since", pa.timestamp("us", "UTC"))])  # fmt: skip
+    state = {"k": "a", "_offset": 5, "_partition": 0, "_topic": "events", "_arrival": 0, "_timestamp": BEGIN}
+    flags = {"_there": True, "_live": True}
+    kind = pa.struct([*(have.field(name) for name in state), *((name, pa.bool_()) for name in flags)])
     taken = lane(
         [record("a", 4, 4), record("a", 6, 6), record("b", 7, 7), record("c", 8, deletes=True), record(None, 9)],
         KEYED, COLUMNS,
     )  # fmt: skip
     given = pa.concat_tables(
-        [taken, pa.table({HELD_VERSION: pa.array([state, None], kind)}).slice(0, 1)], promote_options="default"
+        [taken, pa.table({HELD_VERSION: pa.array([state | flags, None], kind)}).slice(0, 1)], promote_options="default"
     )
     found = pa.concat_tables(answers(question, given)).to_pylist()
 
