@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from typing import Any
 
@@ -294,8 +295,13 @@ def test_a_failure_keeps_its_own_text() -> None:
 )
 def test_an_answer_that_is_not_as_configured_is_told(results: BulkResults, body: bytes) -> None:
     """Without it rows that were refused count as delivered, all of them."""
-    with pytest.raises(Unreadable):
-        results.by_row(body, ROWS)
+    # A garbage collection at the very end of the stack would fail in its callbacks, of which hypothesis has one.
+    gc.disable()
+    try:
+        with pytest.raises(Unreadable):
+            results.by_row(body, ROWS)
+    finally:
+        gc.enable()
 
 
 @given(st.binary(max_size=50), st.lists(st.binary(max_size=10), max_size=4), st.sampled_from([None, "id"]))
