@@ -101,6 +101,20 @@ def test_a_refresh_merges_by_the_new_keys(query: Query) -> None:
         start(changed(after))
 
 
+def test_a_table_that_was_ordered_by_offsets_alone_is_refused_until_it_is_rebuilt(query: Query) -> None:
+    """Without it rows of an older version count as older, or as newer, than all that comes."""
+    table = query.open(TABLE)
+    before = table.to_pyarrow_table()
+    write_deltalake(table, before.drop_columns(["_arrival", "_timestamp"]), mode="overwrite", schema_mode="overwrite")
+
+    with pytest.raises(StartError, match=rf"router refresh .*{TABLE}"):
+        start(query.restarted())
+    Refresh(query.config, query.spark, query.lake, query.store.checkpoint, (TABLE,), accept=True).run()
+    start(query.restarted())
+    rebuilt = query.open(TABLE).to_pyarrow_table().select(before.column_names)
+    assert sorted(map(repr, rebuilt.to_pylist())) == sorted(map(repr, before.to_pylist()))
+
+
 def test_verify_finds_several_rows_of_a_key(query: Query) -> None:
     """Without it a table that somebody has appended to counts every gamer twice, and nothing says so."""
     assert [audit.problems for audit in verified(query.config, [TABLE])] == [[]]

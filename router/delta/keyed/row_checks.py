@@ -149,7 +149,7 @@ def refuse_lost_keys(have: pa.Schema, table: str, keyed: KeyedTable) -> None:
     """Refuse a table whose rows cannot be told apart, or not be ordered. Raises TableError."""
     if "_offset" in have.names and ARRIVAL not in have.names:
         what = f"an older version of the router ordered its rows by their offsets alone (it has no {ARRIVAL})"
-        raise TableError(table, f"{what}; `router refresh --full --tables {table}` rebuilds it")
+        raise TableError(table, f"{what}; `router refresh --tables {table}` rebuilds it")
     if lost := [key for key in keyed.keys if key not in have.names]:
         raise TableError(table, f"it has no column {lost[0]}, which is a key of the sink; give it back its column")
 
