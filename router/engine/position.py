@@ -119,7 +119,8 @@ class RecordNumbers:
         for part in rows.to_batches(columns=["run", "batch_id", "to_offset"], filter=booked):
             of_now = pc.and_(pc.equal(part.column("run"), self.run), pc.greater_equal(part.column("batch_id"), batch))
             earlier = part.column("to_offset").filter(pc.invert(pc.fill_null(of_now, False)))
-            last = max(last, pc.max(earlier).as_py() or -1) if len(earlier) else last
+            if len(earlier):
+                last = max(last, pc.max(earlier).as_py())
         return last + 1
 
 

@@ -173,6 +173,18 @@ def test_no_two_records_have_one_position(orders: Orders) -> None:
     assert orders.history(1) == ["same", "same"]
 
 
+def test_the_second_record_of_all_is_newer_than_the_first(orders: Orders) -> None:
+    """Without it a restart after a single record, which has the number 0, begins to count again."""
+    put(orders.folder / "inbox", "a.json", {1: "new"}, modified=0)
+    orders.drain()
+    put(orders.folder / "inbox", "b.json", {1: "paid"}, modified=1)
+    orders.drain()
+
+    assert len({offset for _, _, offset in orders.places()}) == 2
+    assert orders.latest() == {1: "paid"}
+    assert orders.history(1) == ["new", "paid"]
+
+
 def numbered(frame: DataFrame, folder: Path) -> dict[str, int]:
     """Return the number of each record, by its value."""
     numbers = RecordNumbers(Lake.at(str(folder / "none")), "ops.ledger", "orders", "run")
