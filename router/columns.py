@@ -17,6 +17,14 @@ from router import spark_internals
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+TIMES = {
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+    "dateFormat": "yyyy-MM-dd",
+    "timeZone": "UTC",
+}
+"""How times are written in JSON: Spark would cut them to milliseconds, and the offsets of old dates to minutes."""
+
 
 def quoted(name: str) -> str:
     """Return a name as Spark takes it, whatever characters it has."""

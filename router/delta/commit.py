@@ -305,7 +305,7 @@ class StagedParts:
 
     def commit(self, schema: pa.Schema) -> None:
         """Add all parts to the table, unless they are in it; a table of an older version gains its columns."""
-        files = tuple(self._file(path) for path in self._paths())
+        files = tuple(staged_file(self.lake, self.owner, self.table, path) for path in self._paths())
         if not files:
             return
         handle = self.lake.open(self.table)
@@ -329,12 +329,6 @@ class StagedParts:
         """Say whether the table has the parts of this batch."""
         table = self.lake.open(self.table)
         return table is not None and has_transaction(table, Transaction(self.owner, self.batch))
-
-    def _file(self, path: str) -> StagedFile:
-        with self.lake.files.open_input_file(path) as source:
-            footer, size = pq.ParquetFile(source).metadata, source.size()
-        columns = tuple(footer.schema.to_arrow_schema().names)
-        return StagedFile(self.owner, self.table, path, size, footer.num_rows, columns, statistics(footer))
 
     def _paths(self) -> list[str]:
         found = self.lake.files.get_file_info(fs.FileSelector(self._folder, allow_not_found=True))

@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from router.columns import TIMES
 from router.engine.lossless_cast import FRACTIONS, TIME_TYPES, cast_text, cast_value, in_json
 from router.errors import StartError, first_line
 
@@ -45,13 +46,6 @@ FIRST = 20
 THREADS = 8
 REFUSED = re.compile(r"[ ,;{}()\n\t=.`]+")
 """What Delta takes in no name of a column, and what expressions would have to quote."""
-TIMES = {
-    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
-    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
-    "dateFormat": "yyyy-MM-dd",
-    "timeZone": "UTC",
-}
-"""How times are written: Spark would cut them to milliseconds, and the offsets of old dates to minutes."""
 INFERRED_TIMES = "yyyy-MM-dd[['T'][ ]HH:mm[:ss[.SSSSSS]][XXX]]"
 """The texts of JSON that are times: Spark would take `2026` for one, and cut nanoseconds."""
 GUESSES: tuple[tuple[str, str], ...] = (

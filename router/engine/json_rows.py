@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from router.columns import quoted
+from router.columns import TIMES, quoted
 from router.engine.label.layout import MERGED_COORDINATES
 
 if TYPE_CHECKING:
@@ -20,26 +20,22 @@ if TYPE_CHECKING:
 
 ROW = "_row"
 """The column of a quarantine with a row as JSON."""
-TIMES = {
-    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
-    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
-    "ignoreNullFields": "false",
-}
-"""How a row is written and read: Spark would cut times to milliseconds."""
+OPTIONS = {**TIMES, "ignoreNullFields": "false"}
+"""How a row is written and read."""
 
 
 def as_json(rows: DataFrame, own: list[Column]) -> DataFrame:
     """Return rows of an outbox as a quarantine keeps them: its own columns, their coordinates, and `_row`."""
     places = [name for name in MERGED_COORDINATES if name in rows.columns]
     others = [F.col(quoted(name)) for name in rows.columns if name not in places]
-    row = F.to_json(F.struct(*others), TIMES).alias(ROW)
+    row = F.to_json(F.struct(*others), OPTIONS).alias(ROW)
     return rows.select(*own, *places, row)
 
 
 def from_json(rows: DataFrame, columns: StructType) -> DataFrame:
     """Return rows of a quarantine with the columns of an outbox. What the outbox has no column for is left out."""
     inside = columns.__class__([field for field in columns if field.name not in MERGED_COORDINATES])
-    parsed = rows.withColumn(ROW, F.from_json(F.col(ROW), inside, TIMES))
+    parsed = rows.withColumn(ROW, F.from_json(F.col(ROW), inside, OPTIONS))
     chosen = []
     for field in columns:
         name = quoted(field.name)

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from router.engine.spark.executors import Executors
     from router.engine.start.checks import Accept
     from router.registry import Registry
+    from router.sinks import Applied
 
 log = logging.getLogger("router")
 POLL_SECONDS = 0.2
@@ -373,12 +374,17 @@ class _StreamRun:
             return  # a batch has just begun; it does the same at its end
         try:
             store = CheckpointStore(self.checkpoint)
-            query = f"{self.config.name}:{Checkpoint.read(self.checkpoint).run}"
-            about = self.lake, store, query, self._committers, self.options.stop, self.executors
-            deliver = Outboxes(self.config, self.spark, *about).deliver
-            Release(self.config, self.spark, self.lake, store, self._committers, self.executors, deliver).idle()
+            about = self.lake, store, self._committers, self.executors
+            Release(self.config, self.spark, *about, self._deliver).idle()
         finally:
             self.releasing.release()
+
+    def _deliver(self, key: str, query: str, last: int, rows: DataFrame) -> Applied | None:
+        """Give rows of an outbox that left the quarantine to their sink, while no batch is running."""
+        of_run = f"{self.config.name}:{Checkpoint.read(self.checkpoint).run}"
+        store = CheckpointStore(self.checkpoint)
+        about = self.lake, store, of_run, self._committers, self.options.stop, self.executors
+        return Outboxes(self.config, self.spark, *about).deliver(key, query, last, rows)
 
     def _end(self, query: StreamingQuery) -> None:
         """Stop the query between two batches, and report the last ones."""

@@ -113,7 +113,7 @@ class Outboxes:
         `rows` are those of a query's batches up to the last, as the quarantine has them. They are appended to the
         outbox under the id of the release, which a detached sink reads. Raises TableError while it cannot take them.
         """
-        layout = self._layout()
+        layout = layout_of(self.config, self.spark)
         target = next((target for target in layout.targets if target.key == key and target.outbox), None)
         if target is None or target.table is None:
             raise TableError(key, "the configuration has no such sink any more")
@@ -126,15 +126,12 @@ class Outboxes:
         notes = {"router.released": query, "router.up_to_batch": str(last)}
         self.committers.commit((work,), {}, notes)
         if self._is_detached(key):
+            self.committers.applied(work)
             return None
         released = replace(self, query=f"{self.config.name}:{run}", store=store, resending=run)
         counts = released._apply(target, work, Manifest(last, "", (key,), (work,), ()), replay=False)
         self.committers.applied(work)
         return counts
-
-    def _layout(self) -> Layout:
-        records = self.spark.createDataFrame([], RECORD_SCHEMA)
-        return Planner(self.config, self.config.decode, quiet=True).plan(records).layout
 
     def _staged(self, target: Target, query: str, last: int, rows: DataFrame) -> TableCommit:
         """Return the commit of rows for an outbox, staged in files beside it."""
@@ -304,6 +301,12 @@ def mark_replayed(taken: DataFrame, lake: Lake, config: Config, name: str, numbe
                 raise TableError(config.dead_letters, what) from error
 
 
+def layout_of(config: Config, spark: SparkSession) -> Layout:
+    """Return the layout of a configuration's batches; its decoder must be prepared already. No job runs."""
+    records = spark.createDataFrame([], RECORD_SCHEMA)
+    return Planner(config, config.decode, quiet=True).plan(records).layout
+
+
 def wants_opening(sink: Sink) -> bool:
     """Say whether a sink has to be prepared before the stream starts."""
     return isinstance(sink, ApplyingSink) and type(sink).prepare is not ApplyingSink.prepare
@@ -319,7 +322,7 @@ def opened(config: Config, spark: SparkSession, folder: Path, *, trial: bool = F
         return config
     decoder = config.decode.refresh(frozenset())
     config = config.model_copy(update={"decode": decoder})
-    layout = Planner(config, decoder, quiet=True).plan(spark.createDataFrame([], RECORD_SCHEMA)).layout
+    layout = layout_of(config, spark)
 
     def openings(route: Route) -> dict[str, Opening]:
         return {sink: Opening(folder, frame, trial) for sink, frame in _frames(layout, route, spark)}
