@@ -48,7 +48,7 @@ from router.spark_internals import to_arrow_columns, to_spark_columns
 from router.table_options import check_property
 
 if TYPE_CHECKING:
-    from router.engine.label.json_expressions import JsonExpression
+    from router.engine.expressions.json_expressions import JsonExpression
 
 __all__ = [
     "RAW_SCHEMA",
@@ -99,7 +99,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     """Return what is imported when it is asked for: it needs pyarrow, and checking a file should not wait for that."""
     if name == "JsonExpression":
-        from router.engine.label.json_expressions import JsonExpression  # noqa: PLC0415
+        from router.engine.expressions.json_expressions import JsonExpression  # noqa: PLC0415
 
         return JsonExpression
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,9 +20,9 @@ from router.delta.file_statistics import statistics
 from router.delta.lake import Lake
 from router.engine.label.layout import quarantine_of
 from router.engine.quarantine.table import quarantined_in
+from router.engine.reprocess.merged_again import ArrivedBatch, MergedAgain
+from router.engine.reprocess.records import SPANS, with_batches
 from router.engine.spark.session import build_session
-from router.engine.tables.from_bronze import SPANS, with_batches
-from router.engine.tables.merged_again import ArrivedBatch, MergedAgain
 from router.sinks import KeyedTable
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from router.config.loader import Loaded
-    from router.engine.tables.backfill import Backfill, RecordRange
+    from router.engine.reprocess.backfill import Backfill, RecordRange
     from router.registry import Registry
 
 KINDS = 'a time with a zone (2025-01-31T12:00:00Z), or offsets as JSON: {"events": {"0": 1200}}'
@@ -82,7 +82,7 @@ def _prepared(loaded: Loaded, registry: Registry, spark: Any, stop: threading.Ev
     executors = import_module("router.engine.start.checks").executors_of(spark, registry, config, lake, "backfill")
     executors.look(spark)
     given = config, loaded.fingerprint, loaded.path.parent, spark, lake, checkpoint, stop, executors
-    made: Backfill = import_module("router.engine.tables.backfill").Backfill(*given)
+    made: Backfill = import_module("router.engine.reprocess.backfill").Backfill(*given)
     return made
 
 
@@ -93,7 +93,7 @@ def _show(done: Any) -> None:
 
 
 def _range(since: str, until: str) -> RecordRange:
-    made = import_module("router.engine.tables.backfill").RecordRange
+    made = import_module("router.engine.reprocess.backfill").RecordRange
     begin, end = _place(since, "--from"), _place(until, "--to")
     if isinstance(begin, dict) != isinstance(end, dict):
         raise click.UsageError("--from and --to are both times, or both offsets")

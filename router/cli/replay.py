@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from router.config.loader import Loaded
     from router.config.models import Config
-    from router.engine.outbox.resend import Replay, ReplayFilter, ReplayGroup, ReplayRows, Resender
-    from router.engine.tables.replay import DeadLetterReplay, LetterFilter, LetterOutcome
+    from router.engine.reprocess.replay import DeadLetterReplay, LetterFilter, LetterOutcome
+    from router.engine.reprocess.resend import Replay, ReplayFilter, ReplayGroup, ReplayRows, Resender
     from router.registry import Registry
     from router.sinks import ApplyingSink, Resent
 
@@ -100,7 +100,7 @@ def replay(
     letters = None if statuses else (stages, route, name, reason, None if since is None else _since(since))
     if loaded.config.debug:
         raise StartError(f"{loaded.config.name} has `debug: true`: it sends nothing, and so nothing again")
-    asked = import_module("router.engine.tables.replay").LetterFilter(*letters) if letters else None
+    asked = import_module("router.engine.reprocess.replay").LetterFilter(*letters) if letters else None
     choice = Choice(kept, asked, _chosen(loaded.config, route, name, kept, statuses, send=send))
     session, stop = import_module("router.engine.spark.session"), threading.Event()
     with stopped_by_signals(stop), Watcher(loaded.config.name):
@@ -192,7 +192,7 @@ class _Command:
         return executors
 
     def _resenders(self) -> Iterator[Resender]:
-        engine, folder = import_module("router.engine.outbox.resend"), self.loaded.path.parent
+        engine, folder = import_module("router.engine.reprocess.resend"), self.loaded.path.parent
         about = self.config, self.spark, self.lake, self.checkpoint, self.stop, self.executors
         return (engine.Resender(*about, *sink, folder) for sink in self.choice.sinks)
 
@@ -200,7 +200,7 @@ class _Command:
         if self.choice.letters is None:
             return None
         about = self.config, self.loaded.fingerprint, self.loaded.path.parent, self.spark, self.lake, self.checkpoint
-        made: DeadLetterReplay = import_module("router.engine.tables.replay").DeadLetterReplay(
+        made: DeadLetterReplay = import_module("router.engine.reprocess.replay").DeadLetterReplay(
             *about, self.stop, accept=self.accept
         )
         return made
@@ -245,7 +245,7 @@ def _asked(statuses: tuple[str, ...], since: str | None) -> ReplayFilter:
         told = f"{unknown[0]!r} is neither `parked` nor `dead`, nor a status of HTTP"
         raise click.BadParameter(told, param_hint="--status")
     chosen = words | ({"dead"} if codes else set()) or {"parked", "dead"}
-    asked: ReplayFilter = import_module("router.engine.outbox.resend").ReplayFilter(
+    asked: ReplayFilter = import_module("router.engine.reprocess.resend").ReplayFilter(
         tuple(sorted(chosen)), tuple(sorted(codes)), None if since is None else _since(since)
     )
     return asked
@@ -278,7 +278,7 @@ def _chosen(
     if (route or name) and not any(route in (None, one[0]) and name in (None, one[1]) for one in known):
         shown = ", ".join("/".join(config.shown_names(*names)) for names in known)
         raise click.UsageError(f"there is no such sink; {config.name} has {shown}")
-    there = list(import_module("router.engine.outbox.resend").resending_sinks(config)) if kept else []
+    there = list(import_module("router.engine.reprocess.resend").resending_sinks(config)) if kept else []
     found = [one for one in there if route in (None, one[0]) and name in (None, one[1])]
     names = ", ".join("/".join(config.shown_names(one[0], one[1])) for one in found or there) or "none"
     if statuses and not found:

@@ -81,7 +81,7 @@ def tables(file: Path, plugin_files: tuple[Path, ...]) -> None:
     views are among them, with the view. Needs no Spark. `router verify` holds tables against what went into them.
     """
     config = load(file, load_registry(plugin_files)).config
-    found = import_module("router.engine.tables.table_states").table_states(config)
+    found = import_module("router.engine.audit.table_states").table_states(config)
     show_table(f"tables of {config.name}", STATE_COLUMNS, [_state(one) for one in found])
 
 
@@ -102,7 +102,7 @@ def expectations(file: Path, samples: int, plugin_files: tuple[Path, ...]) -> No
     what they hold. Needs no Spark.
     """
     config = load(file, load_registry(plugin_files)).config
-    counted = import_module("router.engine.tables.expectation_counts").expectation_counts(config, samples)
+    counted = import_module("router.engine.audit.expectation_counts").expectation_counts(config, samples)
     if not counted:
         click.echo(f"nothing of {config.name} has an expectation")
         return

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from router.config.loader import Loaded
     from router.config.models import Config
     from router.delta.lake import Lake
+    from router.engine.audit.verify import TableAudit
+    from router.engine.reprocess.refresh import Refreshed
+    from router.engine.reprocess.repair import Repair, Repaired
     from router.engine.spark.executors import Executors
-    from router.engine.tables.refresh import Refreshed
-    from router.engine.tables.repair import Repair, Repaired
-    from router.engine.tables.verify import TableAudit
     from router.registry import Registry
 
 
@@ -60,7 +60,7 @@ def verify(
     started for --recompute only. Exit code 1: something is wrong.
     """
     config = load(file, load_registry(plugin_files)).config
-    engine = import_module("router.engine.tables.verify")
+    engine = import_module("router.engine.audit.verify")
     found: list[TableAudit] = engine.verified(config, tables, footers=footers)
     if absent := sorted(set(tables) - {audit.table for audit in found}):
         raise click.ClickException(f"{config.name} has no rows in {', '.join(absent)}")
@@ -77,7 +77,7 @@ def _recompute(config: Config, listed: list[TableAudit], chosen: tuple[str, ...]
     """Add to audits where tables of views are not what their query gives; return which views cannot be compared."""
     note_module = import_module("router.engine.views.note")
     recompute_module = import_module("router.engine.views.recompute")
-    audit_class = import_module("router.engine.tables.verify").TableAudit
+    audit_class = import_module("router.engine.audit.verify").TableAudit
     session = import_module("router.engine.spark.session")
     audits = {audit.table: audit for audit in listed}
     tables_by_view = note_module.tables_by_view(config)
@@ -133,7 +133,7 @@ def repair(file: Path, table: str, accept: bool, master: str | None, plugin_file
         spark = session.build_session(loaded.config, master)
         try:
             config, lake, checkpoint, executors = _prepared(loaded, registry, spark, "repair")
-            made: type[Repair] = import_module("router.engine.tables.repair").Repair
+            made: type[Repair] = import_module("router.engine.reprocess.repair").Repair
             _show(made(config, spark, lake, checkpoint, table, accept, stop, executors=executors).run())
         finally:
             session.stop_session(spark)
@@ -170,7 +170,7 @@ def refresh(
     """
     registry = load_registry(plugin_files)
     loaded = load(file, registry)
-    session, engine = import_module("router.engine.spark.session"), import_module("router.engine.tables.refresh")
+    session, engine = import_module("router.engine.spark.session"), import_module("router.engine.reprocess.refresh")
     stop = threading.Event()
     with stopped_by_signals(stop), Watcher(loaded.config.name):
         spark = session.build_session(loaded.config, master)

@@ -12,7 +12,7 @@ import yaml
 from deltalake import write_deltalake
 
 from router.config.loader import load
-from router.engine.tables.verify import verified
+from router.engine.audit.verify import verified
 from tests.chaos import lakes
 from tests.light import LIGHT
 

@@ -7,9 +7,9 @@ import signal
 import pytest
 
 from router.config.loader import load
+from router.engine.audit.verify import verified
 from router.engine.checkpoint_store import lake_and_checkpoint
-from router.engine.tables.refresh import Refresh
-from router.engine.tables.verify import verified
+from router.engine.reprocess.refresh import Refresh
 from router.errors import StartError
 from tests.chaos import lakes
 from tests.chaos.conftest import GAMES, WINS, configuration

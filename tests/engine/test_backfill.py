@@ -15,7 +15,7 @@ import router.cli
 from router import StartError
 from router.config.models import Route
 from router.delta.lake import Lake
-from router.engine.tables.backfill import NOTE, Backfill, BackfillBatches, RecordRange, stored_records_of
+from router.engine.reprocess.backfill import NOTE, Backfill, BackfillBatches, RecordRange, stored_records_of
 from router_decoders import Json
 from router_rules import Sql
 from router_sinks import Delta, Tables, Upsert

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 
-from router.engine.tables.from_bronze import SPANS, bucket_width, buckets, with_batches
+from router.engine.reprocess.records import SPANS, bucket_width, buckets, with_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

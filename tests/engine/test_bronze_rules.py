@@ -10,8 +10,8 @@ import pytest
 from router import StartError
 from router.config.models import Bronze, Route
 from router.engine import ledger
-from router.engine.tables.expectation_counts import expectation_counts
-from router.engine.tables.verify import verified
+from router.engine.audit.expectation_counts import expectation_counts
+from router.engine.audit.verify import verified
 from router.errors import BatchError
 from router_decoders import Json
 from router_rules import Sql

@@ -14,9 +14,9 @@ from router import StartError
 from router.config.models import Route
 from router.delta.keyed.key_property import KEYED_BY, keyed_by, repeated_keys
 from router.delta.table_cache import TableCache
+from router.engine.audit.verify import verified
 from router.engine.merge.key_checks import refuse_changed_keys
-from router.engine.tables.refresh import Refresh
-from router.engine.tables.verify import verified
+from router.engine.reprocess.refresh import Refresh
 from router.sinks import KeyedTable
 from router_decoders import Json
 from router_rules import Sql

@@ -14,11 +14,11 @@ from deltalake import CommitProperties, write_deltalake
 import router.cli
 from router.config.loader import load
 from router.delta.lake import Lake
+from router.engine.audit.verify import verified
 from router.engine.label.layout import DEAD_SCHEMA
 from router.engine.spark import session
 from router.engine.start.run_lock import alone, locked
 from router.engine.stream import run
-from router.engine.tables.verify import verified
 from router.registry import load_registry
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ def test_dead_letters_of_each_stage_land_once_whatever_kills_the_replay(
 
 
 def _kill_after(patch: pytest.MonkeyPatch, step: str) -> None:
-    import router.engine.tables.replay as module
+    import router.engine.reprocess.replay as module
 
     owner, name = (module, "mark_replayed") if step == "mark" else (module.LetterBatches, step)
     whole = getattr(owner, name)

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from router.columns import tried
-from router.engine.label.expressions import MAKERS, Node, Untranslatable, evaluate, translate
+from router.engine.expressions.evaluator import MAKERS, Node, Untranslatable, evaluate, translate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,9 +11,9 @@ import pytest
 from router import ApplyingSink, Batch, ConfigError, Outcome, SinkError, StartError
 from router.config.loader import load
 from router.engine import ledger
+from router.engine.audit.verify import verified
 from router.engine.preflight.lake_changes import refuse_changes
 from router.engine.quarantine.table import approve, quarantined
-from router.engine.tables.verify import verified
 from router.registry import load_registry
 from router_sinks import Delta, Upsert
 from tests.engine.query import Query, records

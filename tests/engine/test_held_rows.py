@@ -9,8 +9,8 @@ import pytest
 
 from router.config.models import Route
 from router.engine import ledger
+from router.engine.audit.verify import verified
 from router.engine.quarantine.table import approve, pending_releases, quarantined
-from router.engine.tables.verify import verified
 from router.errors import StartError, TableError
 from router_rules import Sql
 from router_sinks import Tables, Upsert

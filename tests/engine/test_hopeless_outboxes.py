@@ -11,8 +11,8 @@ import pytest
 
 from router import StartError, TableError
 from router.config.models import Route
+from router.engine.audit.verify import verified
 from router.engine.quarantine.table import quarantined, try_now
-from router.engine.tables.verify import verified
 from router_sinks import Upsert
 from tests.engine.parts import Copy, Events, Fixed, Where, copied
 from tests.engine.query import Query, records

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from router.config.models import Route
-from router.engine.tables.from_bronze import FromBronze
-from router.engine.tables.refresh import Refresh
-from router.engine.tables.repair import Repair
-from router.engine.tables.table_states import table_states
-from router.engine.tables.verify import Verification
+from router.engine.audit.table_states import table_states
+from router.engine.audit.verify import Verification
+from router.engine.reprocess.records import FromBronze
+from router.engine.reprocess.refresh import Refresh
+from router.engine.reprocess.repair import Repair
 from router_decoders import Json
 from router_rules import Sql
 from router_sinks import Delta, Tables
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from router.engine.tables.from_bronze import LandedAgain
+    from router.engine.reprocess.records import LandedAgain
     from tests.engine.conftest import MakeQuery
 
 NAMES = (

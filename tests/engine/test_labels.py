@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from router.config.models import Expectation, Route
-from router.engine.label.expressions import Untranslatable
+from router.engine.expressions.evaluator import Untranslatable
 from router.engine.label.route import RoutePlanner
 from router_decoders import Json
 from router_rules import All, Field, Not, Sql

@@ -14,11 +14,11 @@ from deltalake import write_deltalake
 
 from router import BatchError
 from router.config.models import Route
+from router.engine.audit.expectation_counts import expectation_counts
+from router.engine.audit.verify import Verification
 from router.engine.balance import imbalances
 from router.engine.commit.committers import Committers
 from router.engine.ledger import LATER, SCHEMA, LedgerEntry, append, last
-from router.engine.tables.expectation_counts import expectation_counts
-from router.engine.tables.verify import Verification
 from tests.engine import scenarios
 from tests.engine.conftest import COMMITS, EITHER
 from tests.engine.parts import Events, Fixed, Where, copied

@@ -15,7 +15,7 @@ from router import StartError
 from router.config.loader import load
 from router.config.models import Lookup, Route
 from router.delta.lake import Lake
-from router.engine.label.lookup import KeyIndex, chosen
+from router.engine.lookup.join import KeyIndex, chosen
 from router.engine.preflight.check import check_plan
 from router.engine.preflight.route_tests import load_tests, run_tests
 from router.engine.stream import run

@@ -16,9 +16,9 @@ from router.delta.keyed.row_versions import DELETIONS
 from router.delta.lake import Lake
 from router.delta.parquet_writer import Staging
 from router.engine.merge.delta_rs import MergeJob, merge_table
+from router.engine.reprocess.merged_again import ArrivedBatch, MergedAgain, portions
 from router.engine.start.killed_repairs import clear_killed_repairs, lock_of, staged_as
 from router.engine.start.run_lock import locked
-from router.engine.tables.merged_again import ArrivedBatch, MergedAgain, portions
 from router.sinks import KeyedTable
 
 TABLE, APP = "silver.gamers", "games:run/all/upsert"

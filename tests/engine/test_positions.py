@@ -17,8 +17,8 @@ from router.config.loader import load
 from router.config.models import Trigger
 from router.delta.lake import Lake
 from router.engine.position import RecordNumbers
+from router.engine.reprocess.backfill import Backfill, RecordRange
 from router.engine.stream import RunOptions, run
-from router.engine.tables.backfill import Backfill, RecordRange
 from router.registry import load_registry
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from router import ApplyingSink, Batch, Outcome
 from router.config.models import Expectation, Route, View
 from router.delta.transaction_id import parse
 from router.engine.quarantine.table import approve, pending_releases, quarantined
-from router.engine.tables.backfill import Backfill, RecordRange
-from router.engine.tables.repair import Repair
-from router.engine.tables.replay import DeadLetterReplay, LetterFilter
+from router.engine.reprocess.backfill import Backfill, RecordRange
+from router.engine.reprocess.repair import Repair
+from router.engine.reprocess.replay import DeadLetterReplay, LetterFilter
 from router.engine.views.schedule import refresher
 from router_decoders import Json
 from router_rules import Sql

@@ -10,9 +10,9 @@ from deltalake import DeltaTable
 
 from router.config.models import Bronze, Route
 from router.delta.history import log_commits, log_versions
-from router.engine.tables.from_bronze import FromBronze
-from router.engine.tables.refresh import Refresh, Refreshed
-from router.engine.tables.verify import REPAIRED
+from router.engine.audit.verify import REPAIRED
+from router.engine.reprocess.records import FromBronze
+from router.engine.reprocess.refresh import Refresh, Refreshed
 from router.errors import StartError, TableError
 from router_rules import Sql
 from router_sinks import Delta, Tables, Upsert

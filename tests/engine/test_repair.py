@@ -12,13 +12,13 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from router.config.models import Route
+from router.engine.audit.table_states import table_states
+from router.engine.audit.verify import Verification
 from router.engine.quarantine.table import quarantined, try_now
+from router.engine.reprocess.records import FromBronze
+from router.engine.reprocess.repair import Repair, Repaired
 from router.engine.start import run_lock
 from router.engine.start.run_lock import alone
-from router.engine.tables.from_bronze import FromBronze
-from router.engine.tables.repair import Repair, Repaired
-from router.engine.tables.table_states import table_states
-from router.engine.tables.verify import Verification
 from router.errors import RunningError, StartError, TableError
 from router.spark_internals import jvm
 from router_decoders import Json

@@ -20,9 +20,9 @@ import router.cli
 from router import ConfigError
 from router.config.loader import load
 from router.config.models import Route, Trigger, View
+from router.engine.audit.expectation_counts import expectation_counts
 from router.engine.checkpoint_store import lake_and_checkpoint
 from router.engine.stream import RunOptions, run
-from router.engine.tables.expectation_counts import expectation_counts
 from router.engine.views import relation
 from router.engine.views.note import Note, note_path
 from router.engine.views.row_hash import row_hash

@@ -18,10 +18,10 @@ from deltalake import CommitProperties, Transaction, write_deltalake
 import router.cli
 from router.config.loader import load
 from router.config.models import Route, View
+from router.engine.audit.table_states import table_states
+from router.engine.audit.verify import verified
+from router.engine.reprocess.repair import Repair
 from router.engine.spark import session
-from router.engine.tables.repair import Repair
-from router.engine.tables.table_states import table_states
-from router.engine.tables.verify import verified
 from router.engine.views.note import Note, note_path
 from router.engine.views.recompute import differences
 from router.engine.views.schedule import refresher

@@ -24,9 +24,9 @@ from router.delta.transaction_id import batch_id
 from router.delta.widening import way
 from router.engine.commit.lost_tables import CommittedBatches
 from router.engine.commit.violations import Conditions, violated_by
-from router.engine.label.expressions import Untranslatable, translate
+from router.engine.expressions.evaluator import Untranslatable, translate
+from router.engine.expressions.tree import columns_of
 from router.engine.label.layout import BRONZE_SCHEMA, DEAD_SCHEMA, Demands, Layout
-from router.engine.label.tree import columns_of
 from router.engine.retryable_errors import never_passes
 from router.errors import StartError, TableError
 from router.spark_internals import to_spark_columns
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from router.delta.lake import Lake
-    from router.engine.label.expressions import Node
+    from router.engine.expressions.evaluator import Node
     from router.sinks import Evolution, Widening
     from router.table_options import TableOptions
 

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from router.decoding import decode_batch
-from router.engine.label.expressions import Node, evaluate
+from router.engine.expressions.evaluator import Node, evaluate
 from router.engine.label.layout import DEAD_SCHEMA, MERGED_COORDINATES, UNMET, Layout, RouteLabels, Target
-from router.engine.label.lookup import LookupTable, joined
 from router.engine.label.tombstones import TOMBSTONE, Tombstones, as_events
+from router.engine.lookup.join import LookupTable, joined
 from router.table_names import folded, refused
 
 if TYPE_CHECKING:

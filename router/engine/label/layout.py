@@ -32,7 +32,7 @@ from router.parts import RAW_SCHEMA
 from router.table_names import underscored
 
 if TYPE_CHECKING:
-    from router.engine.label.tree import Node
+    from router.engine.expressions.tree import Node
     from router.sinks import Evolution, KeyedTable, MergingSink, Widening
     from router.table_names import BronzeTables
     from router.table_options import TableOptions

@@ -19,12 +19,12 @@ from pyspark.sql.types import BooleanType, StructField, StructType
 
 from router.columns import holds
 from router.delta.nesting import too_deep
-from router.engine.label.expressions import Node, Untranslatable, translate
+from router.engine.expressions.evaluator import Node, Untranslatable, translate
 from router.engine.label.labels import Decoding, Labelling, decoding_task
 from router.engine.label.layout import RAW_COLUMNS, RECORD_SCHEMA, Layout
-from router.engine.label.lookup_tables import Lookups
 from router.engine.label.route import SPREAD_BY, Check, RoutePlanner
 from router.engine.label.tombstones import TOMBSTONE, taken, tombstones
+from router.engine.lookup.loading import Lookups
 from router.errors import StartError, first_line
 
 if TYPE_CHECKING:

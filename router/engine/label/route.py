@@ -27,7 +27,7 @@ from pyspark.sql.types import (
 
 from router.columns import holds, tried
 from router.delta.schema_diff import delta_schema
-from router.engine.label.expressions import Node, Untranslatable, translate
+from router.engine.expressions.evaluator import Node, Untranslatable, translate
 from router.engine.label.layout import (
     COORDINATES,
     MERGED_COORDINATES,

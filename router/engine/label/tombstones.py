@@ -17,7 +17,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from router.engine.label.expressions import Node, Untranslatable, evaluate, translate
+from router.engine.expressions.evaluator import Node, Untranslatable, evaluate, translate
 from router.errors import StartError
 from router.sinks import MergingSink
 

@@ -21,7 +21,8 @@ from router.delta.parquet_writer import attempt
 from router.delta.schema_diff import too_wide
 from router.delta.widening import KEEPS
 from router.engine.balance import BRONZE, add_named
-from router.engine.label.expressions import evaluate
+from router.engine.expressions.evaluator import evaluate
+from router.engine.expressions.tree import columns_of
 from router.engine.label.labels import Labelling, labelled
 from router.engine.label.layout import (
     BRONZE_SCHEMA,
@@ -36,7 +37,6 @@ from router.engine.label.layout import (
     RouteLabels,
     Target,
 )
-from router.engine.label.tree import columns_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

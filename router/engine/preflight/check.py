@@ -16,9 +16,9 @@ from router.config.problems import in_order
 from router.delta.table_cache import TableCache
 from router.engine import source
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas, lake_and_checkpoint
-from router.engine.label.lookup_tables import Lookups
 from router.engine.label.planner import Planner, stages_in_words
 from router.engine.label.route import RoutePlanner
+from router.engine.lookup.loading import Lookups
 from router.engine.outbox.apply import opened
 from router.engine.preflight.lake_changes import LakeChanges
 from router.engine.spark.session import build_session

@@ -44,8 +44,8 @@ from router.delta.schema_diff import delta_schema
 from router.delta.table_cache import THREADS, SparkTable
 from router.delta.transaction_id import TransactionId
 from router.engine.commit.committers import staged_rows
-from router.engine.label.let import define
 from router.engine.land.task import GATHERED, gathered
+from router.engine.lookup.let import define
 from router.engine.spark.executors import Executors
 from router.engine.views.note import Note, ViewTarget, note_path
 from router.engine.views.relation import TABLE, Relations, TablePart, are_few

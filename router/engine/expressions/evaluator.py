@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from router.engine.label import casts, functions, text
-from router.engine.label.tree import TIMES, Node, Untranslatable, arrow_type, given, only, repeated, shown
+from router.engine.expressions import casts, functions, text
+from router.engine.expressions.tree import TIMES, Node, Untranslatable, arrow_type, given, only, repeated, shown
 from router.spark_internals import analysed, schema_text
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyspark
 
-from router.engine.label.tree import Node, Untranslatable, arrays, arrow_type, by_value, given, shown
+from router.engine.expressions.tree import Node, Untranslatable, arrays, arrow_type, by_value, given, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable

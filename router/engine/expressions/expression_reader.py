@@ -9,7 +9,7 @@ import re
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from router.engine.label.tree import NUMBERS, Node
+from router.engine.expressions.tree import NUMBERS, Node
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

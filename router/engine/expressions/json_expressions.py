@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from router.engine.label import casts
-from router.engine.label.expression_reader import COMPARED, ExpressionReader, literal
-from router.engine.label.expressions import MAKERS, evaluate
-from router.engine.label.tree import FLOATS, INTEGERS, NUMBERS, Node, Untranslatable, arrow_type, nested, shown
+from router.engine.expressions import casts
+from router.engine.expressions.evaluator import MAKERS, evaluate
+from router.engine.expressions.expression_reader import COMPARED, ExpressionReader, literal
+from router.engine.expressions.tree import FLOATS, INTEGERS, NUMBERS, Node, Untranslatable, arrow_type, nested, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from router.engine.label.expression_reader import Path
+    from router.engine.expressions.expression_reader import Path
 
 MOST_KEPT = 1000
 """Combinations of types whose trees are kept, and combinations of small values whose result is."""

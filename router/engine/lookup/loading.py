@@ -21,10 +21,10 @@ from pyspark.sql.types import StructField
 
 from router.config.models import interval
 from router.delta.lake import Lake
-from router.engine.label.expressions import Node, Untranslatable, translate
-from router.engine.label.let import define
-from router.engine.label.lookup import LookupTable, chosen
-from router.engine.label.tree import arrow_type as arrow_type_of
+from router.engine.expressions.evaluator import Node, Untranslatable, translate
+from router.engine.expressions.tree import arrow_type as arrow_type_of
+from router.engine.lookup.join import LookupTable, chosen
+from router.engine.lookup.let import define
 from router.errors import LookupTableError, first_line
 from router.spark_internals import arrow_type, delta_snapshot, to_spark_type
 

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from router.engine.label.tree import (
+from router.engine.expressions.tree import (
     FLOATS,
     INTEGERS,
     NUMBERS,

@@ -35,9 +35,9 @@ from router.engine.batch import Batches, Steps
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.label.layout import RECORD_SCHEMA
 from router.engine.outbox.apply import REPLAYED, mark_replayed, opened
-from router.engine.outbox.resend import new_name, resending_sinks
 from router.engine.position import stored_records, with_arrival
 from router.engine.preflight.explain import fixed_table
+from router.engine.reprocess.resend import new_name, resending_sinks
 from router.engine.spark.executors import Executors
 from router.engine.start.checks import writers_of
 from router.errors import StartError

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.merge.coordinator import MergedTables
 from router.engine.preflight.explain import fixed_table, tables_by_sink
+from router.engine.reprocess.records import GivenTables, LandedAgain
+from router.engine.reprocess.repair import Repair, Repaired
 from router.engine.spark.executors import Executors
-from router.engine.tables.from_bronze import GivenTables, LandedAgain
-from router.engine.tables.repair import Repair, Repaired
 from router.errors import RunningError, StartError, TableError
 from router.sinks import MergingSink, TableSink
 

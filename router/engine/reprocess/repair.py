@@ -62,6 +62,7 @@ from router.delta.schema_diff import compare, delta_schema
 from router.delta.transaction_id import TransactionId, batch_id, parse, transactions
 from router.delta.widening import way, wider_schema
 from router.engine import ledger
+from router.engine.audit.verify import WrittenDown, done_by, ids_of, own
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.commit.committers import (
     Committers,
@@ -76,12 +77,11 @@ from router.engine.label.layout import asked, counted
 from router.engine.merge.coordinator import MergedTables
 from router.engine.preflight.explain import fixed_table
 from router.engine.quarantine.table import Quarantined, quarantined
+from router.engine.reprocess.merged_again import MergedAgain, arrived_batches
+from router.engine.reprocess.records import BronzeRecords, FromBronze, GivenTables, LandedAgain, Records, TopicRecords
 from router.engine.spark.executors import Executors
 from router.engine.start.killed_repairs import lock_of, staged_as
 from router.engine.start.run_lock import alone, is_running, locked
-from router.engine.tables.from_bronze import BronzeRecords, FromBronze, GivenTables, LandedAgain, Records, TopicRecords
-from router.engine.tables.merged_again import MergedAgain, arrived_batches
-from router.engine.tables.verify import WrittenDown, done_by, ids_of, own
 from router.errors import RunningError, StartError, TableError, first_line
 from router.sinks import MergingSink, TableSink
 from router.table_options import TableOptions

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from router.engine.label.casts import cast, check_zone, floor_divided, rescaled
-from router.engine.label.tree import (
+from router.engine.expressions.casts import cast, check_zone, floor_divided, rescaled
+from router.engine.expressions.tree import (
     FLOATS,
     INTEGERS,
     NUMBERS,

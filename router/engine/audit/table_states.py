@@ -14,12 +14,12 @@ from router.delta.keyed.upsert import merge_engine
 from router.delta.table_cache import THREADS
 from router.delta.transaction_id import batch_id
 from router.engine import ledger
+from router.engine.audit.verify import OWN_LAYERS, Verification
 from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
 from router.engine.label.layout import asked, outbox_of
 from router.engine.merge.coordinator import BacklogStore, MergedTables
 from router.engine.preflight.explain import fixed_table
 from router.engine.quarantine.table import pending_releases, quarantined
-from router.engine.tables.verify import OWN_LAYERS, Verification
 from router.sinks import KeyedTable, MergingSink
 
 if TYPE_CHECKING:

@@ -36,8 +36,8 @@ from router.engine.batch import Batches, Steps
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.label.layout import RAW_COLUMNS, RECORD_SCHEMA
 from router.engine.outbox.apply import opened
-from router.engine.outbox.resend import new_name
 from router.engine.position import ARRIVAL, stored_records, with_arrival
+from router.engine.reprocess.resend import new_name
 from router.engine.source import Offsets, between, completed, kept
 from router.engine.spark.executors import Executors
 from router.errors import StartError

@@ -15,7 +15,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from router.engine.label.expressions import Node, evaluate
+from router.engine.expressions.evaluator import Node, evaluate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
