@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from router.config.loader import Loaded
-    from router.engine.reprocess.backfill import Backfill, RecordRange
+    from router.engine.reprocess.backfill import Backfill
+    from router.engine.reprocess.records import RecordRange
     from router.registry import Registry
 
 KINDS = 'a time with a zone (2025-01-31T12:00:00Z), or offsets as JSON: {"events": {"0": 1200}}'
@@ -93,7 +94,7 @@ def _show(done: Any) -> None:
 
 
 def _range(since: str, until: str) -> RecordRange:
-    made = import_module("router.engine.reprocess.backfill").RecordRange
+    made = import_module("router.engine.reprocess.records").RecordRange
     begin, end = _place(since, "--from"), _place(until, "--to")
     if isinstance(begin, dict) != isinstance(end, dict):
         raise click.UsageError("--from and --to are both times, or both offsets")

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from router.config.loader import Loaded
     from router.config.models import Config
     from router.engine.reprocess.replay import DeadLetterReplay, LetterFilter, LetterOutcome
-    from router.engine.reprocess.resend import Replay, ReplayFilter, ReplayGroup, ReplayRows, Resender
+    from router.engine.reprocess.resend import ReplayFilter, ReplayGroup, ReplayRows, Resender
+    from router.engine.reprocess.run import Run
     from router.registry import Registry
     from router.sinks import ApplyingSink, Resent
 
@@ -308,7 +309,7 @@ def _replayed(resender: Resender, asked: ReplayFilter) -> bool:
     return whole
 
 
-def _replays(resender: Resender, asked: ReplayFilter) -> Iterator[tuple[Replay, ReplayRows]]:
+def _replays(resender: Resender, asked: ReplayFilter) -> Iterator[tuple[Run[ReplayFilter], ReplayRows]]:
     """Yield a replay that was killed before, and then the new one."""
     if begun := resender.cut_off():
         click.echo(f"{resender.key}: {begun.name} was cut off, and is ended first")
@@ -321,7 +322,7 @@ def _replays(resender: Resender, asked: ReplayFilter) -> Iterator[tuple[Replay, 
             _show([] if new is None else [(resender, new)], "what would be sent")
 
 
-def _tell(resender: Resender, begun: Replay, found: ReplayRows, resent: Resent) -> bool:
+def _tell(resender: Resender, begun: Run[ReplayFilter], found: ReplayRows, resent: Resent) -> bool:
     """Print what a replay did; say whether all rows were delivered."""
     delivered = resent.are("delivered")
     left = found.rows - sum(resent.moved.values())

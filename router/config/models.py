@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -701,6 +701,23 @@ class Config(Model):
     def all_sinks(self) -> Iterator[tuple[str, str, Sink]]:
         """Yield route, name and sink of each sink; the names are those that ids, tables and notes go by (`was`)."""
         return ((route.identity, name, sink) for route in self.routes for name, sink in route.named_sinks.items())
+
+    def with_sinks(self, keep: Callable[[str, str, Sink], bool]) -> Config:
+        """Return this with some sinks only, and without bronze; `keep` is asked with route, name and sink of each.
+
+        They keep their names: without the others they would have other numbers. Routes without a sink are left out.
+        """
+        routes: list[Route] = []
+        for route in self.routes:
+            sinks: list[Sink] = []
+            for name, sink in route.named_sinks.items():
+                if keep(route.identity, name, sink):
+                    named = sink.model_copy()
+                    named._named = name
+                    sinks.append(named)
+            if sinks:
+                routes.append(route.model_copy(update={"sinks": tuple(sinks)}))
+        return self.model_copy(update={"bronze": None, "routes": tuple(routes), "unmatched": "drop"})
 
     def shown_names(self, route: str, sink: str) -> tuple[str, str]:
         """Return the names that people see of a route and its sink, whose ids go by these names."""

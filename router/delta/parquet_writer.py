@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -237,6 +237,24 @@ class Writer:
         if held.file:
             self.files.append(held.file.close(held))
             held.file = None
+
+
+ONE_FILE = 1 << 62
+"""Bytes that no file has."""
+
+
+def staged_again(lake: Lake, file: StagedFile, rows: pa.Table, name: str) -> StagedFile:
+    """Stage rows in place of those of a staged file, which stays; `name` is in the name of the new one. Runs anywhere.
+
+    They go through the same writer, so that a column with NaN has no bounds in this file either.
+    """
+    in_table = file.path.startswith(f"{file.table.replace('.', '/')}/")
+    folder = None if in_table else file.path.rsplit("/", 2)[0]
+    writer = Writer(Staging(lake, ONE_FILE, ONE_FILE, folder), f"part-{name}")
+    for batch in rows.to_batches():
+        writer.hold(file.target, file.table, batch)
+    (staged,) = writer.close()
+    return replace(staged, columns=(*rows.column_names, *file.partition), partition=file.partition)
 
 
 def _valued(rows: pa.Table) -> pa.Table:

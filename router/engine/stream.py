@@ -21,7 +21,6 @@ from router.config.models import interval
 from router.delta.lake import DAMAGED_LOG, Lake
 from router.delta.table_cache import TableCache
 from router.engine import source
-from router.engine.batch import Batches
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas, lake_and_checkpoint
 from router.engine.commit.committers import Committers
 from router.engine.dead_letter_share import DeadLetterLimit
@@ -39,6 +38,7 @@ from router.engine.start.lost_records import LostRecords
 from router.engine.start.missing_topics import NO_TOPIC, refuse_missing_topics, wait_for_topics
 from router.engine.start.run_lock import alone
 from router.engine.start.spark_checkpoint import CheckpointMending, refuse_left_topics
+from router.engine.stream_destination import stream_batches
 from router.engine.views.schedule import ViewSchedule, in_order, refresher
 from router.errors import SessionLost, StartError, TableError, first_line
 from router.parts import BatchReport, Preparation
@@ -52,9 +52,10 @@ if TYPE_CHECKING:
 
     from router.config.loader import Loaded
     from router.config.models import Config, Trigger
-    from router.engine.batch import Watch
+    from router.engine.batch import Batches
     from router.engine.spark.executors import Executors
     from router.engine.start.checks import Accept
+    from router.engine.steps import Watch
     from router.registry import Registry
     from router.sinks import Applied
 
@@ -391,7 +392,7 @@ class _StreamRun:
         with self.busy:
             query.stop()
         if self.batches:
-            self.batches.maintenance.close(finish=self._once)
+            self.batches.destination.close(finish=self._once)
         self._tell(query, last=True)
 
     def _handle(self, raw: DataFrame, batch: int) -> None:
@@ -420,7 +421,7 @@ class _StreamRun:
         self.probe.result()
         run = self.spark.sparkContext.getLocalProperty("sql.streaming.queryId")
         assert run is not None  # Spark sets it for the thread of every streaming query
-        return Batches(
+        return stream_batches(
             self.config,
             self.fingerprint,
             raw.sparkSession,
@@ -428,7 +429,7 @@ class _StreamRun:
             CheckpointStore(self.checkpoint, run),
             self.options.watch,
             self.options.stop,
-            prepared=self.planner,
+            planner=self.planner,
             executors=self.executors,
             opened=self.tables,
             views=self.views,

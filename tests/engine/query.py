@@ -13,9 +13,9 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaProtocolError
 
 from router.config.models import Config, FormatSource, Source
-from router.engine.batch import Batches
 from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
 from router.engine.label.layout import BRONZE_SCHEMA
+from router.engine.stream_destination import stream_batches
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from router import BatchReport
-    from router.engine.batch import Watch
+    from router.engine.steps import Watch
 
 RAW = pa.schema([field for field in BRONZE_SCHEMA if field.name not in ("arrival", "batch_id")])
 SOURCE = Source(format=FormatSource(name="rate"))
@@ -67,7 +67,7 @@ class Query:
     def __post_init__(self) -> None:
         self.lake, checkpoint = lake_and_checkpoint(self.config)
         self.store = CheckpointStore(checkpoint, RUN)
-        self.batches = Batches(self.config, "fingerprint", self.spark, self.lake, self.store, self.watch)
+        self.batches = stream_batches(self.config, "fingerprint", self.spark, self.lake, self.store, self.watch)
 
     def take(self, records: pa.Table) -> BatchReport:
         """Process the next batch."""

@@ -94,7 +94,7 @@ def mended(query: Query) -> None:
 
 def release(query: Query) -> None:
     """Try what is due, and what would be later."""
-    found = query.batches.release
+    found = query.batches.destination.release
     found.carry_out([*pending_releases(query.store), *pending_releases(query.store, "blocked")])
 
 

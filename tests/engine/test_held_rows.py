@@ -80,7 +80,7 @@ def test_rows_wait_until_they_are_let_in_or_refused(
     kept = made.rows("quarantine.games__r__tables", "_topic", "_offset", "game", "_table")
     assert [(row["_offset"], row["game"]) for row in kept] == [(1, "uno"), (4, "go")]
     assert sums(made) == {"matched": 5, "landed": 2, "refused": 1, "quarantined": 2}
-    assert made.batches.release.due() == []
+    assert made.batches.destination.release.due() == []
     with pytest.raises(TableError, match="wait because of an expectation"):
         repaired(made, spark, "silver.uno")
 
@@ -114,7 +114,7 @@ def test_rows_of_a_table_that_cannot_be_written_wait_apart(make_query: MakeQuery
     first.write_bytes(whole)
     waiting = [one for one in quarantined(made.config, made.lake) if one.place.table == "silver.uno"]
     assert sorted((one.kind, one.rows) for one in waiting) == [("held", 2), ("unblock", 1)]
-    made.batches.release.carry_out(pending_releases(made.store, "blocked"))
+    made.batches.destination.release.carry_out(pending_releases(made.store, "blocked"))
     made.take(records([{"game": "uno", "n": 5}], first=20))
     assert numbers(made, "silver.uno") == [1, 4, 5]
     assert {one.kind for one in quarantined(made.config, made.lake)} == {"held"}

@@ -113,7 +113,7 @@ def test_an_outbox_that_can_never_take_rows_holds_back_nobody(
 
     harm.undo()
     try_now(after.store, waiting)
-    after.batches.release.carry_out(after.batches.release.due())
+    after.batches.destination.release.carry_out(after.batches.destination.release.due())
     assert quarantined(after.config, after.lake) == []
     if sink == "copy":
         assert sent(after) == [[0, 1], [2, 3], [4]]

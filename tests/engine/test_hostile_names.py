@@ -11,7 +11,7 @@ import pytest
 from router.config.models import Route
 from router.engine.audit.table_states import table_states
 from router.engine.audit.verify import Verification
-from router.engine.reprocess.records import FromBronze
+from router.engine.reprocess.rebuild import Rebuild
 from router.engine.reprocess.refresh import Refresh
 from router.engine.reprocess.repair import Repair
 from router_decoders import Json
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from router.engine.reprocess.records import LandedAgain
+    from router.engine.reprocess.rebuild import RebuiltRows
     from tests.engine.conftest import MakeQuery
 
 NAMES = (
@@ -63,15 +63,15 @@ def problems(query: Query) -> dict[str, list[str]]:
 def meanwhile(monkeypatch: pytest.MonkeyPatch) -> list[Query]:
     """Return a list: its query takes a batch between the landing of a repair and its commit."""
     queries: list[Query] = []
-    land = FromBronze.land
+    stage = Rebuild.stage
 
-    def landed(*given: Any) -> LandedAgain:
-        found = land(*given)
+    def landed(*given: Any) -> RebuiltRows:
+        found = stage(*given)
         for query in queries:
             take(query)
         return found
 
-    monkeypatch.setattr(FromBronze, "land", landed)
+    monkeypatch.setattr(Rebuild, "stage", landed)
     return queries
 
 

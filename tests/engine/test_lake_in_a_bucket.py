@@ -126,7 +126,7 @@ def test_tables_have_buckets_of_their_own(make_query: Callable[..., Query], tmp_
     assert len(far.rows("quarantine.games__games__tables")) == 9
     server.make_bucket("games-g2")
     far = far.restarted()
-    far.batches.release.carry_out(pending_releases(far.store, "blocked"))
+    far.batches.destination.release.carry_out(pending_releases(far.store, "blocked"))
     far.take(batch(3))
 
     wanted = Counter(n for _ in range(4) for n in range(10))

@@ -184,7 +184,7 @@ def test_a_release_that_is_killed_again_and_again_is_done_once(
     query = begun(make_query, tmp_path, way)
     approve(query)
     for where, (owner, name) in STEPS.items():
-        again = query.restarted().batches.release
+        again = query.restarted().batches.destination.release
         with monkeypatch.context() as patched:
             patched.setattr(owner, name, killed)
             with pytest.raises(Killed):
@@ -215,7 +215,7 @@ def test_nothing_is_released_while_a_batch_is_half_done(make_query: MakeQuery, t
     query = query.restarted()
     query.store.checkpoint.write("spark/metadata", b'{"id": "run-1"}')
 
-    assert query.batches.release.idle() == set()
+    assert query.batches.destination.release.idle() == set()
     query.again(2)
     assert ids(query) == [1, 2, 3, 4, 6, 7, HUGE]
 

@@ -104,14 +104,14 @@ class Recorder:
         self.query.batches.watch = None
         self.next.unlink()
         blocked = pending_releases(self.query.store, "blocked")
-        self.query.batches.release.carry_out([note for note in blocked if note.place.table == table])
+        self.query.batches.destination.release.carry_out([note for note in blocked if note.place.table == table])
 
     def settle(self, table: str, *, discard: bool = False) -> None:
         """Let what waits for a table in, or refuse it."""
         for waiting in quarantined(self.query.config, self.query.lake):
             if waiting.place.table == table:
                 approve(self.query.store, waiting, discard=discard)
-        self.query.batches.release.carry_out(pending_releases(self.query.store))
+        self.query.batches.destination.release.carry_out(pending_releases(self.query.store))
 
 
 def routes(folder: Path) -> tuple[Route, ...]:

@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from router.config.models import Bronze, Route
 from router.delta.history import log_commits, log_versions
 from router.engine.audit.verify import REPAIRED
-from router.engine.reprocess.records import FromBronze
+from router.engine.reprocess.rebuild import Rebuild
 from router.engine.reprocess.refresh import Refresh, Refreshed
 from router.errors import StartError, TableError
 from router_rules import Sql
@@ -75,15 +75,15 @@ def test_a_refreshed_lake_equals_one_built_anew(
     """Without it a changed projection holds for new rows only, and nobody can tell which are which."""
     query = query.restarted(routes=today(**options), **fields)
     other = begun(make_query, tmp_path / "other", batches=0).restarted(routes=today(**options), **fields)
-    land = FromBronze.land
+    stage = Rebuild.stage
 
     def landed(*arguments: Any) -> Any:
-        found = land(*arguments)
+        found = stage(*arguments)
         if len(query.taken) < 3 and not options and not fields:
             query.take(batch(2))  # the stream goes on under today's configuration
         return found
 
-    monkeypatch.setattr(FromBronze, "land", landed)
+    monkeypatch.setattr(Rebuild, "stage", landed)
     keyed = not fields  # one row per key by Delta on Spark: its columns stay
     done = refreshed(query, spark, "silver.*" if keyed else "silver.[!i]*", "gold.*", full=True)
     if len(query.taken) < 3:

@@ -15,7 +15,7 @@ from router.config.models import Route
 from router.engine.audit.table_states import table_states
 from router.engine.audit.verify import Verification
 from router.engine.quarantine.table import quarantined, try_now
-from router.engine.reprocess.records import FromBronze
+from router.engine.reprocess.rebuild import Rebuild
 from router.engine.reprocess.repair import Repair, Repaired
 from router.engine.start import run_lock
 from router.engine.start.run_lock import alone
@@ -160,14 +160,14 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]
     """Do something between the landing of a repair and its commit."""
 
     def meanwhile(work: Callable[[], object]) -> None:
-        land = FromBronze.land
+        stage = Rebuild.stage
 
         def landed(*arguments: Any) -> Any:
-            found = land(*arguments)
+            found = stage(*arguments)
             work()
             return found
 
-        monkeypatch.setattr(FromBronze, "land", landed)
+        monkeypatch.setattr(Rebuild, "stage", landed)
 
     return meanwhile
 

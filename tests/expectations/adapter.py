@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from router import Preparation, RouterError
 from router.config.loader import load
 from router.delta.lake import Lake
-from router.engine.batch import Batches
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas
 from router.engine.preflight.route_tests import InputRecord
 from router.engine.quarantine import table as quarantine
+from router.engine.stream_destination import stream_batches
 from router.registry import load_registry
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Player:
         self.config = loaded.config.model_copy(update={"decode": decoder})
         self.lake = Lake.at(self.config.lake)
         self.store = CheckpointStore(Lake.at(self.config.checkpoint_path()), RUN)
-        self.batches = Batches(self.config, loaded.fingerprint, self.spark, self.lake, self.store)
+        self.batches = stream_batches(self.config, loaded.fingerprint, self.spark, self.lake, self.store)
 
     def value(self, record: dict[str, Any]) -> bytes | None:
         """Return the bytes of a record as a route test gives it: value, base64, or an event to be written."""

@@ -145,8 +145,7 @@ class LandingJob:
 
     def discard(self, landed: Landed) -> None:
         """Delete files that will not be committed."""
-        for file in landed.files:
-            self.lake.files.delete_file(file.path)
+        self.lake.delete(*(file.path for file in landed.files))
 
     def _clean(self, token: str) -> None:
         """Delete what the tasks of a job that failed have staged: their reports are lost, but its token is in names."""

@@ -26,6 +26,7 @@ from router.config.yaml_tree import parse, plain_data
 from router.delta.lake import Lake
 from router.engine.batch import Batches
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas
+from router.engine.destination import Destination
 from router.engine.file_rows import hinted
 from router.engine.label.layout import BRONZE_SCHEMA, outbox_of
 from router.engine.ledger import VIOLATED
@@ -254,7 +255,8 @@ class _UnwritableError(ValueError):
 
 def _faults(config: Config, case: RouteTest, raw: pa.Table, spark: SparkSession, folder: Path) -> Iterator[str]:
     lake, checkpoint = Lake.at(config.lake), Lake.at(config.checkpoint_path())
-    batches = Batches(config, RUN, spark, lake, CheckpointStore(checkpoint, RUN))
+    destination = Destination(config, RUN)
+    batches = Batches(config, RUN, spark, lake, CheckpointStore(checkpoint, RUN), destination)
     report = batches.process(spark.createDataFrame(raw), 0)
     if case.expect.violated is not None:
         yield from _violation_faults(case.expect.violated, report)

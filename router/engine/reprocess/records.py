@@ -1,69 +1,117 @@
-"""Land records that bronze keeps once more, through the path of every batch, into named tables only.
+"""The records that are processed again: of bronze, or of the topic, in a range or up to a batch.
 
-Planner, landing job and schema evolution are those of `Batches`; the records come from bronze in place of the source.
-Nothing but the named tables gets rows: no sink that applies, no bronze, dead letters or quarantine (a row that was
-refused, or waits, is there since its batch). Rows for a merging sink are staged as its outbox has them. What is landed
-is staged; the caller commits or merges it.
+A choice is bounded before anything is read: by offsets of partitions, or by a predicate that files are pruned by.
 """
 
 from __future__ import annotations
 
-import logging
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
-from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from router.delta.history import log_commits, log_versions
 from router.delta.lake import native_files
 from router.delta.transaction_id import TransactionId
-from router.engine.balance import keyed, partitions, total
-from router.engine.commit.schema_evolution import SchemaEvolution
-from router.engine.label.layout import RAW_COLUMNS, RECORD_SCHEMA, Demands
-from router.engine.label.planner import Planner
-from router.engine.land.job import LandingJob, UndecodedError
+from router.engine.label.layout import RAW_COLUMNS, RECORD_SCHEMA
 from router.engine.position import ARRIVAL, stored_records
-from router.engine.preflight.explain import fixed_table
-from router.engine.source import Offsets, between, kept
-from router.engine.spark.executors import Executors
-from router.errors import StartError, TableError
-from router.sinks import MergingSink, TableSink
+from router.engine.source import Offsets, between, completed, kept
+from router.errors import StartError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from pyspark.sql import Column, DataFrame, SparkSession
 
-    from pyspark.sql import SparkSession
-
-    from router.config.models import Config, Route
-    from router.delta.commit import TableCommit
+    from router.config.models import Config, KafkaSource
     from router.delta.lake import Lake
-    from router.engine.label.planner import Plan
-    from router.engine.land.job import Landed
-
-log = logging.getLogger("router")
-TRIES = 5
 
 
-class BronzeRecords(NamedTuple):
-    """The records of bronze up to a batch: a version of each of its tables, and how many there are."""
+@dataclass(frozen=True)
+class RecordRange:
+    """Records by time, in seconds since 1970, or by offset: from the first on, up to those before the last."""
 
-    table: str
+    since: float | None = None
+    until: float | None = None
+    begins: Offsets = field(default_factory=dict)
+    ends: Offsets = field(default_factory=dict)
+
+    def holds(self) -> Column:
+        """Return a boolean column over raw records: the range has the record."""
+        found = F.lit(True)
+        # Bare comparisons with a literal: files are pruned by the statistics of these columns.
+        if self.since is not None:
+            found &= F.col("timestamp") >= _moment(self.since)
+        if self.until is not None:
+            found &= F.col("timestamp") < _moment(self.until)
+        if self.begins or self.ends:
+            found &= reduce(lambda one, other: one | other, map(self._of_partition, sorted(self.partitions())))
+        return found
+
+    def bounded(self, first: Offsets, end: Offsets) -> tuple[Offsets, Offsets]:
+        """Return those offsets of a topic, from the first to those before the last, that may be in the range."""
+        if not self.begins and not self.ends:
+            return first, end
+        begins: Offsets = {}
+        ends: Offsets = {}
+        for topic, number in self.partitions():
+            if number not in first.get(topic, {}):
+                continue
+            begin = max(first[topic][number], self.begins.get(topic, {}).get(number, 0))
+            last = end[topic][number]
+            last = min(last, self.ends.get(topic, {}).get(number, last))
+            if begin < last:
+                begins.setdefault(topic, {})[number] = begin
+                ends.setdefault(topic, {})[number] = last
+        return begins, ends
+
+    def partitions(self) -> set[tuple[str, int]]:
+        """Return the partitions of which the range names offsets."""
+        return {(topic, number) for by in (self.begins, self.ends) for topic, of in by.items() for number in of}
+
+    def _of_partition(self, place: tuple[str, int]) -> Column:
+        topic, number = place
+        begin, end = self.begins.get(topic, {}).get(number, 0), self.ends.get(topic, {}).get(number)
+        found = (F.col("topic") == topic) & (F.col("partition") == number) & (F.col("offset") >= begin)
+        return found if end is None else found & (F.col("offset") < end)
+
+
+def _moment(seconds: float) -> Column:
+    """Return a time, given in seconds since 1970, as a literal."""
+    return F.timestamp_micros(F.lit(round(seconds * 1_000_000)))
+
+
+@dataclass(frozen=True)
+class BronzeRecords:
+    """The records of bronze, each of its tables at a version. The versions name the same records for ever.
+
+    `rows` is how many there are, if it was counted.
+    """
+
     versions: dict[str, int]
-    rows: int
+    rows: int = 0
+
+    @classmethod
+    def newest(cls, lake: Lake, config: Config) -> BronzeRecords:
+        """Return the records of bronze as it is now; none without a bronze."""
+        versions: dict[str, int] = {}
+        for table in bronze_tables(lake, config):
+            handle = lake.open(table)
+            if handle is not None:
+                versions[table] = handle.version()
+        return cls(versions)
 
     @classmethod
     def until(cls, lake: Lake, config: Config, query: str, last: int) -> BronzeRecords:
-        """Return the records of all batches up to the last. Raises StartError where there is no bronze."""
-        bronze, versions, rows = config.bronze_tables(), dict[str, int](), 0
-        there = [table for table in lake.tables(bronze.layer) if table in bronze] if bronze else []
-        if bronze is None or not there:
+        """Return the records of all batches up to the last. Raises StartError if there is no bronze."""
+        tables = bronze_tables(lake, config)
+        if not tables:
             raise StartError(f"{config.name} has no bronze to read records from; without it nothing can be made anew")
-        for table in there:
+        versions: dict[str, int] = {}
+        rows = 0
+        for table in tables:
             handle = _until(lake, table, str(TransactionId("bronze", query, table=table)), last)
             if handle is None:
                 continue
@@ -71,17 +119,47 @@ class BronzeRecords(NamedTuple):
             counts = actions.column("num_records").to_pylist()
             if None in counts:
                 raise StartError(f"{table} has files without statistics: run `router maintain` first")
-            versions[table], rows = handle.version(), rows + sum(counts)
-        return cls(bronze.template, versions, rows)
+            versions[table] = handle.version()
+            rows += sum(counts)
+        return cls(versions, rows)
 
     def frame(self, spark: SparkSession, lake: Lake) -> DataFrame:
         """Return the records as they were received, with `batch_id`. Lazy."""
-        parts = []
+        found = spark.createDataFrame([], RECORD_SCHEMA).withColumn("batch_id", F.lit(0).cast("long"))
         for table, version in self.versions.items():
-            reader = spark.read.format("delta").option("versionAsOf", version)
-            parts.append(stored_records(reader.load(lake.spark_address(table)), "batch_id"))
-        none = spark.createDataFrame([], RECORD_SCHEMA).withColumn("batch_id", F.lit(0).cast("long"))
-        return reduce(DataFrame.unionByName, parts, none)
+            rows = delta_rows(spark, lake, table, version)
+            found = found.unionByName(stored_records(rows, "batch_id"))
+        return found
+
+
+def bronze_tables(lake: Lake, config: Config) -> list[str]:
+    """Return the tables of bronze that are there."""
+    bronze = config.bronze_tables()
+    return [table for table in lake.tables(bronze.layer) if table in bronze] if bronze else []
+
+
+def delta_rows(spark: SparkSession, lake: Lake, table: str, version: int) -> DataFrame:
+    """Return the rows of a version of a table. Lazy."""
+    reader = spark.read.format("delta").option("versionAsOf", version)
+    return reader.load(lake.spark_address(table))
+
+
+def records_of_topic(spark: SparkSession, kafka: KafkaSource, chosen: RecordRange) -> DataFrame:
+    """Return the records of a topic whose offsets may be in a range. Lazy.
+
+    Raises StartError if the topic does not have the first of them any more.
+    """
+    there = kept(spark, kafka, completed(spark, kafka, {}))
+    begins = {topic: {number: ends[0] for number, ends in by.items()} for topic, by in there.items()}
+    ends = {topic: {number: ends[1] for number, ends in by.items()} for topic, by in there.items()}
+    for topic, by in chosen.begins.items():
+        for number, first in by.items():
+            have = begins.get(topic, {}).get(number)
+            if have is None or first < have:
+                what = "is not there" if have is None else f"begins with offset {have:,} by now"
+                raise StartError(f"{topic}/{number} {what}, and there is no bronze with offset {first:,}")
+    begins, ends = chosen.bounded(begins, ends)
+    return between(spark, kafka, begins, ends) if begins else spark.createDataFrame([], RECORD_SCHEMA)
 
 
 class TopicRecords(NamedTuple):
@@ -215,104 +293,3 @@ def _version(lake: Lake, table: str, app_id: str, last: int) -> int | None:
             break
         found = version if batch is not None else found
     return None if found is None else found - 1
-
-
-@dataclass(frozen=True)
-class LandedAgain:
-    """What was landed again, staged: a commit for each sink and table, and how many rows had no place there."""
-
-    commits: tuple[TableCommit, ...]
-    read: int
-    refused: int
-
-    @property
-    def rows(self) -> int:
-        """Return the rows of all commits."""
-        return sum(work.rows for work in self.commits)
-
-
-@dataclass
-class FromBronze:
-    """The landing of records of bronze in some tables; `tables` opens these as the records shall find them.
-
-    The decoder must be prepared already. `query` is the query with its run: transaction ids begin with it.
-    """
-
-    config: Config
-    spark: SparkSession
-    lake: Lake
-    query: str
-    only: frozenset[str]
-    tables: Any
-    folder: str | None = None
-    executors: Executors = field(default_factory=Executors)
-
-    def __post_init__(self) -> None:
-        self.planner = Planner(self._config(), self.config.decode, quiet=True)
-        options = self.config.landing
-        self.landing = LandingJob(
-            self.spark, self.lake, options, self.query, self.folder, only=self.only, executors=self.executors
-        )
-        self.evolution = SchemaEvolution(self.lake, self.tables, self.query, self.spark, self.config.table_options())
-
-    def land(self, records: DataFrame, expected: int, batch: int) -> LandedAgain:
-        """Stage the rows that so many records bring into the tables. Raises TableError where they cannot take them."""
-        self.planner.refresh()
-        plan, demands = self.planner.plan(records.select(*RAW_COLUMNS)), Demands()
-        for _ in range(TRIES):
-            plan, landed = self._land(plan, demands, batch)
-            self._check(landed, expected)
-            decision = self.evolution.decide(plan.layout, landed.files, demands, batch)
-            if decision.refused:
-                self.landing.discard(landed)
-                raise TableError(self._names, "; ".join(decision.refused))
-            places = {f"{file.target}/{file.table}" for file in landed.files}
-            before, demands = demands, replace(decision.demands, allowed={})  # a table that was there needs no place
-            if not before.differ(demands, places):
-                counted = partitions(landed.counts)
-                refused = sum(keyed(counted, "rejected").values()) + sum(keyed(counted, "quarantined").values())
-                return LandedAgain(decision.commits, total(counted, "read"), refused)
-            self.landing.discard(landed)
-        raise TableError(self._names, f"it changed {TRIES} times while rows were landed; who else writes it?")
-
-    @property
-    def _names(self) -> str:
-        return min(self.only, default="new tables") if len(self.only) < 2 else f"{min(self.only)} and others"
-
-    def _land(self, plan: Plan, demands: Demands, batch: int) -> tuple[Plan, Landed]:
-        try:
-            return self.landing.run_decoded(self.planner, plan, demands, batch)
-        except UndecodedError as error:
-            raise TableError(self._names, f"{error}; nothing was committed") from error
-
-    def _check(self, landed: Landed, expected: int) -> None:
-        """Refuse what does not balance: records that were not read, rows that are in no file."""
-        if landed.failed:
-            self.landing.discard(landed)
-            raise TableError(self._names, next(iter(landed.failed.values())))
-        counted = partitions(landed.counts)
-        files, rows = sum(file.rows for file in landed.files), sum(keyed(counted, "landed").values())
-        if (read := total(counted, "read")) != expected or files != rows:
-            self.landing.discard(landed)
-            what = f"of {expected:,} records {read:,} were read, and {files:,} of {rows:,} rows are in files"
-            raise TableError(self._names, f"what was landed does not balance: {what}; nothing was committed")
-
-    def _config(self) -> Config:
-        """Return the configuration with those routes only that may have rows for the tables."""
-        routes = tuple(route for route in self.config.routes if self._brings(route))
-        return self.config.model_copy(update={"bronze": None, "routes": routes, "unmatched": "drop"})
-
-    def _brings(self, route: Route) -> bool:
-        sinks = (sink for sink in route.sinks if isinstance(sink, (TableSink, MergingSink)))
-        return any((name := fixed_table(sink)) == "" or name in self.only for sink in sinks)
-
-
-@dataclass(frozen=True)
-class GivenTables:
-    """Tables that are opened by a function, in place of a cache."""
-
-    find: Callable[[str], Any]
-
-    def readable(self, tables: Iterable[str]) -> dict[str, Any]:
-        """Return tables by name; None where there is none."""
-        return {name: self.find(name) for name in sorted(tables)}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.merge.coordinator import MergedTables
 from router.engine.preflight.explain import fixed_table, tables_by_sink
-from router.engine.reprocess.records import GivenTables, LandedAgain
+from router.engine.reprocess.rebuild import GivenTables, RebuiltRows
 from router.engine.reprocess.repair import Repair, Repaired
 from router.engine.spark.executors import Executors
 from router.errors import RunningError, StartError, TableError
@@ -107,7 +107,7 @@ class Refresh:
             raise StartError(f"no table of {self.config.name} fits {' '.join(self.patterns)}")
         return Refreshed(tuple(done), failed, refused)
 
-    def _put(self, table: str, repairs: dict[str, Repair], landed: LandedAgain) -> Repaired:
+    def _put(self, table: str, repairs: dict[str, Repair], landed: RebuiltRows) -> Repaired:
         """Replace the content of a table, or make one of the first rows that it gets."""
         if table in repairs:
             return repairs[table].replaced(landed)
@@ -167,7 +167,7 @@ class Refresh:
             what = f"`reset: never` protects {', '.join(sorted(never)[:5])}"
             raise StartError(f"{what}: choose other tables with --tables; nothing was changed")
 
-    def _landed(self, repairs: dict[str, Repair]) -> tuple[dict[str, LandedAgain], int]:
+    def _landed(self, repairs: dict[str, Repair]) -> tuple[dict[str, RebuiltRows], int]:
         """Land the records once for all these tables and those that are new; return the rows of each.
 
         Also returns how many rows have no place in any of them.
@@ -181,8 +181,9 @@ class Refresh:
         records, others = lead.records(), {*self.sinks} - {*repairs}
         names = TableNames.fitting(repairs, self.patterns, self._own() | others)
         handles = {} if self.full else {table: repair.handle for table, repair in repairs.items()}
-        landing = lead.landing(names, GivenTables(handles.get))
-        landed = landing.land(records.frame(self.spark, self.lake), records.rows, lead.last)
+        landed = lead.rebuild(names, GivenTables(handles.get)).stage(
+            records.frame(self.spark, self.lake), records.rows, lead.last
+        )
         tables = {work.table for work in landed.commits} | {table for table, one in repairs.items() if one.handle}
         works = {table: tuple(work for work in landed.commits if work.table == table) for table in tables}
-        return {table: LandedAgain(work, landed.read, 0) for table, work in works.items()}, landed.refused
+        return {table: RebuiltRows(work, landed.read, 0) for table, work in works.items()}, landed.refused

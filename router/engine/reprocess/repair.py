@@ -73,12 +73,14 @@ from router.engine.commit.committers import (
     staged_rows,
     widen,
 )
+from router.engine.decision import STAGING
 from router.engine.label.layout import asked, counted
 from router.engine.merge.coordinator import MergedTables
 from router.engine.preflight.explain import fixed_table
 from router.engine.quarantine.table import Quarantined, quarantined
 from router.engine.reprocess.merged_again import MergedAgain, arrived_batches
-from router.engine.reprocess.records import BronzeRecords, FromBronze, GivenTables, LandedAgain, Records, TopicRecords
+from router.engine.reprocess.rebuild import GivenTables, Rebuild, RebuiltRows
+from router.engine.reprocess.records import BronzeRecords, Records, TopicRecords
 from router.engine.spark.executors import Executors
 from router.engine.start.killed_repairs import lock_of, staged_as
 from router.engine.start.run_lock import alone, is_running, locked
@@ -177,7 +179,7 @@ class Repair:
         if self.handle is not None:
             self._refuse_full()
 
-    def replaced(self, landed: LandedAgain) -> Repaired:
+    def replaced(self, landed: RebuiltRows) -> Repaired:
         """Put staged rows in place of the content. Raises TableError, and then has deleted them."""
         try:
             self._refuse_unknown_rows(self.handle, landed)
@@ -337,29 +339,33 @@ class Repair:
             if key == "/bronze":
                 read += int(booked.rows[: self.last + 1].sum() if run == self.written.run else booked.rows.sum())
         if records.rows < read:
-            what = f"{records.table} has {records.rows:,} of the {read:,} records that were read"
+            what = f"{self._bronze} has {records.rows:,} of the {read:,} records that were read"
             raise StartError(
                 f"{what}: it does not reach back to the first batch, and {self.table} cannot be made of it"
             )
         if records.rows > read:
-            what = f"{records.table} has {records.rows:,} records, and {self.config.ledger} says {read:,} were read"
+            what = f"{self._bronze} has {records.rows:,} records, and {self.config.ledger} says {read:,} were read"
             raise StartError(f"{what}: nobody knows which of them {self.table} is to have; verify these two first")
         return records
+
+    @property
+    def _bronze(self) -> str:
+        bronze = self.config.bronze_tables()
+        return bronze.template if bronze else ""
 
     def _records_until(self, last: int) -> Records:
         if self.topic:
             return TopicRecords.until(self.spark, self.lake, self.config, self.written.run, last)
         return BronzeRecords.until(self.lake, self.config, self.query, last)
 
-    def _landed(self, records: Records) -> LandedAgain:
+    def _landed(self, records: Records) -> RebuiltRows:
         only, handle = frozenset({self.table}), None if self.full else self.handle
         given = GivenTables(lambda name: handle if name == self.table else None)
-        return self.landing(only, given).land(records.frame(self.spark, self.lake), records.rows, self.last)
+        return self.rebuild(only, given).stage(records.frame(self.spark, self.lake), records.rows, self.last)
 
-    def landing(self, only: frozenset[str], given: GivenTables) -> FromBronze:
-        """Return the landing of rows for some tables, where the committer of this one can reach them."""
-        staging = f"_staged/{self.config.name}" if self.committers.only_spark else None
-        return FromBronze(self.config, self.spark, self.lake, self.query, only, given, staging, self.executors)
+    def rebuild(self, only: frozenset[str], tables: GivenTables, staging: str | None = None) -> Rebuild:
+        """Return the staging of rows for some tables."""
+        return Rebuild(self.config, self.spark, self.lake, self.query, only, tables, self.executors, staging)
 
     def _refuse_full(self) -> None:
         """Raise TableError where other columns would leave a constraint alone, or be what the merge cannot bring."""
@@ -371,7 +377,7 @@ class Repair:
             why = "it has constraints on its columns" if checks else "Delta on Spark writes it"
             raise TableError(self.table, f"{why}: refresh it without --full, or drop it first")
 
-    def _refuse_unknown_rows(self, handle: DeltaTable | None, landed: LandedAgain) -> None:
+    def _refuse_unknown_rows(self, handle: DeltaTable | None, landed: RebuiltRows) -> None:
         """Where a log does not reach back, rows that bronze does not give may be anybody's."""
         if handle is None or self.accept or log_versions(self.lake, self.table)[:1] in ([0], []):
             return
@@ -433,7 +439,7 @@ class Repair:
         log.warning("%s: its log could not be read; it is in %s/%s now", self.table, self.lake.root, place)
         return f"{self.lake.root}/{place}"
 
-    def _commit(self, landed: LandedAgain) -> tuple[int, int]:
+    def _commit(self, landed: RebuiltRows) -> tuple[int, int]:
         """Replace the content of the table, again while other writers are faster; return version and later rows."""
         for attempt in range(TRIES):
             handle = self.lake.open(self.table)
@@ -466,7 +472,7 @@ class Repair:
             return done.version(), sum(file.rows for one in later for file in one.files)
         raise AssertionError  # the last try raises
 
-    def _needs_spark(self, landed: LandedAgain, handle: DeltaTable | None) -> bool:
+    def _needs_spark(self, landed: RebuiltRows, handle: DeltaTable | None) -> bool:
         if self.committers.only_spark:
             return True
         if handle is None:
@@ -477,14 +483,14 @@ class Repair:
             return True
         return bool(unsupported(handle)) or any(only_spark_appends(handle, work) for work in landed.commits)
 
-    def _asked_division(self, landed: LandedAgain) -> tuple[str, ...]:
+    def _asked_division(self, landed: RebuiltRows) -> tuple[str, ...]:
         """Return the columns by which today's sinks divide the table. Raises TableError where they do not agree."""
         asked = {self.committers.options.get(work.target, TableOptions()).partition_by for work in landed.commits}
         if len(asked) > 1:
             raise TableError(self.table, "its sinks divide it in different ways (`partition_by`); let them agree")
         return asked.pop()
 
-    def _create(self, landed: LandedAgain, waited: list[Quarantined]) -> None:
+    def _create(self, landed: RebuiltRows, waited: list[Quarantined]) -> None:
         if not landed.commits:
             raise TableError(self.table, "bronze has no row for it")
         schemas = [to_arrow_schema(work.columns) for work in landed.commits]
@@ -507,7 +513,7 @@ class Repair:
         if made_by_spark(options):
             finish(self.spark.newSession(), self.lake.spark_address(self.table), options)
 
-    def _grow(self, landed: LandedAgain, handle: DeltaTable) -> str | None:
+    def _grow(self, landed: RebuiltRows, handle: DeltaTable) -> str | None:
         """Give the table the columns that it lacks; return its schema with wider types, None where it needs none.
 
         Raises TableError where the staged files do not fit it any more.
@@ -523,7 +529,7 @@ class Repair:
                 widened.append(to_delta(pa.schema(list(change.widened))))
         return reduce(wider_schema, widened, handle.schema().to_json()) if widened else None
 
-    def _anew(self, landed: LandedAgain, later: list[LaterBatch], handle: DeltaTable) -> str:
+    def _anew(self, landed: RebuiltRows, later: list[LaterBatch], handle: DeltaTable) -> str:
         """Return the schema that today's configuration gives the table, with the columns that later batches have."""
         if not landed.commits:
             return str(handle.schema().to_json())
@@ -533,7 +539,7 @@ class Repair:
         names = {name for one in later for file in one.files for name in file.columns} - {*found.names}
         return to_delta(pa.schema([*found, *(former.field(name) for name in former.names if name in names)]))
 
-    def _replace(self, landed: LandedAgain, later: list[LaterBatch], handle: DeltaTable, wide: str | None) -> None:
+    def _replace(self, landed: RebuiltRows, later: list[LaterBatch], handle: DeltaTable, wide: str | None) -> None:
         """Replace the content of a table; its types too, where they become wider: then no other commit may pass."""
         files = [file for work in landed.commits for file in work.files]
         files += [file for one in later for file in one.files]
@@ -567,7 +573,7 @@ class Repair:
         return self._staged(file.target, path)
 
     def _properties(
-        self, landed: LandedAgain, later: list[LaterBatch], handle: DeltaTable | None, more: dict[str, int]
+        self, landed: RebuiltRows, later: list[LaterBatch], handle: DeltaTable | None, more: dict[str, int]
     ) -> CommitProperties:
         """Return notes and transaction ids: its own, those of the stream that were behind, and more."""
         ends = self._ends(landed, later, handle)
@@ -578,7 +584,7 @@ class Repair:
                 ids[self._app_id(key)] = batch
         return CommitProperties(custom_metadata=self._notes(ends), app_transactions=transactions(ids))
 
-    def _ends(self, landed: LandedAgain, later: list[LaterBatch], handle: DeltaTable | None) -> dict[str, int]:
+    def _ends(self, landed: RebuiltRows, later: list[LaterBatch], handle: DeltaTable | None) -> dict[str, int]:
         """Return the last batch that the new content has, by target key."""
         keys = {work.target for work in landed.commits} | {
             key for key in self._keys() if self._have(key, handle) is not None
@@ -659,7 +665,7 @@ class Repair:
     def _staged(self, key: str, path: str) -> StagedFile:
         return staged_file(self.lake, key, self.table, path)
 
-    def _replace_with_spark(self, landed: LandedAgain, handle: DeltaTable | None) -> int:
+    def _replace_with_spark(self, landed: RebuiltRows, handle: DeltaTable | None) -> int:
         """Overwrite the table through Delta on Spark, while no stream runs: see `_without_stream`."""
         if self._pending() or (handle is not None and self._since(handle)) or self._waited():
             what = "it needs Delta on Spark, which cannot replace it beside the stream"
@@ -679,7 +685,7 @@ class Repair:
         done = self.lake.open(self.table)
         return done.version() if done is not None else 0
 
-    def _rows_of(self, session: SparkSession, landed: LandedAgain, handle: DeltaTable | None) -> tuple[DataFrame, bool]:
+    def _rows_of(self, session: SparkSession, landed: RebuiltRows, handle: DeltaTable | None) -> tuple[DataFrame, bool]:
         """Return the rows of the staged files, and whether the table gets other columns, or wider types, with them."""
         anew = self.full and handle is not None
         rows, wide = None, None if handle is None or anew else handle.schema().to_json()
@@ -774,11 +780,10 @@ class Repair:
         """Merge the records of some batches into what takes the place of the table's content."""
         records = self._records_until(until).frame(self.spark, self.lake)
         bronze = records.filter(F.col("batch_id") > after)
-        batches, only = arrived_batches(bronze), frozenset({self.table})
-        folder, tables = f"_staged/{self.config.name}", GivenTables(lambda _: None)
-        given = self.lake, self.query, only, tables, folder, self.executors
-        landing = FromBronze(self.config, self.spark, *given)
-        landed = landing.land(bronze, sum(batch.records for batch in batches), until)
+        batches = arrived_batches(bronze)
+        no_tables = GivenTables(lambda _: None)
+        rebuild = self.rebuild(frozenset({self.table}), no_tables, staging=f"{STAGING}/{self.config.name}")
+        landed = rebuild.stage(bronze, sum(batch.records for batch in batches), until)
         try:
             found.merge(landed.commits, batches)
         finally:
@@ -836,7 +841,7 @@ class Repair:
         for name, value in own_properties(found.keyed).items():
             note_property(session, address, name, value)
 
-    def _discard(self, landed: LandedAgain) -> None:
+    def _discard(self, landed: RebuiltRows) -> None:
         for file in (file for work in landed.commits for file in work.files):
             self.lake.delete(file.path)
 

@@ -1,10 +1,10 @@
 """Send dead letters again, through the path of every batch and today's configuration: a part of `router replay`.
 
-The dead letters of one stage, route and sink are one batch of `Batches`. Its records come from the dead letters in
-place of the source (those that a sink refused from bronze, since their dead letter has a row and no record), and they
-go to that route and sink only; what no route had taken goes to all. Manifest, transaction ids and marks of applied
-batches carry the replay's name where those of the stream carry its run: a replay that was killed goes on where it
-ended, from the version of the dead letters that it began with.
+The dead letters of one stage, route and sink are one batch. Its records come from the dead letters in place of the
+source (those that a sink refused from bronze, since their dead letter has a row and no record), and they go to that
+route and sink only; what no route had taken goes to all. Manifest, transaction ids and marks of applied batches carry
+the replay's name where those of the stream carry its run: a replay that was killed goes on where it ended, from the
+version of the dead letters that it began with.
 
 What would be the same dead letter again stays as it is. Every other one is taken: it gets the replay's name in the
 column `replayed`, and is never taken again. Runs on the driver, while the stream does not.
@@ -12,48 +12,49 @@ column `replayed`, and is never taken again. Runs on the driver, while the strea
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
-import uuid
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import and_
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from router.delta.file_statistics import statistics
-from router.delta.transaction_id import TransactionId
+from router.delta.parquet_writer import staged_again
 from router.engine import ledger
 from router.engine.balance import total
-from router.engine.batch import Batches, Steps
-from router.engine.checkpoint_store import CheckpointStore
-from router.engine.label.layout import RECORD_SCHEMA
+from router.engine.batch import Batches
+from router.engine.decision import STAGING, BatchDecider
+from router.engine.destination import Destination
 from router.engine.outbox.apply import REPLAYED, mark_replayed, opened
 from router.engine.position import stored_records, with_arrival
 from router.engine.preflight.explain import fixed_table
-from router.engine.reprocess.resend import new_name, resending_sinks
+from router.engine.reprocess.records import BronzeRecords, delta_rows
+from router.engine.reprocess.resend import resending_sinks
+from router.engine.reprocess.run import Run
 from router.engine.spark.executors import Executors
 from router.engine.start.checks import writers_of
+from router.engine.steps import Steps
 from router.errors import StartError
 from router.sinks import MergingSink
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
-    from pyspark.sql import Column, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
-    from router.config.models import Config, Route
+    from router.config.models import Config
     from router.delta.commit import StagedFile, TableCommit
     from router.delta.lake import Lake
+    from router.engine.balance import Partition
     from router.engine.checkpoint_store import Manifest
-    from router.engine.land.job import Landed
-    from router.sinks import KeyedTable
+    from router.engine.decision import BatchDecision
+    from router.sinks import Applied, KeyedTable
 
 log = logging.getLogger("router")
 NOTE = "replays/dead_letters.json"
@@ -72,9 +73,6 @@ class Scope(NamedTuple):
     def holds(self) -> Column:
         """Return a boolean column over dead letters: the scope has the row."""
         return reduce(and_, (F.col(name).eqNullSafe(F.lit(value)) for name, value in self._asdict().items()))
-
-
-UNDECODED = Scope("decode", None, None)
 
 
 @dataclass(frozen=True)
@@ -104,23 +102,11 @@ class LetterFilter:
 
 
 @dataclass(frozen=True)
-class LetterReplay:
-    """A replay of dead letters that has begun: the version of their table, and the scopes, each a batch of it."""
+class LetterChoice:
+    """The dead letters of a replay: a filter, and the scopes of what it chooses, each a batch."""
 
-    name: str
-    asked: LetterFilter
-    version: int
-    scopes: tuple[Scope, ...]
-
-    def dump(self) -> bytes:
-        """Return the replay as JSON."""
-        return json.dumps({**asdict(self), "scopes": [list(scope) for scope in self.scopes]}).encode()
-
-    @classmethod
-    def of(cls, said: dict[str, Any]) -> LetterReplay:
-        """Return a replay from what `dump` made of one, by way of JSON."""
-        asked = LetterFilter(**{**said["asked"], "stages": tuple(said["asked"]["stages"])})
-        return cls(said["name"], asked, said["version"], tuple(Scope(*scope) for scope in said["scopes"]))
+    filter: LetterFilter
+    scopes: tuple[Scope, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -146,56 +132,47 @@ class LetterOutcome:
 
 
 @dataclass
-class LetterBatches(Batches):
-    """The batch of one scope. With `trial` it is decided and nothing of it is kept."""
+class ReplayDestination(Destination):
+    """The destination of a scope's records. Dead letters that they become again are not committed: they stay."""
 
-    scope: Scope = UNDECODED
-    trial: bool = False
+    resends: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.outboxes.resending = self.store.run
-        if self.trial:
-            self.landing.folder = self._folder
+    lake: Lake
+    scope: Scope
 
-    def decided(self, raw: DataFrame) -> tuple[Manifest, int]:
-        """Return what would be decided about records, and how many of them would be the same dead letters again."""
-        steps = Steps(0)
-        plan = self._plan(with_arrival(raw, self.ordinal, 0), replay=False)
-        try:
-            manifest, _, _ = self._decide(plan, steps)
-            return manifest, self._still(manifest.batch)
-        finally:
-            self._clear(0)
+    def chosen(self, decision: BatchDecision, batch: int) -> tuple[TableCommit, ...]:
+        """Return the commits without the dead letters of the scope, whose records are noted."""
+        works = []
+        for work in decision.commits:
+            rest = self._without_same(work, batch) if work.target == "/dead_letters" else work
+            if rest.files:
+                works.append(rest)
+        return tuple(works)
 
-    def _write_down(self, manifest: Manifest, landed: Landed, *, new: bool) -> Manifest:
-        works = [self._divided(work, manifest.batch) for work in manifest.commits if work.target == "/dead_letters"]
-        others = [work for work in manifest.commits if work.target != "/dead_letters"]
-        manifest = replace(manifest, commits=(*others, *(work for work in works if work.files)))
-        if not self.trial:
-            return super()._write_down(manifest, landed, new=new)
-        self.lake.delete(*(file.path for work in manifest.commits for file in work.files))
-        return manifest
-
-    def _divided(self, work: TableCommit, batch: int) -> TableCommit:
-        """Return the commit of dead letters without those of the scope, whose records are noted: they stay."""
-        files, still = [], []
+    def _without_same(self, work: TableCommit, batch: int) -> TableCommit:
+        files: list[StagedFile] = []
+        still: list[pa.Table] = []
         for file in work.files:
             with self.lake.files.open_input_file(file.path) as source:
                 rows = pq.read_table(source)
             same = self._same(rows)
             still.append(rows.filter(same).select([*WHOLE]))
-            if other := len(same) - (pc.sum(same).as_py() or 0):
-                files.append(self._rewritten(file, rows.filter(pc.invert(same)), other))
+            others = rows.filter(pc.invert(same))
+            if len(others):
+                # They are of no batch of the stream.
+                at = others.schema.get_field_index("batch_id")
+                others = others.set_column(at, others.schema.field(at), pa.nulls(len(others), pa.int64()))
+                files.append(staged_again(self.lake, file, others, "replay"))
             self.lake.delete(file.path)
         if still:
-            self.lake.files.create_dir(self._folder, recursive=True)
-            with self.lake.files.open_output_stream(self._still_path(batch)) as stream:
+            path = still_path(self.folder, batch)
+            self.lake.files.create_dir(self.folder, recursive=True)
+            with self.lake.files.open_output_stream(path) as stream:
                 pq.write_table(pa.concat_tables(still), stream)
-            self.lake.sync(self._still_path(batch))
+            self.lake.sync(path)
         return replace(work, files=tuple(files))
 
-    def _same(self, rows: pa.Table) -> pa.Array:
+    def _same(self, rows: pa.Table) -> pa.ChunkedArray:
         """Return which dead letters are those of the scope again; of one route also what does not decode by now."""
         same = pc.equal(rows["stage"], self.scope.stage)
         for name in ("route", "sink"):
@@ -204,63 +181,24 @@ class LetterBatches(Batches):
             same = pc.and_(same, equal)
         if self.scope.route is not None:
             same = pc.or_(same, pc.equal(rows["stage"], "decode"))
-        return same.combine_chunks() if isinstance(same, pa.ChunkedArray) else same
-
-    def _rewritten(self, file: StagedFile, rows: pa.Table, count: int) -> StagedFile:
-        """Stage some rows of a file of dead letters in another one; they are of no batch of the stream."""
-        at = rows.schema.get_field_index("batch_id")
-        rows = rows.set_column(at, rows.schema.field(at), pa.nulls(count, pa.int64()))
-        path, footers = f"{file.path.rpartition('/')[0]}/part-replay-{uuid.uuid4()}.parquet", list[Any]()
-        with self.lake.files.open_output_stream(path) as stream:
-            pq.write_table(rows, stream, compression="zstd", metadata_collector=footers)
-            size = stream.tell()
-        self.lake.sync(path)
-        return replace(file, path=path, bytes=size, rows=count, statistics=statistics(footers[0]))
+        return same
 
     @property
-    def _folder(self) -> str:
-        return f"_staged/{self.config.name}/replays/{self.store.run}"
+    def folder(self) -> str:
+        """Return the folder of what the replay stages for itself."""
+        return folder_of(self.config, self.run)
 
-    def _still_path(self, batch: int) -> str:
-        return f"{self._folder}/still-{batch:010d}.parquet"
+    def ledger_rows(self, manifest: Manifest, applied: dict[str, Applied]) -> list[dict[str, Any]]:
+        """Return what the replay has changed: more rows are there, and as many fewer are dead letters."""
+        about = self.config.name, self.run
+        rows = ledger.rows(*about, manifest.batch, manifest.targets, manifest.partitions, applied)
+        moved = [row for row in rows if row.get("route") is not None]
+        moved += ledger.of_moved(*about, manifest)
+        moved += self._fewer_dead_letters(manifest)
+        base = {"query": self.config.name, "run": self.run}
+        return [{**base, **row, "batch_id": None, "violated": None} for row in moved]
 
-    def still(self, batch: int) -> DataFrame | None:
-        """Return the records of a batch that are the same dead letters again; None where there are none."""
-        there = self.lake.files.get_file_info(self._still_path(batch)).is_file
-        return self.spark.read.parquet(self.lake.for_spark(self._still_path(batch))) if there else None
-
-    def _still(self, batch: int) -> int:
-        if not self.lake.files.get_file_info(self._still_path(batch)).is_file:
-            return 0
-        with self.lake.files.open_input_file(self._still_path(batch)) as source:
-            return int(pq.ParquetFile(source).metadata.num_rows)
-
-    def _clear(self, batch: int) -> None:
-        self.lake.delete(self._still_path(batch))
-
-    def outlook(self, batch: int, manifest: Manifest, reason: str) -> LetterOutcome:
-        """Return what becomes of the records of a batch by its manifest."""
-        places: dict[str, int] = {}
-        other = 0
-        for work in manifest.commits:
-            if work.target == "/dead_letters":
-                other += work.rows
-            else:
-                place = work.target if work.table.startswith("outbox.") else work.table
-                places[place] = places.get(place, 0) + work.rows
-        return LetterOutcome(self.scope, total(manifest.partitions, "read"), reason, places, self._still(batch), other)
-
-    def _write_ledger(self, manifest: Manifest, applied: dict[str, Any]) -> None:
-        """Write what the replay has changed: more rows are there, and as many fewer are dead letters."""
-        found = [{**row, "batch_id": None, "violated": None} for row in self._moved(manifest, applied)]
-        base = {"query": self.config.name, "run": self.store.run}
-        entry = ledger.LedgerEntry(self.config.ledger, str(TransactionId("ledger", self.query)), manifest.batch)
-        ledger.append(self.committers, entry, [{**base, **row} for row in found], tables=self.tables)
-
-    def _moved(self, manifest: Manifest, applied: dict[str, Any]) -> list[dict[str, Any]]:
-        about = self.config.name, self.store.run, manifest.batch, manifest.targets, manifest.partitions, applied
-        found = [row for row in ledger.rows(*about) if row.get("route") is not None]
-        found += ledger.of_moved(self.config.name, self.store.run, manifest)
+    def _fewer_dead_letters(self, manifest: Manifest) -> list[dict[str, Any]]:
         counted, stage = manifest.partitions, self.scope.stage
         read, failed, bare = (total(counted, kind) for kind in ("read", "failed", "bare"))
         if self.scope.route is None:
@@ -268,16 +206,24 @@ class LetterBatches(Batches):
             was = {"failed": read} if stage == "decode" else {"decoded": read}
             moved = {name: now.get(name, 0) - was.get(name, 0) for name in ("decoded", "failed", "bare")}
             unmatched = total(counted, "unmatched") - (read if stage == "match" else 0)
-            return [*found, {"read": 0, "unmatched": unmatched, **moved}]
+            return [{"read": 0, "unmatched": unmatched, **moved}]
         gone = failed - read
         counts = ("matched", "landed", "dead") if stage == "apply" else ("matched", "refused")
+        rows = []
         for key in manifest.targets:
             route, sink = key.split("/", 1)
-            found.append({"route": route, "sink": sink, **dict.fromkeys(counts, gone)})
-        return found
+            rows.append({"route": route, "sink": sink, **dict.fromkeys(counts, gone)})
+        return rows
 
-    def _after(self, plan: Any, tables: set[str], steps: Steps) -> None:
-        """Leave releases, maintenance and the catalog to the stream."""
+
+def folder_of(config: Config, run: str) -> str:
+    """Return the folder of what a replay stages for itself."""
+    return f"{STAGING}/{config.name}/replays/{run}"
+
+
+def still_path(folder: str, batch: int) -> str:
+    """Return the file with the records of a batch that are the same dead letters again."""
+    return f"{folder}/still-{batch:010d}.parquet"
 
 
 @dataclass
@@ -298,75 +244,84 @@ class DeadLetterReplay:
     executors: Executors = field(default_factory=Executors)
     accept: bool = False
 
-    def begin(self, asked: LetterFilter) -> LetterReplay | None:
+    def begin(self, chosen: LetterFilter) -> Run[LetterChoice] | None:
         """Return a new replay of the dead letters that a filter chooses; None where there are none."""
-        handle = self.lake.open(self.config.dead_letters)
+        table = self.config.dead_letters
+        handle = self.lake.open(table)
         if handle is None:
             return None
-        self._refuse_letters_of_others(asked)
-        begun = LetterReplay(new_name(), asked, handle.version(), ())
-        scopes = self._letters(begun).select(*Scope._fields).distinct().collect()  # few: stages x routes x sinks
+        self._refuse_letters_of_others(chosen)
+        run = Run.new(self.checkpoint, NOTE, LetterChoice(chosen), {table: handle.version()})
+        scopes = self._letters(run).select(*Scope._fields).distinct().collect()  # few: stages x routes x sinks
         if not scopes:
             return None
-        return replace(begun, scopes=tuple(sorted((Scope(*row) for row in scopes), key=repr)))
+        return replace(run, choice=LetterChoice(chosen, tuple(sorted((Scope(*row) for row in scopes), key=repr))))
 
-    def _refuse_letters_of_others(self, asked: LetterFilter) -> None:
+    def _refuse_letters_of_others(self, chosen: LetterFilter) -> None:
         """Raise StartError where several queries write the dead letters: those without a route may be anybody's."""
         name, table = self.config.name, self.config.dead_letters
-        if asked.route is None and (others := writers_of(self.lake, table) - {name}):
+        if chosen.route is None and (others := writers_of(self.lake, table) - {name}):
             what = f"{table} has dead letters of {', '.join(sorted(others))}, too, and does not say whose each is"
             raise StartError(f"{what}: choose those of a route that only {name} has, with --route")
 
-    def cut_off(self) -> LetterReplay | None:
+    def cut_off(self) -> Run[LetterChoice] | None:
         """Return the replay that was killed before its end; None where there is none."""
-        said = self._store().load(NOTE)
-        return None if said is None else LetterReplay.of(said)
+        return Run.resume(self.checkpoint, NOTE, LetterChoice)
 
-    def show(self, begun: LetterReplay) -> list[LetterOutcome]:
+    def show(self, run: Run[LetterChoice]) -> list[LetterOutcome]:
         """Return what would become of the dead letters of each scope. Stages files, and deletes them."""
         found = []
-        for scope in begun.scopes:
-            rows, reason = self._counted(begun, scope)
-            if left := self._left(scope):
-                found.append(LetterOutcome(scope, rows, reason, left=left))
-                continue
-            batches = self._batches(begun, scope, trial=True)
-            manifest, still = batches.decided(self._records(begun, scope))
-            look = replace(batches.outlook(0, manifest, reason), still=still)
-            found.append(self._counted_in(look, rows))
-        self._clear(begun)
+        for scope in run.choice.scopes:
+            rows, reason = self._counted(run, scope)
+            left = self._left(scope)
+            look = LetterOutcome(scope, rows, reason, left=left) if left else self._tried(run, scope, rows, reason)
+            found.append(look)
+        self._clear(run)
         return found
 
-    def send(self, begun: LetterReplay) -> list[LetterOutcome]:
+    def _tried(self, run: Run[LetterChoice], scope: Scope, rows: int, reason: str) -> LetterOutcome:
+        """Return what would become of a scope: its records are landed and decided, and then deleted."""
+        config = _chosen(self.config, scope)
+        destination = ReplayDestination(config, run.name, self.lake, scope)
+        query = f"{config.name}:{run.name}"
+        decider = BatchDecider.of(
+            config, self.spark, self.lake, query, staging=destination.folder, executors=self.executors
+        )
+        plan = decider.plan(with_arrival(self._records(run, scope), 0, 0))
+        decision = decider.land_and_decide(plan, Steps(0), destination)
+        commits = destination.chosen(decision, 0)
+        self.lake.delete(*(file.path for work in commits for file in work.files))
+        decider.landing.discard(decision.landed)
+        look = self._outcome(run, scope, 0, rows, reason, commits, decision.partitions)
+        self.lake.delete(still_path(destination.folder, 0))
+        return look
+
+    def send(self, run: Run[LetterChoice]) -> list[LetterOutcome]:
         """Send the dead letters of each scope again, and mark what is taken. Can be repeated from any point.
 
         Raises StartError, before anything changes, where they would go into tables that depend on the order of records.
         """
         if self.cut_off() is None:
-            self._refuse_order_dependent(begun)
-        store, found = self._store(), list[LetterOutcome]()
-        store.write(NOTE, begun.dump())
-        for batch, scope in enumerate(begun.scopes):
+            self._refuse_order_dependent(run)
+        run.begin()
+        found = list[LetterOutcome]()
+        for batch, scope in enumerate(run.choice.scopes):
             if self.stop.is_set():
                 return found
-            rows, reason = self._counted(begun, scope)
+            rows, reason = self._counted(run, scope)
             if left := self._left(scope):
                 found.append(LetterOutcome(scope, rows, reason, left=left))
                 continue
-            batches = self._batches(begun, scope)
-            batches.process(self._records(begun, scope), batch)
-            manifest = batches.store.manifest(batch)
+            self._batches(run, scope).process(self._records(run, scope), batch)
+            manifest = run.store.manifest(batch)
             assert manifest is not None  # it was processed
-            self._mark(begun, scope, batch, batches)
-            found.append(self._counted_in(batches.outlook(batch, manifest, reason), rows))
-        store.delete(NOTE)
-        for folder in ("manifests", "applied"):
-            for path in store.paths(f"{folder}/{begun.name}"):
-                store.delete(path)
-        self._clear(begun)
+            self._mark(run, scope, batch)
+            found.append(self._outcome(run, scope, batch, rows, reason, manifest.commits, manifest.partitions))
+        run.finish()
+        self._clear(run)
         return found
 
-    def _refuse_order_dependent(self, begun: LetterReplay) -> None:
+    def _refuse_order_dependent(self, run: Run[LetterChoice]) -> None:
         """Raise StartError where a record that comes late leaves another row than one that came in time.
 
         A sink that keeps part of an older row needs the rows in their order; all others do not.
@@ -375,35 +330,62 @@ class DeadLetterReplay:
             return
         names: set[str] = set()
         for route, sink_name, sink in self.config.all_sinks():
-            chosen = any(scope.route in (None, route) and scope.sink in (None, sink_name) for scope in begun.scopes)
+            chosen = any(
+                scope.route in (None, route) and scope.sink in (None, sink_name) for scope in run.choice.scopes
+            )
             if chosen and isinstance(sink, MergingSink) and keeps_older_values(sink.keyed()):
                 names.add(fixed_table(sink) or f"the tables of {route}/{sink_name}")
         if names:
             what = f"{', '.join(sorted(names))} keep parts of older rows: a late record does not find them as they were"
             raise StartError(f"{what}. Add --accept, then rebuild them with `router refresh`; nothing was sent")
 
-    def _clear(self, begun: LetterReplay) -> None:
-        folder = f"_staged/{self.config.name}/replays/{begun.name}"
+    def _clear(self, run: Run[LetterChoice]) -> None:
+        folder = folder_of(self.config, run.name)
         if self.lake.files.get_file_info(folder).type.name == "Directory":
             self.lake.files.delete_dir(folder)
 
-    def _counted_in(self, look: LetterOutcome, rows: int) -> LetterOutcome:
-        """Return an outlook with the rows that bronze does not have among those that stay."""
-        return replace(look, rows=rows, still=look.still + rows - look.rows)
+    def _outcome(
+        self,
+        run: Run[LetterChoice],
+        scope: Scope,
+        batch: int,
+        rows: int,
+        reason: str,
+        commits: Iterable[TableCommit],
+        partitions: tuple[Partition, ...],
+    ) -> LetterOutcome:
+        """Return what becomes of the records of a scope by what is committed; what bronze lacks stays, too."""
+        places: dict[str, int] = {}
+        other = 0
+        for work in commits:
+            if work.target == "/dead_letters":
+                other += work.rows
+                continue
+            place = work.target if work.table.startswith("outbox.") else work.table
+            places[place] = places.get(place, 0) + work.rows
+        still = self._count_still(run, batch) + rows - total(partitions, "read")
+        return LetterOutcome(scope, rows, reason, places, still, other)
 
-    def _letters(self, begun: LetterReplay, scope: Scope | None = None) -> DataFrame:
+    def _count_still(self, run: Run[LetterChoice], batch: int) -> int:
+        path = still_path(folder_of(self.config, run.name), batch)
+        if not self.lake.files.get_file_info(path).is_file:
+            return 0
+        with self.lake.files.open_input_file(path) as source:
+            return int(pq.ParquetFile(source).metadata.num_rows)
+
+    def _letters(self, run: Run[LetterChoice], scope: Scope | None = None) -> DataFrame:
         """Return the chosen dead letters, of all scopes or one, as their table was when the replay began."""
-        reader = self.spark.read.format("delta").option("versionAsOf", begun.version)
-        found = reader.load(self.lake.spark_address(self.config.dead_letters)).filter(begun.asked.holds())
+        ((table, version),) = run.versions.items()
+        found = delta_rows(self.spark, self.lake, table, version).filter(run.choice.filter.holds())
         if REPLAYED in found.columns:
             found = found.filter(F.col(REPLAYED).isNull())
         for route, sink, _ in resending_sinks(self.config):  # they keep their own
             found = found.filter(~Scope("apply", route, sink).holds())
         return found if scope is None else found.filter(scope.holds())
 
-    def _counted(self, begun: LetterReplay, scope: Scope) -> tuple[int, str]:
+    def _counted(self, run: Run[LetterChoice], scope: Scope) -> tuple[int, str]:
         """Return the number of records of a scope, and one of the reasons."""
-        letters = self._letters(begun, scope).groupBy(*self._names(scope)).agg(F.max("reason").alias("reason"))
+        letters = self._letters(run, scope).groupBy(*self._names(scope)).agg(F.max("reason").alias("reason"))
         (row,) = letters.agg(F.count(F.lit(1)).alias("rows"), F.max("reason").alias("reason")).collect()
         return row["rows"], row["reason"] or ""
 
@@ -419,9 +401,9 @@ class DeadLetterReplay:
     def _names(self, scope: Scope) -> tuple[str, ...]:
         return PLACE if scope.stage == "apply" else WHOLE
 
-    def _records(self, begun: LetterReplay, scope: Scope) -> DataFrame:
+    def _records(self, run: Run[LetterChoice], scope: Scope) -> DataFrame:
         """Return the raw records of a scope, each once."""
-        found = letters = self._letters(begun, scope)
+        found = letters = self._letters(run, scope)
         if scope.stage == "apply":
             bronze = self._bronze()
             found = bronze.join(letters, _alike(bronze, letters, PLACE), "left_semi")
@@ -429,37 +411,36 @@ class DeadLetterReplay:
 
     def _bronze(self) -> DataFrame:
         """Return the records of bronze that have a place of their own: those of a topic, or a file."""
-        names = self.config.bronze_tables()
-        assert names is not None  # see _left
-        tables = [table for table in self.lake.tables(names.layer) if table in names]
-        none = self.spark.createDataFrame([], RECORD_SCHEMA)
-        load = self.spark.read.format("delta").load
-        parts = (stored_records(load(self.lake.spark_address(table))) for table in tables)
-        return reduce(DataFrame.unionByName, parts, none).filter(F.col("topic").isNotNull())
+        records = BronzeRecords.newest(self.lake, self.config).frame(self.spark, self.lake)
+        return records.filter(F.col("topic").isNotNull())
 
-    def _mark(self, begun: LetterReplay, scope: Scope, batch: int, batches: LetterBatches) -> None:
+    def _mark(self, run: Run[LetterChoice], scope: Scope, batch: int) -> None:
         """Mark the dead letters of a scope that were taken."""
-        taken, names = self._letters(begun, scope), self._names(scope)
+        taken, names = self._letters(run, scope), self._names(scope)
         if scope.stage == "apply":
             bronze = self._bronze()
             taken = taken.join(bronze, _alike(taken, bronze, PLACE), "left_semi")
-        if (still := batches.still(batch)) is not None:
+        path = still_path(folder_of(self.config, run.name), batch)
+        if self.lake.files.get_file_info(path).is_file:
+            still = self.spark.read.parquet(self.lake.for_spark(path))
             taken = taken.join(still, _alike(taken, still, names), "left_anti")
-        mark_replayed(taken, self.lake, self.config, begun.name, batch)
+        mark_replayed(taken, self.lake, self.config, run.name, batch)
 
-    def _batches(self, begun: LetterReplay, scope: Scope, *, trial: bool = False) -> LetterBatches:
-        config = _chosen(self.config, scope)
-        if not trial:
-            try:
-                config = opened(config, self.spark, self.folder)
-            except OSError as error:
-                raise StartError(f"{error}; try again when it is back") from error
-        store = CheckpointStore(self.checkpoint, begun.name)
-        about = config, self.fingerprint, self.spark, self.lake, store
-        return LetterBatches(*about, stop=self.stop, executors=self.executors, scope=scope, trial=trial)
-
-    def _store(self) -> CheckpointStore:
-        return CheckpointStore(self.checkpoint)
+    def _batches(self, run: Run[LetterChoice], scope: Scope) -> Batches:
+        try:
+            config = opened(_chosen(self.config, scope), self.spark, self.folder)
+        except OSError as error:
+            raise StartError(f"{error}; try again when it is back") from error
+        return Batches(
+            config,
+            self.fingerprint,
+            self.spark,
+            self.lake,
+            run.store,
+            ReplayDestination(config, run.name, self.lake, scope),
+            stop=self.stop,
+            executors=self.executors,
+        )
 
 
 def keeps_older_values(keyed: KeyedTable) -> bool:
@@ -469,20 +450,9 @@ def keeps_older_values(keyed: KeyedTable) -> bool:
 
 def _chosen(config: Config, scope: Scope) -> Config:
     """Return the configuration with what a scope's dead letters are for: one route or sink, or all; never bronze."""
-    found = config.model_copy(update={"bronze": None})
     if scope.route is None:
-        return found
-    route = next(route for route in config.routes if route.identity == scope.route)
-    return found.model_copy(update={"routes": (_with_sink(route, scope.sink),), "unmatched": "drop"})
-
-
-def _with_sink(route: Route, name: str | None) -> Route:
-    """Return a route with one of its sinks, which keeps its name: without the others it would have another number."""
-    if name is None:
-        return route
-    sink = route.named_sinks[name].model_copy()
-    sink._named = name
-    return route.model_copy(update={"sinks": (sink,)})
+        return config.model_copy(update={"bronze": None})
+    return config.with_sinks(lambda route, sink, _: route == scope.route and scope.sink in (None, sink))
 
 
 def _alike(left: DataFrame, right: DataFrame, names: tuple[str, ...]) -> Column:

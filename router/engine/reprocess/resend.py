@@ -8,22 +8,19 @@ the ledger says what became of them.
 
 from __future__ import annotations
 
-import json
 import logging
-import secrets
-from dataclasses import asdict, dataclass, field
-from datetime import datetime, timezone
+from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
 from router.delta.transaction_id import TransactionId
 from router.engine import ledger
-from router.engine.checkpoint_store import REPLAY, CheckpointStore
 from router.engine.label.layout import COORDINATES
 from router.engine.outbox.apply import OutboxSink, append_dead_letters, keeper, mark_replayed
+from router.engine.reprocess.run import Run
 from router.engine.spark.executors import refusal
 from router.errors import RouterError, SinkError, StartError
 from router.sinks import ApplyingSink, Batch, Opening
@@ -117,31 +114,6 @@ class TableSnapshots:
         return reader.load(self.lake.spark_address(table))
 
 
-@dataclass(frozen=True)
-class Replay:
-    """A replay that has begun: its name, its filter, and the versions of the tables that decide which rows it sends."""
-
-    name: str
-    asked: ReplayFilter
-    versions: dict[str, int]
-
-    def dump(self) -> bytes:
-        """Return the replay as JSON."""
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def of(cls, said: dict[str, Any]) -> Replay:
-        """Return a replay from what `dump` made of one, by way of JSON."""
-        asked: dict[str, Any] = said["asked"]
-        lists = {name: tuple(asked[name]) for name in ("statuses", "codes")}
-        return cls(said["name"], ReplayFilter(**{**asked, **lists}), said["versions"])
-
-
-def new_name() -> str:
-    """Return the name of a replay that begins now."""
-    return f"{REPLAY}{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
-
-
 def resending_sinks(config: Config) -> Iterator[tuple[str, str, ApplyingSink]]:
     """Yield route, name and sink of each sink that can send rows again."""
     for route, name, sink in config.all_sinks():
@@ -155,17 +127,11 @@ class Resender(OutboxSink):
 
     folder: Path
 
-    @property
-    def store(self) -> CheckpointStore:
-        """Return the store that knows the replay that has begun."""
-        return CheckpointStore(self.checkpoint)
-
-    def cut_off(self) -> Replay | None:
+    def cut_off(self) -> Run[ReplayFilter] | None:
         """Return the replay that was killed before the ledger had its row; None where there is none."""
-        said = self.store.load(self._mark)
-        return None if said is None else Replay.of(said)
+        return Run.resume(self.checkpoint, self._mark, ReplayFilter)
 
-    def find(self, asked: ReplayFilter, tables: TableSnapshots | None = None) -> ReplayRows | None:
+    def find(self, chosen: ReplayFilter, tables: TableSnapshots | None = None) -> ReplayRows | None:
         """Return the rows that a filter chooses; None where the sink has never sent anything."""
         tables = tables or TableSnapshots(self.spark, self.lake)
         outbox, aside = tables(self.outbox), self.sink.set_aside(self._batch(""), tables)
@@ -173,28 +139,28 @@ class Resender(OutboxSink):
             return None
         there = outbox.select(*(F.col(old).alias(f"_of_{new}") for old, new in PLACE)).distinct()
         same = [F.col(new).eqNullSafe(F.col(f"_of_{new}")) for _, new in PLACE]
-        joined = aside.filter(asked.holds()).join(there.withColumn("_there", F.lit(True)), same, "left").persist()
+        joined = aside.filter(chosen.holds()).join(there.withColumn("_there", F.lit(True)), same, "left").persist()
         mine = joined.filter("_there").select(aside.columns)
         rows = outbox.join(mine, [F.col(old).eqNullSafe(F.col(new)) for old, new in PLACE], "left_semi")
         return ReplayRows(rows.dropDuplicates([old for old, _ in PLACE]), mine, tuple(_groups(joined)))
 
-    def resume(self, begun: Replay) -> ReplayRows:
+    def resume(self, run: Run[ReplayFilter]) -> ReplayRows:
         """Return the rows of a replay that was killed."""
-        found = self.find(begun.asked, TableSnapshots(self.spark, self.lake, begun.versions))
+        found = self.find(run.choice, TableSnapshots(self.spark, self.lake, run.versions))
         assert found is not None  # it had rows
         return found
 
-    def begin(self, asked: ReplayFilter) -> tuple[Replay, ReplayRows | None]:
+    def begin(self, chosen: ReplayFilter) -> tuple[Run[ReplayFilter], ReplayRows | None]:
         """Return a new replay and its rows; the rows are None where the sink has never sent anything."""
         tables = TableSnapshots(self.spark, self.lake)
-        found = self.find(asked, tables)
-        return Replay(new_name(), asked, tables.versions), found
+        found = self.find(chosen, tables)
+        return Run.new(self.checkpoint, self._mark, chosen, tables.versions), found
 
-    def send(self, begun: Replay, found: ReplayRows) -> Resent:
+    def send(self, run: Run[ReplayFilter], found: ReplayRows) -> Resent:
         """Send the rows of a replay again and write what became of them into the ledger, once. Raises RouterError."""
-        batch = self._batch(begun.name)
+        batch = self._batch(run.name)
         sink = self._prepared(found)
-        self.store.write(self._mark, begun.dump())
+        run.begin()
         try:
             resent = sink.resend(found.events, found.aside, batch)
         except RouterError:
@@ -205,8 +171,8 @@ class Resender(OutboxSink):
             what = f"{type(error).__name__}: {error}. The next replay ends this one first; to give it up, delete "
             what += f"{self.checkpoint.root}/store/{self._mark}"
             raise SinkError(self.config.name, batch.id, self.route, self.name, what) from error
-        self._note(begun.name, found, batch, resent)
-        self.store.delete(self._mark)
+        self._note(run.name, found, batch, resent)
+        run.finish()
         return resent
 
     def _prepared(self, found: ReplayRows) -> ApplyingSink:
@@ -244,12 +210,8 @@ class Resender(OutboxSink):
         return Batch(self.config.name, 0, self.route, self.name, True, self.stop, keeps, name, guards)
 
     @property
-    def _place(self) -> str:
-        return f"replays/{self.key.replace('/', '__')}"
-
-    @property
     def _mark(self) -> str:
-        return f"{self._place}.json"
+        return f"replays/{self.key.replace('/', '__')}.json"
 
 
 def _groups(joined: DataFrame) -> Iterator[ReplayGroup]:

@@ -1,0 +1,36 @@
+"""The steps of a batch, timed, for those who watch it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+Watch = Callable[[int, str, int, int], None]
+"""Called with (batch id, step, done, of): at a step's start (0 done), on progress inside it, and at its end."""
+
+
+@dataclass
+class Steps:
+    """The wall seconds of each step of one batch."""
+
+    batch: int
+    watch: Watch | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def step(self, name: str, of: int = 1) -> Iterator[None]:
+        """Time a step; the watcher sees its start and, unless it failed, its end."""
+        self.tell(name, 0, of)
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
+        self.tell(name, of, of)
+
+    def tell(self, name: str, done: int, of: int) -> None:
+        """Report progress inside a step."""
+        if self.watch:
+            self.watch(self.batch, name, done, of)

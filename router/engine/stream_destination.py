@@ -1,0 +1,136 @@
+"""What a stream adds to its batches: limits before the manifest; releases, maintenance, catalog and views after."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from router.delta.maintenance_process import MaintenanceProcess
+from router.engine.balance import total
+from router.engine.batch import Batches
+from router.engine.commit.committers import Catalog, Committers
+from router.engine.dead_letter_share import SHARE, DeadLetterLimit, dead_letter_share
+from router.engine.decision import tables_of
+from router.engine.destination import Destination
+from router.engine.maintenance import TableMaintenance
+from router.engine.outbox.apply import Outboxes
+from router.engine.outbox.detached import detached_outboxes
+from router.engine.quarantine.release import Release
+from router.engine.spark.executors import Executors
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from router.config.models import Config
+    from router.delta.lake import Lake
+    from router.delta.table_cache import TableCache
+    from router.engine.checkpoint_store import CheckpointStore
+    from router.engine.decision import BatchDecision
+    from router.engine.label.planner import Plan, Planner
+    from router.engine.steps import Steps, Watch
+    from router.engine.views.schedule import ViewSchedule
+
+log = logging.getLogger("router")
+
+
+@dataclass
+class StreamDestination(Destination):
+    """The destination of a stream's batches. `views` hears of every batch."""
+
+    lake: Lake
+    tables: Any
+    release: Release
+    catalog: Catalog
+    maintenance: TableMaintenance
+    views: ViewSchedule | None = None
+    dead_letter_limit: DeadLetterLimit = field(default_factory=DeadLetterLimit)
+
+    def faults_of_decision(self, decision: BatchDecision, batch: int) -> list[str]:
+        """Log a batch most of which becomes dead letters; return the fault of one that has more than it may have."""
+        limit = self.dead_letter_limit
+        read = total(decision.partitions, "read")
+        share = dead_letter_share(self.lake, decision.landed.files, read, above=limit.smallest_share)
+        if share is None:
+            return []
+        if limit.is_exceeded(share, batch):
+            allowed = f"{limit.at_most:.1%} may (`dead_letters: at_most`)"
+            todo = "correct the configuration, or start with --accept dead-letters to let this batch pass"
+            return [f"{share}; {allowed}; {todo}"]
+        if share.share > SHARE:
+            log.warning("%s, batch %d: %s", self.config.name, batch, share)
+        return []
+
+    def follow(self, plan: Plan, tables: set[str], blocked: dict[str, str], steps: Steps) -> None:
+        """Register tables in the catalog, refresh views, maintain tables, and release quarantined rows."""
+        if self.config.register_tables:
+            self.catalog.register(tables)
+        refreshed = self.views.batch(tables) if self.views else set[str]()  # by refreshes, beside the batches
+        self.maintenance.after_batch({*tables, *refreshed, self.config.ledger}, self.tables.files)
+        waits = any(target.evolution == "quarantine" or target.held for target in plan.layout.targets)
+        if not (waits or blocked):
+            return
+        due = self.release.due()
+        if due:
+            with steps.step("release"):
+                self.release.carry_out(due)
+
+    def close(self, *, finish: bool = False) -> None:
+        """End maintenance: see `TableMaintenance.close`."""
+        self.maintenance.close(finish=finish)
+
+
+def stream_batches(
+    config: Config,
+    fingerprint: str,
+    spark: SparkSession,
+    lake: Lake,
+    store: CheckpointStore,
+    watch: Watch | None = None,
+    stop: threading.Event | None = None,
+    *,
+    planner: Planner | None = None,
+    executors: Executors | None = None,
+    opened: TableCache | None = None,
+    views: ViewSchedule | None = None,
+    dead_letter_limit: DeadLetterLimit | None = None,
+) -> Batches:
+    """Return the batches of a stream; `store` has its run. `planner` may have begun already, `opened` has open tables.
+
+    What is kept between batches only saves work: a new process starts without it.
+    """
+    stop = stop or threading.Event()
+    executors = executors or Executors()
+    committers = Committers.of(config, spark, lake)
+    tables: Any = opened
+    if tables is None or committers.only_spark:
+        tables = tables_of(config, spark, lake)
+    outboxes = Outboxes(config, spark, lake, store, f"{config.name}:{store.run}", committers, stop, executors)
+    plans = config.maintenance if committers.only_spark else config.maintenance_plans()
+    destination = StreamDestination(
+        config=config,
+        run=store.run,
+        lake=lake,
+        tables=tables,
+        release=Release(config, spark, lake, store, committers, executors, outboxes.deliver),
+        catalog=Catalog(spark, lake),
+        maintenance=TableMaintenance(
+            lake, lambda: spark, plans, detached_outboxes(config), beside=True, process=MaintenanceProcess()
+        ),
+        views=views,
+        dead_letter_limit=dead_letter_limit or DeadLetterLimit(),
+    )
+    return Batches(
+        config,
+        fingerprint,
+        spark,
+        lake,
+        store,
+        destination,
+        watch=watch,
+        stop=stop,
+        prepared=planner,
+        executors=executors,
+        tables=tables,
+    )
