@@ -15,9 +15,10 @@ from benchmarks.runs import Run
 from benchmarks.subjects import Subject
 from benchmarks.subjects.baselines import settings
 from router.config.models import Config
-from router.delta.commit import PROPERTIES, StagedFile, TableCommit, to_delta
+from router.delta.commit import StagedFile, TableCommit, to_delta
 from router.delta.file_statistics import statistics
 from router.delta.lake import Lake
+from router.delta.replace import PROPERTIES
 from router.engine.label.layout import quarantine_of
 from router.engine.quarantine.table import quarantined_in
 from router.engine.reprocess.merged_again import ArrivedBatch, MergedAgain

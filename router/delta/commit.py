@@ -15,22 +15,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake import (
-    CommitProperties,
-    DeltaTable,
-    Field,
-    PostCommitHookProperties,
-    Schema,
-    Transaction,
-    write_deltalake,
-)
+from deltalake import DeltaTable, Field, Schema, Transaction
 from deltalake.exceptions import DeltaError
-from deltalake.transaction import AddAction, create_table_with_add_actions
 from pyarrow import fs
 
 from router.delta.file_statistics import statistics
 from router.delta.lake import native_files
 from router.delta.log_tail import LogTail, newest
+from router.delta.replace import add_action, add_columns, append_files, create_with_files
 from router.errors import TableError, first_line
 
 if TYPE_CHECKING:
@@ -39,26 +31,6 @@ if TYPE_CHECKING:
 
     from router.delta.lake import Lake
     from router.sinks import Widening
-
-
-PROPERTIES: Mapping[str, str | None] = {"delta.checkpointInterval": "20"}
-"""Of the tables made here. delta-rs reads every commit since the last checkpoint before each of its own; with its
-default of 100 an append to a table of small commits takes twice the time."""
-
-
-HOOKS = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
-"""What delta-rs does after each commit. Left alone it also looks through the whole log for expired files, every time:
-0.36 s instead of 0.03 s where the log has 10 000 files. Maintenance does that, at its own pace."""
-
-
-MADE = "router.table"
-"""A property of the tables that Delta on Spark makes for the router: the table's name. delta-rs cannot make a table
-with such a property together with its first rows: there the metadata's `name` says it."""
-
-
-def made_as(table: str) -> str:
-    """Return the `name` in the metadata of a table that the router makes with delta-rs."""
-    return f"router:{table}"
 
 
 @dataclass(frozen=True)
@@ -120,6 +92,11 @@ class TableCommit:
         return sum(file.rows for file in self.files)
 
     @property
+    def once(self) -> Transaction:
+        """Return the transaction id with its version."""
+        return Transaction(self.app_id, self.version)
+
+    @property
     def place(self) -> str:
         """Return target and table as one text: a key of demands."""
         return f"{self.target}/{self.table}"
@@ -147,13 +124,13 @@ def commit(lake: Lake, work: TableCommit, notes: dict[str, str], table: DeltaTab
     read first, on the same handle the commit goes through: two writers with one id then conflict.
     """
     handle: Any = table or lake.open(work.table)
-    properties = CommitProperties(custom_metadata=notes, app_transactions=[Transaction(work.app_id, work.version)])
-    actions = [add_action(file) for file in work.files]
+    ids = {work.app_id: work.version}
     try:
         if handle is None:
-            return _create(lake, work, actions, properties)
+            create_with_files(lake, work.table, work.columns, work.files, ids=ids, notes=notes)
+            return True
         if isinstance(handle, LogTail) and handle.appends and not work.added:
-            return handle.append(actions, (work.app_id, work.version), notes)
+            return handle.append([add_action(file) for file in work.files], (work.app_id, work.version), notes)
         known, handle = handle.version(), newest(handle)
         if is_committed(handle, work):
             return False
@@ -161,14 +138,7 @@ def commit(lake: Lake, work: TableCommit, notes: dict[str, str], table: DeltaTab
             raise TableError(work.table, "the commit failed: another writer has changed the table meanwhile")
         if work.added:
             add_columns(handle, work.added)
-        handle.create_write_transaction(
-            [*actions],
-            mode="append",
-            schema=handle.schema(),
-            partition_by=handle.metadata().partition_columns,
-            commit_properties=properties,
-            post_commithook_properties=HOOKS,
-        )
+        append_files(handle, work.files, ids=ids, notes=notes)
     except (DeltaError, OSError) as error:
         raise TableError(work.table, f"the commit failed: {first_line(error)}") from error
     return True
@@ -176,48 +146,13 @@ def commit(lake: Lake, work: TableCommit, notes: dict[str, str], table: DeltaTab
 
 def is_committed(table: DeltaTable, work: TableCommit) -> bool:
     """Say whether this batch is in the table already."""
-    return has_transaction(table, Transaction(work.app_id, work.version))
+    return has_transaction(table, work.once)
 
 
 def has_transaction(table: DeltaTable, once: Transaction) -> bool:
     """Say whether a transaction id is in a table already."""
     version = table.transaction_version(once.app_id)
     return version is not None and version >= once.version
-
-
-def _create(lake: Lake, work: TableCommit, actions: list[AddAction], properties: CommitProperties) -> bool:
-    create_table_with_add_actions(
-        lake.address(work.table),
-        Schema.from_json(work.columns),
-        actions,
-        mode="append",
-        partition_by=[],
-        name=made_as(work.table),
-        configuration=PROPERTIES,
-        commit_properties=properties,
-        storage_options=lake.delta_options(work.table),
-    )
-    return True
-
-
-def add_columns(table: DeltaTable, added: str) -> None:
-    """Add columns and nested fields in one commit of their own; those already there change nothing."""
-    empty, table = to_arrow_schema(added).empty_table(), newest(table)
-    hooks = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
-    write_deltalake(table, empty, mode="append", schema_mode="merge", post_commithook_properties=hooks)
-    table.update_incremental()
-
-
-def add_action(file: StagedFile) -> AddAction:
-    """Return the action that makes a staged file part of its table."""
-    return AddAction(
-        path=file.path.split("/", 2)[2],  # below the table's folder
-        size=file.bytes,
-        partition_values=file.partition,
-        modification_time=int(time.time() * 1000),
-        data_change=True,
-        stats=file.statistics,
-    )
 
 
 def fields(schema: str) -> list[Field]:

@@ -19,7 +19,7 @@ from router.delta.file_statistics import Leaf, leaves, statistics, with_nan
 from router.errors import first_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from router.delta.lake import Lake
 
@@ -239,22 +239,27 @@ class Writer:
             held.file = None
 
 
-ONE_FILE = 1 << 62
-"""Bytes that no file has."""
+FILE_BYTES, HELD_BYTES = 128 << 20, 32 << 20
+"""Bytes of a file that is written again, and of the rows that are held for it."""
 
 
-def staged_again(lake: Lake, file: StagedFile, rows: pa.Table, name: str) -> StagedFile:
-    """Stage rows in place of those of a staged file, which stays; `name` is in the name of the new one. Runs anywhere.
+def staged_again(lake: Lake, file: StagedFile, batches: Iterable[pa.RecordBatch], name: str) -> list[StagedFile]:
+    """Stage rows in place of those of a staged file, which stays; `name` is in the names of the new ones.
 
-    They go through the same writer, so that a column with NaN has no bounds in this file either.
+    They go through the writer of tasks, so that a column with NaN has no bounds here either. Runs anywhere.
     """
     in_table = file.path.startswith(f"{file.table.replace('.', '/')}/")
     folder = None if in_table else file.path.rsplit("/", 2)[0]
-    writer = Writer(Staging(lake, ONE_FILE, ONE_FILE, folder), f"part-{name}")
-    for batch in rows.to_batches():
-        writer.hold(file.target, file.table, batch)
-    (staged,) = writer.close()
-    return replace(staged, columns=(*rows.column_names, *file.partition), partition=file.partition)
+    writer = Writer(Staging(lake, FILE_BYTES, HELD_BYTES, folder), f"part-{name}")
+    try:
+        for batch in batches:
+            writer.hold(file.target, file.table, batch)
+            writer.flush()
+        files = writer.close()
+    except BaseException:
+        writer.abandon()
+        raise
+    return [replace(one, columns=(*one.columns, *file.partition), partition=file.partition) for one in files]
 
 
 def _valued(rows: pa.Table) -> pa.Table:

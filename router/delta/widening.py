@@ -15,22 +15,13 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from router.delta.casting import cast_to
-from router.delta.commit import (
-    MADE,
-    add_action,
-    conflict_error,
-    made_as,
-    names,
-    retry_on_conflict,
-    stored_bytes,
-    to_arrow_schema,
-)
+from router.delta.commit import conflict_error, names, retry_on_conflict, stored_bytes, to_arrow_schema
 from router.delta.constraints import unmergeable
-from router.delta.parquet_writer import Staging, Writer
+from router.delta.parquet_writer import FILE_BYTES, HELD_BYTES, Staging, Writer
+from router.delta.replace import MADE, made_as, replace_content
 from router.delta.schema_diff import common_type, delta_schema
 from router.delta.transaction_id import widening
 from router.errors import TableError
@@ -39,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from deltalake import DeltaTable
-    from deltalake.transaction import AddAction
 
     from router.delta.commit import StagedFile
     from router.delta.lake import Lake
@@ -58,8 +48,6 @@ ROWS = 1 << 16
 """Rows that are read at once of a file that is rewritten."""
 TRIES = 8
 WAIT_SECONDS = 0.4
-FILE_BYTES, HELD_BYTES = 128 << 20, 32 << 20
-"""Bytes of a file that is written anew, and of the rows that are held for it: several tables are rewritten at once."""
 
 
 def made_here(handle: Any, table: str) -> bool:
@@ -159,16 +147,14 @@ def _rewrite(lake: Lake, table: str, handle: DeltaTable, widened: str, app_id: s
     kinds = [column for column in delta_schema(to_arrow_schema(schema)) if column.name not in divided]
     files = copied_rows(lake, (table, handle), table, pa.schema(kinds))
     # From here on nothing is deleted: a commit that is said to have failed may be there. VACUUM takes what is not.
-    handle.create_write_transaction(
-        [replaced_by(file) for file in files],
-        mode="overwrite",
-        schema=Schema.from_json(schema),
-        partition_by=divided,
-        commit_properties=CommitProperties(
-            custom_metadata={WIDENED: ", ".join(names(widened))},
-            max_commit_retries=0,  # else rows that came meanwhile would keep their old types
-            app_transactions=[widening(app_id)],
-        ),
+    once = widening(app_id)
+    replace_content(
+        handle,
+        [in_partition(file) for file in files],
+        ids={once.app_id: once.version},
+        notes={WIDENED: ", ".join(names(widened))},
+        schema=schema,
+        alone=True,  # else rows that came meanwhile would keep their old types
     )
     handle.update_incremental()
 
@@ -213,6 +199,6 @@ def _text(value: Any) -> str | None:
     return None if value is None else str(value)
 
 
-def replaced_by(file: StagedFile) -> AddAction:
-    """Return the action that makes a file of copied rows part of its table."""
-    return add_action(replace(file, partition=json.loads(file.target)))
+def in_partition(file: StagedFile) -> StagedFile:
+    """Return a file of copied rows with the partition that it is of."""
+    return replace(file, partition=json.loads(file.target))

@@ -514,12 +514,12 @@ def test_a_first_batch_that_is_cut_off_leaves_a_table(
     """Without it a crash in a table's first batch leaves files that keep the table from ever being made."""
     table = make()
 
-    def killed(*_: Any) -> None:
+    def killed(*_: Any, **__: Any) -> None:
         Path(table.lake.address(TABLE), "part-0.parquet").write_bytes(b"PAR1")
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("router.delta.keyed.upsert.write_append", killed)
+        patch.setattr("router.delta.keyed.upsert.write_rows", killed)
         with pytest.raises(KeyboardInterrupt):
             table.take(record("a", 0, 0), batch=0)
     table.take(record("a", 0, 0), batch=0)

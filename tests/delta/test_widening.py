@@ -15,8 +15,9 @@ from pyarrow import fs
 
 from router import TableError
 from router.delta import widening
-from router.delta.commit import TableCommit, made_as, to_delta
+from router.delta.commit import TableCommit, to_delta
 from router.delta.lake import Lake
+from router.delta.replace import made_as
 from router.delta.schema_diff import compare, delta_schema
 from router.delta.widening import rewrite, way
 from router.engine.commit.committers import Committers

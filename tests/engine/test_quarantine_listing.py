@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, Transaction, write_deltalake
 
-from router.delta.commit import PROPERTIES
 from router.delta.lake import Lake
+from router.delta.replace import PROPERTIES
 from router.engine.label.layout import HELD, quarantine_of
 from router.engine.quarantine.table import Place, quarantined_in
 

@@ -14,9 +14,9 @@ from pydantic import ValidationError
 
 from router.config.models import Bronze, Route
 from router.delta.commit import TableCommit, to_delta
-from router.delta.keyed.upsert import create_table
 from router.delta.lake import Lake
 from router.delta.parquet_writer import divided
+from router.delta.replace import create_table
 from router.engine.commit.committers import _unfinished
 from router.errors import StartError
 from router.locations import TableLocation
@@ -151,7 +151,7 @@ def test_a_table_that_was_half_made_is_finished(tmp_path: Path) -> None:
     """Without it a process that dies between making a table and dividing it leaves one that is never clustered."""
     lake, schema = Lake.at(str(tmp_path)), pa.schema([("n", pa.int64())])
     clustered, feed = Delta(table="a.b", cluster_by=("n",)), Delta(table="a.b", properties={"team": "x"})
-    made = create_table(lake, "a.b", schema, Delta(table="a.b"))
+    made = create_table(lake, "a.b", schema)
     work = TableCommit("r/delta", "a.b", "id", 0, (), to_delta(schema), decided=-1)
 
     assert _unfinished(made, work, clustered)

@@ -16,8 +16,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from router.delta.commit import HOOKS
 from router.delta.lake import native_files
+from router.delta.replace import set_properties
 from router.errors import TableError
 from router.sinks import KeyedTable
 
@@ -82,9 +82,7 @@ def take_over(handle: DeltaTable, table: str, keyed: KeyedTable) -> None:
     if KEYED_BY in handle.metadata().configuration:
         return
     refuse_repeated_keys(handle, table, keyed)
-    handle.alter.set_table_properties(
-        {KEYED_BY: keyed_by(keyed)}, raise_if_not_exists=False, post_commithook_properties=HOOKS
-    )
+    set_properties(handle, {KEYED_BY: keyed_by(keyed)})
 
 
 def refuse_repeated_keys(handle: DeltaTable, table: str, keyed: KeyedTable) -> None:

@@ -10,16 +10,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from pyarrow import fs
 
 from router.delta.casting import cast_to
-from router.delta.commit import HOOKS, has_transaction
+from router.delta.commit import has_transaction
 from router.delta.keyed.row_order import HELD, keys_and_order
 from router.delta.keyed.scd import HISTORY_COLUMNS, TIMESTAMP
 from router.delta.lake import native_files
+from router.delta.replace import write_rows
 
 if TYPE_CHECKING:
+    from deltalake import DeltaTable, Transaction
+
     from router.delta.lake import Lake
     from router.sinks import KeyedTable
 
@@ -78,14 +80,12 @@ def remember_deletions(lake: Lake, table: str, gone: pa.Table, keyed: KeyedTable
     for index, field in enumerate(gone.schema):
         if pa.types.is_integer(field.type):  # the table's own column may be widened one day
             gone = gone.set_column(index, field.name, gone.column(index).cast(pa.int64()))
-    write_deltalake(
+    write_rows(
         have or lake.address(_name(table)),
         gone.append_column(DELETED_AT, pa.array([now] * len(gone), TIMESTAMP)),
-        mode="append",
-        schema_mode="merge",
+        ids={once.app_id: once.version},
+        new_columns=True,
         storage_options=lake.delta_options(table),
-        commit_properties=CommitProperties(app_transactions=[once]),
-        post_commithook_properties=HOOKS,
     )
     # A history needs its deletions for as long as a row may come late, so it keeps them.
     if have is not None and not keyed.history and have.version() % SWEPT == 0:

@@ -15,18 +15,14 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import CommitProperties, DeltaTable, Schema, Transaction, WriterProperties, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Transaction, WriterProperties
 from deltalake.exceptions import CommitFailedError, DeltaError
 from pyarrow import fs
 
 from router.delta.casting import cast_to
 from router.delta.commit import (
-    HOOKS,
-    PROPERTIES,
-    add_columns,
     conflict_error,
     has_transaction,
-    made_as,
     retry_on_conflict,
     stored_bytes,
     to_arrow,
@@ -52,16 +48,16 @@ from router.delta.keyed.scd import (
     history_changes,
     latest_changes,
 )
-from router.delta.transaction_id import GUARD, deletions_id
+from router.delta.replace import HOOKS, add_columns, create_table, made_by_spark, write_rows
+from router.delta.transaction_id import GUARD, deletions_id, merge_refusals_id, transactions
 from router.delta.widening import way
 from router.errors import TableError, first_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from router.delta.lake import Lake
     from router.sinks import KeyedTable
-    from router.table_options import TableOptions
 
     Quote = Callable[[str], str]
 
@@ -89,6 +85,11 @@ class TableUpsert:
     def ids(self) -> tuple[Transaction, Transaction]:
         """Return the transaction ids of the table and of its deletions."""
         return Transaction(self.app_id, self.version), Transaction(deletions_id(self.app_id), self.version)
+
+    @property
+    def refusals(self) -> Transaction:
+        """Return the transaction id of the dead letters of rows that the table refuses."""
+        return Transaction(merge_refusals_id(self.app_id), self.version)
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,15 @@ def _grown(lake: Lake, work: TableUpsert, table: DeltaTable | None, added: pa.Sc
         if added:
             add_columns(table, to_delta(added))
         return table
-    table = create_table(lake, work.table, added, work.keyed)
+    keyed = work.keyed
+    table = create_table(
+        lake,
+        work.table,
+        added,
+        partition_by=keyed.partition_by,
+        comment=keyed.comment,
+        properties={**keyed.properties, **own_properties(keyed)},
+    )
     _leave_to_spark(table, work.keyed)
     return table
 
@@ -202,12 +211,12 @@ def changes_of(rows: pa.Table, held: pa.Table, keyed: KeyedTable) -> TableChange
 
 
 def _commit(work: TableUpsert, table: DeltaTable, changes: TableChanges) -> None:
-    guard = Transaction(GUARD, table.version() + 1)
-    once = CommitProperties(app_transactions=[work.ids[0], guard], custom_metadata=work.notes)
+    ids = {work.app_id: work.version, GUARD: table.version() + 1}
     if changes.count(UPDATE, PATCH, FLAG, DELETE, CLOSE):
-        write_merge(table, changes, work.keyed, once)
+        write_merge(table, changes, work.keyed, ids, work.notes)
     elif len(changes.rows):
-        write_append(table, changes, once)
+        rows = cast_to(changes.rows, to_arrow(table))
+        write_rows(table, rows, ids=ids, notes=work.notes, writer_properties=_written(to_arrow(table)))
 
 
 def refuse_absent(lake: Lake, work: TableUpsert) -> None:
@@ -239,12 +248,6 @@ def refuse_older(table: DeltaTable, work: TableUpsert) -> None:
 LARGE = 4 << 30
 """Bytes of a table that one task may have to rewrite in one merge: above, Spark does it in many. delta-rs took 25 s for
 0.9 GB whose every file was touched, on two cores that were busy otherwise."""
-SUPPORTED_PROPERTIES = (
-    *("delta.checkpoint.", "delta.checkpointInterval", "delta.dataSkipping", "delta.autoOptimize."),
-    *("delta.logRetentionDuration", "delta.deletedFileRetentionDuration", "delta.enableExpiredLogCleanup"),
-    *("delta.enableChangeDataFeed", "delta.randomizeFilePrefixes"),
-)
-"""What the properties begin with that delta-rs makes a table with and keeps. Of some others it notes the name only."""
 
 
 class NeedsSpark(Exception):  # noqa: N818 - an answer, no error
@@ -285,14 +288,6 @@ def merge_engine(table: DeltaTable | None, keyed: KeyedTable) -> MergeEngine:
     return MergeEngine("arrow", f"it has no feature that delta-rs lacks, and at most {LARGE >> 30} GiB")
 
 
-def made_by_spark(keyed: KeyedTable | TableOptions) -> str:
-    """Return why only Delta on Spark makes a table; nothing where delta-rs does."""
-    if keyed.cluster_by:
-        return "it is to be clustered"
-    beyond = sorted(name for name in keyed.properties if not name.startswith(SUPPORTED_PROPERTIES))
-    return f"it is to have {', '.join(beyond)}" if beyond else ""
-
-
 ROWS_PER_CORE = 12 * 8192
 """Rows for each core that a merge has to have room for. With rows of 640 bytes, on two cores, it failed with 10 MB,
 had not ended after minutes with 30 and with 64, and took 25 s with 100."""
@@ -302,31 +297,9 @@ SAFE_CHARACTERS = frozenset(string.ascii_letters + string.digits + " -_.:@/#+=,"
 """The characters of a text that reads the same between quotes in every SQL."""
 
 
-def create_table(lake: Lake, table: str, schema: pa.Schema, keyed: KeyedTable | TableOptions) -> DeltaTable:
-    """Make a table without rows, or return the one that somebody has made meanwhile."""
-    return DeltaTable.create(
-        lake.address(table),
-        Schema.from_arrow(schema),
-        mode="ignore",
-        name=made_as(table),
-        description=keyed.comment,
-        partition_by=list(keyed.partition_by) or None,
-        configuration={**PROPERTIES, **keyed.properties, **own_properties(keyed)},
-        storage_options=lake.delta_options(table),
-        raise_if_key_not_exists=False,  # what is not Delta's is checked where the configuration is read
-    )
-
-
-def write_append(table: DeltaTable, changes: TableChanges, once: CommitProperties) -> None:
-    """Append rows that are all new."""
-    rows = cast_to(changes.rows, to_arrow(table))
-    how = _written(to_arrow(table))
-    write_deltalake(
-        table, rows, mode="append", writer_properties=how, commit_properties=once, post_commithook_properties=HOOKS
-    )
-
-
-def write_merge(table: DeltaTable, changes: TableChanges, keyed: KeyedTable, once: CommitProperties) -> None:
+def write_merge(
+    table: DeltaTable, changes: TableChanges, keyed: KeyedTable, ids: Mapping[str, int], notes: Mapping[str, str]
+) -> None:
     """Write changes, some of which touch rows of the table. What they do not name of a row stays as it is."""
     have = to_arrow(table)
     names = [field.name for field in have if field.name in changes.rows.column_names]
@@ -340,7 +313,7 @@ def write_merge(table: DeltaTable, changes: TableChanges, keyed: KeyedTable, onc
         streamed_exec=False,  # delta-rs then takes bounds from the rows, and leaves out files by their statistics
         max_spill_size=_pool(rows, keyed.memory) if keyed.memory else None,
         writer_properties=_written(have, **(_row_groups(rows, keyed.memory) if keyed.memory else {})),
-        commit_properties=once,
+        commit_properties=CommitProperties(custom_metadata=dict(notes), app_transactions=transactions(ids)),
         post_commithook_properties=HOOKS,
     )
     for op in (UPDATE, PATCH, FLAG, CLOSE):

@@ -8,56 +8,37 @@ With `register_tables` Spark's catalog knows the tables as `layer.table`.
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial, reduce
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from delta.tables import DeltaTable
 from deltalake.exceptions import DeltaError
 from py4j.protocol import Py4JError
 from pyarrow import fs
 from pyspark.errors import AnalysisException, PySparkException
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
-from router.columns import quoted
-from router.delta.commit import (
-    MADE,
-    PROPERTIES,
-    TableCommit,
-    commit,
-    is_committed,
-    names,
-    to_arrow,
-    to_arrow_schema,
-    to_delta,
-)
+from router.delta.commit import TableCommit, commit, is_committed, names, to_arrow, to_arrow_schema, to_delta
 from router.delta.constraints import unsupported
-from router.delta.keyed.key_property import own_properties
-from router.delta.keyed.upsert import SUPPORTED_PROPERTIES, create_table, made_by_spark
 from router.delta.log_tail import newest
+from router.delta.replace import create_table, made_by_spark, supported
+from router.delta.replace_by_spark import append_by_spark, create_by_spark, finish, rewrite_by_spark, staged_rows, widen
 from router.delta.schema_diff import SchemaDiff, compare, delta_schema
 from router.delta.table_cache import THREADS, SparkTable, check_log, spark_table, unreadable
-from router.delta.transaction_id import widening
-from router.delta.widening import WIDENED, narrower, rewrite, way, wider_schema
+from router.delta.widening import narrower, rewrite, way
 from router.errors import TableError, first_line
-from router.spark_internals import to_spark_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     import deltalake
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from router.config.models import Config
     from router.delta.lake import Lake
-    from router.sinks import KeyedTable
     from router.table_options import TableOptions
 
 
@@ -188,17 +169,21 @@ class Committers:
         Delta on Spark makes no table in a folder that has files, and the staged ones are there: so delta-rs makes it as
         far as it can, and Spark gives it the rest.
         """
-        schema, address, session = (
-            to_arrow_schema(work.columns),
-            self.lake.spark_address(work.table),
-            self.spark.newSession(),
-        )
+        schema = to_arrow_schema(work.columns)
+        address = self.lake.spark_address(work.table)
+        session = self.spark.newSession()
         try:
             if by_spark:
-                create_with_spark(session, (work.table, address), schema, options)
+                create_by_spark(session, work.table, address, schema, options=options)
                 return spark_table(self.spark, self.lake, work.table)
-            known = {name: value for name, value in options.properties.items() if name.startswith(SUPPORTED_PROPERTIES)}
-            table = create_table(self.lake, work.table, schema, options.model_copy(update={"properties": known}))
+            table = create_table(
+                self.lake,
+                work.table,
+                schema,
+                partition_by=options.partition_by,
+                comment=options.comment,
+                properties=supported(options.properties),
+            )
             if made_by_spark(options):
                 finish(session, address, options)
                 table.update_incremental()
@@ -218,15 +203,16 @@ class Committers:
         if chosen == "feature":
             return work
         if isinstance(table, SparkTable):
-            self._rewrite_with_spark(table, work)
+            self._rewrite_by_spark(table, work)
         else:
             rewrite(self.lake, work.table, table, work.widened, work.app_id)
         return replace(work, widened=None)
 
-    def _rewrite_with_spark(self, table: SparkTable, work: TableCommit) -> None:
-        session, address = self.spark.newSession(), self.lake.spark_address(work.table)
+    def _rewrite_by_spark(self, table: SparkTable, work: TableCommit) -> None:
+        session = self.spark.newSession()
+        address = self.lake.spark_address(work.table)
         try:
-            rewrite_with_spark(session, address, table, str(work.widened), work.app_id)
+            rewrite_by_spark(session, address, table, str(work.widened), work.app_id)
         except Exception as error:  # whatever Spark raises belongs to this table only
             raise TableError(work.table, f"it could not be rewritten with wider types: {first_line(error)}") from error
 
@@ -241,12 +227,10 @@ class Committers:
     def append(self, session: SparkSession, work: TableCommit, notes: dict[str, str], rows: DataFrame) -> None:
         """Append rows through Delta on Spark under the transaction id of a commit. Raises TableError."""
         address = self.lake.spark_address(work.table)
-        writer = rows.write.format("delta").mode("append").option("mergeSchema", "true")
-        writer = writer.option("txnAppId", work.app_id).option("txnVersion", work.version)
         try:
             if work.widened:
                 widen(session, address, work.widened)
-            writer.option("userMetadata", json.dumps(notes)).save(address)
+            append_by_spark(rows, address, work.once, notes)
         except Exception as error:  # whatever Spark raises belongs to this table only
             raise TableError(work.table, f"the append failed: {first_line(error)}") from error
 
@@ -283,20 +267,6 @@ def only_spark_appends(table: deltalake.DeltaTable, work: TableCommit) -> bool:
     return not alike or bool(unsupported(table) - {"partitioning"})
 
 
-def staged_rows(session: SparkSession, lake: Lake, work: TableCommit) -> DataFrame:
-    """Return the rows of a commit from its staged files, with the columns in the table's order. Lazy."""
-    kinds = spark_schema(to_arrow_schema(work.columns))
-    by_partition: dict[tuple[tuple[str, str | None], ...], list[str]] = defaultdict(list)
-    for file in work.files:
-        by_partition[tuple(file.partition.items())].append(lake.for_spark(file.path))
-    parts = []
-    for partition, files in by_partition.items():
-        values = {name: F.lit(text).cast(kinds[name].dataType) for name, text in partition if name in kinds.names}
-        inside = StructType([kind for kind in kinds if kind.name not in values])
-        parts.append(session.read.schema(inside).parquet(*files).withColumns(values).select(*map(quoted, kinds.names)))
-    return reduce(DataFrame.unionByName, parts)
-
-
 def _unfinished(table: Any, work: TableCommit, options: TableOptions) -> bool:
     """Say whether a process died, or Spark failed, between making a table and giving it what only Spark can."""
     if work.decided not in (None, -1) or not made_by_spark(options) or isinstance(table, SparkTable):
@@ -306,97 +276,10 @@ def _unfinished(table: Any, work: TableCommit, options: TableOptions) -> bool:
     return not (whole and (not options.cluster_by or "clustering" in features)) and not len(table.file_uris())
 
 
-def finish(session: SparkSession, address: str, options: KeyedTable | TableOptions) -> None:
-    """Give a table without rows the properties that delta-rs does not make, and let it be clustered."""
-    table = f"delta.{quoted(address)}"
-    if options.properties:
-        pairs = ", ".join(f"{_text(name)} = {_text(value)}" for name, value in options.properties.items())
-        session.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ({pairs})")
-    if options.cluster_by:
-        session.sql(f"ALTER TABLE {table} CLUSTER BY ({', '.join(map(quoted, options.cluster_by))})")
-
-
-def _text(text: str) -> str:
-    """Return a text as Spark's SQL has it."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
-def create_with_spark(
-    session: SparkSession, where: tuple[str, str], schema: pa.Schema, options: KeyedTable | TableOptions
-) -> None:
-    """Make a table without rows with Delta on Spark, unless it is there; `where` is its name and its address."""
-    table, address = where
-    first = [schema.field(name) for name in options.cluster_by]  # Delta clusters by columns with statistics only
-    schema = pa.schema([*first, *(column for column in schema if column.name not in options.cluster_by)])
-    builder = DeltaTable.createIfNotExists(session).location(address).addColumns(spark_schema(schema))
-    for name, value in {**PROPERTIES, MADE: table, **options.properties, **own_properties(options)}.items():
-        builder = builder.property(name, str(value))
-    if options.comment:
-        builder = builder.comment(options.comment)
-    if options.partition_by:
-        builder = builder.partitionedBy(*options.partition_by)
-    if options.cluster_by:
-        builder = builder.clusterBy(*options.cluster_by)
-    builder.execute()
-
-
-def note_property(session: SparkSession, address: str, name: str, value: str) -> None:
-    """Set a property of a table through Delta on Spark."""
-    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
-    session.sql(f"ALTER TABLE delta.{quoted(address)} SET TBLPROPERTIES ('{name}' = '{escaped}')")
-
-
-def spark_schema(schema: pa.Schema) -> StructType:
-    """Return a schema as Spark's, with the comments of its columns."""
-    found = to_spark_columns(schema, ntz=True)
-    texts = [(column.metadata or {}).get(b"comment", b"").decode() for column in schema]
-    made = zip(found, texts, strict=True)
-    return StructType([StructField(f.name, f.dataType, True, {"comment": text} if text else None) for f, text in made])
-
-
 def _create(session: SparkSession, lake: Lake, work: TableCommit) -> None:
     """Make a table without rows that says who made it, unless its folder holds files of somebody else."""
-    builder = DeltaTable.createIfNotExists(session).location(lake.spark_address(work.table))
-    columns = to_spark_columns(to_arrow_schema(work.columns), ntz=True)
     with suppress(AnalysisException):
-        builder.addColumns(columns).property(MADE, work.table).execute()
-
-
-def rewrite_with_spark(session: SparkSession, address: str, table: Any, widened: str, app_id: str) -> None:
-    """Rewrite a table once with wider types, in one commit of Delta on Spark; its properties stay."""
-    wider = wider_schema(table.schema().to_json(), widened, new_fields=False)
-    kinds = {field.name: field for field in StructType.fromJson(json.loads(wider))}
-    frame = session.read.format("delta").load(address)
-    columns = [F.col(quoted(name)).cast(f.dataType).alias(name, metadata=f.metadata) for name, f in kinds.items()]
-    writer = frame.select(*columns).write.format("delta").mode("overwrite").option("overwriteSchema", "true")
-    once, notes = widening(app_id), json.dumps({WIDENED: ", ".join(names(widened))})
-    writer = writer.option("txnAppId", once.app_id).option("txnVersion", once.version).option("userMetadata", notes)
-    writer.partitionBy(*table.metadata().partition_columns).save(address)
-
-
-def widen(session: SparkSession, address: str, widened: str) -> None:
-    """Widen columns in place, nested ones too. Source: Delta protocol, table feature typeWidening."""
-    table = f"delta.{quoted(address)}"
-    have = session.read.format("delta").load(address).schema
-    session.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true')")
-    for column in to_spark_columns(to_arrow_schema(widened), ntz=True):
-        for path, kind in _grown(quoted(column.name), have[column.name].dataType, column.dataType):
-            session.sql(f"ALTER TABLE {table} ALTER COLUMN {path} TYPE {kind}")
-
-
-def _grown(path: str, have: DataType, want: DataType) -> Iterator[tuple[str, str]]:
-    """Return path and new type of each leaf of a column that becomes wider."""
-    if isinstance(have, StructType) and isinstance(want, StructType):
-        for child in want:
-            if child.name in have.names:
-                yield from _grown(f"{path}.{quoted(child.name)}", have[child.name].dataType, child.dataType)
-    elif isinstance(have, ArrayType) and isinstance(want, ArrayType):
-        yield from _grown(f"{path}.element", have.elementType, want.elementType)
-    elif isinstance(have, MapType) and isinstance(want, MapType):
-        yield from _grown(f"{path}.key", have.keyType, want.keyType)
-        yield from _grown(f"{path}.value", have.valueType, want.valueType)
-    elif have != want:
-        yield path, want.simpleString()
+        create_by_spark(session, work.table, lake.spark_address(work.table), to_arrow_schema(work.columns))
 
 
 @dataclass(frozen=True)

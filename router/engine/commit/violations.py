@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from router.engine.commit.committers import staged_rows
+from router.delta.replace_by_spark import staged_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -27,7 +27,7 @@ from router.delta.casting import cast_to
 from router.delta.commit import conflict_error, has_transaction, retry_on_conflict, to_arrow, to_delta
 from router.delta.constraints import computed
 from router.delta.keyed import row_versions
-from router.delta.keyed.key_property import KEYED_BY, SHOWN, keyed_by, refuse_other_keys, several_rows
+from router.delta.keyed.key_property import KEYED_BY, SHOWN, keyed_by, own_properties, refuse_other_keys, several_rows
 from router.delta.keyed.row_checks import (
     EvolutionForbidden,
     check_rows,
@@ -50,11 +50,17 @@ from router.delta.keyed.upsert import (
     refuse_absent,
     refuse_older,
 )
+from router.delta.replace_by_spark import (
+    append_by_spark,
+    create_by_spark,
+    rewrite_by_spark,
+    set_property_by_spark,
+    spark_schema,
+    widen,
+)
 from router.delta.schema_diff import SchemaDiff, compare, delta_schema
 from router.delta.table_cache import THREADS
-from router.delta.transaction_id import merge_refusals_id
 from router.delta.widening import rewrite, way
-from router.engine.commit.committers import create_with_spark, note_property, rewrite_with_spark, spark_schema, widen
 from router.engine.label.layout import DEAD_SCHEMA, TABLE
 from router.engine.merge.delta_rs import COUNTS, as_dead_letters
 from router.errors import TableError
@@ -64,6 +70,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import deltalake
+    from deltalake import Transaction
 
     from router.delta.keyed.scd import TableChanges
     from router.delta.keyed.upsert import TableUpsert
@@ -181,10 +188,10 @@ class TableMerge:
             if report["ops"] and not again:
                 self._write(decided, report, have, once.app_id)
             if report["remembered"] and not row_versions.deletions_remembered(self.lake, self.work.table, deleting):
-                self._remember(decided, asked, deleting.app_id)
+                self._remember(decided, asked, deleting)
             if report["refused"]:
                 dead = decided.filter(F.col(OP) == REFUSED_ROW).select(f"{DEAD_LETTER}.*")
-                self._append(dead, self.lake.spark_address(self.job.dead_letters), merge_refusals_id(self.work.app_id))
+                append_by_spark(dead, self.lake.spark_address(self.job.dead_letters), self.work.refusals)
         finally:
             decided.unpersist()
         committed = again or (bool(report["ops"]) and has_transaction(self._opened(), once))
@@ -224,7 +231,7 @@ class TableMerge:
         several = rows.groupBy(*map(quoted, keyed.keys)).count().filter("count > 1").limit(SHOWN).collect()
         if several:
             raise TableError(self.work.table, several_rows([row.asDict() for row in several]))
-        note_property(self.spark, self.address, KEYED_BY, keyed_by(keyed))
+        set_property_by_spark(self.spark, self.address, KEYED_BY, keyed_by(keyed))
 
     def _widened(self, handle: deltalake.DeltaTable, wanted: pa.Schema) -> tuple[deltalake.DeltaTable, SchemaDiff]:
         """Make columns wider where the table may have them so; return it, and what else it lacks."""
@@ -237,7 +244,7 @@ class TableMerge:
         if chosen == "feature":
             widen(self.spark.newSession(), self.address, widened)
         elif self.work.keyed.engine == "spark":
-            rewrite_with_spark(self.spark.newSession(), self.address, handle, widened, self.work.app_id)
+            rewrite_by_spark(self.spark.newSession(), self.address, handle, widened, self.work.app_id)
         else:
             rewrite(self.lake, self.work.table, handle, widened, self.work.app_id)
         handle = self._opened()
@@ -249,7 +256,15 @@ class TableMerge:
         return handle
 
     def _create(self, schema: pa.Schema) -> None:
-        create_with_spark(self.spark.newSession(), (self.work.table, self.address), schema, self.work.keyed)
+        keyed = self.work.keyed
+        create_by_spark(
+            self.spark.newSession(),
+            self.work.table,
+            self.address,
+            schema,
+            options=keyed,
+            properties=own_properties(keyed),
+        )
 
     def _add(self, handle: deltalake.DeltaTable, columns: list[pa.Field]) -> None:
         """Add columns with a commit of no rows; it must name partitions, and what generated columns are made of."""
@@ -257,7 +272,7 @@ class TableMerge:
         kept = to_arrow(handle).names if own else handle.metadata().partition_columns
         left = [name for name in kept if name not in own | {column.name for column in columns}]
         schema = pa.schema([*columns, *(to_arrow(handle).field(name) for name in left)])
-        self._append(self.spark.createDataFrame([], spark_schema(schema)), self.address)
+        append_by_spark(self.spark.createDataFrame([], spark_schema(schema)), self.address)
 
     def _decided(self, asked: DecisionInput) -> DataFrame:
         kinds = {field.name: to_spark_type(field.type) for field in asked.have}
@@ -329,7 +344,7 @@ class TableMerge:
             merger = merger.whenNotMatchedInsert(condition=f"s.{OP} = {INSERT}", values=assignments(names, quoted))  # type: ignore[arg-type]
         merger.execute()
 
-    def _remember(self, decided: DataFrame, asked: DecisionInput, app: str) -> None:
+    def _remember(self, decided: DataFrame, asked: DecisionInput, once: Transaction) -> None:
         names = keys_and_order(asked.have.empty_table(), asked.keyed).schema.names
         gone = decided.filter(F.col(OP) == DELETION)
         columns = [
@@ -337,13 +352,7 @@ class TableMerge:
             for f in gone.select(*map(quoted, names)).schema
         ]
         rows = gone.select(*columns, F.current_timestamp().alias(row_versions.DELETED_AT))
-        self._append(rows, f"{self.address}/{row_versions.DELETIONS}", app)
-
-    def _append(self, rows: DataFrame, address: str, app: str | None = None) -> None:
-        writer = rows.write.format("delta").mode("append").option("mergeSchema", "true")
-        if app is not None:
-            writer = writer.option("txnAppId", app).option("txnVersion", self.work.version)
-        writer.save(address)
+        append_by_spark(rows, f"{self.address}/{row_versions.DELETIONS}", once)
 
 
 def _known(frame: DataFrame, name: str, kind: Any) -> Column:

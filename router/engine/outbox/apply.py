@@ -15,10 +15,11 @@ from pyspark.sql import functions as F
 
 from router.columns import quoted, row
 from router.delta.commit import StagedParts, TableCommit, staged_file, to_delta
+from router.delta.replace_by_spark import staged_rows
 from router.delta.transaction_id import TransactionId
 from router.engine import ledger
 from router.engine.checkpoint_store import REPLAY, Manifest
-from router.engine.commit.committers import Committers, staged_rows
+from router.engine.commit.committers import Committers
 from router.engine.json_rows import from_json
 from router.engine.label.layout import COORDINATES, RECORD_SCHEMA, outbox_of
 from router.engine.label.planner import Planner

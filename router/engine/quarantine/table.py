@@ -30,11 +30,11 @@ from pyspark.sql import functions as F
 from router.columns import quoted
 from router.delta.commit import TableCommit, is_committed, to_arrow, to_arrow_schema, to_delta
 from router.delta.lake import DAMAGED_LOG
+from router.delta.replace_by_spark import staged_rows
 from router.delta.schema_diff import SchemaDiff, compare, delta_schema
 from router.delta.table_cache import SparkTable, TableCache
 from router.delta.transaction_id import ReleaseKind, TransactionId, moved_rows_id
 from router.delta.widening import rewrite, way
-from router.engine.commit.committers import staged_rows
 from router.engine.commit.violations import SORTED_OUT, Conditions
 from router.engine.json_rows import ROW, as_json
 from router.engine.label.layout import HELD, MERGED_COORDINATES, QUARANTINE_COLUMNS, SCHEMA_COLUMNS, quarantine_of

@@ -107,22 +107,19 @@ class BackfillDestination(Destination):
         stored = stored_records_of(table, names, more, spans)
         files: list[StagedFile] = []
         for file in work.files:
-            rest = self._rest(file, names, more, stored)
-            if rest is not None:
-                files.append(rest)
+            files += self._rest(file, names, more, stored)
         return replace(work, files=tuple(files))
 
     def _rest(
         self, file: StagedFile, names: tuple[str, ...], more: tuple[str, ...], stored: StoredRecords
-    ) -> StagedFile | None:
-        """Return a staged file without the rows of stored records; None if no row is left."""
+    ) -> list[StagedFile]:
+        """Return the files of a staged file's rows without those of stored records; none if no row is left."""
         with self.lake.files.open_input_file(file.path) as source:
             rows = pq.read_table(source)
         there = are_stored(rows, names, more, stored)
         if not there.any():
-            return file
-        rows = rows.filter(pa.array(~there))
-        rest = staged_again(self.lake, file, rows, "backfill") if len(rows) else None
+            return [file]
+        rest = staged_again(self.lake, file, rows.filter(pa.array(~there)).to_batches(), "backfill")
         self.lake.delete(file.path)
         return rest
 

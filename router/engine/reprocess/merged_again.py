@@ -12,23 +12,29 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Schema, write_deltalake
-from deltalake.transaction import AddAction, create_table_with_add_actions
 from pyspark.sql import functions as F
 
 from router.delta.casting import cast_to
-from router.delta.commit import PROPERTIES, made_as, to_arrow, to_arrow_schema
+from router.delta.commit import to_arrow, to_arrow_schema
 from router.delta.constraints import CHECK
 from router.delta.keyed.key_property import KEYED_BY, keyed_by, own_properties
 from router.delta.keyed.row_order import ARRIVAL, POSITION
 from router.delta.keyed.row_versions import DELETIONS, deletions_table
-from router.delta.keyed.upsert import SUPPORTED_PROPERTIES
 from router.delta.lake import native_files
-from router.delta.parquet_writer import Staging
+from router.delta.parquet_writer import FILE_BYTES, HELD_BYTES, Staging
+from router.delta.replace import (
+    add_constraint,
+    create_table,
+    create_with_files,
+    made_as,
+    replace_content,
+    set_properties,
+    write_rows,
+)
+from router.delta.replace_by_spark import staged_rows
 from router.delta.schema_diff import delta_schema
-from router.delta.transaction_id import GUARD, STAGED_MERGES, transactions
-from router.delta.widening import FILE_BYTES, HELD_BYTES, copied_rows, replaced_by, way, wider_schema
-from router.engine.commit.committers import staged_rows
+from router.delta.transaction_id import GUARD, STAGED_MERGES
+from router.delta.widening import copied_rows, in_partition, way, wider_schema
 from router.engine.label.layout import TABLE
 from router.engine.merge.delta_rs import MergeJob, MergeOutcomes, merge_table
 from router.engine.merge.delta_spark import SparkMerger
@@ -38,7 +44,7 @@ from router.errors import TableError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from deltalake import Transaction
+    from deltalake import DeltaTable, Transaction
     from pyspark.sql import DataFrame, SparkSession
 
     from router.delta.commit import TableCommit
@@ -109,18 +115,18 @@ class MergedAgain:
         columns = to_arrow(like)
         for name, kind in POSITION.items():  # a table of an older version lacks some
             columns = columns if name in columns.names else columns.append(pa.field(name, kind))
-        made = DeltaTable.create(
-            self.lake.address(self.name),
-            Schema.from_arrow(columns),
-            name=made_as(self.name) if may_widen else None,
-            partition_by=[*self.merged_as.partition_by] or None,
-            configuration={**PROPERTIES, **own_properties(self.keyed)},
-            storage_options=self.lake.delta_options(self.name),
-            raise_if_key_not_exists=False,
+        made = create_table(
+            self.lake,
+            self.name,
+            columns,
+            partition_by=self.merged_as.partition_by,
+            properties=own_properties(self.keyed),
+            name=made_as(self.name) if may_widen else "",
+            exclusive=True,
         )
         for key, sql in like.metadata().configuration.items():
             if key.startswith(CHECK):
-                made.alter.add_constraint({key.removeprefix(CHECK): sql})
+                add_constraint(made, key.removeprefix(CHECK), sql)
 
     def open(self) -> DeltaTable:
         """Return the table. Raises TableError where nothing was merged into it."""
@@ -180,23 +186,24 @@ class MergedAgain:
         The id that all merges of one table share lets none of them pass beside this commit. Raises DeltaError where
         another writer was faster. The columns are those of the rows alone where they are made anew.
         """
-        merged, guard = self.open(), 0 if handle is None else handle.version() + 1
-        divided, schema = merged.metadata().partition_columns, merged.schema().to_json()
-        schema = schema if handle is None or anew else wider_schema(handle.schema().to_json(), schema)
+        merged = self.open()
+        guard = 0 if handle is None else handle.version() + 1
+        ids = {**ids, GUARD: guard}
+        schema = merged.schema().to_json()
+        if handle is not None and not anew:
+            schema = wider_schema(handle.schema().to_json(), schema)
+        divided = merged.metadata().partition_columns
         kinds = [column for column in delta_schema(to_arrow_schema(schema)) if column.name not in divided]
-        files = copied_rows(self.lake, (self.name, merged), self.table, pa.schema(kinds))
-        once = CommitProperties(
-            custom_metadata=notes,
-            app_transactions=transactions({**ids, GUARD: guard}),
-            max_commit_retries=0,
-        )
-        adds, columns = [replaced_by(file) for file in files], Schema.from_json(schema)
+        files = [
+            in_partition(file) for file in copied_rows(self.lake, (self.name, merged), self.table, pa.schema(kinds))
+        ]
         if handle is None:
-            self._create(columns, adds, divided, once)
-            return
-        handle.create_write_transaction(
-            [*adds], mode="overwrite", schema=columns, partition_by=divided, commit_properties=once
-        )
+            options = self.keyed
+            create_with_files(
+                self.lake, self.table, schema, files, ids=ids, notes=notes, options=options, exclusive=True
+            )
+        else:
+            replace_content(handle, files, ids=ids, notes=notes, schema=schema, partition_by=divided, alone=True)
         self._note_keys()
 
     def _note_keys(self) -> None:
@@ -204,24 +211,7 @@ class MergedAgain:
         table = self.lake.open(self.table)
         assert table is not None  # it was committed
         if table.metadata().configuration.get(KEYED_BY) != keyed_by(self.keyed):
-            table.alter.set_table_properties(own_properties(self.keyed), raise_if_not_exists=False)
-
-    def _create(self, columns: Schema, adds: list[AddAction], divided: list[str], once: CommitProperties) -> None:
-        given = self.keyed.properties.items()
-        self.lake.note_location(self.table)
-        create_table_with_add_actions(
-            self.lake.address(self.table),
-            columns,
-            adds,
-            mode="error",
-            partition_by=divided,
-            name=made_as(self.table),
-            description=self.keyed.comment,
-            configuration={**PROPERTIES, **{n: value for n, value in given if n.startswith(SUPPORTED_PROPERTIES)}},
-            commit_properties=once,
-            storage_options=self.lake.delta_options(self.table),
-        )
-        self._note_keys()
+            set_properties(table, own_properties(self.keyed))
 
     def remember_deletions(self, once: Transaction) -> None:
         """Remember with the table that is repaired which keys are deleted; more than once does no harm.
@@ -235,13 +225,13 @@ class MergedAgain:
             if other_keys and (former := deletions_table(self.lake, self.table)) is not None:
                 former.delete()
             return
-        write_deltalake(
+        write_rows(
             self.lake.address(f"{self.table}.{DELETIONS}"),
             remembered.to_pyarrow_dataset(filesystem=native_files(remembered)).scanner().to_reader(),
-            mode="overwrite" if other_keys else "append",
-            schema_mode="overwrite" if other_keys else "merge",
+            ids={once.app_id: once.version},
+            overwrite=other_keys,
+            new_columns=True,
             storage_options=self.lake.delta_options(self.table),
-            commit_properties=CommitProperties(app_transactions=[once]),
         )
 
     def drop(self) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from router.config.models import Config, Route
-    from router.delta.commit import TableCommit
+    from router.delta.commit import StagedFile, TableCommit
     from router.delta.lake import Lake
     from router.engine.balance import Partition
     from router.engine.label.layout import Layout
@@ -46,6 +46,11 @@ class RebuiltRows:
     def rows(self) -> int:
         """Return the rows of all commits."""
         return sum(work.rows for work in self.commits)
+
+    @property
+    def files(self) -> list[StagedFile]:
+        """Return the files of all commits."""
+        return [file for work in self.commits for file in work.files]
 
 
 @dataclass(frozen=True)

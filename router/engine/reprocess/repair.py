@@ -32,47 +32,33 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, Schema
 from deltalake.exceptions import DeltaError
-from deltalake.transaction import create_table_with_add_actions
 from pyarrow import fs
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
 
-from router.columns import quoted
 from router.delta.casting import cast_to
-from router.delta.commit import (
-    PROPERTIES,
-    StagedFile,
-    add_action,
-    add_columns,
-    made_as,
-    row_count,
-    staged_file,
-    to_arrow,
-    to_arrow_schema,
-    to_delta,
-)
+from router.delta.commit import StagedFile, row_count, staged_file, to_arrow, to_arrow_schema, to_delta
 from router.delta.constraints import unmergeable, unsupported
 from router.delta.history import REPAIRED, LogCommit, log_commits, log_folder, log_versions
 from router.delta.keyed.key_property import own_properties
 from router.delta.keyed.row_versions import DELETIONS, deletions_table
-from router.delta.keyed.upsert import SUPPORTED_PROPERTIES, made_by_spark
+from router.delta.parquet_writer import staged_again
+from router.delta.replace import add_columns, create_with_files, made_by_spark, replace_content
+from router.delta.replace_by_spark import (
+    create_by_spark,
+    finish,
+    replace_by_spark,
+    set_property_by_spark,
+    staged_rows,
+    widen,
+)
 from router.delta.schema_diff import compare, delta_schema
-from router.delta.transaction_id import TransactionId, batch_id, parse, transactions
+from router.delta.transaction_id import TransactionId, batch_id, parse
 from router.delta.widening import way, wider_schema
 from router.engine import ledger
 from router.engine.audit.verify import WrittenDown, done_by, ids_of, own
 from router.engine.checkpoint_store import CheckpointStore
-from router.engine.commit.committers import (
-    Committers,
-    create_with_spark,
-    finish,
-    note_property,
-    only_spark_appends,
-    staged_rows,
-    widen,
-)
+from router.engine.commit.committers import Committers, only_spark_appends
 from router.engine.decision import STAGING
 from router.engine.label.layout import asked, counted
 from router.engine.merge.coordinator import MergedTables
@@ -89,15 +75,15 @@ from router.sinks import MergingSink, TableSink
 from router.table_options import TableOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from contextlib import AbstractContextManager
 
     from deltalake import DeltaTable, Transaction
-    from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from router.config.models import Config
     from router.delta.lake import Lake
-    from router.sinks import KeyedTable
+    from router.sinks import KeyedTable, Widening
 
 log = logging.getLogger("router")
 TRIES = 20
@@ -448,7 +434,7 @@ class Repair:
                 if self._needs_spark(landed, handle):
                     with self._without_stream():
                         # What the stream committed before it ended is seen only in a table that is opened now.
-                        return self._replace_with_spark(landed, self.lake.open(self.table)), 0
+                        return self._replace_by_spark(landed, self.lake.open(self.table)), 0
                 waited = self._waited() if handle is None else []
                 if handle is None:
                     self._create(landed, waited)
@@ -495,20 +481,17 @@ class Repair:
             raise TableError(self.table, "bronze has no row for it")
         schemas = [to_arrow_schema(work.columns) for work in landed.commits]
         options = self.committers.options.get(landed.commits[0].target, TableOptions())
-        known = {name: value for name, value in options.properties.items() if name.startswith(SUPPORTED_PROPERTIES)}
         self._asked_division(landed)
-        self.lake.note_location(self.table)
-        create_table_with_add_actions(
-            self.lake.address(self.table),
-            Schema.from_json(to_delta(pa.unify_schemas(schemas, promote_options="permissive"))),
-            [add_action(file) for work in landed.commits for file in work.files],
-            mode="error",
-            partition_by=[*options.partition_by],
-            name=made_as(self.table),
-            description=options.comment,
-            configuration={**PROPERTIES, **known},
-            commit_properties=self._properties(landed, [], None, self._releases(waited)),
-            storage_options=self.lake.delta_options(self.table),
+        ends = self._ends(landed, [], None)
+        create_with_files(
+            self.lake,
+            self.table,
+            to_delta(pa.unify_schemas(schemas, promote_options="permissive")),
+            landed.files,
+            ids={**self._ids(ends, None), **self._releases(waited)},
+            notes=self._notes(ends),
+            options=options,
+            exclusive=True,
         )
         if made_by_spark(options):
             finish(self.spark.newSession(), self.lake.spark_address(self.table), options)
@@ -541,48 +524,42 @@ class Repair:
 
     def _replace(self, landed: RebuiltRows, later: list[LaterBatch], handle: DeltaTable, wide: str | None) -> None:
         """Replace the content of a table; its types too, where they become wider: then no other commit may pass."""
-        files = [file for work in landed.commits for file in work.files]
-        files += [file for one in later for file in one.files]
-        properties = self._properties(landed, later, handle, {})
+        files = [*landed.files, *(file for batch in later for file in batch.files)]
         if wide is not None:
-            files = [self._wide(file, delta_schema(to_arrow_schema(wide))) for file in files]
-            properties.max_commit_retries = 0
-        handle.create_write_transaction(
-            [add_action(file) for file in files],
-            mode="overwrite",
-            schema=handle.schema() if wide is None else Schema.from_json(wide),
-            partition_by=[],
-            commit_properties=properties,
+            schema = delta_schema(to_arrow_schema(wide))
+            files = [wide_file for file in files for wide_file in self._wide(file, schema)]
+        ends = self._ends(landed, later, handle)
+        replace_content(
+            handle,
+            files,
+            ids=self._ids(ends, handle),
+            notes=self._notes(ends),
+            schema=wide,
+            alone=wide is not None,
         )
 
-    def _wide(self, file: StagedFile, schema: pa.Schema) -> StagedFile:
-        """Return a file with the types of a schema: itself, or a copy where its own are narrower."""
-        path = f"{self.table.replace('.', '/')}/part-{self.last:010d}-wide-{uuid.uuid4()}.parquet"
+    def _wide(self, file: StagedFile, schema: pa.Schema) -> list[StagedFile]:
+        """Return a file's rows with the types of a schema: the file, or copies if its own are narrower."""
         with self.lake.files.open_input_file(file.path) as source:
-            parquet = pq.ParquetFile(source)
-            kinds = pa.schema([schema.field(name) for name in parquet.schema_arrow.names])
-            if delta_schema(parquet.schema_arrow).types == kinds.types:
-                return file
-            with (
-                self.lake.files.open_output_stream(path) as stream,
-                pq.ParquetWriter(stream, kinds, compression="zstd") as writer,
-            ):
-                for batch in parquet.iter_batches():
-                    writer.write_table(cast_to(pa.Table.from_batches([batch]), kinds))
-        self.lake.sync(path)
-        return self._staged(file.target, path)
+            columns = pq.ParquetFile(source).schema_arrow
+        kinds = pa.schema([schema.field(name) for name in columns.names])
+        if delta_schema(columns).types == kinds.types:
+            return [file]
+        return staged_again(self.lake, file, self._cast(file, kinds), f"{self.last:010d}-wide")
 
-    def _properties(
-        self, landed: RebuiltRows, later: list[LaterBatch], handle: DeltaTable | None, more: dict[str, int]
-    ) -> CommitProperties:
-        """Return notes and transaction ids: its own, those of the stream that were behind, and more."""
-        ends = self._ends(landed, later, handle)
-        ids = {str(self._id): int(time.time()), **more}
+    def _cast(self, file: StagedFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        with self.lake.files.open_input_file(file.path) as source:
+            for batch in pq.ParquetFile(source).iter_batches():
+                yield from cast_to(pa.Table.from_batches([batch]), schema).to_batches()
+
+    def _ids(self, ends: dict[str, int], handle: DeltaTable | None) -> dict[str, int]:
+        """Return the transaction ids of the repair: its own, and those of the stream that were behind."""
+        ids = {str(self._id): int(time.time())}
         for key, batch in ends.items():
             have = self._have(key, handle)
             if have is None or have < batch:
                 ids[self._app_id(key)] = batch
-        return CommitProperties(custom_metadata=self._notes(ends), app_transactions=transactions(ids))
+        return ids
 
     def _ends(self, landed: RebuiltRows, later: list[LaterBatch], handle: DeltaTable | None) -> dict[str, int]:
         """Return the last batch that the new content has, by target key."""
@@ -665,7 +642,7 @@ class Repair:
     def _staged(self, key: str, path: str) -> StagedFile:
         return staged_file(self.lake, key, self.table, path)
 
-    def _replace_with_spark(self, landed: RebuiltRows, handle: DeltaTable | None) -> int:
+    def _replace_by_spark(self, landed: RebuiltRows, handle: DeltaTable | None) -> int:
         """Overwrite the table through Delta on Spark, while no stream runs: see `_without_stream`."""
         if self._pending() or (handle is not None and self._since(handle)) or self._waited():
             what = "it needs Delta on Spark, which cannot replace it beside the stream"
@@ -674,43 +651,68 @@ class Repair:
         behind = [key for key, end in ends.items() if (have := self._have(key, handle)) is None or have < end]
         if len(behind) > 1:
             raise TableError(self.table, f"Delta on Spark notes one sink at a time, and {', '.join(behind)} write it")
+        if not landed.commits:
+            raise TableError(self.table, "bronze has no row for it")
         session = self.spark.newSession()
-        rows, anew = self._rows_of(session, landed, handle)
-        writer = rows.write.format("delta").option("overwriteSchema" if anew else "mergeSchema", "true")
-        if anew and handle is not None:
-            divided = self._asked_division(landed) if self.full else handle.metadata().partition_columns
-            writer = writer.partitionBy(*divided)
-        self._overwrite(writer, behind[0] if behind else None, self.last, ends)
+        parts = [staged_rows(session, self.lake, work) for work in landed.commits]
+        rows = reduce(lambda all_rows, part: all_rows.unionByName(part, allowMissingColumns=True), parts)
+        key = behind[0] if behind else None
+        if handle is not None and self.full:
+            divided = self._asked_division(landed)
+            self._overwrite(rows, key, self.last, ends, new_schema=True, partition_by=divided)
+        else:
+            widened = [(work.widened, work.widening) for work in landed.commits if work.widened]
+            self._overwrite(rows, key, self.last, ends, schema=self._rewritten_schema(session, handle, widened))
         self._discard(landed)
         done = self.lake.open(self.table)
         return done.version() if done is not None else 0
 
-    def _rows_of(self, session: SparkSession, landed: RebuiltRows, handle: DeltaTable | None) -> tuple[DataFrame, bool]:
-        """Return the rows of the staged files, and whether the table gets other columns, or wider types, with them."""
-        anew = self.full and handle is not None
-        rows, wide = None, None if handle is None or anew else handle.schema().to_json()
-        for work in landed.commits:
-            if work.widened and wide is not None and way(handle, self.table, work.widening) == "rewrite":
-                wide = wider_schema(wide, work.widened, new_fields=False)
-            elif work.widened and not anew:
-                widen(session, self.lake.spark_address(self.table), work.widened)
-            part = staged_rows(session, self.lake, work)
-            rows = part if rows is None else rows.unionByName(part, allowMissingColumns=True)
-        if rows is None:
-            raise TableError(self.table, "bronze has no row for it")
-        if handle is None or wide is None or wide == handle.schema().to_json():
-            return rows, anew
-        return _in_schema(rows, wide), True
+    def _rewritten_schema(
+        self, session: SparkSession, handle: DeltaTable | None, widened: list[tuple[str, Widening]]
+    ) -> str | None:
+        """Return the schema with wider types of a table that is rewritten for them; None if it need not be.
 
-    def _overwrite(self, writer: DataFrameWriter, key: str | None, last: int, ends: dict[str, int]) -> None:
+        `widened` has columns (Delta's JSON), and how the table may get them. One that is not rewritten is widened here.
+        """
+        if handle is None:
+            return None
+        stored = schema = handle.schema().to_json()
+        for columns, widening in widened:
+            if way(handle, self.table, widening) == "rewrite":
+                schema = wider_schema(schema, columns, new_fields=False)
+            else:
+                widen(session, self.lake.spark_address(self.table), columns)
+        return None if schema == stored else schema
+
+    def _overwrite(
+        self,
+        rows: DataFrame,
+        key: str | None,
+        last: int,
+        ends: dict[str, int],
+        *,
+        schema: str | None = None,
+        new_schema: bool = False,
+        partition_by: Iterable[str] | None = None,
+    ) -> None:
         """Replace the content through Delta on Spark, under the id of a sink that is behind, else of the repair."""
         if key is not None:
-            once = self._app_id(key), last
+            once = batch_id(self.query, key, self.table).transaction(last)
         else:
-            once = str(TransactionId("spark_repair", self.query)), int(time.time())
-        writer = writer.mode("overwrite").option("txnAppId", once[0]).option("txnVersion", once[1])
+            once = TransactionId("spark_repair", self.query).transaction(int(time.time()))
+        if partition_by is None:
+            handle = self.lake.open(self.table) if schema is not None else None
+            partition_by = handle.metadata().partition_columns if handle is not None else ()
         try:
-            writer.option("userMetadata", json.dumps(self._notes(ends))).save(self.lake.spark_address(self.table))
+            replace_by_spark(
+                rows,
+                self.lake.spark_address(self.table),
+                once,
+                self._notes(ends),
+                schema=schema,
+                new_schema=new_schema,
+                partition_by=partition_by,
+            )
         except Exception as error:  # whatever Spark raises
             raise TableError(self.table, f"the repair could not be committed: {first_line(error)}") from error
 
@@ -810,7 +812,7 @@ class Repair:
         now = int(time.time())
         deletions = self._id.transaction(now)
         if self._only_spark_replaces(handle):
-            self._replace_merged_with_spark(found, key, until, handle, deletions)
+            self._replace_merged_by_spark(found, key, until, handle, deletions)
             return
         found.remember_deletions(deletions)
         ids = {str(self._id): now, self._app_id(key): until}
@@ -818,44 +820,31 @@ class Repair:
         if handle is None and made_by_spark(found.keyed):
             finish(self.spark.newSession(), self.lake.spark_address(self.table), found.keyed)
 
-    def _replace_merged_with_spark(
+    def _replace_merged_by_spark(
         self, found: MergedAgain, key: str, until: int, handle: DeltaTable | None, deletions: Transaction
     ) -> None:
         """Overwrite the table through Delta on Spark, while no stream runs: see `_without_stream`."""
-        session, address, merged = self.spark.newSession(), self.lake.spark_address(self.table), to_arrow(found.open())
+        session = self.spark.newSession()
+        address = self.lake.spark_address(self.table)
+        merged = to_arrow(found.open())
+        properties = own_properties(found.keyed)
         if handle is None:
-            create_with_spark(session, (self.table, address), merged, found.keyed)
+            create_by_spark(session, self.table, address, merged, options=found.keyed, properties=properties)
         found.remember_deletions(deletions)  # below the table's folder, in which Spark makes no table beside files
+        widened: list[tuple[str, Widening]] = []
+        if handle is not None:
+            change = compare(delta_schema(to_arrow(handle)), delta_schema(merged))
+            if change.widened:
+                widened.append((to_delta(pa.schema(list(change.widened))), found.keyed.widening))
+        schema = self._rewritten_schema(session, handle, widened)
+        have = self._have(key, handle)
         rows = session.read.format("delta").load(self.lake.spark_address(found.name))
-        wider = () if handle is None else compare(delta_schema(to_arrow(handle)), delta_schema(merged)).widened
-        if handle is not None and wider and way(handle, self.table, found.keyed.widening) == "rewrite":
-            wide = wider_schema(handle.schema().to_json(), to_delta(pa.schema(list(wider))), new_fields=False)
-            writer = _in_schema(rows, wide).write.format("delta").option("overwriteSchema", "true")
-            writer = writer.partitionBy(*handle.metadata().partition_columns)
-        else:
-            if wider:
-                widen(session, address, to_delta(pa.schema(list(wider))))
-            writer = rows.write.format("delta").option("mergeSchema", "true")
-        behind = key if (have := self._have(key, handle)) is None or have < until else None
-        self._overwrite(writer, behind, until, {key: until})
-        for name, value in own_properties(found.keyed).items():
-            note_property(session, address, name, value)
+        self._overwrite(rows, key if have is None or have < until else None, until, {key: until}, schema=schema)
+        for name, value in properties.items():
+            set_property_by_spark(session, address, name, value)
 
     def _discard(self, landed: RebuiltRows) -> None:
-        for file in (file for work in landed.commits for file in work.files):
-            self.lake.delete(file.path)
-
-
-def _in_schema(rows: DataFrame, schema: str) -> DataFrame:
-    """Return rows with the columns of a schema (Delta's JSON), then those that it does not have."""
-    kinds = StructType.fromJson(json.loads(schema))
-    known = [
-        (F.col(quoted(kind.name)) if kind.name in rows.columns else F.lit(None))
-        .cast(kind.dataType)
-        .alias(kind.name, metadata=kind.metadata)
-        for kind in kinds
-    ]
-    return rows.select(*known, *(quoted(name) for name in rows.columns if name not in kinds.names))
+        self.lake.delete(*(file.path for file in landed.files))
 
 
 def _let_in(commit: LogCommit) -> bool:

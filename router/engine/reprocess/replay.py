@@ -162,7 +162,7 @@ class ReplayDestination(Destination):
                 # They are of no batch of the stream.
                 at = others.schema.get_field_index("batch_id")
                 others = others.set_column(at, others.schema.field(at), pa.nulls(len(others), pa.int64()))
-                files.append(staged_again(self.lake, file, others, "replay"))
+                files += staged_again(self.lake, file, others.to_batches(), "replay")
             self.lake.delete(file.path)
         if still:
             path = still_path(self.folder, batch)

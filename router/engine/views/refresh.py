@@ -29,21 +29,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import CommitProperties, Schema
 from deltalake.exceptions import DeltaError
-from deltalake.transaction import create_table_with_add_actions
 from pyspark.errors import AnalysisException, ParseException, PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from router.columns import quoted
-from router.delta.commit import HOOKS, PROPERTIES, StagedFile, TableCommit, add_action, made_as, to_delta
+from router.delta.commit import StagedFile, TableCommit, to_delta
 from router.delta.history import log_commits
 from router.delta.parquet_writer import Staging, attempt
+from router.delta.replace import create_with_files, replace_content
+from router.delta.replace_by_spark import replace_by_spark, staged_rows
 from router.delta.schema_diff import delta_schema
 from router.delta.table_cache import THREADS, SparkTable
 from router.delta.transaction_id import TransactionId
-from router.engine.commit.committers import staged_rows
 from router.engine.land.task import GATHERED, gathered
 from router.engine.lookup.let import define
 from router.engine.spark.executors import Executors
@@ -66,7 +65,6 @@ from router.table_names import folded, pieces_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from deltalake import Transaction
     from pyspark.sql import Column, SparkSession
     from pyspark.sql.types import StructType
 
@@ -624,47 +622,33 @@ class _Commits:
         return TransactionId("view", name=self.tables.config.name, view=self.view.name, table=name)
 
     def _commit(self, name: str, staged: _Staged, known: Snapshot | None) -> ViewTarget:
-        lake, text = self.tables.lake, to_delta(self.schema)
-        once = self._id(name).transaction(self.number)
+        lake, schema = self.tables.lake, to_delta(self.schema)
+        ids = {str(self._id(name)): self.number}
         if self.tables.config.commit == "spark" or (known and isinstance(known.table, SparkTable)):
-            self._by_spark(name, staged, once)
+            self._by_spark(name, staged, schema)
+        elif known is None:
+            changes = {CHANGES: "true"} if self.view.changes else {}
+            create_with_files(
+                lake,
+                name,
+                schema,
+                staged.files,
+                ids=ids,
+                notes=self.notes,
+                properties=changes,
+                comment=self.view.comment,
+            )
         else:
-            properties = CommitProperties(custom_metadata=self.notes, app_transactions=[once])
-            actions = [add_action(file) for file in staged.files]
-            if known is None:
-                lake.note_location(name)
-                create_table_with_add_actions(
-                    lake.address(name),
-                    Schema.from_json(text),
-                    actions,
-                    mode="append",
-                    partition_by=[],
-                    name=made_as(name),
-                    description=self.view.comment,
-                    configuration={**PROPERTIES, **({CHANGES: "true"} if self.view.changes else {})},
-                    commit_properties=properties,
-                    storage_options=lake.delta_options(name),
-                )
-            else:
-                known.table.newest().create_write_transaction(
-                    actions,
-                    mode="overwrite",
-                    schema=Schema.from_json(text),
-                    partition_by=[],
-                    commit_properties=properties,
-                    post_commithook_properties=HOOKS,
-                )
+            replace_content(known.table.newest(), staged.files, ids=ids, notes=self.notes, schema=schema)
         return self._left(name, staged, -1 if known is None else known.version)
 
-    def _by_spark(self, name: str, staged: _Staged, once: Transaction) -> None:
-        address, session = self.tables.lake.spark_address(name), self.spark.newSession()
-        work = TableCommit("", name, once.app_id, once.version, tuple(staged.files), to_delta(self.schema))
-        kinds = Relations(session, self.tables.lake).empty(self.schema, named=False)
-        rows = staged_rows(session, self.tables.lake, work) if staged.files else kinds
-        writer = rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
-        writer = writer.option("txnAppId", once.app_id).option("txnVersion", once.version)
-        writer.option("userMetadata", json.dumps(self.notes)).save(address)
-        self.tables.lake.delete(*(file.path for file in staged.files))
+    def _by_spark(self, name: str, staged: _Staged, schema: str) -> None:
+        lake, session = self.tables.lake, self.spark.newSession()
+        once = self._id(name).transaction(self.number)
+        work = TableCommit("", name, once.app_id, once.version, tuple(staged.files), schema)
+        rows = staged_rows(session, lake, work)
+        replace_by_spark(rows, lake.spark_address(name), once, self.notes, new_schema=True)
+        lake.delete(*(file.path for file in staged.files))
 
     def _left(self, name: str, staged: _Staged, before: int) -> ViewTarget:
         """Return how a table was left; version -1 where somebody else has changed its rows at the same time."""
