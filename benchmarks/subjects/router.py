@@ -24,6 +24,7 @@ from router import Preparation
 from router.config.loader import load
 from router.config.models import Trigger
 from router.engine.checkpoint_store import LearntSchemas, lake_and_checkpoint
+from router.engine.reprocess.context import ReprocessContext
 from router.engine.reprocess.refresh import Refresh
 from router.engine.source import CONSUMER, sample
 from router.engine.spark.session import build_session, local_master, session_builder
@@ -209,10 +210,12 @@ def _made_again(spark: SparkSession, task: Task) -> Run:
     config = loaded.config.model_copy(update={"decode": loaded.config.decode.prepare(known)})
     executors = executors_of(spark, registry, config, lake, "refresh")
     executors.look(spark)
-    work, steps, problem = (config, spark, lake, checkpoint, ("silver.*",)), {"drained": drained.seconds}, ""
+    context = ReprocessContext(config, spark, lake, checkpoint, executors=executors)
+    steps = {"drained": drained.seconds}
+    problem = ""
     for name, topic in [("bronze", False), ("topic", True)] * 2:
         began = time.perf_counter()
-        done = Refresh(*work, topic=topic, executors=executors).run()
+        done = Refresh(context, ("silver.*",), topic=topic).run()
         steps[name] = time.perf_counter() - began
         rows = sum(one.rows + one.later for one in done.done)
         if done.failed or rows != sum(task.expected.values()):

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
+    from pyspark.sql import SparkSession
+
+    from router.config.loader import Loaded
+    from router.engine.reprocess.context import ReprocessContext
+
 COMMANDS = {
     "approve": ("router.cli.quarantine:approve", "Let tables gain the columns that rows wait for."),
     "backfill": ("router.cli.backfill:backfill", "Take a range of records once more, into tables."),
@@ -88,6 +93,12 @@ def stopped_by_signals(stop: threading.Event) -> Iterator[None]:
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)
+
+
+def reprocess_context(loaded: Loaded, spark: SparkSession, stop: threading.Event) -> ReprocessContext:
+    """Return what commands work with that process records again; Spark reaches lake and checkpoint then."""
+    made: type[ReprocessContext] = import_module("router.engine.reprocess.context").ReprocessContext
+    return made.of(loaded, spark, stop)
 
 
 class Commands(click.Group):

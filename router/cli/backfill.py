@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from router.cli import config_argument, plugin_option, stopped_by_signals
+from router.cli import config_argument, plugin_option, reprocess_context, stopped_by_signals
 from router.cli.watching import Watcher
 from router.config.loader import load
 from router.config.models import moment
-from router.engine.checkpoint_store import lake_and_checkpoint
 from router.errors import RunningError, StartError
 from router.registry import load_registry
 
@@ -54,37 +53,22 @@ def backfill(file: Path, since: str, until: str, master: str | None, plugin_file
             session.stop_session(spark)
 
 
-def _run(loaded: Loaded, registry: Registry, spark: Any, asked: RecordRange, stop: threading.Event) -> None:
-    locks, start = import_module("router.engine.start.run_lock"), import_module("router.engine.start.checks")
-    config, (lake, checkpoint) = loaded.config, lake_and_checkpoint(loaded.config)
-    for place in (lake, checkpoint):
-        start.reach(spark, place)
+def _run(loaded: Loaded, registry: Registry, spark: Any, chosen: RecordRange, stop: threading.Event) -> None:
+    locks = import_module("router.engine.start.run_lock")
+    name = loaded.config.name
+    context = reprocess_context(loaded, spark, stop)
     with ExitStack() as held:
         try:
-            held.enter_context(locks.alone(checkpoint, config.name))
+            held.enter_context(locks.alone(context.checkpoint, name))
         except RunningError as error:
-            raise StartError(f"{config.name} is running, and writes the same tables: stop it first") from error
-        made = _prepared(loaded, registry, spark, stop)
-        if (cut_off := made.cut_off()) is not None:
+            raise StartError(f"{name} is running, and writes the same tables: stop it first") from error
+        made: type[Backfill] = import_module("router.engine.reprocess.backfill").Backfill
+        backfill = made(context.with_decoder().with_executors(registry, "backfill"))
+        cut_off = backfill.cut_off()
+        if cut_off is not None:
             click.echo(f"{cut_off.name} was cut off, and is ended first")
-            _show(made.run(cut_off))
-        _show(made.run(made.begin(asked)))
-
-
-def _prepared(loaded: Loaded, registry: Registry, spark: Any, stop: threading.Event) -> Backfill:
-    """Return the backfill with a decoder that has learnt what it needs."""
-    source, parts = import_module("router.engine.source"), import_module("router.parts")
-    stores, config = import_module("router.engine.checkpoint_store"), loaded.config
-    lake, checkpoint = lake_and_checkpoint(config)
-    learnt = stores.LearntSchemas(stores.CheckpointStore(checkpoint))
-    about = loaded.path.parent, False, lambda rows: source.sample(spark, config, rows), learnt
-    preparation = parts.Preparation(*about, reads_topic=config.source.reads_topic)
-    config = config.model_copy(update={"decode": config.decode.prepare(preparation)})
-    executors = import_module("router.engine.start.checks").executors_of(spark, registry, config, lake, "backfill")
-    executors.look(spark)
-    given = config, loaded.fingerprint, loaded.path.parent, spark, lake, checkpoint, stop, executors
-    made: Backfill = import_module("router.engine.reprocess.backfill").Backfill(*given)
-    return made
+            _show(backfill.run(cut_off))
+        _show(backfill.run(backfill.begin(chosen)))
 
 
 def _show(done: Any) -> None:

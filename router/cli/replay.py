@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -15,11 +15,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from router.cli import config_argument, plugin_option, stopped_by_signals
+from router.cli import config_argument, plugin_option, reprocess_context, stopped_by_signals
 from router.cli.watching import Watcher
 from router.config.loader import load
 from router.config.models import interval, moment
-from router.engine.checkpoint_store import lake_and_checkpoint
 from router.errors import RunningError, StartError, printable
 from router.registry import load_registry
 
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 
     from router.config.loader import Loaded
     from router.config.models import Config
+    from router.engine.reprocess.context import ReprocessContext
     from router.engine.reprocess.replay import DeadLetterReplay, LetterFilter, LetterOutcome
     from router.engine.reprocess.resend import ReplayFilter, ReplayGroup, ReplayRows, Resender
     from router.engine.reprocess.run import Run
@@ -127,21 +127,19 @@ class _Command:
 
     def __post_init__(self) -> None:
         self.config = self.loaded.config
-        self.lake, self.checkpoint = lake_and_checkpoint(self.config)
-        self.executors = import_module("router.engine.spark.executors").Executors()
-        start = import_module("router.engine.start.checks")
-        for place in (self.lake, self.checkpoint):
-            start.reach(self.spark, place)
+        self.context = reprocess_context(self.loaded, self.spark, self.stop)
 
     def show(self) -> bool:
         """Print what would be sent, and change nothing."""
-        shown = _show_all(list(self._resenders()), self.choice.kept) if self.choice.kept else False
-        letters = self._letters()
+        resenders = list(self._resenders(self.context))
+        shown = _show_all(resenders, self.choice.kept) if self.choice.kept else False
+        letters = self._letters(self.context)
         if letters and (cut_off := letters.cut_off()):
             click.echo(f"{cut_off.name} was cut off; the next replay ends it first")
         begun = letters.begin(self.choice.letters) if letters and self.choice.letters else None
         if letters and begun:
-            letters = self._prepared(letters)
+            letters = self._letters(self.context.with_decoder())
+            assert letters is not None  # they were chosen
             _show_letters(self.config, letters.show(begun), "what would become of dead letters today")
         elif not shown:
             click.echo("there is nothing to send again")
@@ -153,19 +151,21 @@ class _Command:
         whole, shown = True, False
         with ExitStack() as held:
             busy = f"another replay of {self.config.name} is at work; wait for its end, or stop it"
-            held.enter_context(locks.locked(self.checkpoint, "replays/lock", busy))
-            letters = self._letters()
+            held.enter_context(locks.locked(self.context.checkpoint, "replays/lock", busy))
+            letters = self._letters(self.context)
             cut_off = letters.cut_off() if letters else None
             begun = letters.begin(self.choice.letters) if letters and self.choice.letters and not cut_off else None
             if begun or cut_off:
                 self._hold_stream(held, locks)
-            self.executors = self._executors()
-            for resender in self._resenders():
+            context = self.context.with_executors(self.registry, "replay")
+            for resender in self._resenders(context):
                 assert self.choice.kept is not None  # it chose the sinks
                 whole &= _replayed(resender, self.choice.kept)
                 shown = True
-            if letters and (begun or cut_off):
-                self._send_letters(self._prepared(letters))
+            if begun or cut_off:
+                letters = self._letters(context.with_decoder())
+                assert letters is not None  # they were chosen
+                self._send_letters(letters)
             elif not shown:
                 click.echo("there is nothing to send again")
         return whole
@@ -180,41 +180,33 @@ class _Command:
     def _hold_stream(self, held: ExitStack, locks: Any) -> None:
         """Hold the lock of a run: dead letters go into the tables that it writes."""
         try:
-            held.enter_context(locks.alone(self.checkpoint, self.config.name))
+            held.enter_context(locks.alone(self.context.checkpoint, self.config.name))
         except RunningError as error:
             what = "and its dead letters go into the tables that it writes"
             ways = "stop it first; or send what sinks keep, which needs no stop, with --status parked or --status dead"
             raise StartError(f"{self.config.name} is running, {what}: {ways}") from error
 
-    def _executors(self) -> Any:
-        start = import_module("router.engine.start.checks")
-        executors = start.executors_of(self.spark, self.registry, self.config, self.lake, "replay")
-        executors.look(self.spark)
-        return executors
+    def _resenders(self, context: ReprocessContext) -> Iterator[Resender]:
+        made: type[Resender] = import_module("router.engine.reprocess.resend").Resender
+        for route, name, sink in self.choice.sinks:
+            yield made(
+                context.config,
+                context.spark,
+                context.lake,
+                context.checkpoint,
+                context.stop,
+                context.executors,
+                route,
+                name,
+                sink,
+                context.folder,
+            )
 
-    def _resenders(self) -> Iterator[Resender]:
-        engine, folder = import_module("router.engine.reprocess.resend"), self.loaded.path.parent
-        about = self.config, self.spark, self.lake, self.checkpoint, self.stop, self.executors
-        return (engine.Resender(*about, *sink, folder) for sink in self.choice.sinks)
-
-    def _letters(self) -> DeadLetterReplay | None:
+    def _letters(self, context: ReprocessContext) -> DeadLetterReplay | None:
         if self.choice.letters is None:
             return None
-        about = self.config, self.loaded.fingerprint, self.loaded.path.parent, self.spark, self.lake, self.checkpoint
-        made: DeadLetterReplay = import_module("router.engine.reprocess.replay").DeadLetterReplay(
-            *about, self.stop, accept=self.accept
-        )
-        return made
-
-    def _prepared(self, letters: DeadLetterReplay) -> DeadLetterReplay:
-        """Return the replay with a decoder that has learnt what it needs."""
-        source, parts = import_module("router.engine.source"), import_module("router.parts")
-        stores, config = import_module("router.engine.checkpoint_store"), self.config
-        learnt = stores.LearntSchemas(stores.CheckpointStore(self.checkpoint))
-        about = self.loaded.path.parent, False, lambda rows: source.sample(self.spark, config, rows), learnt
-        preparation = parts.Preparation(*about, reads_topic=config.source.reads_topic)
-        config = config.model_copy(update={"decode": config.decode.prepare(preparation)})
-        return replace(letters, config=config, executors=self.executors)
+        made: type[DeadLetterReplay] = import_module("router.engine.reprocess.replay").DeadLetterReplay
+        return made(context, self.accept)
 
 
 def _show_letters(config: Config, found: list[LetterOutcome], title: str) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from router.cli import config_argument, plugin_option, stopped_by_signals
+from router.cli import config_argument, plugin_option, reprocess_context, stopped_by_signals
 from router.cli.views import refresher_of
 from router.cli.watching import Watcher
 from router.config.loader import load
@@ -21,16 +21,10 @@ from router.registry import load_registry
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pyspark.sql import SparkSession
-
-    from router.config.loader import Loaded
     from router.config.models import Config
-    from router.delta.lake import Lake
     from router.engine.audit.verify import TableAudit
-    from router.engine.reprocess.refresh import Refreshed
+    from router.engine.reprocess.refresh import Refresh
     from router.engine.reprocess.repair import Repair, Repaired
-    from router.engine.spark.executors import Executors
-    from router.registry import Registry
 
 
 @click.command(short_help="Hold tables against manifests, ledger and bronze.")
@@ -132,9 +126,9 @@ def repair(file: Path, table: str, accept: bool, master: str | None, plugin_file
     with stopped_by_signals(stop), Watcher(loaded.config.name):
         spark = session.build_session(loaded.config, master)
         try:
-            config, lake, checkpoint, executors = _prepared(loaded, registry, spark, "repair")
+            context = reprocess_context(loaded, spark, stop).with_decoder().with_executors(registry, "repair")
             made: type[Repair] = import_module("router.engine.reprocess.repair").Repair
-            _show(made(config, spark, lake, checkpoint, table, accept, stop, executors=executors).run())
+            _show(made(context, table, accept).run())
         finally:
             session.stop_session(spark)
 
@@ -170,15 +164,14 @@ def refresh(
     """
     registry = load_registry(plugin_files)
     loaded = load(file, registry)
-    session, engine = import_module("router.engine.spark.session"), import_module("router.engine.reprocess.refresh")
+    session = import_module("router.engine.spark.session")
     stop = threading.Event()
     with stopped_by_signals(stop), Watcher(loaded.config.name):
         spark = session.build_session(loaded.config, master)
         try:
-            config, lake, checkpoint, executors = _prepared(loaded, registry, spark, "refresh")
-            work = config, spark, lake, checkpoint, patterns
-            given = {"full": full, "topic": origin == "earliest", "accept": accept}
-            found: Refreshed = engine.Refresh(*work, **given, stop=stop, executors=executors).run()
+            context = reprocess_context(loaded, spark, stop).with_decoder().with_executors(registry, "refresh")
+            made: type[Refresh] = import_module("router.engine.reprocess.refresh").Refresh
+            found = made(context, patterns, full=full, topic=origin == "earliest", accept=accept).run()
         finally:
             session.stop_session(spark)
     for one in found.done:
@@ -188,23 +181,6 @@ def refresh(
     for table, why in found.failed.items():
         click.echo(printable(f"{table} is as it was: {why}"))
     raise SystemExit(int(bool(found.failed)))
-
-
-def _prepared(
-    loaded: Loaded, registry: Registry, spark: SparkSession, command: str
-) -> tuple[Config, Lake, Lake, Executors]:
-    """Return the configuration once its decoder has learnt what it needs, the lake, the checkpoint, the executors."""
-    source, parts = import_module("router.engine.source"), import_module("router.parts")
-    stores = import_module("router.engine.checkpoint_store")
-    config = loaded.config
-    lake, checkpoint = stores.lake_and_checkpoint(config)
-    learnt = stores.LearntSchemas(stores.CheckpointStore(checkpoint))
-    about = loaded.path.parent, False, lambda rows: source.sample(spark, config, rows), learnt
-    preparation = parts.Preparation(*about, reads_topic=config.source.reads_topic)
-    config = config.model_copy(update={"decode": config.decode.prepare(preparation)})
-    executors = import_module("router.engine.start.checks").executors_of(spark, registry, config, lake, command)
-    executors.look(spark)
-    return config, lake, checkpoint, executors
 
 
 def _show(done: Repaired) -> None:

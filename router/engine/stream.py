@@ -29,7 +29,7 @@ from router.engine.merge.key_checks import refuse_changed_keys
 from router.engine.outbox.apply import Outboxes, opened
 from router.engine.outbox.detached import DetachedSinks
 from router.engine.preflight.lake_changes import LakeChanges, refuse_changes, tell_changes
-from router.engine.quarantine.release import Release
+from router.engine.reprocess.release import Release
 from router.engine.retryable_errors import GrowingPauses, Outage, passing, refusal_by_broker, says_lost
 from router.engine.spark.session import alive, quiet_failures, quiet_gateway
 from router.engine.start.checks import Checkpoint, begin, executors_of, reach, refuse_speculation

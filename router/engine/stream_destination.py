@@ -17,7 +17,7 @@ from router.engine.destination import Destination
 from router.engine.maintenance import TableMaintenance
 from router.engine.outbox.apply import Outboxes
 from router.engine.outbox.detached import detached_outboxes
-from router.engine.quarantine.release import Release
+from router.engine.reprocess.release import Release
 from router.engine.spark.executors import Executors
 
 if TYPE_CHECKING:

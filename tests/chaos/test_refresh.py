@@ -9,6 +9,7 @@ import pytest
 from router.config.loader import load
 from router.engine.audit.verify import verified
 from router.engine.checkpoint_store import lake_and_checkpoint
+from router.engine.reprocess.context import ReprocessContext
 from router.engine.reprocess.refresh import Refresh
 from router.errors import StartError
 from tests.chaos import lakes
@@ -44,7 +45,9 @@ def test_tables_are_made_anew_of_the_topic(drain, new_topic, spark, registry, tm
     victim.delete()
 
     def refreshed():
-        return Refresh(loaded, spark.newSession(), lake, checkpoint, ("silver.*",), topic=True, accept=True).run()
+        return Refresh(
+            ReprocessContext(loaded, spark.newSession(), lake, checkpoint), ("silver.*",), topic=True, accept=True
+        ).run()
 
     done = refreshed()
     after = lakes.contents(tmp_path / "lake")
@@ -71,7 +74,7 @@ def test_tables_are_made_anew_beside_a_stream_of_another_process(router_run, new
     done = 0
     for number in range(rounds):
         sent += topic.simulate(300, seed=number + 1)  # the stream is at work while the tables are made anew
-        made = Refresh(loaded, spark.newSession(), lake, checkpoint, ("silver.*",)).run()
+        made = Refresh(ReprocessContext(loaded, spark.newSession(), lake, checkpoint), ("silver.*",)).run()
         assert made.failed == {}
         done += len(made.done)
     until(lambda: len(lakes.read(tmp_path / "lake", "bronze.events")) == 300 * (rounds + 1), "every record")

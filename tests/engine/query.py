@@ -15,6 +15,7 @@ from deltalake.exceptions import DeltaProtocolError
 from router.config.models import Config, FormatSource, Source
 from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
 from router.engine.label.layout import BRONZE_SCHEMA
+from router.engine.reprocess.context import ReprocessContext
 from router.engine.stream_destination import stream_batches
 
 if TYPE_CHECKING:
@@ -68,6 +69,17 @@ class Query:
         self.lake, checkpoint = lake_and_checkpoint(self.config)
         self.store = CheckpointStore(checkpoint, RUN)
         self.batches = stream_batches(self.config, "fingerprint", self.spark, self.lake, self.store, self.watch)
+
+    def context(self, spark: SparkSession | None = None) -> ReprocessContext:
+        """Return what processes records of the query again."""
+        return ReprocessContext(
+            self.config,
+            spark or self.spark.newSession(),
+            self.lake,
+            self.store.checkpoint,
+            fingerprint="fingerprint",
+            folder=Path(self.folder),
+        )
 
     def take(self, records: pa.Table) -> BatchReport:
         """Process the next batch."""

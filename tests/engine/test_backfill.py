@@ -46,7 +46,7 @@ def written(make_query: MakeQuery, folder: Path, *routes: Route) -> Query:
 
 
 def backfill(query: Query) -> Backfill:
-    return Backfill(query.config, "fingerprint", Path(query.folder), query.spark, query.lake, query.store.checkpoint)
+    return Backfill(query.context(query.spark))
 
 
 def run(query: Query, asked: RecordRange = ALL) -> dict[str, int]:

@@ -91,7 +91,7 @@ def test_another_key_is_refused_at_the_start(query: Query, options: dict[str, An
 def test_a_refresh_merges_by_the_new_keys(query: Query) -> None:
     """Without it nobody can change a key, or a deletion by the old keys deletes what it does not name."""
     after = changed(query, keys=("game",))
-    Refresh(after.config, after.spark, after.lake, after.store.checkpoint, (TABLE,)).run()
+    Refresh(after.context(), (TABLE,)).run()
 
     start(after)
     assert sorted(row["game"] for row in after.rows(TABLE)) == ["poker"], "the last event of uno deleted it"
@@ -109,7 +109,7 @@ def test_a_table_that_was_ordered_by_offsets_alone_is_refused_until_it_is_rebuil
 
     with pytest.raises(StartError, match=rf"router refresh .*{TABLE}"):
         start(query.restarted())
-    Refresh(query.config, query.spark, query.lake, query.store.checkpoint, (TABLE,), accept=True).run()
+    Refresh(query.context(), (TABLE,), accept=True).run()
     start(query.restarted())
     rebuilt = query.open(TABLE).to_pyarrow_table().select(before.column_names)
     assert sorted(map(repr, rebuilt.to_pylist())) == sorted(map(repr, before.to_pylist()))

@@ -88,9 +88,8 @@ def test_a_repair_keeps_the_rows_that_come_meanwhile(
     take(query)
     assert problems(query) == {}
     meanwhile.append(query)
-    checkpoint = query.store.checkpoint
 
-    refreshed = Refresh(query.config, spark.newSession(), query.lake, checkpoint, ("silver.*",)).run()
+    refreshed = Refresh(query.context(spark.newSession()), ("silver.*",)).run()
 
     assert refreshed.failed == {}
     assert len(query.taken) == 3
@@ -100,7 +99,7 @@ def test_a_repair_keeps_the_rows_that_come_meanwhile(
     assert problems(query) == {}
     meanwhile.clear()
     shutil.rmtree(query.lake.address("silver.of_held"))
-    Repair(query.config, spark.newSession(), query.lake, checkpoint, "silver.of_held").run()
+    Repair(query.context(spark.newSession()), "silver.of_held").run()
     take(query)
     assert [row["id"] for row in query.rows("silver.of_held")] == [0, 1, 2, 3]
     assert problems(query) == {}

@@ -181,7 +181,7 @@ def doctored(partition: Partition, kind: str) -> Partition:
 def test_a_count_that_is_off_by_one_is_found(played: Callable[..., Query], kind: str) -> None:
     """Without it a bug that loses rows is found by a user."""
     query = played(scenarios.garbage, "auto")
-    manifest, layout = query.store.manifest(0), query.batches.planner.stages.labelling.layout
+    manifest, layout = query.store.manifest(0), query.batches.decider.planner.stages.labelling.layout
     assert manifest is not None
     counted, files = manifest.partitions, [file for work in manifest.commits for file in work.files]
 
@@ -196,7 +196,7 @@ def test_a_count_that_is_off_by_one_is_found(played: Callable[..., Query], kind:
 def test_a_file_that_is_off_by_one_is_found(played: Callable[..., Query], target: str, more: int) -> None:
     """Without it a row that did not reach its file is lost."""
     query = played(scenarios.garbage, "auto")
-    manifest, layout = query.store.manifest(0), query.batches.planner.stages.labelling.layout
+    manifest, layout = query.store.manifest(0), query.batches.decider.planner.stages.labelling.layout
     assert manifest is not None
     files = [file for work in manifest.commits for file in work.files]
     at = next(i for i, file in enumerate(files) if file.target == target)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -18,6 +17,7 @@ from router.config.models import Trigger
 from router.delta.lake import Lake
 from router.engine.position import RecordNumbers
 from router.engine.reprocess.backfill import Backfill, RecordRange
+from router.engine.reprocess.context import ReprocessContext
 from router.engine.stream import RunOptions, run
 from router.registry import load_registry
 
@@ -305,7 +305,7 @@ def test_a_backfill_keeps_the_order(orders: Orders) -> None:
     loaded = load(orders.folder / "orders.yaml", load_registry(()), environ={}, text=text)
     lake = Lake.at(str(orders.folder / "lake"))
     checkpoint = Lake.at(str(orders.folder / orders.checkpoint))
-    made = Backfill(loaded.config, "fingerprint", orders.folder, orders.spark, lake, checkpoint, threading.Event())
+    made = Backfill(ReprocessContext(loaded.config, orders.spark, lake, checkpoint, "fingerprint", orders.folder))
     filled = made.run(made.begin(RecordRange()))
 
     assert filled.read == 4

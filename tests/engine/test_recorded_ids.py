@@ -85,8 +85,7 @@ class Recorder:
 
     def repair(self, *tables: str, accept: bool = False) -> None:
         for table in tables:
-            checkpoint = self.query.store.checkpoint
-            Repair(self.query.config, self.spark.newSession(), self.query.lake, checkpoint, table, accept).run()
+            Repair(self.query.context(self.spark.newSession()), table, accept).run()
 
     def damage_after_manifest(self, table: str) -> None:
         """Let the next commit to a table fail, when its batch is decided."""
@@ -174,14 +173,13 @@ def played(make_query: MakeQuery, spark: SparkSession, folder: Path) -> Recorder
 
     late = Route(name="late", match=Sql(where="true"), sinks=(Delta(table="silver.late"),))
     query = query.restarted(routes=(late,))
-    again = query.config, "fingerprint", folder, spark, query.lake, query.store.checkpoint
-    backfill = Backfill(*again)
+    backfill = Backfill(query.context(spark))
     backfill.run(backfill.begin(RecordRange()))
     life.record("a backfill")
     copy = Copy(to=f"{folder}/copy")
     changed = Route(name="wide", match=Sql(where="true"), sinks=(Delta(table="gold.all"), copy))
     query = query.restarted(routes=(changed,))
-    replay = DeadLetterReplay(query.config, *again[1:])
+    replay = DeadLetterReplay(query.context(spark))
     begun = replay.begin(LetterFilter(stages=("apply",), route="wide"))
     assert begun is not None
     replay.send(begun)

@@ -39,7 +39,7 @@ def today(**options: Any) -> tuple[Route, ...]:
 
 
 def refreshed(query: Query, spark: SparkSession, *patterns: str, **how: bool) -> Refreshed:
-    return Refresh(query.config, spark.newSession(), query.lake, query.store.checkpoint, patterns, **how).run()
+    return Refresh(query.context(spark.newSession()), patterns, **how).run()
 
 
 @pytest.fixture(scope="module")

@@ -66,7 +66,7 @@ def begun(make_query: MakeQuery, folder: Path, batches: int = 3) -> Query:
 
 
 def repaired(query: Query, spark: SparkSession, table: str, *, accept: bool = False) -> Repaired:
-    return Repair(query.config, spark.newSession(), query.lake, query.store.checkpoint, table, accept).run()
+    return Repair(query.context(spark.newSession()), table, accept).run()
 
 
 def wrong(query: Query) -> dict[str, list[str]]:

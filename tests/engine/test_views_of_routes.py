@@ -252,7 +252,7 @@ def test_a_source_that_a_repair_made_again_needs_no_acceptance(make_query: MakeQ
         (folder / f"_delta_log/{0:020}.json").write_text("no log")
     with pytest.raises(ViewError, match=r"silver\.uno"):
         refresh(query)
-    Repair(query.config, query.spark.newSession(), query.lake, query.store.checkpoint, "silver.uno", False).run()
+    Repair(query.context(), "silver.uno").run()
     query.take(records([{"game": "uno", "id": 3, "gamer": 1}], first=2))
     refresh(query)
     assert counts(query) == {"uno": 2, "chess": 1}

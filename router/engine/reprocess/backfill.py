@@ -9,8 +9,7 @@ some of the range before. Tables with one row per key need neither: a row that c
 
 from __future__ import annotations
 
-import threading
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
@@ -33,21 +32,18 @@ from router.engine.position import ARRIVAL, with_arrival
 from router.engine.reprocess.records import BronzeRecords, RecordRange, records_of_topic
 from router.engine.reprocess.run import Run
 from router.engine.reprocess.stored_offsets import Spans, StoredRecords, are_stored, stored_records_of
-from router.engine.spark.executors import Executors
 from router.errors import StartError
 from router.sinks import MergingSink, Sink, TableSink
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from pyspark.sql import DataFrame
 
-    from pyspark.sql import DataFrame, SparkSession
-
-    from router.config.models import Config
     from router.delta.commit import StagedFile, TableCommit
     from router.delta.lake import Lake
     from router.engine.balance import Partition
     from router.engine.checkpoint_store import Manifest
     from router.engine.decision import BatchDecision
+    from router.engine.reprocess.context import ReprocessContext
     from router.sinks import Applied
 
 NOTE = "replays/backfill.json"
@@ -186,48 +182,43 @@ def _once(records: DataFrame) -> DataFrame:
 
 @dataclass
 class Backfill:
-    """The backfills of a configuration. Its decoder must be prepared already; the stream must not run.
+    """The backfills of a configuration, whose decoder must be prepared already; the stream must not run."""
 
-    `folder` is the folder of the configuration, `fingerprint` names what stands in it.
-    """
+    context: ReprocessContext
 
-    config: Config
-    fingerprint: str
-    folder: Path
-    spark: SparkSession
-    lake: Lake
-    checkpoint: Lake
-    stop: threading.Event = field(default_factory=threading.Event)
-    executors: Executors = field(default_factory=Executors)
+    def __post_init__(self) -> None:
+        self.config = self.context.config
+        self.spark = self.context.spark
+        self.lake = self.context.lake
 
     def cut_off(self) -> Run[RecordRange] | None:
         """Return the backfill that was killed before its end; None where there is none."""
-        return Run.resume(self.checkpoint, NOTE, RecordRange)
+        return Run.resume(self.context.checkpoint, NOTE, RecordRange)
 
     def begin(self, chosen: RecordRange) -> Run[RecordRange]:
         """Return a new backfill, of bronze or else of the topic. Raises StartError if there is neither."""
         versions = BronzeRecords.newest(self.lake, self.config).versions
         if not versions and self.config.source.kafka is None:
             raise StartError(f"{self.config.name} has neither bronze nor a topic that records could come from")
-        return Run.new(self.checkpoint, NOTE, chosen, versions)
+        return Run.new(self.context.checkpoint, NOTE, chosen, versions)
 
     def run(self, run: Run[RecordRange]) -> Backfilled:
         """Take the records of the range. Can be repeated from any point. Raises StartError, TableError, BatchError."""
         config = self.config.with_sinks(_writes_tables)
         if not config.routes:
             raise StartError(f"no sink of {self.config.name} writes a table")
-        config = opened(config, self.spark, self.folder)
+        config = opened(config, self.spark, self.context.folder)
         tables = tables_of(config, self.spark, self.lake)
         destination = BackfillDestination(config, run.name, self.lake, tables)
         batches = Batches(
             config,
-            self.fingerprint,
+            self.context.fingerprint,
             self.spark,
             self.lake,
             run.store,
             destination,
-            stop=self.stop,
-            executors=self.executors,
+            stop=self.context.stop,
+            executors=self.context.executors,
             tables=tables,
         )
         records = self._records(run)

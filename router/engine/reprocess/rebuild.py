@@ -23,15 +23,14 @@ from router.sinks import MergingSink, TableSink
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
     from router.config.models import Config, Route
     from router.delta.commit import StagedFile, TableCommit
-    from router.delta.lake import Lake
     from router.engine.balance import Partition
     from router.engine.label.layout import Layout
     from router.engine.land.job import Landed
-    from router.engine.spark.executors import Executors
+    from router.engine.reprocess.context import ReprocessContext
 
 
 @dataclass(frozen=True)
@@ -95,13 +94,10 @@ class Rebuild:
     Files are staged in the folder `staging`, without one where the tables' committer can reach them.
     """
 
-    config: Config
-    spark: SparkSession
-    lake: Lake
+    context: ReprocessContext
     query: str
     only: frozenset[str]
     tables: GivenTables
-    executors: Executors
     staging: str | None = None
 
     def stage(self, records: DataFrame, count: int, batch: int) -> RebuiltRows:
@@ -109,13 +105,13 @@ class Rebuild:
         config = self._config()
         decider = BatchDecider.of(
             config,
-            self.spark,
-            self.lake,
+            self.context.spark,
+            self.context.lake,
             self.query,
             tables=self.tables,
             only=self.only,
             staging=self.staging,
-            executors=self.executors,
+            executors=self.context.executors,
         )
         destination = RebuildDestination(config, self.query.partition(":")[2], count)
         try:
@@ -130,8 +126,8 @@ class Rebuild:
 
     def _config(self) -> Config:
         """Return the configuration with those routes only that may have rows for the tables."""
-        routes = tuple(route for route in self.config.routes if self._may_write(route))
-        return self.config.model_copy(update={"bronze": None, "routes": routes, "unmatched": "drop"})
+        routes = tuple(route for route in self.context.config.routes if self._may_write(route))
+        return self.context.config.model_copy(update={"bronze": None, "routes": routes, "unmatched": "drop"})
 
     def _may_write(self, route: Route) -> bool:
         sinks = (sink for sink in route.sinks if isinstance(sink, (TableSink, MergingSink)))

@@ -8,9 +8,8 @@ made; one that no sink writes any more is left alone.
 
 from __future__ import annotations
 
-import threading
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
@@ -19,17 +18,13 @@ from router.engine.merge.coordinator import MergedTables
 from router.engine.preflight.explain import fixed_table, tables_by_sink
 from router.engine.reprocess.rebuild import GivenTables, RebuiltRows
 from router.engine.reprocess.repair import Repair, Repaired
-from router.engine.spark.executors import Executors
 from router.errors import RunningError, StartError, TableError
 from router.sinks import MergingSink, TableSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pyspark.sql import SparkSession
-
-    from router.config.models import Config
-    from router.delta.lake import Lake
+    from router.engine.reprocess.context import ReprocessContext
 
 OWN_LAYERS = ("outbox.", "quarantine.")
 
@@ -74,16 +69,16 @@ class Refresh:
     `topic` takes the records from Kafka in place of bronze, `full` and `accept` are those of `Repair`.
     """
 
-    config: Config
-    spark: SparkSession
-    lake: Lake
-    checkpoint: Lake
+    context: ReprocessContext
     patterns: tuple[str, ...]
     full: bool = False
     topic: bool = False
     accept: bool = False
-    stop: threading.Event = field(default_factory=threading.Event)
-    executors: Executors = field(default_factory=Executors)
+
+    def __post_init__(self) -> None:
+        self.config = self.context.config
+        self.spark = self.context.spark
+        self.lake = self.context.lake
 
     def run(self) -> Refreshed:
         """Make the tables anew. Raises StartError or TableError where one cannot be, before anything changes."""
@@ -118,12 +113,15 @@ class Refresh:
             return first.replaced(landed)
 
     def _repair(self, table: str) -> Repair:
-        given = self.config, self.spark, self.lake, self.checkpoint, table, self.accept, self.stop, self.executors
-        return Repair(*given, full=self.full, topic=self.topic)
+        return Repair(self.context, table, self.accept, full=self.full, topic=self.topic)
 
     def _own(self) -> set[str]:
         bronze = self.config.bronze_tables() or ()
-        return {self.config.ledger, self.config.dead_letters, *(t for t in self.lake.every_table() if t in bronze)}
+        return {
+            self.config.ledger,
+            self.config.dead_letters,
+            *(t for t in self.lake.every_table() if t in bronze),
+        }
 
     def _fits(self, table: str) -> bool:
         return any(fnmatchcase(table, pattern) for pattern in self.patterns)
@@ -138,7 +136,7 @@ class Refresh:
         sinks = {f"{route}/{name}": sink for route, name, sink in self.config.all_sinks()}
         for table, by in written.manifests.items():
             found.setdefault(table, set()).update(key for key in by if key in sinks)
-        store = CheckpointStore(self.checkpoint, written.run)
+        store = CheckpointStore(self.context.checkpoint, written.run)
         for key, sink in sinks.items():
             names = [fixed_table(sink)] if isinstance(sink, (TableSink, MergingSink)) else []
             if isinstance(sink, MergingSink):

@@ -21,11 +21,10 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 import time
 import uuid
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import reduce
 from typing import TYPE_CHECKING
@@ -67,7 +66,6 @@ from router.engine.quarantine.table import Quarantined, quarantined
 from router.engine.reprocess.merged_again import MergedAgain, arrived_batches
 from router.engine.reprocess.rebuild import GivenTables, Rebuild, RebuiltRows
 from router.engine.reprocess.records import BronzeRecords, Records, TopicRecords
-from router.engine.spark.executors import Executors
 from router.engine.start.killed_repairs import lock_of, staged_as
 from router.engine.start.run_lock import alone, is_running, locked
 from router.errors import RunningError, StartError, TableError, first_line
@@ -81,8 +79,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable, Transaction
     from pyspark.sql import DataFrame, SparkSession
 
-    from router.config.models import Config
-    from router.delta.lake import Lake
+    from router.engine.reprocess.context import ReprocessContext
     from router.sinks import KeyedTable, Widening
 
 log = logging.getLogger("router")
@@ -123,18 +120,17 @@ class Repair:
     With `full` the columns of the table are those of the records, too. `topic` takes them from Kafka, not from bronze.
     """
 
-    config: Config
-    spark: SparkSession
-    lake: Lake
-    checkpoint: Lake
+    context: ReprocessContext
     table: str
     accept: bool = False
-    stop: threading.Event = field(default_factory=threading.Event)
-    executors: Executors = field(default_factory=Executors)
     full: bool = False
     topic: bool = False
 
     def __post_init__(self) -> None:
+        self.config = self.context.config
+        self.spark = self.context.spark
+        self.lake = self.context.lake
+        self.checkpoint = self.context.checkpoint
         self.written = WrittenDown.read(self.config, self.lake, self.checkpoint)
         self.query = f"{self.config.name}:{self.written.run}"
         self.store = CheckpointStore(self.checkpoint, self.written.run)
@@ -221,7 +217,7 @@ class Repair:
             handle, damage = self._opened()
             if handle is not None or not (self._pending() and is_running(self.checkpoint)):
                 return handle, damage
-            if time.monotonic() > end or self.stop.wait(0.5):
+            if time.monotonic() > end or self.context.stop.wait(0.5):
                 raise TableError(self.table, f"batch {self.last + 1} has not ended yet; try again after it")
             self.written = WrittenDown.read(self.config, self.lake, self.checkpoint)
 
@@ -285,7 +281,11 @@ class Repair:
         with ExitStack() as held:
             try:
                 held.enter_context(
-                    alone(self.checkpoint, self.config.name, holder=f"the repair of {self.table} by Delta on Spark")
+                    alone(
+                        self.checkpoint,
+                        self.config.name,
+                        holder=f"the repair of {self.table} by Delta on Spark",
+                    )
                 )
             except RunningError as error:
                 what = "it needs Delta on Spark, which cannot replace it beside the stream"
@@ -351,7 +351,7 @@ class Repair:
 
     def rebuild(self, only: frozenset[str], tables: GivenTables, staging: str | None = None) -> Rebuild:
         """Return the staging of rows for some tables."""
-        return Rebuild(self.config, self.spark, self.lake, self.query, only, tables, self.executors, staging)
+        return Rebuild(self.context, self.query, only, tables, staging)
 
     def _refuse_full(self) -> None:
         """Raise TableError where other columns would leave a constraint alone, or be what the merge cannot bring."""

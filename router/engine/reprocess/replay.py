@@ -13,7 +13,6 @@ column `replayed`, and is never taken again. Runs on the driver, while the strea
 from __future__ import annotations
 
 import logging
-import threading
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import and_
@@ -36,7 +35,6 @@ from router.engine.preflight.explain import fixed_table
 from router.engine.reprocess.records import BronzeRecords, delta_rows
 from router.engine.reprocess.resend import resending_sinks
 from router.engine.reprocess.run import Run
-from router.engine.spark.executors import Executors
 from router.engine.start.checks import writers_of
 from router.engine.steps import Steps
 from router.errors import StartError
@@ -44,9 +42,8 @@ from router.sinks import MergingSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame
 
     from router.config.models import Config
     from router.delta.commit import StagedFile, TableCommit
@@ -54,6 +51,7 @@ if TYPE_CHECKING:
     from router.engine.balance import Partition
     from router.engine.checkpoint_store import Manifest
     from router.engine.decision import BatchDecision
+    from router.engine.reprocess.context import ReprocessContext
     from router.sinks import Applied, KeyedTable
 
 log = logging.getLogger("router")
@@ -228,21 +226,18 @@ def still_path(folder: str, batch: int) -> str:
 
 @dataclass
 class DeadLetterReplay:
-    """The replays of a configuration's dead letters. Its decoder must be prepared already.
+    """The replays of a configuration's dead letters. To show or send some, its decoder must be prepared.
 
-    `folder` is the folder of the configuration, `fingerprint` names what stands in it. With `accept` dead letters also
-    go into tables whose rows depend on the order in which records come.
+    With `accept` dead letters also go into tables whose rows depend on the order in which records come.
     """
 
-    config: Config
-    fingerprint: str
-    folder: Path
-    spark: SparkSession
-    lake: Lake
-    checkpoint: Lake
-    stop: threading.Event = field(default_factory=threading.Event)
-    executors: Executors = field(default_factory=Executors)
+    context: ReprocessContext
     accept: bool = False
+
+    def __post_init__(self) -> None:
+        self.config = self.context.config
+        self.spark = self.context.spark
+        self.lake = self.context.lake
 
     def begin(self, chosen: LetterFilter) -> Run[LetterChoice] | None:
         """Return a new replay of the dead letters that a filter chooses; None where there are none."""
@@ -251,7 +246,7 @@ class DeadLetterReplay:
         if handle is None:
             return None
         self._refuse_letters_of_others(chosen)
-        run = Run.new(self.checkpoint, NOTE, LetterChoice(chosen), {table: handle.version()})
+        run = Run.new(self.context.checkpoint, NOTE, LetterChoice(chosen), {table: handle.version()})
         scopes = self._letters(run).select(*Scope._fields).distinct().collect()  # few: stages x routes x sinks
         if not scopes:
             return None
@@ -266,7 +261,7 @@ class DeadLetterReplay:
 
     def cut_off(self) -> Run[LetterChoice] | None:
         """Return the replay that was killed before its end; None where there is none."""
-        return Run.resume(self.checkpoint, NOTE, LetterChoice)
+        return Run.resume(self.context.checkpoint, NOTE, LetterChoice)
 
     def show(self, run: Run[LetterChoice]) -> list[LetterOutcome]:
         """Return what would become of the dead letters of each scope. Stages files, and deletes them."""
@@ -285,7 +280,12 @@ class DeadLetterReplay:
         destination = ReplayDestination(config, run.name, self.lake, scope)
         query = f"{config.name}:{run.name}"
         decider = BatchDecider.of(
-            config, self.spark, self.lake, query, staging=destination.folder, executors=self.executors
+            config,
+            self.spark,
+            self.lake,
+            query,
+            staging=destination.folder,
+            executors=self.context.executors,
         )
         plan = decider.plan(with_arrival(self._records(run, scope), 0, 0))
         decision = decider.land_and_decide(plan, Steps(0), destination)
@@ -306,7 +306,7 @@ class DeadLetterReplay:
         run.begin()
         found = list[LetterOutcome]()
         for batch, scope in enumerate(run.choice.scopes):
-            if self.stop.is_set():
+            if self.context.stop.is_set():
                 return found
             rows, reason = self._counted(run, scope)
             if left := self._left(scope):
@@ -428,18 +428,18 @@ class DeadLetterReplay:
 
     def _batches(self, run: Run[LetterChoice], scope: Scope) -> Batches:
         try:
-            config = opened(_chosen(self.config, scope), self.spark, self.folder)
+            config = opened(_chosen(self.config, scope), self.spark, self.context.folder)
         except OSError as error:
             raise StartError(f"{error}; try again when it is back") from error
         return Batches(
             config,
-            self.fingerprint,
+            self.context.fingerprint,
             self.spark,
             self.lake,
             run.store,
             ReplayDestination(config, run.name, self.lake, scope),
-            stop=self.stop,
-            executors=self.executors,
+            stop=self.context.stop,
+            executors=self.context.executors,
         )
 
 

@@ -1,0 +1,68 @@
+"""What every kind of reprocessing works with."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from router.engine import source
+from router.engine.checkpoint_store import CheckpointStore, LearntSchemas, lake_and_checkpoint
+from router.engine.spark.executors import Executors
+from router.engine.start.checks import executors_of, reach
+from router.parts import Preparation
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from router.config.loader import Loaded
+    from router.config.models import Config
+    from router.delta.lake import Lake
+    from router.registry import Registry
+
+
+@dataclass(frozen=True)
+class ReprocessContext:
+    """A configuration with its lake and checkpoint, and the Spark that processes its records again.
+
+    `folder` is the folder of the configuration, `fingerprint` names what stands in it. `stop` ends the work early.
+    """
+
+    config: Config
+    spark: SparkSession
+    lake: Lake
+    checkpoint: Lake
+    fingerprint: str = ""
+    folder: Path = field(default_factory=Path)
+    stop: threading.Event = field(default_factory=threading.Event)
+    executors: Executors = field(default_factory=Executors)
+
+    @classmethod
+    def of(cls, loaded: Loaded, spark: SparkSession, stop: threading.Event) -> ReprocessContext:
+        """Return the context of a configuration; its decoder is not prepared yet. Raises StartError.
+
+        Raises it if Spark cannot reach the lake or the checkpoint.
+        """
+        config = loaded.config
+        lake, checkpoint = lake_and_checkpoint(config)
+        for place in (lake, checkpoint):
+            reach(spark, place)
+        return cls(config, spark, lake, checkpoint, loaded.fingerprint, loaded.path.parent, stop)
+
+    def with_executors(self, registry: Registry, command: str) -> ReprocessContext:
+        """Return the context with executors that have been looked at. `command` names the work beside a stream's."""
+        executors = executors_of(self.spark, registry, self.config, self.lake, command)
+        executors.look(self.spark)
+        return replace(self, executors=executors)
+
+    def with_decoder(self) -> ReprocessContext:
+        """Return the context with a decoder that has learnt what it needs."""
+        config = self.config
+
+        def sample(rows: int) -> DataFrame:
+            return source.sample(self.spark, config, rows)
+
+        learnt = LearntSchemas(CheckpointStore(self.checkpoint))
+        preparation = Preparation(self.folder, False, sample, learnt, reads_topic=config.source.reads_topic)
+        return replace(self, config=config.model_copy(update={"decode": config.decode.prepare(preparation)}))
