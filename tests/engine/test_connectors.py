@@ -121,6 +121,47 @@ def test_the_resolver_gets_what_the_configuration_says_about_repositories(monkey
     assert jobs == [{"connectors": ["kafka"], "asked": {"spark.jars.ivySettings": "/ivy.xml"}}]
 
 
+DESCRIBED = """\
+\tfound com.google.code.findbugs#jsr305;3.0.0 in local-m2-cache
+\tHost repos.spark-packages.org not found. url=https://repos.spark-packages.org/org/slf4j/slf4j-bom-2.0.16.jar
+java.lang.RuntimeException: [download failed: com.google.code.findbugs#jsr305;3.0.0!jsr305.jar]
+"""
+"""What Spark 4.0 printed with a ~/.m2 that described an artifact and lacked its jar."""
+
+
+def test_a_maven_cache_without_a_jar_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it the router does not start for a user of Maven who has an artifact's description and not the jar."""
+    answers = [DESCRIBED, f'{connectors.MARK}["/a.jar"]\n']
+    homes: list[bool] = []
+
+    def run(command: list[str], *, env: dict[str, str], **_: object) -> SimpleNamespace:
+        homes.append("-Duser.home=" in env.get("JAVA_TOOL_OPTIONS", ""))
+        return SimpleNamespace(stdout=answers.pop(0), stderr="")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(connectors, "find_java", lambda: SimpleNamespace(fault="", todo=""))
+
+    assert resolved_jars({"kafka"}, {}) == ["/a.jar"]
+    assert homes == [False, True]
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_spark_resolves_jars_past_a_maven_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it what Spark prints has changed, and nobody notices that the second try is never made."""
+    folder = tmp_path / ".m2/repository/com/google/code/findbugs/jsr305/3.0.0"
+    folder.mkdir(parents=True)
+    (folder / "jsr305-3.0.0.pom").write_text(
+        "<project><modelVersion>4.0.0</modelVersion><groupId>com.google.code.findbugs</groupId>"
+        "<artifactId>jsr305</artifactId><version>3.0.0</version></project>"
+    )
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", f"-Duser.home={tmp_path}")
+
+    jars = resolved_jars({"kafka"}, {"spark.jars.packages": "org.slf4j:slf4j-nop:1.7.36"})
+
+    assert any("kafka-clients" in jar for jar in jars)
+
+
 UNREACHED = "java.net.UnknownHostException: repo1.maven.org\n:: unresolved dependency: io.delta#delta;1: not found"
 UNKNOWN = ":: unresolved dependency: org.apache.spark#spark-sql-kafka-0-10_2.13;4.2.0: not found"
 TESTED = [(f"{spark}.0", delta, True) for spark, delta in PAIRS.items()]
@@ -131,6 +172,7 @@ TESTED = [(f"{spark}.0", delta, True) for spark, delta in PAIRS.items()]
     [
         (UNREACHED, "io.delta#delta;1", "network"),
         (UNKNOWN, "spark-sql-kafka-0-10", "pair"),
+        (f"\tHost repo1.maven.org not found. url=https://repo1.maven.org/a.jar\n{UNKNOWN}", "no repository", "network"),
         ("whatever\n" * 200, "whatever", "network"),
         ("", "its resolver has failed", "network"),
     ],

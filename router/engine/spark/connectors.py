@@ -10,10 +10,12 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+import logging
 import os
 import re
 import subprocess
 import sys
+import tempfile
 from contextlib import suppress
 from itertools import combinations
 from pathlib import Path
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from router.config.models import Config
     from router.config.yaml_tree import Node
 
+log = logging.getLogger("router")
 PAIRS = {"4.0": "4.0.1", "4.1": "4.3.1", "4.2": "4.4.0"}
 """Spark -> the Delta that was tested with it. Delta's log classes, which Delta on Spark commits by, change with it."""
 CONNECTORS = {"avro": "spark-avro", "kafka": "spark-sql-kafka-0-10"}
@@ -41,7 +44,15 @@ CONNECTORS = {"avro": "spark-avro", "kafka": "spark-sql-kafka-0-10"}
 PACKAGES = "spark.jars.packages"
 RESOLVING = (PACKAGES, "spark.jars.ivySettings", "spark.jars.repositories", "spark.jars.ivy", "spark.jars.excludes")
 """Settings that are for the resolver alone."""
-NETWORK = ("UnknownHostException", "ConnectException", "SocketException", "SocketTimeoutException", "NoRouteToHost")
+NETWORK = re.compile(
+    r"UnknownHost|ConnectException|Socket(Timeout)?Exception|NoRouteToHost|Host (?!repos\.spark-packages)\S+ not found"
+)
+"""What the resolver prints where no repository can be reached. It asks spark-packages last, which has none of these."""
+MAVEN_CACHE = "in local-m2-cache"
+"""What the resolver prints of an artifact whose description is in ~/.m2."""
+IVY_FOLDER = ".ivy2.5.2"
+"""Where Spark 4 keeps jars below the home of the user."""
+JVM_OPTIONS = "JAVA_TOOL_OPTIONS"
 MARK = "jars of spark-event-router: "
 
 
@@ -137,32 +148,62 @@ def resolved_jars(connectors: Collection[str], asked: Mapping[str, str]) -> list
         return jars
     if (java := find_java()).fault:
         raise MachineError(java.fault, java.todo)
-    job = {"connectors": sorted(connectors), "asked": {k: v for k, v in asked.items() if k in RESOLVING}}
+    settings = {name: value for name, value in asked.items() if name in RESOLVING}
+    said = ""
+    for maven_cache in (True, False):
+        jars, said = _resolved_by_jvm(connectors, settings, maven_cache=maven_cache)
+        if jars:
+            return jars
+        # A resolver of Ivy's that finds an artifact's description in ~/.m2 does not look for its jar elsewhere. Any
+        # user of Maven may have the one without the other, so it is tried once without that folder.
+        if MAVEN_CACHE not in said:
+            break
+        log.info("~/.m2 describes %s and lacks their jars; fetching without it", ", ".join(_missing(said)[:3]))
+    raise _failure(said, connectors)
+
+
+def _resolved_by_jvm(
+    connectors: Collection[str], settings: dict[str, str], *, maven_cache: bool
+) -> tuple[list[str], str]:
+    """Return the jars that Spark's resolver finds in a JVM of its own, none if it fails, and what it has printed.
+
+    Without `maven_cache` it takes an empty folder for the home of the user, and so finds no ~/.m2 there.
+    """
     command = [sys.executable, "-m", "router.engine.spark.connectors", "--job"]
-    ended = subprocess.run(command, input=json.dumps(job), capture_output=True, text=True, check=False)
+    environment = dict(os.environ)
+    with tempfile.TemporaryDirectory() as empty:
+        if not maven_cache:
+            settings = {"spark.jars.ivy": str(Path.home() / IVY_FOLDER), **settings}
+            environment[JVM_OPTIONS] = f"{environment.get(JVM_OPTIONS, '')} -Duser.home={empty}".strip()
+        job = json.dumps({"connectors": sorted(connectors), "asked": settings})
+        ended = subprocess.run(command, input=job, capture_output=True, text=True, check=False, env=environment)
     for line in ended.stdout.splitlines():
         if line.startswith(MARK):
-            jars = json.loads(line.removeprefix(MARK))
-            return list(map(str, jars))
-    raise _failure(ended.stdout + ended.stderr, connectors)
+            return list(map(str, json.loads(line.removeprefix(MARK)))), ""
+    return [], ended.stdout + ended.stderr
 
 
 def _failure(said: str, connectors: Collection[str]) -> MachineError:
     """Return the error for what Spark's resolver has printed, which is kept in a file."""
-    missing = sorted(set(re.findall(r"unresolved dependency: ([\w.-]+#[\w.-]+;[\w.-]+)", said)))
-    missing += sorted(set(re.findall(r"download failed: ([\w.-]+#[\w.-]+;[\w.-]+)", said)))
+    missing = _missing(said)
     last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "its resolver has failed")
     what = f"jars that Spark needs cannot be fetched ({', '.join(missing[:3]) or last[:200]})"
-    what += ": no repository can be reached" if any(sign in said for sign in NETWORK) else ""
+    offline = NETWORK.search(said) is not None
+    what += ": no repository can be reached" if offline else ""
     log = cache() / "spark-jars.log"
     with suppress(OSError):
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text(said)
         what += f"; all that it said is in {log}"
     todo = "check the network, or name a repository of your own by spark.jars.ivySettings under `spark:`"
-    if not any(sign in said for sign in NETWORK) and connectors:
+    if not offline and connectors:
         todo += f"; or take another tested pair of pyspark and delta-spark: {_pairs()}"
     return MachineError(what, todo)
+
+
+def _missing(said: str) -> list[str]:
+    """Return the artifacts that the resolver names as missing."""
+    return sorted(set(re.findall(r"(?:unresolved dependency|download failed): ([\w.-]+#[\w.-]+;[\w.-]+)", said)))
 
 
 def _pairs() -> str:
