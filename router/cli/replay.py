@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from router.engine.reprocess.context import ReprocessContext
     from router.engine.reprocess.replay import DeadLetterReplay, LetterFilter, LetterOutcome
     from router.engine.reprocess.resend import ReplayFilter, ReplayGroup, ReplayRows, Resender
-    from router.engine.reprocess.run import Run
+    from router.engine.reprocess.run import NamedRun
     from router.registry import Registry
     from router.sinks import ApplyingSink, Resent
 
@@ -301,7 +301,7 @@ def _replayed(resender: Resender, asked: ReplayFilter) -> bool:
     return whole
 
 
-def _replays(resender: Resender, asked: ReplayFilter) -> Iterator[tuple[Run[ReplayFilter], ReplayRows]]:
+def _replays(resender: Resender, asked: ReplayFilter) -> Iterator[tuple[NamedRun[ReplayFilter], ReplayRows]]:
     """Yield a replay that was killed before, and then the new one."""
     if begun := resender.cut_off():
         click.echo(f"{resender.key}: {begun.name} was cut off, and is ended first")
@@ -314,7 +314,7 @@ def _replays(resender: Resender, asked: ReplayFilter) -> Iterator[tuple[Run[Repl
             _show([] if new is None else [(resender, new)], "what would be sent")
 
 
-def _tell(resender: Resender, begun: Run[ReplayFilter], found: ReplayRows, resent: Resent) -> bool:
+def _tell(resender: Resender, begun: NamedRun[ReplayFilter], found: ReplayRows, resent: Resent) -> bool:
     """Print what a replay did; say whether all rows were delivered."""
     delivered = resent.are("delivered")
     left = found.rows - sum(resent.moved.values())

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import click
+from pydantic import ValidationError
 
 from router.cli import config_argument, plugin_option, stopped_by_signals
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from router.config.models import Trigger
+    from router.config.models import Config, Trigger, Ui
+    from router.engine.status.board import StatusBoard
 
 
 @click.command(short_help="Run a configuration.")
@@ -43,6 +47,13 @@ if TYPE_CHECKING:
 )
 @click.option("--wait-for-topic", is_flag=True, help="Wait for a topic that the broker does not have yet.")
 @click.option("--debug", is_flag=True, help="Write to LAKE_debug, with a checkpoint of its own; send nothing.")
+@click.option(
+    "--ui",
+    metavar="HOST:PORT",
+    is_flag=False,
+    flag_value="127.0.0.1:4480",
+    help="Show what the run does: /api/status, /metrics, /healthz, /readyz (127.0.0.1:4480 without an address).",
+)
 @click.option("--json-logs", is_flag=True, help="Log one JSON object per line.")
 @plugin_option
 def run(
@@ -56,6 +67,7 @@ def run(
     accept: str | None,
     wait_for_topic: bool,
     debug: bool,
+    ui: str | None,
     json_logs: bool,
     plugin_files: tuple[Path, ...],
 ) -> None:
@@ -73,12 +85,19 @@ def run(
         registry = import_module("router.registry").load_registry(plugin_files)
         loaded = import_module("router.config.loader").load(file, registry)
         overrides: dict[str, Any] = {"commit": commit} if commit else {}
+        if ui is not None:
+            overrides["ui"] = _ui(loaded.config.ui, ui)
         loaded = loaded.changed(**overrides)
         loaded = loaded.debugged() if debug else loaded
         # What a batch needs is imported while the JVM starts.
         threading.Thread(target=import_module, args=("router.engine.stream",), daemon=True).start()
         stop = threading.Event()
-        with stopped_by_signals(stop), watching.Watcher(loaded.config.name, json_lines=json_logs) as watcher:
+        board = import_module("router.engine.status.board").StatusBoard(loaded.config.name)
+        with (
+            stopped_by_signals(stop),
+            watching.Watcher(loaded.config.name, json_lines=json_logs) as watcher,
+            _served(loaded.config, board),
+        ):
             spark = session.build_session(loaded.config, master)
             stream = import_module("router.engine.stream")
             options = stream.RunOptions(
@@ -89,11 +108,36 @@ def run(
                 watch=watcher.step,
                 finished=watcher.finished,
                 stop=stop,
+                status=board,
             )
             try:
                 stream.run(loaded, registry, spark, options)
             finally:
                 session.stop_session(spark)
+
+
+def _ui(given: Ui | None, address: str) -> Ui:
+    """Return where a run shows itself, with an address from the command line."""
+    try:
+        made: Ui = import_module("router.config.models").Ui(
+            **{**(given.model_dump() if given else {}), "address": address}
+        )
+    except ValidationError as error:
+        raise click.BadParameter(error.errors()[0]["msg"].removeprefix("Value error, "), param_hint="--ui") from None
+    return made
+
+
+@contextmanager
+def _served(config: Config, board: StatusBoard) -> Iterator[None]:
+    """Serve the status of a run while it lasts, where that is asked for."""
+    if config.ui is None:
+        yield
+        return
+    server = import_module("router.engine.status.server").StatusServer(board, config.ui, config.metrics)
+    with server:
+        if server.address is not None:
+            logging.getLogger("router").info("%s: status at http://%s:%d/", config.name, *server.address)
+        yield
 
 
 def _trigger(once: bool, every: str | None, continuous: bool) -> Trigger | None:

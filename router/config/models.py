@@ -506,6 +506,49 @@ class Trigger(Model):
     continuous: bool = Field(default=False, description="the next batch as soon as the last is done (default)")
 
 
+class Ui(Model):
+    """Where a running stream shows what it does: `/api/status`, `/metrics`, `/healthz`, `/readyz`."""
+
+    address: str = Field(
+        default="127.0.0.1:4480",
+        pattern=r"^(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):[0-9]{1,5}$",
+        description="HOST:PORT; one that is not of this machine alone needs a `token`",
+    )
+    token: SecretStr | None = Field(
+        default=None,
+        description="what readers send as `Authorization: Bearer TOKEN`: ${file:/run/secrets/token}",
+    )
+    hosts: tuple[str, ...] = Field(
+        default=(), description="other names by which the server is asked: those of a proxy or a service before it"
+    )
+    stuck_after: Interval = Field(
+        default="10 min", description="time without a step of the stream after which `/healthz` answers 503"
+    )
+
+    @property
+    def host_and_port(self) -> tuple[str, int]:
+        """Return the address in two parts, an IPv6 address without brackets."""
+        host, _, port = self.address.rpartition(":")
+        return host.strip("[]"), int(port)
+
+    @model_validator(mode="after")
+    def _is_guarded(self) -> Ui:
+        host, port = self.host_and_port
+        if port > 65535:
+            raise ValueError(f"{port} is no port")
+        if self.token is None and host not in ("localhost", "127.0.0.1", "::1"):
+            raise ValueError(f"{host} can be reached from other machines: give a `token`, or bind 127.0.0.1")
+        return self
+
+
+class Metrics(Model):
+    """How much is measured."""
+
+    tables_at_most: int = Field(
+        default=500, ge=0, description="tables with series of their own in `/metrics`; the others share one"
+    )
+
+
 class Landing(Model):
     """How files are written."""
 
@@ -637,6 +680,8 @@ class Config(Model):
         default=None, description="nulls: a record without a value that no sink takes vanishes; the ledger counts it"
     )
     ledger: TableName = "ops.ledger"
+    ui: Ui | None = Field(default=None, description="a server that shows what a stream does; default: none")
+    metrics: Metrics = Field(default_factory=Metrics)
     commit: Literal["auto", "spark"] = Field(
         default="auto",
         description="who commits: `auto` takes delta-rs for the tables that it can write and Delta on Spark for the "

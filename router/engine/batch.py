@@ -30,6 +30,7 @@ from router.engine.balance import UnknownFieldReport
 from router.engine.checkpoint_store import CheckpointStore, Manifest, frozen_as_text
 from router.engine.commit.committers import Committers
 from router.engine.decision import BatchDecider
+from router.engine.destination import CarriedOut
 from router.engine.outbox.apply import Outboxes
 from router.engine.position import RecordNumbers, with_arrival
 from router.engine.quarantine.table import Quarantine
@@ -134,16 +135,16 @@ class Batches:
         manifest: Manifest,
         plan: Plan,
         steps: Steps,
-        tables: dict[str, Any] | None = None,
+        opened: dict[str, Any] | None = None,
         *,
         replay: bool = False,
     ) -> BatchReport:
         """Do what a manifest says, from the commits to the report.
 
-        `tables` are those that are open already; `replay`: it may have been done in part before.
+        `opened` has tables that are open already; `replay`: it may have been done in part before.
         """
         with steps.step("commit", len(manifest.commits)):
-            failed = self._commit(manifest, tables, steps)  # 6 commit
+            failed = self._commit(manifest, opened, steps)  # 6 commit
             manifest = self._quarantine(manifest, failed, plan.layout)  # 7 quarantine
         with steps.step("apply"):
             applied = self.outboxes.apply(plan.layout, manifest, replay=replay)  # 8 apply
@@ -151,8 +152,9 @@ class Batches:
             entry = ledger.LedgerEntry(self.config.ledger, str(TransactionId("ledger", self.query)), manifest.batch)
             rows = self.destination.ledger_rows(manifest, applied.counts)
             ledger.append(self.committers, entry, rows, tables=self.tables)
-        changed = {work.table for work in manifest.commits} | applied.tables
-        self.destination.follow(plan, changed, self.decider.demands.blocked, steps)
+        tables = {work.table for work in manifest.commits} | applied.tables
+        blocked = self.decider.demands.blocked
+        self.destination.follow(CarriedOut(manifest, plan, applied.counts, tables, blocked), steps)
         return ledger.report(self.config.name, plan.layout, manifest, steps.seconds, applied.counts)
 
     def _cut_off(self, manifest: Manifest) -> Manifest | None:

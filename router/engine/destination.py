@@ -24,6 +24,20 @@ if TYPE_CHECKING:
     from router.sinks import Applied
 
 
+@dataclass(frozen=True)
+class CarriedOut:
+    """A batch that is in the ledger: what sinks did, by ROUTE/SINK, and the tables that got rows.
+
+    `blocked` says by place (ROUTE/SINK/TABLE) why others cannot be written.
+    """
+
+    manifest: Manifest
+    plan: Plan
+    applied: dict[str, Applied]
+    tables: set[str]
+    blocked: dict[str, str]
+
+
 @dataclass
 class Destination:
     """A destination that takes every row of its batch, and after which nothing follows; `run` is the run of the batch.
@@ -71,11 +85,8 @@ class Destination:
         rows += ledger.of_moved(*about, manifest)
         return [{**row, "configuration": manifest.config} for row in rows]
 
-    def follow(self, plan: Plan, tables: set[str], blocked: dict[str, str], steps: Steps) -> None:
-        """Do what follows once a batch is in the ledger.
-
-        `tables` are those that got rows, `blocked` says by place why others cannot be written.
-        """
+    def follow(self, done: CarriedOut, steps: Steps) -> None:
+        """Do what follows once a batch is in the ledger."""
 
     def close(self, *, finish: bool = False) -> None:
         """End what runs beside the batches; with `finish` what is due is done first."""

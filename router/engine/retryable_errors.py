@@ -18,9 +18,14 @@ from tenacity.wait import wait_base
 from router.errors import RouterError, SinkError, StartError, TableError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Literal
+
     from pyspark.sql.streaming.query import StreamingQuery
 
     from router.config.models import Config
+
+    State = Literal["waiting", "running"]
 
 log = logging.getLogger("router")
 QUIET_SECONDS = 3.0
@@ -156,10 +161,11 @@ class Outage:
     """The outage of the source: one log line when no broker takes a connection any more, one when one does again.
 
     Kafka's client goes on trying for minutes before it fails, which is right; but an operator should see why
-    nothing comes. Runs on the driver.
+    nothing comes. `enter` is told the state of the stream, and what it waits for. Runs on the driver.
     """
 
     config: Config
+    enter: Callable[[State, str], object] = lambda state, cause: None
     since: float | None = None
     noted: bool = False
 
@@ -178,9 +184,12 @@ class Outage:
 
     def _tell(self, *, away: bool) -> None:
         if away and not self.noted and (kafka := self.config.source.kafka):
-            log.warning("%s: waiting for the source: no broker answers at %s", self.config.name, kafka.servers)
+            what = f"no broker answers at {kafka.servers}"
+            log.warning("%s: waiting for the source: %s", self.config.name, what)
+            self.enter("waiting", what)
         elif self.noted and not away:
             log.info("%s: the source answers again", self.config.name)
+            self.enter("running", "")
         self.noted = away
 
 

@@ -38,6 +38,7 @@ from router.engine.start.lost_records import LostRecords
 from router.engine.start.missing_topics import NO_TOPIC, refuse_missing_topics, wait_for_topics
 from router.engine.start.run_lock import alone
 from router.engine.start.spark_checkpoint import CheckpointMending, refuse_left_topics
+from router.engine.status.board import StatusBoard
 from router.engine.stream_destination import stream_batches
 from router.engine.views.schedule import ViewSchedule, in_order, refresher
 from router.errors import SessionLost, StartError, TableError, first_line
@@ -79,7 +80,7 @@ class RunOptions:
 
     `watch` sees the progress of steps; `finished` gets each report with the records behind the topic's end (None
     where the source does not say); `stop` ends the run after the current batch. With `wait_for_topic` a topic that is
-    missing at the start is waited for.
+    missing at the start is waited for. `status` is told what happens.
     """
 
     trigger: Trigger | None = None
@@ -89,6 +90,7 @@ class RunOptions:
     watch: Watch | None = None
     finished: Callable[[BatchReport, int | None], None] | None = None
     stop: threading.Event = field(default_factory=threading.Event)
+    status: StatusBoard | None = None
 
 
 def run(
@@ -100,10 +102,15 @@ def run(
     BatchError, TableError or SinkError when a batch cannot be finished, SessionLost when Spark's JVM ends, and waits
     with growing pauses while the source or the storage is away.
     """
+    options = options or RunOptions()
+    status = options.status = options.status or StatusBoard(loaded.config.name)
     try:
-        with quiet_gateway():
-            return _run(loaded, registry, spark, options or RunOptions())
+        with quiet_gateway(), status.listening():
+            reports = _run(loaded, registry, spark, options, status)
+        status.enter("ended")
+        return reports
     except Exception as error:
+        status.enter("failed", first_line(error))
         if alive(spark):
             if refusal := refusal_by_broker(loaded.config, error):
                 raise refusal from error
@@ -114,17 +121,20 @@ def run(
         ) from error
 
 
-def _run(loaded: Loaded, registry: Registry, spark: SparkSession, options: RunOptions) -> list[BatchReport]:
+def _run(
+    loaded: Loaded, registry: Registry, spark: SparkSession, options: RunOptions, status: StatusBoard
+) -> list[BatchReport]:
     config = loaded.config
     lake, checkpoint = lake_and_checkpoint(config)
     tables = TableCache(lake)
     for place in (lake, checkpoint):
         reach(spark, place, by_spark=place is checkpoint or bool(config.views))
+    retry = retrying(config, spark, options.stop, status)
     with alone(checkpoint, config.name, options.stop.set):
-        since = retrying(config, spark, options.stop)(_checked, loaded, spark, (tables, checkpoint), options.accept)
+        since = retry.copy()(_checked, loaded, spark, (tables, checkpoint), options.accept)
         if options.wait_for_topic:
             try:
-                retrying(config, spark, options.stop)(wait_for_topics, spark, config)
+                retry.copy()(wait_for_topics, spark, config)
             except OSError:
                 if options.stop.is_set():
                     return []
@@ -133,7 +143,7 @@ def _run(loaded: Loaded, registry: Registry, spark: SparkSession, options: RunOp
         source.learn(spark, config, memory)
 
         def sample(rows: int) -> DataFrame:
-            return retrying(config, spark, options.stop)(source.sample, spark, config, rows)
+            return retry.copy()(source.sample, spark, config, rows)
 
         reads_topic = config.source.reads_topic
         preparation = Preparation(loaded.path.parent, options.refresh, sample, memory, config.debug, reads_topic)
@@ -146,8 +156,20 @@ def _run(loaded: Loaded, registry: Registry, spark: SparkSession, options: RunOp
         with ThreadPoolExecutor(1) as pool:  # Spark plans the query meanwhile; the first batch waits for it
             executors = executors_of(spark, registry, config, lake)
             probe = pool.submit(executors.look, spark)
-            about = registry, spark, tables, checkpoint, options, executors, probe
-            return _StreamRun(config, loaded.path.parent, loaded.fingerprint, *about).until_done(since)
+            stream = _StreamRun(
+                config=config,
+                folder=loaded.path.parent,
+                fingerprint=loaded.fingerprint,
+                registry=registry,
+                spark=spark,
+                tables=tables,
+                checkpoint=checkpoint,
+                options=options,
+                status=status,
+                executors=executors,
+                probe=probe,
+            )
+            return stream.until_done(since)
 
 
 def _checked(loaded: Loaded, spark: SparkSession, at: tuple[TableCache, Lake], accept: Accept) -> source.Offsets | None:
@@ -165,7 +187,11 @@ def _checked(loaded: Loaded, spark: SparkSession, at: tuple[TableCache, Lake], a
 
 
 def retrying(
-    config: Config, spark: SparkSession, stop: threading.Event, pauses: GrowingPauses | None = None
+    config: Config,
+    spark: SparkSession,
+    stop: threading.Event,
+    status: StatusBoard,
+    pauses: GrowingPauses | None = None,
 ) -> Retrying:
     """Return what calls a function again, with growing pauses and a line for each, after failures that pass."""
 
@@ -173,6 +199,7 @@ def retrying(
         error = state.outcome.exception() if state.outcome else None
         hint = f"; {OWN_LOG}" if isinstance(error, TableError) and DAMAGED_LOG in error.what else ""
         log.warning("%s: %s%s; trying again in %.0f s", config.name, first_line(error), hint, state.upcoming_sleep)
+        status.enter("waiting", first_line(error))
 
     return Retrying(
         retry=retry_if_exception(lambda error: passing(error) and alive(spark)),
@@ -194,6 +221,7 @@ class _StreamRun:
     tables: TableCache
     checkpoint: Lake
     options: RunOptions
+    status: StatusBoard
     executors: Executors
     probe: Future[None]
     error: BaseException | None = None
@@ -226,7 +254,7 @@ class _StreamRun:
         """Run the query, and again after a failure that passes: every batch can go on where it was interrupted."""
         try:
             with quiet_failures(self.spark), self._detached_sinks(), self._viewing():
-                retrying(self.config, self.spark, self.options.stop, self.pauses)(self._query, begin)
+                retrying(self.config, self.spark, self.options.stop, self.status, self.pauses)(self._query, begin)
                 if self._once and self.batches:
                     self.batches.outboxes.retention.tidy()
         except Exception as error:
@@ -270,16 +298,13 @@ class _StreamRun:
         if not self.open:  # within the retries: a source that is away is waited for
             self.config = opened(self.config, self.spark, self.folder, trial=self.config.debug)
             self.open = True
-            about = self.config, self.spark, self.lake, self.checkpoint, self.options.stop, self.executors
-            self.detached = DetachedSinks.of(*about, once=self._once)
-            self.detached.check(self.options.accept)
-            if not self._once:
-                self.detached.start()
+            self._open_detached_sinks()
         self._release()
         self.planner = self.planner or Planner(self.config, self.config.decode, at_start=True)
         self.planner.lookups.load(self.spark)  # a table that is away is waited for, before anything is read
         query = self._started(begin)
         log.info("%s: reading %s", self.config.name, source.named(self.config))
+        self.status.enter("running")
         try:
             self.planner.prepare(self.spark)  # while Spark starts the query and asks for offsets
             self._tell_changed_types()
@@ -297,6 +322,13 @@ class _StreamRun:
             self._query(begin)
             return
         self._end(query)  # not after a KeyboardInterrupt: it does not wait for the current batch
+
+    def _open_detached_sinks(self) -> None:
+        about = self.config, self.spark, self.lake, self.checkpoint, self.options.stop, self.executors
+        self.detached = DetachedSinks.of(*about, once=self._once)
+        self.detached.check(self.options.accept)
+        if not self._once:
+            self.detached.start()
 
     def _tell_changed_types(self) -> None:
         """Log once how the columns of the next batches differ from those of the tables with one name."""
@@ -354,12 +386,14 @@ class _StreamRun:
 
     def _follow(self, query: StreamingQuery) -> None:
         """Return when the query has ended, or between two batches once `stop` is set; raise its error if it failed."""
-        outage = Outage(self.config)
+        outage = Outage(self.config, self.status.enter)
         try:
             while not query.awaitTermination(POLL_SECONDS):  # type: ignore[arg-type] # it takes fractions
                 if self.options.stop.is_set() and not self.busy.locked():
                     return
                 self._tell(query)
+                if not self.busy.locked():
+                    self.status.alive()
                 if time.monotonic() > self.looked + LOOK_SECONDS and not self.busy.locked():
                     self._release()
                 outage.notice(query, busy=self.busy.locked())
@@ -407,6 +441,7 @@ class _StreamRun:
             with self.releasing:
                 report = self.batches.process(records, batch)
             self.pauses.succeeded()
+            self.status.finished(report)
             self.reports.append(report)
             self.unreported.append(report)
             self.registry.finished(report)
@@ -427,24 +462,49 @@ class _StreamRun:
             raw.sparkSession,
             self.lake,
             CheckpointStore(self.checkpoint, run),
-            self.options.watch,
+            self._watch,
             self.options.stop,
             planner=self.planner,
             executors=self.executors,
             opened=self.tables,
             views=self.views,
             dead_letter_limit=self._dead_letter_limit,
+            status=self.status,
         )
+
+    def _watch(self, batch: int, step: str, done: int, of: int) -> None:
+        self.status.step(batch, step, done, of)
+        if self.options.watch:
+            self.options.watch(batch, step, done, of)
 
     def _tell(self, query: StreamingQuery, *, last: bool = False) -> None:
         """Report finished batches, with the lag that Spark's progress knows a moment later."""
         if not self.unreported:
             return
+        self._tell_source(query)
         behind = {progress["batchId"]: _behind(progress) for progress in query.recentProgress}
         while self.unreported and (last or self.unreported[0].batch in behind):
             report = self.unreported.popleft()
             if self.options.finished:
                 self.options.finished(report, behind.get(report.batch))
+
+    def _tell_source(self, query: StreamingQuery) -> None:
+        """Note how far each partition of a topic is processed, and where it ended when Spark last asked."""
+        progress = query.lastProgress
+        if self.config.source.kafka is None or progress is None:
+            return
+        positions: dict[tuple[str, int], int] = {}
+        ends: dict[tuple[str, int], int] = {}
+        for entry in progress.sources:
+            positions |= _by_partition(entry.endOffset)
+            ends |= _by_partition(entry.latestOffset)
+        self.status.source_is_at(positions, ends)
+
+
+def _by_partition(offsets: str | None) -> dict[tuple[str, int], int]:
+    """Return offsets of Kafka, as Spark's progress has them, by topic and partition."""
+    said = json.loads(offsets or "{}") or {}
+    return {(topic, int(number)): int(offset) for topic, by in said.items() for number, offset in by.items()}
 
 
 def _behind(progress: Any) -> int | None:

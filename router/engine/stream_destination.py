@@ -19,6 +19,7 @@ from router.engine.outbox.apply import Outboxes
 from router.engine.outbox.detached import detached_outboxes
 from router.engine.reprocess.release import Release
 from router.engine.spark.executors import Executors
+from router.engine.status.board import StatusBoard
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from router.delta.table_cache import TableCache
     from router.engine.checkpoint_store import CheckpointStore
     from router.engine.decision import BatchDecision
-    from router.engine.label.planner import Plan, Planner
+    from router.engine.destination import CarriedOut
+    from router.engine.label.planner import Planner
     from router.engine.steps import Steps, Watch
     from router.engine.views.schedule import ViewSchedule
 
@@ -44,6 +46,7 @@ class StreamDestination(Destination):
     release: Release
     catalog: Catalog
     maintenance: TableMaintenance
+    status: StatusBoard
     views: ViewSchedule | None = None
     dead_letter_limit: DeadLetterLimit = field(default_factory=DeadLetterLimit)
 
@@ -62,14 +65,16 @@ class StreamDestination(Destination):
             log.warning("%s, batch %d: %s", self.config.name, batch, share)
         return []
 
-    def follow(self, plan: Plan, tables: set[str], blocked: dict[str, str], steps: Steps) -> None:
+    def follow(self, done: CarriedOut, steps: Steps) -> None:
         """Register tables in the catalog, refresh views, maintain tables, and release quarantined rows."""
+        self.status.carried_out(done.manifest, done.applied, done.blocked)
         if self.config.register_tables:
-            self.catalog.register(tables)
-        refreshed = self.views.batch(tables) if self.views else set[str]()  # by refreshes, beside the batches
-        self.maintenance.after_batch({*tables, *refreshed, self.config.ledger}, self.tables.files)
-        waits = any(target.evolution == "quarantine" or target.held for target in plan.layout.targets)
-        if not (waits or blocked):
+            self.catalog.register(done.tables)
+        refreshed = self.views.batch(done.tables) if self.views else set[str]()  # by refreshes, beside the batches
+        self.maintenance.after_batch({*done.tables, *refreshed, self.config.ledger}, self.tables.files)
+        targets = done.plan.layout.targets
+        waits = any(target.evolution == "quarantine" or target.held for target in targets)
+        if not (waits or done.blocked):
             return
         due = self.release.due()
         if due:
@@ -95,6 +100,7 @@ def stream_batches(
     opened: TableCache | None = None,
     views: ViewSchedule | None = None,
     dead_letter_limit: DeadLetterLimit | None = None,
+    status: StatusBoard | None = None,
 ) -> Batches:
     """Return the batches of a stream; `store` has its run. `planner` may have begun already, `opened` has open tables.
 
@@ -118,6 +124,7 @@ def stream_batches(
         maintenance=TableMaintenance(
             lake, lambda: spark, plans, detached_outboxes(config), beside=True, process=MaintenanceProcess()
         ),
+        status=status or StatusBoard(config.name),
         views=views,
         dead_letter_limit=dead_letter_limit or DeadLetterLimit(),
     )

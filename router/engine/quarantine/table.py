@@ -190,6 +190,11 @@ def pending_releases(store: CheckpointStore, folder: str = "approvals") -> list[
     return sorted(made, key=lambda pending: pending.number)
 
 
+def blocked_places(store: CheckpointStore) -> dict[str, str]:
+    """Return why tables cannot be written, by place."""
+    return {str(note.place): note.cause for note in pending_releases(store, "blocked")}
+
+
 @dataclass(frozen=True)
 class Quarantine:
     """The quarantine of one query: which tables are blocked, and the rows of commits that failed."""
@@ -202,7 +207,7 @@ class Quarantine:
 
     def blocked(self) -> dict[str, str]:
         """Return why tables cannot be written, by place."""
-        return {str(note.place): note.cause for note in pending_releases(self.store, "blocked")}
+        return blocked_places(self.store)
 
     def block(self, blocked: dict[str, str]) -> None:
         """Note tables that cannot be written, before anything says that their rows are in the quarantine."""

@@ -30,7 +30,7 @@ from router.engine.label.layout import RAW_COLUMNS
 from router.engine.outbox.apply import opened
 from router.engine.position import ARRIVAL, with_arrival
 from router.engine.reprocess.records import BronzeRecords, RecordRange, records_of_topic
-from router.engine.reprocess.run import Run
+from router.engine.reprocess.run import NamedRun
 from router.engine.reprocess.stored_offsets import Spans, StoredRecords, are_stored, stored_records_of
 from router.errors import StartError
 from router.sinks import MergingSink, Sink, TableSink
@@ -191,18 +191,18 @@ class Backfill:
         self.spark = self.context.spark
         self.lake = self.context.lake
 
-    def cut_off(self) -> Run[RecordRange] | None:
+    def cut_off(self) -> NamedRun[RecordRange] | None:
         """Return the backfill that was killed before its end; None where there is none."""
-        return Run.resume(self.context.checkpoint, NOTE, RecordRange)
+        return NamedRun.resume(self.context.checkpoint, NOTE, RecordRange)
 
-    def begin(self, chosen: RecordRange) -> Run[RecordRange]:
+    def begin(self, chosen: RecordRange) -> NamedRun[RecordRange]:
         """Return a new backfill, of bronze or else of the topic. Raises StartError if there is neither."""
         versions = BronzeRecords.newest(self.lake, self.config).versions
         if not versions and self.config.source.kafka is None:
             raise StartError(f"{self.config.name} has neither bronze nor a topic that records could come from")
-        return Run.new(self.context.checkpoint, NOTE, chosen, versions)
+        return NamedRun.new(self.context.checkpoint, NOTE, chosen, versions)
 
-    def run(self, run: Run[RecordRange]) -> Backfilled:
+    def run(self, run: NamedRun[RecordRange]) -> Backfilled:
         """Take the records of the range. Can be repeated from any point. Raises StartError, TableError, BatchError."""
         config = self.config.with_sinks(_writes_tables)
         if not config.routes:
@@ -237,7 +237,7 @@ class Backfill:
         run.finish()
         return Backfilled(run.name, sum(part.read for part in manifest.partitions), rows)
 
-    def _records(self, run: Run[RecordRange]) -> DataFrame:
+    def _records(self, run: NamedRun[RecordRange]) -> DataFrame:
         """Return the raw records of the range, each once."""
         if run.versions:
             found = BronzeRecords(run.versions).frame(self.spark, self.lake)

@@ -32,9 +32,10 @@ from router.engine.destination import Destination
 from router.engine.outbox.apply import REPLAYED, mark_replayed, opened
 from router.engine.position import stored_records, with_arrival
 from router.engine.preflight.explain import fixed_table
+from router.engine.quarantine.table import blocked_places
 from router.engine.reprocess.records import BronzeRecords, delta_rows
 from router.engine.reprocess.resend import resending_sinks
-from router.engine.reprocess.run import Run
+from router.engine.reprocess.run import NamedRun
 from router.engine.start.checks import writers_of
 from router.engine.steps import Steps
 from router.errors import StartError
@@ -239,14 +240,14 @@ class DeadLetterReplay:
         self.spark = self.context.spark
         self.lake = self.context.lake
 
-    def begin(self, chosen: LetterFilter) -> Run[LetterChoice] | None:
+    def begin(self, chosen: LetterFilter) -> NamedRun[LetterChoice] | None:
         """Return a new replay of the dead letters that a filter chooses; None where there are none."""
         table = self.config.dead_letters
         handle = self.lake.open(table)
         if handle is None:
             return None
         self._refuse_letters_of_others(chosen)
-        run = Run.new(self.context.checkpoint, NOTE, LetterChoice(chosen), {table: handle.version()})
+        run = NamedRun.new(self.context.checkpoint, NOTE, LetterChoice(chosen), {table: handle.version()})
         scopes = self._letters(run).select(*Scope._fields).distinct().collect()  # few: stages x routes x sinks
         if not scopes:
             return None
@@ -259,11 +260,11 @@ class DeadLetterReplay:
             what = f"{table} has dead letters of {', '.join(sorted(others))}, too, and does not say whose each is"
             raise StartError(f"{what}: choose those of a route that only {name} has, with --route")
 
-    def cut_off(self) -> Run[LetterChoice] | None:
+    def cut_off(self) -> NamedRun[LetterChoice] | None:
         """Return the replay that was killed before its end; None where there is none."""
-        return Run.resume(self.context.checkpoint, NOTE, LetterChoice)
+        return NamedRun.resume(self.context.checkpoint, NOTE, LetterChoice)
 
-    def show(self, run: Run[LetterChoice]) -> list[LetterOutcome]:
+    def show(self, run: NamedRun[LetterChoice]) -> list[LetterOutcome]:
         """Return what would become of the dead letters of each scope. Stages files, and deletes them."""
         found = []
         for scope in run.choice.scopes:
@@ -274,7 +275,7 @@ class DeadLetterReplay:
         self._clear(run)
         return found
 
-    def _tried(self, run: Run[LetterChoice], scope: Scope, rows: int, reason: str) -> LetterOutcome:
+    def _tried(self, run: NamedRun[LetterChoice], scope: Scope, rows: int, reason: str) -> LetterOutcome:
         """Return what would become of a scope: its records are landed and decided, and then deleted."""
         config = _chosen(self.config, scope)
         destination = ReplayDestination(config, run.name, self.lake, scope)
@@ -287,6 +288,7 @@ class DeadLetterReplay:
             staging=destination.folder,
             executors=self.context.executors,
         )
+        decider.forget_released(blocked_places(run.store))
         plan = decider.plan(with_arrival(self._records(run, scope), 0, 0))
         decision = decider.land_and_decide(plan, Steps(0), destination)
         commits = destination.chosen(decision, 0)
@@ -296,7 +298,7 @@ class DeadLetterReplay:
         self.lake.delete(still_path(destination.folder, 0))
         return look
 
-    def send(self, run: Run[LetterChoice]) -> list[LetterOutcome]:
+    def send(self, run: NamedRun[LetterChoice]) -> list[LetterOutcome]:
         """Send the dead letters of each scope again, and mark what is taken. Can be repeated from any point.
 
         Raises StartError, before anything changes, where they would go into tables that depend on the order of records.
@@ -321,7 +323,7 @@ class DeadLetterReplay:
         self._clear(run)
         return found
 
-    def _refuse_order_dependent(self, run: Run[LetterChoice]) -> None:
+    def _refuse_order_dependent(self, run: NamedRun[LetterChoice]) -> None:
         """Raise StartError where a record that comes late leaves another row than one that came in time.
 
         A sink that keeps part of an older row needs the rows in their order; all others do not.
@@ -339,14 +341,14 @@ class DeadLetterReplay:
             what = f"{', '.join(sorted(names))} keep parts of older rows: a late record does not find them as they were"
             raise StartError(f"{what}. Add --accept, then rebuild them with `router refresh`; nothing was sent")
 
-    def _clear(self, run: Run[LetterChoice]) -> None:
+    def _clear(self, run: NamedRun[LetterChoice]) -> None:
         folder = folder_of(self.config, run.name)
         if self.lake.files.get_file_info(folder).type.name == "Directory":
             self.lake.files.delete_dir(folder)
 
     def _outcome(
         self,
-        run: Run[LetterChoice],
+        run: NamedRun[LetterChoice],
         scope: Scope,
         batch: int,
         rows: int,
@@ -366,14 +368,14 @@ class DeadLetterReplay:
         still = self._count_still(run, batch) + rows - total(partitions, "read")
         return LetterOutcome(scope, rows, reason, places, still, other)
 
-    def _count_still(self, run: Run[LetterChoice], batch: int) -> int:
+    def _count_still(self, run: NamedRun[LetterChoice], batch: int) -> int:
         path = still_path(folder_of(self.config, run.name), batch)
         if not self.lake.files.get_file_info(path).is_file:
             return 0
         with self.lake.files.open_input_file(path) as source:
             return int(pq.ParquetFile(source).metadata.num_rows)
 
-    def _letters(self, run: Run[LetterChoice], scope: Scope | None = None) -> DataFrame:
+    def _letters(self, run: NamedRun[LetterChoice], scope: Scope | None = None) -> DataFrame:
         """Return the chosen dead letters, of all scopes or one, as their table was when the replay began."""
         ((table, version),) = run.versions.items()
         found = delta_rows(self.spark, self.lake, table, version).filter(run.choice.filter.holds())
@@ -383,7 +385,7 @@ class DeadLetterReplay:
             found = found.filter(~Scope("apply", route, sink).holds())
         return found if scope is None else found.filter(scope.holds())
 
-    def _counted(self, run: Run[LetterChoice], scope: Scope) -> tuple[int, str]:
+    def _counted(self, run: NamedRun[LetterChoice], scope: Scope) -> tuple[int, str]:
         """Return the number of records of a scope, and one of the reasons."""
         letters = self._letters(run, scope).groupBy(*self._names(scope)).agg(F.max("reason").alias("reason"))
         (row,) = letters.agg(F.count(F.lit(1)).alias("rows"), F.max("reason").alias("reason")).collect()
@@ -401,7 +403,7 @@ class DeadLetterReplay:
     def _names(self, scope: Scope) -> tuple[str, ...]:
         return PLACE if scope.stage == "apply" else WHOLE
 
-    def _records(self, run: Run[LetterChoice], scope: Scope) -> DataFrame:
+    def _records(self, run: NamedRun[LetterChoice], scope: Scope) -> DataFrame:
         """Return the raw records of a scope, each once."""
         found = letters = self._letters(run, scope)
         if scope.stage == "apply":
@@ -414,7 +416,7 @@ class DeadLetterReplay:
         records = BronzeRecords.newest(self.lake, self.config).frame(self.spark, self.lake)
         return records.filter(F.col("topic").isNotNull())
 
-    def _mark(self, run: Run[LetterChoice], scope: Scope, batch: int) -> None:
+    def _mark(self, run: NamedRun[LetterChoice], scope: Scope, batch: int) -> None:
         """Mark the dead letters of a scope that were taken."""
         taken, names = self._letters(run, scope), self._names(scope)
         if scope.stage == "apply":
@@ -426,7 +428,7 @@ class DeadLetterReplay:
             taken = taken.join(still, _alike(taken, still, names), "left_anti")
         mark_replayed(taken, self.lake, self.config, run.name, batch)
 
-    def _batches(self, run: Run[LetterChoice], scope: Scope) -> Batches:
+    def _batches(self, run: NamedRun[LetterChoice], scope: Scope) -> Batches:
         try:
             config = opened(_chosen(self.config, scope), self.spark, self.context.folder)
         except OSError as error:

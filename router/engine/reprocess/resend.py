@@ -20,7 +20,7 @@ from router.delta.transaction_id import TransactionId
 from router.engine import ledger
 from router.engine.label.layout import COORDINATES
 from router.engine.outbox.apply import OutboxSink, append_dead_letters, keeper, mark_replayed
-from router.engine.reprocess.run import Run
+from router.engine.reprocess.run import NamedRun
 from router.engine.spark.executors import refusal
 from router.errors import RouterError, SinkError, StartError
 from router.sinks import ApplyingSink, Batch, Opening
@@ -127,9 +127,9 @@ class Resender(OutboxSink):
 
     folder: Path
 
-    def cut_off(self) -> Run[ReplayFilter] | None:
+    def cut_off(self) -> NamedRun[ReplayFilter] | None:
         """Return the replay that was killed before the ledger had its row; None where there is none."""
-        return Run.resume(self.checkpoint, self._mark, ReplayFilter)
+        return NamedRun.resume(self.checkpoint, self._mark, ReplayFilter)
 
     def find(self, chosen: ReplayFilter, tables: TableSnapshots | None = None) -> ReplayRows | None:
         """Return the rows that a filter chooses; None where the sink has never sent anything."""
@@ -144,19 +144,19 @@ class Resender(OutboxSink):
         rows = outbox.join(mine, [F.col(old).eqNullSafe(F.col(new)) for old, new in PLACE], "left_semi")
         return ReplayRows(rows.dropDuplicates([old for old, _ in PLACE]), mine, tuple(_groups(joined)))
 
-    def resume(self, run: Run[ReplayFilter]) -> ReplayRows:
+    def resume(self, run: NamedRun[ReplayFilter]) -> ReplayRows:
         """Return the rows of a replay that was killed."""
         found = self.find(run.choice, TableSnapshots(self.spark, self.lake, run.versions))
         assert found is not None  # it had rows
         return found
 
-    def begin(self, chosen: ReplayFilter) -> tuple[Run[ReplayFilter], ReplayRows | None]:
+    def begin(self, chosen: ReplayFilter) -> tuple[NamedRun[ReplayFilter], ReplayRows | None]:
         """Return a new replay and its rows; the rows are None where the sink has never sent anything."""
         tables = TableSnapshots(self.spark, self.lake)
         found = self.find(chosen, tables)
-        return Run.new(self.checkpoint, self._mark, chosen, tables.versions), found
+        return NamedRun.new(self.checkpoint, self._mark, chosen, tables.versions), found
 
-    def send(self, run: Run[ReplayFilter], found: ReplayRows) -> Resent:
+    def send(self, run: NamedRun[ReplayFilter], found: ReplayRows) -> Resent:
         """Send the rows of a replay again and write what became of them into the ledger, once. Raises RouterError."""
         batch = self._batch(run.name)
         sink = self._prepared(found)

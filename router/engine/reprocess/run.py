@@ -18,7 +18,7 @@ Choice = TypeVar("Choice")
 
 
 @dataclass(frozen=True)
-class Run(Generic[Choice]):
+class NamedRun(Generic[Choice]):
     """A run of reprocessing: what was chosen, and the versions of the tables that it reads.
 
     Manifests, marks and transaction ids carry its `name` where those of a stream carry the stream's run: a run that was
@@ -32,13 +32,13 @@ class Run(Generic[Choice]):
     versions: dict[str, int]
 
     @classmethod
-    def new(cls, checkpoint: Lake, note: str, choice: Choice, versions: dict[str, int]) -> Run[Choice]:
+    def new(cls, checkpoint: Lake, note: str, choice: Choice, versions: dict[str, int]) -> NamedRun[Choice]:
         """Return a run with a name of its own, of which nothing is noted yet."""
         name = f"{REPLAY}{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
         return cls(checkpoint, note, name, choice, versions)
 
     @classmethod
-    def resume(cls, checkpoint: Lake, note: str, kind: type[Choice]) -> Run[Choice] | None:
+    def resume(cls, checkpoint: Lake, note: str, kind: type[Choice]) -> NamedRun[Choice] | None:
         """Return the run that was killed before its end; None if there is none."""
         found = CheckpointStore(checkpoint).load(note)
         if found is None:

@@ -1,0 +1,6 @@
+"""Status: what a running stream is doing, for people and monitors.
+
+In: steps, manifests and reports of batches, waits and warnings (`board`, in the driver). Out: a
+frozen `StreamSnapshot`, which `server` gives to HTTP clients as JSON, as Prometheus metrics (`metrics`) and as answers
+to health checks. Whoever reads asks neither Spark nor Delta, and holds up no batch.
+"""

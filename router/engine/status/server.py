@@ -1,0 +1,190 @@
+"""The status of a stream over HTTP: JSON, metrics, health. A thread of the driver's process serves it.
+
+| path | answers |
+|---|---|
+| `/api/status` | the snapshot as JSON |
+| `/metrics` | the same for Prometheus |
+| `/healthz` | 200; 503 if the stream's thread made no step for `stuck_after` and waits for nothing that has a name |
+| `/readyz` | 200 once the stream reads its source; 503 before, and after its end |
+
+Nothing can be changed here, and no record or secret is shown. A page of another site must not read it, even if its name
+points to this machine (DNS rebinding), so the `Host` of a request has to be one of the server's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import json
+import logging
+import socket
+import threading
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from router.config.models import Metrics, Ui, interval
+from router.engine.status.metrics import metrics_text
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from router.engine.status.board import StatusBoard
+
+    Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+log = logging.getLogger("router")
+OPEN = frozenset({"/healthz", "/readyz"})
+"""Paths that need no token and answer to any Host: whoever probes a container knows neither."""
+HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+CLOSING_SECONDS = 5.0
+LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+class StatusServer:
+    """The server of one stream's status. Use it as a context: it ends with the block.
+
+    An address that is taken is a warning: a stream does not end because nobody can look at it.
+    """
+
+    def __init__(self, board: StatusBoard, ui: Ui, metrics: Metrics) -> None:
+        self.board = board
+        self.ui = ui
+        self.metrics = metrics
+        self.stuck_after = interval(ui.stuck_after).total_seconds()
+        self.address: tuple[str, int] | None = None
+        self._loop = asyncio.new_event_loop()
+        self._bound = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="status", daemon=True)
+
+    def __enter__(self) -> StatusServer:
+        self._thread.start()
+        self._bound.wait()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.address is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(CLOSING_SECONDS)
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        application = web.Application(middlewares=[self._guarded], handler_args={"access_log": None})
+        application.router.add_get("/api/status", self._status)
+        application.router.add_get("/metrics", self._metrics)
+        application.router.add_get("/healthz", self._healthz)
+        application.router.add_get("/readyz", self._readyz)
+        runner = web.AppRunner(application, access_log=None, handle_signals=False)
+        try:
+            self._loop.run_until_complete(self._bind(runner))
+            self._bound.set()
+            self._loop.run_forever()
+        except OSError as error:
+            log.warning("nobody can look at the stream: %s cannot be served: %s", self.ui.address, error)
+        finally:
+            self._loop.run_until_complete(runner.cleanup())
+            self._loop.close()
+            self._bound.set()
+
+    async def _bind(self, runner: web.AppRunner) -> None:
+        await runner.setup()
+        host, port = self.ui.host_and_port
+        site = web.TCPSite(runner, host, port)
+        await site.start()
+        bound = runner.addresses[0]
+        self.address = (str(bound[0]), int(bound[1]))
+
+    @web.middleware
+    async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Answer what may be answered. Only `OPEN` paths are for everybody."""
+        if request.method not in ("GET", "HEAD"):
+            return _text("only GET is answered", 405)
+        if request.path not in OPEN:
+            if not self._is_own(request.host):
+                return _text("this name is not the server's; see `ui: {hosts: [...]}`", 421)
+            if not self._may_read(request.headers.get("Authorization", "")):
+                response = _text("a token is needed: Authorization: Bearer TOKEN", 401)
+                response.headers["WWW-Authenticate"] = "Bearer"
+                return response
+        try:
+            response_of_path = await handler(request)
+        except web.HTTPException as error:
+            return _text(error.reason, error.status)
+        response_of_path.headers.update(HEADERS)
+        return response_of_path
+
+    def _is_own(self, host: str) -> bool:
+        """Say whether a request's Host is the address that is bound, one of the machine's, or one that is allowed."""
+        name = _host_name(host)
+        if name in self.ui.hosts:
+            return True
+        bound, _ = self.ui.host_and_port
+        if _is_any(bound):
+            return name in LOCAL_NAMES or name in _addresses_of_machine()
+        return name == bound or (_is_loopback(bound) and name in LOCAL_NAMES)
+
+    def _may_read(self, authorization: str) -> bool:
+        if self.ui.token is None:
+            return True
+        kind, _, given = authorization.partition(" ")
+        expected = self.ui.token.get_secret_value()
+        return kind.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), expected.encode())
+
+    async def _status(self, request: web.Request) -> web.Response:
+        snapshot = self.board.snapshot()
+        found = {**asdict(snapshot), "words": snapshot.words, "lag": snapshot.lag, "now": time.time()}
+        found["partitions"] = [{**asdict(one), "lag": one.lag} for one in snapshot.partitions]
+        return web.Response(text=json.dumps(found), content_type="application/json")
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        body = metrics_text(self.board.snapshot(), self.metrics.tables_at_most)
+        return web.Response(body=body, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    async def _healthz(self, request: web.Request) -> web.Response:
+        snapshot = self.board.snapshot()
+        idle = time.time() - snapshot.progress
+        if snapshot.state == "running" and idle > self.stuck_after:
+            where = f"batch {snapshot.batch}, {snapshot.step}" if snapshot.step else "between two batches"
+            return _text(f"no step for {idle:.0f} s: {where}", 503)
+        if snapshot.state == "failed":
+            return _text(snapshot.words, 503)
+        return _text(snapshot.words)
+
+    async def _readyz(self, request: web.Request) -> web.Response:
+        snapshot = self.board.snapshot()
+        ready = snapshot.state == "running" and time.time() - snapshot.progress <= self.stuck_after
+        return _text(snapshot.words, 200 if ready else 503)
+
+
+def _text(text: str, status: int = 200) -> web.Response:
+    return web.Response(text=f"{text}\n", status=status, headers=HEADERS)
+
+
+def _host_name(host: str) -> str:
+    """Return the name in a Host header, without port and brackets."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].lower()
+
+
+def _is_any(host: str) -> bool:
+    return host in ("0.0.0.0", "::")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _addresses_of_machine() -> set[str]:
+    """Return the addresses that this machine has by its own name."""
+    names = {socket.gethostname().lower()}
+    with suppress(OSError):
+        names |= {str(found[4][0]) for found in socket.getaddrinfo(socket.gethostname(), None)}
+    return names

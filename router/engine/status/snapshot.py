@@ -1,0 +1,129 @@
+"""The state of a stream at one moment, as everything that shows it reads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Literal
+
+State = Literal["starting", "running", "waiting", "stopping", "ended", "failed"]
+"""What a stream is doing. `waiting`: something that it needs is away, and it tries again."""
+
+
+@dataclass(frozen=True)
+class BatchStatus:
+    """A finished batch. Counts are records; `seconds` has the wall time of each step, `ended` is since 1970."""
+
+    batch: int
+    ended: float
+    read: int
+    decoded: int
+    failed: int
+    unmatched: int
+    dead_letters: int
+    tables: int
+    files: int
+    seconds: dict[str, float]
+
+
+@dataclass(frozen=True)
+class TableStatus:
+    """A table since the stream started: rows that it got, its last batch, and when that was committed.
+
+    `blocked` says why it cannot be written now, so that its rows are quarantined; empty if it can.
+    """
+
+    table: str
+    rows: int = 0
+    batch: int = -1
+    committed: float = 0.0
+    blocked: str = ""
+
+
+@dataclass(frozen=True)
+class SinkStatus:
+    """What an applying sink did since the stream started, in rows; `backlog` has those that it still has to send."""
+
+    route: str
+    sink: str
+    applied: int = 0
+    dead: int = 0
+    parked: int = 0
+    in_doubt: int = 0
+    backlog: int = 0
+
+
+@dataclass(frozen=True)
+class PartitionStatus:
+    """A partition of the source: the offset after the last one that was processed, and the end of the partition.
+
+    What is not known yet is None.
+    """
+
+    topic: str
+    partition: int
+    position: int | None = None
+    end: int | None = None
+
+    @property
+    def lag(self) -> int | None:
+        """Return how many records are still to be processed."""
+        if self.end is None or self.position is None:
+            return None
+        return max(0, self.end - self.position)
+
+
+@dataclass(frozen=True)
+class Warned:
+    """A warning or an error that was logged, and when, in seconds since 1970."""
+
+    at: float
+    level: str
+    message: str
+
+
+@dataclass(frozen=True)
+class StreamSnapshot:
+    """A stream at a moment. Times are in seconds since 1970.
+
+    `cause` says what a waiting or failed stream waits for, or failed of, since `since`. `progress` is the time of the
+    last step. `records` has totals since the start by outcome, `routes` those of each route. `finished` batches there
+    were since the start, and `batches` are the last of them, the newest first.
+    """
+
+    query: str
+    version: str
+    state: State
+    since: float
+    started: float
+    cause: str = ""
+    batch: int | None = None
+    step: str = ""
+    progress: float = 0.0
+    records: dict[str, int] = field(default_factory=dict)
+    routes: dict[str, dict[str, int]] = field(default_factory=dict)
+    finished: int = 0
+    batches: tuple[BatchStatus, ...] = ()
+    tables: tuple[TableStatus, ...] = ()
+    sinks: tuple[SinkStatus, ...] = ()
+    partitions: tuple[PartitionStatus, ...] = ()
+    behind: int | None = None
+    step_seconds: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    warnings: tuple[Warned, ...] = ()
+
+    @property
+    def lag(self) -> int | None:
+        """Return how many records of the source are still to be processed; None if that is not known."""
+        known = [partition.lag for partition in self.partitions if partition.lag is not None]
+        return sum(known) if known else self.behind
+
+    @property
+    def words(self) -> str:
+        """Return the state in words."""
+        if self.state == "running":
+            lag = self.lag
+            return "running" if lag is None else f"running, {lag:,} records behind"
+        if self.cause:
+            since = datetime.fromtimestamp(self.since, timezone.utc)
+            return f"{self.state} since {since:%H:%M:%S} UTC: {self.cause}"
+        return self.state

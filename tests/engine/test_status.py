@@ -1,0 +1,247 @@
+"""What a stream shows of itself, without Spark: the board, the server and the metrics."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+import requests
+from prometheus_client.parser import text_string_to_metric_families
+from pydantic import SecretStr, ValidationError
+
+from router.config.models import Metrics, Ui
+from router.delta.commit import StagedFile, TableCommit
+from router.engine.balance import Partition
+from router.engine.checkpoint_store import Manifest
+from router.engine.status import board as board_module
+from router.engine.status.board import StatusBoard
+from router.engine.status.metrics import OTHERS, metrics_text
+from router.engine.status.server import StatusServer
+from router.parts import BatchReport
+from router.sinks import Applied
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ANY_PORT = "127.0.0.1:0"
+
+
+def manifest(batch: int, *tables: str, quarantined: dict[str, str] | None = None) -> Manifest:
+    """Return a batch that brought three rows into each table, and read offsets up to 10 times its number."""
+    works = []
+    for table in tables:
+        file = StagedFile("r/s", table, f"{table.replace('.', '/')}/part-0.parquet", 10, 3, ("a",), "{}")
+        works.append(TableCommit("r/s", table, f"games:run/r/s/{table}", batch, (file,), "{}"))
+    last = 10 * (batch + 1) - 1
+    part = Partition("events", 0, 0, last, 10, 0, 0, 0, {"r": 3}, {}, {}, {}, {"r/s": 3}, {}, {})
+    return Manifest(batch, "configuration", ("r/s",), tuple(works), (part,), quarantined=quarantined or {})
+
+
+def report(batch: int) -> BatchReport:
+    seconds = {"land": 1.5, "commit": 0.04}
+    return BatchReport("games", batch, 10, 9, 1, 2, 3, 2, 4, seconds, routes={"r": {"matched": 7, "landed": 6}})
+
+
+@pytest.fixture
+def board() -> StatusBoard:
+    made = StatusBoard("games")
+    made.enter("running")
+    return made
+
+
+@pytest.fixture
+def server(board: StatusBoard) -> Iterator[StatusServer]:
+    with StatusServer(board, Ui(address=ANY_PORT), Metrics()) as made:
+        yield made
+
+
+def get(server: StatusServer, path: str, **headers: str) -> requests.Response:
+    assert server.address is not None
+    host, port = server.address
+    return requests.get(f"http://{host}:{port}{path}", headers=headers, timeout=10)
+
+
+def samples(board: StatusBoard, at_most: int = 500) -> dict[tuple[str, str], float]:
+    """Return the metrics by name and labels, as a client of Prometheus reads them."""
+    found: dict[tuple[str, str], float] = {}
+    for family in text_string_to_metric_families(metrics_text(board.snapshot(), at_most).decode()):
+        for sample in family.samples:
+            labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
+            found[sample.name, labels] = sample.value
+    return found
+
+
+def test_a_batch_is_seen_in_status_and_metrics(board: StatusBoard, server: StatusServer) -> None:
+    """Without it nobody sees how fast a stream is, or that a table has got nothing since yesterday."""
+    board.carried_out(manifest(0, "silver.uno", "silver.go"), {"r/api": Applied(2, 1)}, {})
+    board.finished(report(0))
+    board.carried_out(manifest(1, "silver.uno"), {}, {})
+    board.finished(report(1))
+    board.source_is_at({}, {("events", 0): 25, ("events", 1): 8})
+
+    said = get(server, "/api/status").json()
+    assert (said["state"], said["words"], said["lag"]) == ("running", "running, 5 records behind", 5)
+    assert {table["table"]: (table["rows"], table["batch"]) for table in said["tables"]} == {
+        "silver.uno": (6, 1),
+        "silver.go": (3, 0),
+    }
+    assert [batch["batch"] for batch in said["batches"]] == [1, 0]
+    assert [(part["partition"], part["position"], part["lag"]) for part in said["partitions"]] == [
+        (0, 20, 5),
+        (1, None, None),
+    ], "where a partition was never read its lag is not known"
+    metrics = samples(board)
+    assert metrics["router_records_total", "outcome=read"] == 20
+    assert metrics["router_records_total", "outcome=dead_letters"] == 6
+    assert metrics["router_route_rows_total", "outcome=landed,route=r"] == 12
+    assert metrics["router_source_lag_records", "partition=0,topic=events"] == 5
+    assert ("router_source_lag_records", "partition=1,topic=events") not in metrics
+    assert metrics["router_table_rows_total", "table=silver.uno"] == 6
+    assert metrics["router_sink_rows_total", "outcome=dead,route=r,sink=api"] == 1
+    assert metrics["router_batches_total", ""] == 2
+    assert metrics["router_batch_step_seconds_count", "step=land"] == 2
+    assert metrics["router_batch_step_seconds_bucket", "le=1.0,step=land"] == 0
+    assert metrics["router_batch_step_seconds_bucket", "le=2.5,step=land"] == 2
+    assert metrics["router_batch_step_seconds_sum", "step=land"] == 3.0
+    assert metrics["router_state", "state=running"] == 1
+
+
+def test_a_blocked_table_is_named_until_it_can_be_written(board: StatusBoard) -> None:
+    """Without it rows are quarantined for a week before somebody looks."""
+    blocked = {"r/s/silver.uno": "its log is damaged"}
+    board.carried_out(manifest(0, "silver.uno", quarantined=blocked), {}, blocked)
+    (table,) = board.snapshot().tables
+    assert (table.blocked, table.rows) == ("its log is damaged", 0)
+    assert samples(board)["router_blocked_tables", ""] == 1
+
+    board.carried_out(manifest(1, "silver.uno"), {}, {})
+    (table,) = board.snapshot().tables
+    assert (table.blocked, table.rows) == ("", 3)
+
+
+def test_a_wait_has_a_cause_until_a_batch_goes_on(board: StatusBoard, server: StatusServer) -> None:
+    """Without it an operator sees that nothing comes, and not why."""
+    board.enter("waiting", "no broker answers at 127.0.0.1:9092")
+    since = board.snapshot().since
+    board.enter("waiting", "no broker answers at 127.0.0.1:9092")
+    assert board.snapshot().since == since, "it waits since the first try"
+    assert get(server, "/healthz").status_code == 200, "what it waits for has a name"
+    assert get(server, "/readyz").status_code == 503
+    assert "no broker answers" in get(server, "/healthz").text
+
+    board.step(3, "land", 0, 1)
+    assert (board.snapshot().state, board.snapshot().cause) == ("running", "")
+    assert get(server, "/readyz").status_code == 200
+
+
+def test_a_stream_that_makes_no_step_is_unhealthy(board: StatusBoard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a stream whose JVM is stuck is never restarted."""
+    board.step(3, "land", 0, 1)
+    with StatusServer(board, Ui(address=ANY_PORT, stuck_after="10 min"), Metrics()) as server:
+        assert get(server, "/healthz").status_code == 200
+        now = board_module.time.time()
+        monkeypatch.setattr("router.engine.status.server.time.time", lambda: now + 601)
+        answer = get(server, "/healthz")
+        assert answer.status_code == 503
+        assert "batch 3, land" in answer.text
+        assert get(server, "/readyz").status_code == 503
+        monkeypatch.undo()
+        board.enter("failed", "the batch does not balance")
+        assert get(server, "/healthz").status_code == 503
+
+
+def test_warnings_are_kept_and_escaped(board: StatusBoard) -> None:
+    """Without it the cause of last night's trouble is in a log that nobody has any more."""
+    logger = logging.getLogger("router")
+    with board.listening():
+        logger.warning("%s went away", "table\x1b[31m")
+        logger.info("nothing of interest")
+    logger.warning("not listened to")
+    (warned,) = board.snapshot().warnings
+    assert (warned.level, warned.message) == ("warning", "table\\x1b[31m went away")
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1", 200),
+        ("localhost:4480", 200),
+        ("[::1]:4480", 200),
+        ("games.example.org", 200),
+        ("evil.example.org", 421),
+        ("127.0.0.1.evil.example.org", 421),
+        ("", 421),
+    ],
+)
+def test_a_name_that_is_not_the_servers_is_refused(board: StatusBoard, host: str, status: int) -> None:
+    """Without it a page of another site reads the status by a name that points to this machine."""
+    with StatusServer(board, Ui(address=ANY_PORT, hosts=("games.example.org",)), Metrics()) as server:
+        for path in ("/api/status", "/metrics"):
+            assert get(server, path, Host=host).status_code == status
+        assert get(server, "/healthz", Host=host).status_code == 200, "whoever probes a container knows no name"
+
+
+def test_nothing_but_health_is_read_without_the_token(board: StatusBoard) -> None:
+    """Without it everybody in the network reads which tables there are."""
+    with StatusServer(board, Ui(address=ANY_PORT, token=SecretStr("s3cret")), Metrics()) as server:
+        for path in ("/api/status", "/metrics"):
+            assert get(server, path).status_code == 401
+            assert get(server, path, Authorization="Bearer s3cre").status_code == 401
+            assert get(server, path, Authorization="s3cret").status_code == 401
+            assert get(server, f"{path}?token=s3cret").status_code == 401
+            assert get(server, path, Authorization="Bearer s3cret").status_code == 200
+        assert get(server, "/healthz").status_code == 200
+        assert get(server, "/readyz").status_code == 200
+
+
+def test_only_get_is_answered_and_nothing_is_stored(server: StatusServer) -> None:
+    """Without it a proxy shows the state of an hour ago."""
+    assert server.address is not None
+    address = "http://{}:{}/api/status".format(*server.address)
+    assert requests.post(address, timeout=10).status_code == 405
+    assert get(server, "/nothing").status_code == 404
+    answer = get(server, "/api/status")
+    assert answer.headers["Cache-Control"] == "no-store"
+    assert "Access-Control-Allow-Origin" not in answer.headers
+
+
+def test_a_taken_port_is_a_warning(board: StatusBoard, caplog: pytest.LogCaptureFixture) -> None:
+    """Without it a stream does not start because another one shows itself at the same port."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with StatusServer(board, Ui(address=address), Metrics()) as server:
+            assert server.address is None
+    assert "cannot be served" in caplog.text
+
+
+def test_an_address_that_others_reach_needs_a_token() -> None:
+    """Without it the status of a stream is open to a network by a line of YAML."""
+    for address in ("0.0.0.0:4480", "[::]:4480", "10.1.2.3:80", "router.example.org:80"):
+        with pytest.raises(ValidationError, match="token"):
+            Ui(address=address)
+        assert Ui(address=address, token=SecretStr("x")).host_and_port[1] in (4480, 80)
+    for address in ("127.0.0.1", "127.0.0.1:99999", "http://127.0.0.1:80"):
+        with pytest.raises(ValidationError):
+            Ui(address=address)
+
+
+def test_series_of_tables_are_bounded(board: StatusBoard) -> None:
+    """Without it a monitor ends for want of memory at a stream with tables by the thousand."""
+    for batch in range(5):
+        board.carried_out(manifest(batch, f"silver.t{batch}"), {}, {})
+    metrics = samples(board, at_most=2)
+    rows = {labels: value for (name, labels), value in metrics.items() if name == "router_table_rows_total"}
+    assert rows == {"table=silver.t4": 3, "table=silver.t3": 3, f"table={OTHERS}": 9}
+
+
+def test_hostile_names_stay_labels(board: StatusBoard) -> None:
+    """Without it a name from the data writes series of its own."""
+    name = 'silver.a"b\nrouter_state{state="failed"} 1'
+    board.carried_out(manifest(0, name), {}, {})
+    metrics = samples(board)
+    assert metrics["router_table_rows_total", f"table={name}"] == 3
+    assert metrics["router_state", "state=failed"] == 0
