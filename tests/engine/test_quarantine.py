@@ -15,8 +15,8 @@ from router.config.loader import load
 from router.config.models import Route
 from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore
-from router.engine.quarantine import release
 from router.engine.quarantine import table as quarantine
+from router.engine.reprocess import release
 from router.engine.stream import run
 from router.registry import load_registry
 from router_decoders import Json

@@ -1,0 +1,78 @@
+"""What a real run tells its board."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from router.config.loader import load
+from router.engine.status.board import StatusBoard
+from router.engine.stream import RunOptions, run
+from router.errors import RouterError
+from router.registry import load_registry
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+YAML = """\
+name: games
+lake: {folder}/lake
+source: {{files: {{path: "{folder}/in"}}}}
+decode: {{json: {{schema: "game string, id long"}}}}
+bronze: bronze.all
+routes:
+  - name: games
+    match: {{sql: "event.game IS NOT NULL"}}
+    expect: [{{name: numbered, sql: "event.id IS NOT NULL", otherwise: {otherwise}}}]
+    sinks: [{{tables: {{table: "silver.{{event.game}}"}}}}]
+trigger: {{once: true}}
+dead_letters: ops.dead
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "in").mkdir()
+    lines = ['{"game": "uno", "id": 1}', '{"game": "go", "id": 2}', '{"game": "uno"}', "no JSON", '{"id": 3}']
+    (tmp_path / "in" / "a.json").write_text("".join(f"{line}\n" for line in lines))
+    return tmp_path
+
+
+def ran(folder: Path, spark: SparkSession, otherwise: str) -> StatusBoard:
+    """Return the board of a run that has ended."""
+    file = folder / "games.yaml"
+    file.write_text(YAML.format(folder=folder, otherwise=otherwise))
+    registry = load_registry(())
+    board = StatusBoard("games")
+    run(load(file, registry, environ={}), registry, spark, RunOptions(status=board))
+    return board
+
+
+def test_a_run_tells_what_it_did(folder: Path, spark: SparkSession) -> None:
+    """Without it the status is right in tests of its own and empty at night."""
+    snapshot = ran(folder, spark, "dead_letter").snapshot()
+
+    assert (snapshot.state, snapshot.finished, snapshot.step) == ("ended", 1, "")
+    assert snapshot.records == {"read": 5, "decoded": 4, "failed": 1, "unmatched": 1, "dead_letters": 3}
+    assert snapshot.routes["games"]["landed"] == 2
+    rows = {table.table: table.rows for table in snapshot.tables}
+    assert rows == {"bronze.all": 5, "ops.dead": 3, "silver.uno": 1, "silver.go": 1}
+    assert {"land", "commit", "ledger"} <= snapshot.step_seconds.keys()
+
+
+def test_a_run_that_fails_says_why(folder: Path, spark: SparkSession) -> None:
+    """Without it a monitor sees that a process is gone, and not what is wrong with the data."""
+    board = StatusBoard("games")
+    file = folder / "games.yaml"
+    file.write_text(YAML.format(folder=folder, otherwise="fail"))
+    registry = load_registry(())
+    with pytest.raises(RouterError):
+        run(load(file, registry, environ={}), registry, spark, RunOptions(status=board))
+
+    snapshot = board.snapshot()
+    assert snapshot.state == "failed"
+    assert "numbered on 1 rows" in snapshot.words
+    assert [table.table for table in snapshot.tables] == []
