@@ -13,8 +13,8 @@ import pytest
 
 from router import BatchError, StartError
 from router.config.models import QuarantineOptions, Route
-from router.engine.quarantine import release as module
 from router.engine.quarantine.table import approve, pending_releases, quarantined, try_now
+from router.engine.reprocess import release as module
 from router_decoders import Json
 from router_rules import Sql
 from router_sinks import Tables
