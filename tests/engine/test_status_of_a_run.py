@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from confluent_kafka import Producer
 
 from router.config.loader import load
 from router.engine.status.board import StatusBoard
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import SparkSession
+
+    from router_demo.kafka import EmbeddedKafka
 
 YAML = """\
 name: games
@@ -76,3 +79,24 @@ def test_a_run_that_fails_says_why(folder: Path, spark: SparkSession) -> None:
     assert snapshot.state == "failed"
     assert "numbered on 1 rows" in snapshot.words
     assert [table.table for table in snapshot.tables] == []
+
+
+def test_a_run_tells_how_far_a_topic_is_processed(folder: Path, spark: SparkSession, broker: EmbeddedKafka) -> None:
+    """Without it nobody sees that a stream falls behind."""
+    topic = "status-of-a-run"
+    broker.create_topic(topic)
+    producer = Producer({"bootstrap.servers": broker.servers})
+    for _ in range(3):
+        producer.produce(topic, b'{"game": "uno", "id": 1}')
+    assert producer.flush(30) == 0
+    file = folder / "games.yaml"
+    source = f'kafka: {{servers: "{broker.servers}", topics: [{topic}]}}'
+    text = YAML.format(folder=folder, otherwise="warn")
+    file.write_text(text.replace(f'files: {{path: "{folder}/in"}}', source))
+    registry = load_registry(())
+    board = StatusBoard("games")
+    run(load(file, registry, environ={}), registry, spark, RunOptions(status=board))
+
+    (partition,) = board.snapshot().partitions
+    assert (partition.topic, partition.position, partition.end, partition.lag) == (topic, 3, 3, 0)
+    assert board.snapshot().lag == 0
