@@ -34,6 +34,7 @@ COMMANDS = {
     "backfill": ("router.cli.backfill:backfill", "Take a range of records once more, into tables."),
     "bench": ("router.cli.bench:bench", "Measure a configuration against the partitions of its topic."),
     "check": ("router.cli.check:check", "Find every mistake in a configuration."),
+    "dead-letters": ("router.cli.dead_letters:dead_letters", "Count dead letters by stage, route, sink and reason."),
     "doctor": ("router.cli.doctor:doctor", "Say what on this machine keeps a configuration from running."),
     "explain-table": ("router.cli.tables:explain_table", "Say what a table is, and who writes it how."),
     "expectations": ("router.cli.tables:expectations", "Show how often expectations do not hold."),

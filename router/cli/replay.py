@@ -16,9 +16,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from router.cli import config_argument, plugin_option, reprocess_context, stopped_by_signals
+from router.cli.dead_letters import letter_options, parse_since
 from router.cli.watching import Watcher
 from router.config.loader import load
-from router.config.models import interval, moment
 from router.errors import RunningError, StartError, printable
 from router.registry import load_registry
 
@@ -42,7 +42,6 @@ LETTER_COLUMNS = ("stage", "route", "sink", "dead letters", "taken", "where to",
 LONGEST = 120
 """Characters of a reason that are shown."""
 RIGHT = {"answer", "rows", "calls", "dead letters", "taken", "stay"}
-STAGES = ("decode", "match", "expect", "select", "name", "schema", "apply")
 
 
 @dataclass(frozen=True)
@@ -56,11 +55,7 @@ class Choice:
 
 @click.command(short_help="Send dead letters and parked rows again.")
 @config_argument
-@click.option("--stage", "stages", multiple=True, type=click.Choice(STAGES), help="Dead letters of this stage.")
-@click.option("--route", metavar="NAME", help="Only those of this route.")
-@click.option("--sink", "name", metavar="NAME", help="Only those of this sink.")
-@click.option("--reason", metavar="TEXT", help="Only dead letters with this text in their reason.")
-@click.option("--since", metavar="TIME", help="Only those since: 2025-01-31T12:00:00Z, or 2 h ago.")
+@letter_options
 @click.option(
     "--status",
     "statuses",
@@ -98,7 +93,7 @@ def replay(
     registry = load_registry(plugin_files)
     loaded = load(file, registry)
     route, name = loaded.config.identity_of(route, name)
-    letters = None if statuses else (stages, route, name, reason, None if since is None else _since(since))
+    letters = None if statuses else (stages, route, name, reason, None if since is None else parse_since(since))
     if loaded.config.debug:
         raise StartError(f"{loaded.config.name} has `debug: true`: it sends nothing, and so nothing again")
     asked = import_module("router.engine.reprocess.replay").LetterFilter(*letters) if letters else None
@@ -239,22 +234,9 @@ def _asked(statuses: tuple[str, ...], since: str | None) -> ReplayFilter:
         raise click.BadParameter(told, param_hint="--status")
     chosen = words | ({"dead"} if codes else set()) or {"parked", "dead"}
     asked: ReplayFilter = import_module("router.engine.reprocess.resend").ReplayFilter(
-        tuple(sorted(chosen)), tuple(sorted(codes)), None if since is None else _since(since)
+        tuple(sorted(chosen)), tuple(sorted(codes)), None if since is None else parse_since(since)
     )
     return asked
-
-
-def _since(text: str) -> float:
-    """Return a time, or how long ago it was, in seconds since 1970."""
-    try:
-        return moment(text).timestamp()
-    except ValueError:
-        pass
-    try:
-        return (datetime.now(timezone.utc) - interval(text)).timestamp()
-    except ValueError:
-        told = f"{text!r} is neither a time with a zone (2025-01-31T12:00:00Z) nor a length (2 h)"
-        raise click.BadParameter(told, param_hint="--since") from None
 
 
 def _chosen(

@@ -1,0 +1,193 @@
+"""What commands print of facts: tables for people, one JSON document for programs.
+
+In a terminal no name and no number is split: a table that is too wide loses its columns without content, and if it is
+still too wide each row becomes a block of lines. In a pipe a row is one line, however long it is.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from router.errors import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+UNLIMITED = 1_000_000
+"""The width of what is no terminal, in characters."""
+SENTENCE = 24
+"""Characters that a column of sentences has at least; longer ones continue on the next line."""
+EMPTY = {"", "0"}
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document in place of tables.")
+"""`--json`; the command gets it as `as_json`."""
+
+
+@dataclass(frozen=True)
+class ListingField:
+    """A column of a listing. `name` is its key in the rows, and in JSON; `title` is its header, if that is another.
+
+    A `number` stands to the right. A `sentence` may go on in the next line, a `name` and a `number` never do. `shown`
+    returns the text of a value that is not None, if that is not the usual one.
+    """
+
+    name: str
+    kind: Literal["name", "number", "sentence"] = "name"
+    title: str = ""
+    shown: Callable[[Any], str] | None = None
+
+    @property
+    def header(self) -> str:
+        """Return what stands above the column."""
+        return self.title or self.name
+
+    def text(self, row: dict[str, Any]) -> str:
+        """Return the text of a row's cell, of which a terminal obeys nothing; a list has a line for each item."""
+        value = row[self.name]
+        if value is None:
+            return ""
+        if self.shown is not None:
+            return printable(self.shown(value))
+        if isinstance(value, list | tuple):
+            return "\n".join(printable(str(item)) for item in value)
+        if isinstance(value, datetime):
+            return f"{value.astimezone(timezone.utc):%Y-%m-%d %H:%M:%SZ}"
+        if isinstance(value, int):
+            return f"{value:,}"
+        return printable(str(value))
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Rows to print. `name` is their key in JSON, which has all values of a row, also those that no field shows."""
+
+    name: str
+    title: str
+    fields: tuple[ListingField, ...]
+    rows: Sequence[dict[str, Any]]
+
+
+def numbers(*names: str) -> tuple[ListingField, ...]:
+    """Return fields for numbers."""
+    return tuple(ListingField(name, "number") for name in names)
+
+
+def show_listings(about: str, listings: Sequence[Listing], *, as_json: bool, nothing: str = "") -> None:
+    """Print listings as tables, or all of them as one JSON document with the name of what they are about.
+
+    `nothing` is the line that people see if no listing has a row. A listing without rows is left out.
+    """
+    if as_json:
+        show_json({"name": about, **{listing.name: list(listing.rows) for listing in listings}})
+        return
+    filled = [listing for listing in listings if listing.rows]
+    if not filled and nothing:
+        click.echo(printable(nothing))
+    for listing in filled:
+        show_listing(listing)
+
+
+def show_json(document: dict[str, Any]) -> None:
+    """Print one JSON document: times as ISO 8601 in UTC, all but ASCII escaped."""
+    click.echo(json.dumps(document, indent=2, default=_json_value))
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.astimezone(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    raise TypeError(f"{type(value).__name__} has no place in JSON")
+
+
+def show_listing(listing: Listing) -> None:
+    """Print a listing for people, as wide as the terminal is."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = UNLIMITED
+    cells = [[field.text(row) for field in listing.fields] for row in listing.rows]
+    if _width(listing.fields, cells) <= console.width:
+        console.print(_table(listing.title, listing.fields, cells))
+        return
+
+    # What is empty or 0 in every row takes place and says one thing: it is named once.
+    filled = [number for number in range(len(listing.fields)) if any(row[number] not in EMPTY for row in cells)]
+    empty = [field.header for number, field in enumerate(listing.fields) if number not in filled]
+    fields = tuple(listing.fields[number] for number in filled)
+    cells = [[row[number] for number in filled] for row in cells]
+    if _width(fields, cells) <= console.width:
+        console.print(_table(listing.title, fields, cells))
+    else:
+        _show_blocks(console, listing.title, fields, cells)
+    if empty:
+        _show_packed(console, "0 or empty: ", [f"{name}," for name in empty[:-1]] + empty[-1:], between=" ")
+
+
+def _width(fields: Sequence[ListingField], cells: list[list[str]]) -> int:
+    """Return the characters that a table needs so that no name and no number is split."""
+    return sum(_field_width(field, [row[number] for row in cells]) + 2 for number, field in enumerate(fields))
+
+
+def _field_width(field: ListingField, texts: list[str]) -> int:
+    lines = [line for text in [field.header, *texts] for line in text.split("\n")]
+    if field.kind != "sentence":
+        return max(map(cell_len, lines))
+    longest_word = max(cell_len(word) for line in lines for word in line.split(" "))
+    return min(max(map(cell_len, lines)), max(longest_word, SENTENCE))
+
+
+def _table(title: str, fields: Sequence[ListingField], cells: list[list[str]]) -> Table:
+    table = Table(title=title or None, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    for number, field in enumerate(fields):
+        table.add_column(
+            Text(field.header),
+            justify="right" if field.kind == "number" else "left",
+            no_wrap=field.kind != "sentence",
+            min_width=_field_width(field, [row[number] for row in cells]),
+        )
+    for row in cells:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _show_blocks(console: Console, title: str, fields: Sequence[ListingField], cells: list[list[str]]) -> None:
+    """Print each row as a block: names and numbers with their headers, then each sentence on lines of its own."""
+    if title:
+        console.print(Text(title, style="italic"), soft_wrap=True)
+    for row in cells:
+        pairs = []
+        sentences = []
+        for field, text in zip(fields, row, strict=True):
+            if not text:
+                continue
+            if field.kind == "sentence":
+                sentences.append(f"{field.header}: {text}")
+            else:
+                pairs += [f"{field.header} {line}" for line in text.split("\n")]
+        _show_packed(console, "", pairs, between="  ")
+        for sentence in sentences:
+            for number, line in enumerate(Text(sentence).wrap(console, console.width - 4)):
+                line.rstrip()
+                console.print(Text("    " if number else "  ") + line, soft_wrap=True)
+
+
+def _show_packed(console: Console, start: str, parts: list[str], *, between: str) -> None:
+    """Print parts on as few lines as they need; none is split, and all lines but the first are indented."""
+    line = start
+    for part in parts:
+        joined = part if line in ("", start) and not start else f"{line}{'' if line == start else between}{part}"
+        if line not in ("", start) and cell_len(joined) > console.width:
+            console.print(Text(line), soft_wrap=True)
+            joined = f"  {part}"
+        line = joined
+    console.print(Text(line), soft_wrap=True)
