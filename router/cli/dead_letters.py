@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from router.cli import config_argument, plugin_option
-from router.cli.listing import Listing, ListingField, json_option, show_listings
+from router.cli.listing import Listing, ListingField, json_option, show_json, show_listings
 from router.config.loader import load
 from router.config.models import interval, moment
 from router.errors import printable
@@ -89,14 +89,13 @@ def dead_letters(
     groups: list[DeadLetterGroup] = audit.dead_letter_groups(config, selection, samples)
     rows = [_group_row(config, number, group) for number, group in enumerate(groups, 1)]
     if as_json:
-        show_listings(config.name, [Listing("dead_letters", "", (), rows)], as_json=True)
+        show_json({"name": config.name, "dead_letters": rows})
         return
     total = sum(group.count for group in groups)
     title = f"{total:,} dead letters in {config.dead_letters}"
-    shown = [{**row, "reason": _shown_reason(row["reason"])} for row in rows]
     newest = [{"number": row["number"], **sample} for row in rows for sample in row["samples"]]
     listings = [
-        Listing("dead_letters", title, GROUP_FIELDS, shown),
+        Listing("dead_letters", title, GROUP_FIELDS, rows),
         Listing("samples", "newest records of each", SAMPLE_FIELDS, newest),
     ]
     which = "" if replayed else " that no replay has taken"
@@ -120,8 +119,16 @@ def _sample_row(sample: dict[str, Any]) -> dict[str, Any]:
     return {**sample, "value": text}
 
 
-def _shown_reason(reason: str | None) -> str:
-    return "other reasons" if reason is None else _cut(reason)
+def _shown_reason(group: dict[str, Any]) -> str:
+    return "other reasons" if group["reason"] is None else _cut(group["reason"])
+
+
+def _shown_partition(sample: dict[str, Any]) -> str:
+    return str(sample["partition"])
+
+
+def _shown_offset(sample: dict[str, Any]) -> str:
+    return str(sample["offset"])
 
 
 def _cut(text: str) -> str:
@@ -136,13 +143,13 @@ GROUP_FIELDS = (
     ListingField("sink"),
     ListingField("first"),
     ListingField("last"),
-    ListingField("reason", "sentence"),
+    ListingField("reason", "sentence", shown=_shown_reason),
 )
 SAMPLE_FIELDS = (
     ListingField("number", "number", "#"),
     ListingField("topic"),
-    ListingField("partition", "number", shown=str),
-    ListingField("offset", "number", shown=str),
+    ListingField("partition", "number", shown=_shown_partition),
+    ListingField("offset", "number", shown=_shown_offset),
     ListingField("timestamp"),
     ListingField("value", "sentence"),
 )

@@ -38,13 +38,13 @@ class ListingField:
     """A column of a listing. `name` is its key in the rows, and in JSON; `title` is its header, if that is another.
 
     A `number` stands to the right. A `sentence` may go on in the next line, a `name` and a `number` never do. `shown`
-    returns the text of a value that is not None, if that is not the usual one.
+    returns the text of a row's cell, if that is not the usual one of its value.
     """
 
     name: str
     kind: Literal["name", "number", "sentence"] = "name"
     title: str = ""
-    shown: Callable[[Any], str] | None = None
+    shown: Callable[[dict[str, Any]], Any] | None = None
 
     @property
     def header(self) -> str:
@@ -53,15 +53,13 @@ class ListingField:
 
     def text(self, row: dict[str, Any]) -> str:
         """Return the text of a row's cell, of which a terminal obeys nothing; a list has a line for each item."""
-        value = row[self.name]
+        value = row[self.name] if self.shown is None else self.shown(row)
         if value is None:
             return ""
-        if self.shown is not None:
-            return printable(self.shown(value))
         if isinstance(value, list | tuple):
             return "\n".join(printable(str(item)) for item in value)
         if isinstance(value, datetime):
-            return f"{value.astimezone(timezone.utc):%Y-%m-%d %H:%M:%SZ}"
+            return f"{_in_utc(value):%Y-%m-%d %H:%M:%SZ}"
         if isinstance(value, int):
             return f"{value:,}"
         return printable(str(value))
@@ -82,7 +80,7 @@ def numbers(*names: str) -> tuple[ListingField, ...]:
     return tuple(ListingField(name, "number") for name in names)
 
 
-def show_listings(about: str, listings: Sequence[Listing], *, as_json: bool, nothing: str = "") -> None:
+def show_listings(about: str, listings: Sequence[Listing], *, as_json: bool = False, nothing: str = "") -> None:
     """Print listings as tables, or all of them as one JSON document with the name of what they are about.
 
     `nothing` is the line that people see if no listing has a row. A listing without rows is left out.
@@ -102,9 +100,39 @@ def show_json(document: dict[str, Any]) -> None:
     click.echo(json.dumps(document, indent=2, default=_json_value))
 
 
+def show_sentences(sentences: Sequence[tuple[str, str]]) -> None:
+    """Print a line for each name and what is said of it, in two columns if the terminal is wide enough.
+
+    Otherwise a sentence that is too long stands below its name, indented.
+    """
+    console = _console()
+    width = max((cell_len(name) for name, _ in sentences), default=0)
+    if any(width + 2 + cell_len(sentence) > console.width for _, sentence in sentences):
+        width = 0
+    for name, sentence in sentences:
+        line = f"{name}{' ' * (width - cell_len(name))}  {sentence}"
+        if cell_len(line) <= console.width:
+            click.echo(line)
+            continue
+        click.echo(name)
+        _show_wrapped(console, sentence)
+
+
+def _in_utc(time: datetime) -> datetime:
+    return time.replace(tzinfo=time.tzinfo or timezone.utc).astimezone(timezone.utc)
+
+
+def _console() -> Console:
+    """Return the terminal, or a pipe in which nothing wraps."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = UNLIMITED
+    return console
+
+
 def _json_value(value: Any) -> Any:
     if isinstance(value, datetime):
-        return value.astimezone(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        return _in_utc(value).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     if isinstance(value, set | frozenset):
         return sorted(value)
     raise TypeError(f"{type(value).__name__} has no place in JSON")
@@ -112,9 +140,7 @@ def _json_value(value: Any) -> Any:
 
 def show_listing(listing: Listing) -> None:
     """Print a listing for people, as wide as the terminal is."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = UNLIMITED
+    console = _console()
     cells = [[field.text(row) for field in listing.fields] for row in listing.rows]
     if _width(listing.fields, cells) <= console.width:
         console.print(_table(listing.title, listing.fields, cells))
@@ -176,9 +202,14 @@ def _show_blocks(console: Console, title: str, fields: Sequence[ListingField], c
                 pairs += [f"{field.header} {line}" for line in text.split("\n")]
         _show_packed(console, "", pairs, between="  ")
         for sentence in sentences:
-            for number, line in enumerate(Text(sentence).wrap(console, console.width - 4)):
-                line.rstrip()
-                console.print(Text("    " if number else "  ") + line, soft_wrap=True)
+            _show_wrapped(console, sentence)
+
+
+def _show_wrapped(console: Console, sentence: str) -> None:
+    """Print a sentence on as many lines as it needs, indented."""
+    for number, line in enumerate(Text(sentence).wrap(console, console.width - 4)):
+        line.rstrip()
+        console.print(Text("    " if number else "  ") + line, soft_wrap=True)
 
 
 def _show_packed(console: Console, start: str, parts: list[str], *, between: str) -> None:

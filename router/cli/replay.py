@@ -10,16 +10,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from router.cli import config_argument, plugin_option, reprocess_context, stopped_by_signals
 from router.cli.dead_letters import letter_options, parse_since
+from router.cli.listing import Listing, ListingField, numbers, show_listing
 from router.cli.watching import Watcher
 from router.config.loader import load
-from router.errors import RunningError, StartError, printable
+from router.errors import RunningError, StartError
 from router.registry import load_registry
 
 if TYPE_CHECKING:
@@ -37,11 +34,8 @@ if TYPE_CHECKING:
     from router.registry import Registry
     from router.sinks import ApplyingSink, Resent
 
-COLUMNS = ("route", "sink", "status", "answer", "rows", "calls", "oldest", "newest", "such as")
-LETTER_COLUMNS = ("stage", "route", "sink", "dead letters", "taken", "where to", "stay", "such as")
 LONGEST = 120
 """Characters of a reason that are shown."""
-RIGHT = {"answer", "rows", "calls", "dead letters", "taken", "stay"}
 
 
 @dataclass(frozen=True)
@@ -206,23 +200,24 @@ class _Command:
 
 def _show_letters(config: Config, found: list[LetterOutcome], title: str) -> None:
     """Print what becomes of dead letters by stage, route and sink."""
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    for name in LETTER_COLUMNS:
-        table.add_column(name, overflow="fold", justify="right" if name in RIGHT else "left")
+    rows = []
     for look in found:
-        to = {**look.places, **({"another dead letter": look.other} if look.other else {})}
-        where = look.left or ", ".join(f"{place} {rows:,}" for place, rows in sorted(to.items()))
-        counts = f"{look.rows:,}", f"{look.taken:,}"
-        names = config.shown_names(look.scope.route or "", look.scope.sink or "")
-        table.add_row(
-            look.scope.stage,
-            *names,
-            *counts,
-            escape(printable(where)),
-            f"{look.rows - look.taken:,}",
-            _reason(look.reason),
+        route, sink = config.shown_names(look.scope.route or "", look.scope.sink or "")
+        places = {**look.places, **({"another dead letter": look.other} if look.other else {})}
+        where_to = look.left or ", ".join(f"{place} {count:,}" for place, count in sorted(places.items()))
+        rows.append(
+            {
+                "stage": look.scope.stage,
+                "route": route,
+                "sink": sink,
+                "dead letters": look.rows,
+                "taken": look.taken,
+                "where to": where_to,
+                "stay": look.rows - look.taken,
+                "such as": _cut(look.reason),
+            }
         )
-    Console().print(table)
+    show_listing(Listing("dead_letters", title, LETTER_FIELDS, rows))
 
 
 def _asked(statuses: tuple[str, ...], since: str | None) -> ReplayFilter:
@@ -312,17 +307,12 @@ def _show(found: list[tuple[Resender, ReplayRows]], title: str) -> None:
     """Print rows by route, sink, status and answer code, and where those are that cannot be sent."""
     rows = []
     for resender, what in found:
-        names = resender.config.shown_names(resender.route, resender.name)
-        rows += [(*names, *_cells(group)) for group in what.groups]
+        route, sink = resender.config.shown_names(resender.route, resender.name)
+        rows += [{"route": route, "sink": sink, **_group_row(group)} for group in what.groups]
     if not rows:
         click.echo("there is nothing to send again")
         return
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    for name in COLUMNS:
-        table.add_column(name, overflow="fold", justify="right" if name in RIGHT else "left")
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)
+    show_listing(Listing("rows", title, GROUP_FIELDS, rows))
     for resender, what in found:
         if what.gone:
             _tell_gone(resender, what.gone)
@@ -339,19 +329,37 @@ def _tell_gone(resender: Resender, gone: int) -> None:
     )
 
 
-def _cells(group: ReplayGroup) -> tuple[str, ...]:
-    times = (_time(group.oldest), _time(group.newest))
-    return group.status, _number(group.code), f"{group.rows:,}", f"{group.calls:,}", *times, _reason(group.reason or "")
+def _group_row(group: ReplayGroup) -> dict[str, Any]:
+    return {
+        "status": group.status,
+        "answer": None if group.code is None else str(group.code),
+        "rows": group.rows,
+        "calls": group.calls,
+        "oldest": datetime.fromtimestamp(group.oldest, timezone.utc),
+        "newest": datetime.fromtimestamp(group.newest, timezone.utc),
+        "such as": _cut(group.reason or ""),
+    }
 
 
-def _reason(text: str) -> str:
-    """Return the answer of an API as a terminal can show it safely: it is somebody else's text."""
-    return escape(printable(text[:LONGEST] + ("..." if len(text) > LONGEST else "")))
+def _cut(text: str) -> str:
+    return text[:LONGEST] + ("..." if len(text) > LONGEST else "")
 
 
-def _number(value: int | None) -> str:
-    return "" if value is None else str(value)
-
-
-def _time(seconds: float) -> str:
-    return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M:%SZ}"
+LETTER_FIELDS = (
+    ListingField("stage"),
+    ListingField("route"),
+    ListingField("sink"),
+    *numbers("dead letters", "taken"),
+    ListingField("where to", "sentence"),
+    *numbers("stay"),
+    ListingField("such as", "sentence"),
+)
+GROUP_FIELDS = (
+    ListingField("route"),
+    ListingField("sink"),
+    ListingField("status"),
+    *numbers("answer", "rows", "calls"),
+    ListingField("oldest"),
+    ListingField("newest"),
+    ListingField("such as", "sentence"),
+)
