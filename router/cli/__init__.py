@@ -64,6 +64,17 @@ COMMANDS = {
 }
 """Command -> where it is, and its line in the help: `router --help` imports none of them."""
 
+GROUPS = {
+    "Write a configuration": ("check", "test", "graph", "size", "schema"),
+    "Run it": ("doctor", "run", "submit", "maintain", "grants", "warm-up", "bench", "simulate"),
+    "Look at what became of records": (
+        *("ledger", "dead-letters", "tables", "verify", "views", "expectations", "lineage", "explain-table"),
+    ),
+    "Mend tables, send again": ("repair", "refresh", "backfill", "replay", "approve", "quarantine"),
+    "Extend it": ("plugins",),
+}
+"""What a user is about -> the commands for it, as `router --help` lists them."""
+
 
 config_argument = click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 """FILE, the configuration; the command gets it as `file`."""
@@ -130,8 +141,9 @@ class Commands(click.Group):
 
     @override
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in sorted(COMMANDS.items())])
+        for title, names in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, COMMANDS[name][1]) for name in names])
 
     @override
     def invoke(self, ctx: click.Context) -> Any:
