@@ -115,12 +115,12 @@ def _group_row(config: Config, number: int, group: DeadLetterGroup) -> dict[str,
 def _sample_row(sample: dict[str, Any]) -> dict[str, Any]:
     """Return a record with its value as text: of bytes that are no UTF-8, and of control characters, escaped."""
     value = sample["value"]
-    text = None if value is None else _cut(printable(value.decode("utf-8", "backslashreplace")))
+    text = None if value is None else cut(printable(value.decode("utf-8", "backslashreplace")))
     return {**sample, "value": text}
 
 
 def _shown_reason(group: dict[str, Any]) -> str:
-    return "other reasons" if group["reason"] is None else _cut(group["reason"])
+    return "other reasons" if group["reason"] is None else cut(group["reason"])
 
 
 def _shown_partition(sample: dict[str, Any]) -> str:
@@ -131,7 +131,8 @@ def _shown_offset(sample: dict[str, Any]) -> str:
     return str(sample["offset"])
 
 
-def _cut(text: str) -> str:
+def cut(text: str) -> str:
+    """Return the beginning of a text that somebody else wrote, as long as is shown of it."""
     return text[:LONGEST] + ("..." if len(text) > LONGEST else "")
 
 

@@ -27,7 +27,6 @@ UNLIMITED = 1_000_000
 """The width of what is no terminal, in characters."""
 SENTENCE = 24
 """Characters that a column of sentences has at least; longer ones continue on the next line."""
-EMPTY = {"", "0"}
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document in place of tables.")
 """`--json`; the command gets it as `as_json`."""
@@ -142,12 +141,14 @@ def show_listing(listing: Listing) -> None:
     """Print a listing for people, as wide as the terminal is."""
     console = _console()
     cells = [[field.text(row) for field in listing.fields] for row in listing.rows]
+    if not console.is_terminal:
+        cells = [[text.replace("\n", "; ") for text in row] for row in cells]
     if _width(listing.fields, cells) <= console.width:
         console.print(_table(listing.title, listing.fields, cells))
         return
 
     # What is empty or 0 in every row takes place and says one thing: it is named once.
-    filled = [number for number in range(len(listing.fields)) if any(row[number] not in EMPTY for row in cells)]
+    filled = [number for number, field in enumerate(listing.fields) if not _is_empty(field, cells, number)]
     empty = [field.header for number, field in enumerate(listing.fields) if number not in filled]
     fields = tuple(listing.fields[number] for number in filled)
     cells = [[row[number] for number in filled] for row in cells]
@@ -156,7 +157,13 @@ def show_listing(listing: Listing) -> None:
     else:
         _show_blocks(console, listing.title, fields, cells)
     if empty:
-        _show_packed(console, "0 or empty: ", [f"{name}," for name in empty[:-1]] + empty[-1:], between=" ")
+        _show_packed(console, [f"0 or empty: {empty[0]}", *empty[1:]], between=", ")
+
+
+def _is_empty(field: ListingField, cells: list[list[str]], number: int) -> bool:
+    """Say whether a column has nothing in any row. The batch 0, or an offset, is no number of things."""
+    counts = field.kind == "number" and field.shown is None
+    return all(row[number] == "" or (counts and row[number] == "0") for row in cells)
 
 
 def _width(fields: Sequence[ListingField], cells: list[list[str]]) -> int:
@@ -199,8 +206,8 @@ def _show_blocks(console: Console, title: str, fields: Sequence[ListingField], c
             if field.kind == "sentence":
                 sentences.append(f"{field.header}: {text}")
             else:
-                pairs += [f"{field.header} {line}" for line in text.split("\n")]
-        _show_packed(console, "", pairs, between="  ")
+                pairs += [f"{field.header} {line.rstrip()}" for line in text.split("\n")]
+        _show_packed(console, pairs, between="  ")
         for sentence in sentences:
             _show_wrapped(console, sentence)
 
@@ -212,13 +219,15 @@ def _show_wrapped(console: Console, sentence: str) -> None:
         console.print(Text("    " if number else "  ") + line, soft_wrap=True)
 
 
-def _show_packed(console: Console, start: str, parts: list[str], *, between: str) -> None:
+def _show_packed(console: Console, parts: list[str], *, between: str) -> None:
     """Print parts on as few lines as they need; none is split, and all lines but the first are indented."""
-    line = start
+    line = ""
     for part in parts:
-        joined = part if line in ("", start) and not start else f"{line}{'' if line == start else between}{part}"
-        if line not in ("", start) and cell_len(joined) > console.width:
+        if not line:
+            line = part
+        elif cell_len(f"{line}{between}{part}") <= console.width:
+            line = f"{line}{between}{part}"
+        else:
             console.print(Text(line), soft_wrap=True)
-            joined = f"  {part}"
-        line = joined
+            line = f"  {part}"
     console.print(Text(line), soft_wrap=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from router.cli import config_argument, plugin_option, reprocess_context, stopped_by_signals
-from router.cli.dead_letters import letter_options, parse_since
+from router.cli.dead_letters import cut, letter_options, parse_since
 from router.cli.listing import Listing, ListingField, numbers, show_listing
 from router.cli.watching import Watcher
 from router.config.loader import load
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from router.engine.reprocess.run import Run
     from router.registry import Registry
     from router.sinks import ApplyingSink, Resent
-
-LONGEST = 120
-"""Characters of a reason that are shown."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +211,7 @@ def _show_letters(config: Config, found: list[LetterOutcome], title: str) -> Non
                 "taken": look.taken,
                 "where to": where_to,
                 "stay": look.rows - look.taken,
-                "such as": _cut(look.reason),
+                "such as": cut(look.reason),
             }
         )
     show_listing(Listing("dead_letters", title, LETTER_FIELDS, rows))
@@ -337,12 +334,8 @@ def _group_row(group: ReplayGroup) -> dict[str, Any]:
         "calls": group.calls,
         "oldest": datetime.fromtimestamp(group.oldest, timezone.utc),
         "newest": datetime.fromtimestamp(group.newest, timezone.utc),
-        "such as": _cut(group.reason or ""),
+        "such as": cut(group.reason or ""),
     }
-
-
-def _cut(text: str) -> str:
-    return text[:LONGEST] + ("..." if len(text) > LONGEST else "")
 
 
 LETTER_FIELDS = (

@@ -197,11 +197,11 @@ ROW = {"table": "silver.uno", "rows": 1_234_567, "lag": 0, "why": "it has no fea
 
 
 def test_a_narrow_terminal_loses_columns_without_content_first(monkeypatch: Any, capsys: Any) -> None:
-    lines = shown_at(52, monkeypatch, capsys, ROW)
+    lines = shown_at(47, monkeypatch, capsys, {**ROW, "table": "0"})
 
     assert lines[1].split() == ["table", "rows", "why"]
-    assert lines[-1] == "0 or empty: lag"
-    assert max(map(len, lines)) <= 52
+    assert lines[-1] == "0 or empty: lag"  # the table with the name 0 is none of them
+    assert max(map(len, lines)) <= 47
 
 
 def test_a_terminal_that_is_too_narrow_for_columns_has_a_block_for_each_row(monkeypatch: Any, capsys: Any) -> None:
@@ -214,6 +214,19 @@ def test_a_terminal_that_is_too_narrow_for_columns_has_a_block_for_each_row(monk
         "table silver.uno  lag 7",
         "  why: it has no feature",
         "    that delta-rs lacks",
+    ]
+
+
+def test_several_items_of_a_cell_are_lines_in_a_terminal_and_one_line_in_a_pipe(monkeypatch: Any, capsys: Any) -> None:
+    row = {**ROW, "why": ["bonus double", "level int"]}
+
+    show_listing(Listing("tables", "", FIELDS, [row]))
+    piped = capsys.readouterr().out.splitlines()
+
+    assert piped[-1].rstrip().endswith("bonus double; level int")
+    assert [line.split()[-2:] for line in shown_at(80, monkeypatch, capsys, row)[-2:]] == [
+        ["bonus", "double"],
+        ["level", "int"],
     ]
 
 
