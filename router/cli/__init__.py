@@ -34,6 +34,7 @@ COMMANDS = {
     "backfill": ("router.cli.backfill:backfill", "Take a range of records once more, into tables."),
     "bench": ("router.cli.bench:bench", "Measure a configuration against the partitions of its topic."),
     "check": ("router.cli.check:check", "Find every mistake in a configuration."),
+    "dead-letters": ("router.cli.dead_letters:dead_letters", "Count dead letters by stage, route, sink and reason."),
     "doctor": ("router.cli.doctor:doctor", "Say what on this machine keeps a configuration from running."),
     "explain-table": ("router.cli.tables:explain_table", "Say what a table is, and who writes it how."),
     "expectations": ("router.cli.tables:expectations", "Show how often expectations do not hold."),
@@ -62,6 +63,17 @@ COMMANDS = {
     "simulate": ("router_demo.cli:simulate", "Write game events to a Kafka topic."),
 }
 """Command -> where it is, and its line in the help: `router --help` imports none of them."""
+
+GROUPS = {
+    "Write a configuration": ("check", "test", "graph", "size", "schema"),
+    "Run it": ("doctor", "run", "submit", "maintain", "grants", "warm-up", "bench", "simulate"),
+    "Look at what became of records": (
+        *("ledger", "dead-letters", "tables", "verify", "views", "expectations", "lineage", "explain-table"),
+    ),
+    "Mend tables, send again": ("repair", "refresh", "backfill", "replay", "approve", "quarantine"),
+    "Extend it": ("plugins",),
+}
+"""What a user is about -> the commands for it, as `router --help` lists them."""
 
 
 config_argument = click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
@@ -129,8 +141,9 @@ class Commands(click.Group):
 
     @override
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in sorted(COMMANDS.items())])
+        for title, names in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, COMMANDS[name][1]) for name in names])
 
     @override
     def invoke(self, ctx: click.Context) -> Any:

@@ -23,6 +23,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from router.cli import config_argument, plugin_option
+from router.cli.listing import json_option, show_json
 from router.config.loader import load
 from router.config.models import as_template, names_of, reads
 from router.errors import TableError, printable
@@ -54,12 +55,26 @@ ABOUT = ("template", "table", "name", "url", "topic")
 
 @dataclass(frozen=True)
 class GraphNode:
-    """A thing that records pass through or end in. `counts` are those of the ledger, empty without a lake."""
+    """A thing that records pass through or end in. `counts` are those of the ledger, empty without a lake.
+
+    `note` is drawn in place of the counts.
+    """
 
     kind: str
     text: str
-    counts: str = ""
+    counts: Mapping[str, int] = field(default_factory=dict)
     below: tuple[GraphNode, ...] = ()
+    note: str = ""
+
+    @property
+    def beside(self) -> str:
+        """Return what is drawn beside the text."""
+        return self.note or ", ".join(f"{count:,} {name}" for name, count in self.counts.items())
+
+    def document(self) -> dict[str, Any]:
+        """Return the node and those below it for JSON."""
+        below = [node.document() for node in self.below]
+        return {"kind": self.kind, "text": self.text, "counts": dict(self.counts), "below": below}
 
 
 @dataclass(frozen=True)
@@ -76,12 +91,12 @@ class GraphCounts:
     views: Mapping[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
     by_table: bool = False
 
-    def text(self, route: str | None, sink: str | None, names: tuple[str, ...]) -> str:
+    def of(self, route: str | None, sink: str | None, names: tuple[str, ...]) -> dict[str, int]:
         """Return the counts of these names that are not zero; the first one always."""
         found = self.sums.get((route, sink))
         if found is None:
-            return ""
-        return ", ".join(f"{found.get(name) or 0:,} {name}" for name in names if found.get(name) or name == names[0])
+            return {}
+        return {name: found.get(name) or 0 for name in names if found.get(name) or name == names[0]}
 
 
 NOTHING = GraphCounts({}, {})
@@ -106,8 +121,9 @@ def graph(file: Path, lake: bool, form: str, plugin_files: tuple[Path, ...]) -> 
 @config_argument
 @click.argument("table", metavar="LAYER.TABLE")
 @click.option("--format", "form", default="text", show_default=True, type=click.Choice(["text", "mermaid"]))
+@json_option
 @plugin_option
-def lineage(file: Path, table: str, form: str, plugin_files: tuple[Path, ...]) -> None:
+def lineage(file: Path, table: str, form: str, as_json: bool, plugin_files: tuple[Path, ...]) -> None:
     """Draw how records come into LAYER.TABLE, and what reads it, by the configuration FILE and its lake."""
     config = load(file, load_registry(plugin_files)).config
     bronze = config.bronze_tables()
@@ -117,7 +133,9 @@ def lineage(file: Path, table: str, form: str, plugin_files: tuple[Path, ...]) -
         raise TableError(
             table, f"no sink of {config.name} has written it, and no view; `router graph` shows what it has"
         )
-    if form == "mermaid":
+    if as_json:
+        show_json({"name": config.name, "table": table, "lineage": found.document()})
+    elif form == "mermaid":
         click.echo("\n".join(mermaid(found)))
     else:
         Console(highlight=False).print(tree(found))
@@ -133,21 +151,20 @@ def through(node: GraphNode, table: str) -> GraphNode | None:
 
 def drawn(config: Config, counts: GraphCounts) -> GraphNode:
     """Return the configuration as nodes, from its source on."""
-    whole = counts.text(None, None, ("decoded", "failed", "bare", "unmatched"))
+    whole = counts.of(None, None, ("decoded", "failed", "bare", "unmatched"))
     decoder = GraphNode("decoder", f"decode {described(config.decode)}", whole, tuple(_after(config, counts)))
     own = []
     if config.bronze:
-        read, readers = counts.text(None, None, ("read",)), _readers(config, config.bronze.table, counts)
+        read, readers = counts.of(None, None, ("read",)), _readers(config, config.bronze.table, counts)
         own = [GraphNode("table", config.bronze.table, read, readers)]
-    return GraphNode("source", _source(config), counts.text(None, None, ("read", "lost")), (*own, decoder))
+    return GraphNode("source", _source(config), counts.of(None, None, ("read", "lost")), (*own, decoder))
 
 
 def _after(config: Config, counts: GraphCounts) -> Iterator[GraphNode]:
     for route in config.routes:
         yield _route(config, route, counts)
-    yield GraphNode(
-        "table", config.dead_letters, "what went nowhere else", _readers(config, config.dead_letters, counts)
-    )
+    readers = _readers(config, config.dead_letters, counts)
+    yield GraphNode("table", config.dead_letters, below=readers, note="what went nowhere else")
     drawn_elsewhere = [*config.written_names(), config.dead_letters, *(view.into for view in config.views)]
     for view in config.views:
         if not any(_reads(view, name, "") for name in drawn_elsewhere) and not (view.source.route or view.source.view):
@@ -159,7 +176,7 @@ def _route(config: Config, route: Route, counts: GraphCounts) -> GraphNode:
     text = "\n".join([f"{route.name}: {described(route.match)}", *checks])
     sinks = tuple(_sink(config, (route.identity, name), sink, counts) for name, sink in route.named_sinks.items())
     matched = [counts.sums[key].get("matched") or 0 for key in counts.sums if key[0] == route.identity]
-    return GraphNode("route", text, f"{max(matched):,} matched" if matched else "", sinks)
+    return GraphNode("route", text, {"matched": max(matched)} if matched else {}, sinks)
 
 
 def _sink(config: Config, place: tuple[str, str], sink: Part, counts: GraphCounts) -> GraphNode:
@@ -170,7 +187,7 @@ def _sink(config: Config, place: tuple[str, str], sink: Part, counts: GraphCount
     if written and not (counts.by_table and tables):
         shown += _readers(config, written, counts, shown_route)
     names = ("landed", "applied", "refused", "dropped", "quarantined", "dead", "parked", "backlog")
-    return GraphNode("sink", f"{shown_name} {described(sink)}", counts.text(route, name, names), tuple(shown))
+    return GraphNode("sink", f"{shown_name} {described(sink)}", counts.of(route, name, names), tuple(shown))
 
 
 def _tables(
@@ -180,7 +197,7 @@ def _tables(
     found = []
     for table, rows in tables[: counts.shown]:
         readers = _readers(config, table, counts, route) if counts.by_table else ()
-        found.append(GraphNode("table", table, f"{rows:,} rows", readers))
+        found.append(GraphNode("table", table, {"rows": rows}, readers))
     if len(tables) > counts.shown:
         found.append(GraphNode("table", f"and {len(tables) - counts.shown:,} more tables"))
     return found
@@ -204,8 +221,12 @@ def _view(config: Config, view: View, counts: GraphCounts) -> GraphNode:
     tables = counts.views.get(view.name, ())
     below = _tables(config, tables, counts)
     below += [_view(config, other, counts) for other in config.views if reads(other, view)]
-    total = f"{sum(rows for _, rows in tables):,} rows in {len(tables):,} tables" if tables else ""
-    return GraphNode("view", f"view {view.name} into {view.into}", total, tuple(below))
+    text = f"view {view.name} into {view.into}"
+    if not tables:
+        return GraphNode("view", text, below=tuple(below))
+    totals = {"rows": sum(rows for _, rows in tables), "tables": len(tables)}
+    note = f"{totals['rows']:,} rows in {totals['tables']:,} tables"
+    return GraphNode("view", text, totals, tuple(below), note)
 
 
 def _source(config: Config) -> str:
@@ -264,8 +285,8 @@ def _grow(onto: Tree, node: GraphNode) -> None:
 def _line(node: GraphNode) -> Text:
     first, *others = map(printable, node.text.split("\n"))
     found = Text(first, style="bold" if node.kind in ("source", "route") else "")
-    if node.counts:
-        found.append(f"  {printable(node.counts)}", style="cyan")
+    if node.beside:
+        found.append(f"  {printable(node.beside)}", style="cyan")
     for line in others:
         found.append(f"\n{line}", style="dim")
     return found
@@ -297,5 +318,5 @@ def _name_of(node: GraphNode, tables: dict[str, str], numbers: Iterator[int]) ->
 
 def _quoted(node: GraphNode) -> str:
     """Return the text of a node as Mermaid takes it, whatever is in it."""
-    lines = [*map(printable, node.text.split("\n")), *([printable(node.counts)] if node.counts else [])]
+    lines = [*map(printable, node.text.split("\n")), *([printable(node.beside)] if node.beside else [])]
     return f'"{"<br/>".join(line.translate(ENTITIES) for line in lines)}"'

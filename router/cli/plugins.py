@@ -6,15 +6,13 @@ import inspect
 import json
 import re
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 import click
 from pydantic_core import PydanticUndefined
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from router.cli import plugin_option
+from router.cli.listing import Listing, ListingField, json_option, show_json, show_listing
 from router.config.json_schema import json_schema
 from router.registry import Entry, Registry, load_registry, options_of, suggestion
 
@@ -27,13 +25,20 @@ if TYPE_CHECKING:
 
 @click.command(short_help="List decoders, rules, sinks, encoders and views, or show the page of one.")
 @click.argument("name", required=False)
+@json_option
 @plugin_option
-def plugins(name: str | None, plugin_files: tuple[Path, ...]) -> None:
+def plugins(name: str | None, as_json: bool, plugin_files: tuple[Path, ...]) -> None:
     """List every decoder, rule, sink, encoder and view on offer with its provider, or show the manual page of NAME."""
     registry = load_registry(plugin_files)
     if name is None:
-        Console().print(_overview(registry))
+        rows = list(_overview(registry))
+        if as_json:
+            show_json({"parts": rows})
+        else:
+            show_listing(Listing("parts", "", PART_FIELDS, rows))
         return
+    if as_json:
+        raise click.UsageError("--json lists all parts: it goes without NAME")
     found = [family[name] for family in registry.entries.values() if name in family]
     if not found:
         known = (known for family in registry.entries.values() for known in family)
@@ -41,13 +46,19 @@ def plugins(name: str | None, plugin_files: tuple[Path, ...]) -> None:
     click.echo("\n\n".join("\n".join(_page(entry)) for entry in found))
 
 
-def _overview(registry: Registry) -> Table:
-    table = Table("kind", "name", "what it does", "provider", box=None, header_style="bold", pad_edge=False)
+def _overview(registry: Registry) -> Iterator[dict[str, Any]]:
     for kind, family in registry.entries.items():
         for name, entry in family.items():
-            summary = Text((_manual(entry).splitlines() or [""])[0])
-            table.add_row(kind, Text(name), summary, Text(entry.provider))
-    return table
+            summary = (_manual(entry).splitlines() or [""])[0]
+            yield {"kind": kind, "name": name, "summary": summary, "provider": entry.provider}
+
+
+PART_FIELDS = (
+    ListingField("kind"),
+    ListingField("name"),
+    ListingField("summary", "sentence", "what it does"),
+    ListingField("provider"),
+)
 
 
 def _page(entry: Entry) -> Iterator[str]:

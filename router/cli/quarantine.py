@@ -8,14 +8,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from router.cli import config_argument, plugin_option
+from router.cli.listing import Listing, ListingField, json_option, numbers, show_json, show_listings
 from router.config.loader import load
-from router.errors import printable
 from router.registry import load_registry
 
 if TYPE_CHECKING:
@@ -71,9 +67,13 @@ def quarantine() -> None:
 
 @quarantine.command("list")
 @waiting_rows
-def show(waiting: _Waiting) -> None:
+@json_option
+def show(waiting: _Waiting, as_json: bool) -> None:
     """Show the rows of the configuration FILE that wait, by table, and why."""
-    waiting.shown(waiting.rows)
+    if as_json:
+        show_json({"name": waiting.config.name, "quarantined": waiting.facts(waiting.rows)})
+    else:
+        waiting.shown(waiting.rows)
 
 
 @quarantine.command()
@@ -130,15 +130,16 @@ class _Waiting:
 
     def shown(self, found: list[Quarantined]) -> bool:
         """Print rows; say whether there are any."""
-        if found:
-            _show(
-                self.config,
-                found,
-                {(pending.place, pending.kind) for pending in self.module.pending_releases(self.store)},
-            )
-        else:
-            click.echo(f"no rows of {self.about.format(' wait')}")
+        title = "would gain" if all(one.cause is None for one in found) else "why"
+        fields = (*FIELDS, ListingField("reason", "sentence", title, shown=_shown_reason))
+        nothing = f"no rows of {self.about.format(' wait')}"
+        show_listings(self.config.name, [Listing("quarantined", "", fields, self.facts(found))], nothing=nothing)
         return bool(found)
+
+    def facts(self, found: list[Quarantined]) -> list[dict[str, Any]]:
+        """Return what is known of rows that wait."""
+        approved = {(pending.place, pending.kind) for pending in self.module.pending_releases(self.store)}
+        return [_facts(self.config, one, (one.place, one.kind) in approved) for one in found]
 
     def route_of(self, found: Quarantined) -> str:
         """Return the name of the route that people see."""
@@ -163,29 +164,48 @@ def _asked(route: str | None, table: str | None) -> str:
     return (f" on route {route}" if route else "") + (f" for {table}" if table else "")
 
 
-def _show(config: Config, found: list[Quarantined], approved: set[Any]) -> None:
-    title = "would gain" if all(one.cause is None for one in found) else "why"
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    for name in ("table", "route", "sink", "rows", "oldest record", "written with", title):
-        table.add_column(name, overflow="fold", justify="right" if name == "rows" else "left")
-    for one in found:
-        place, since = one.place, one.since
-        route, sink = config.shown_names(place.route, place.sink)
-        versions = escape(printable(", ".join(one.versions)))
-        state = "\n(approved)" if (place, one.kind) in approved else ""
-        oldest = f"{since:%Y-%m-%d %H:%M:%S}" if since else ""
-        cells = (place.table, route, sink, f"{one.rows:,}", oldest, versions, _why(one) + state)
-        table.add_row(*cells)
-    Console().print(table)
+def _facts(config: Config, one: Quarantined, approved: bool) -> dict[str, Any]:
+    route, sink = config.shown_names(one.place.route, one.place.sink)
+    return {
+        "table": one.place.table,
+        "route": route,
+        "sink": sink,
+        "rows": one.rows,
+        "oldest": one.since,
+        "written_with": list(one.versions),
+        "waits_for": WAITS_FOR[one.kind],
+        "reason": _why(one),
+        "approved": approved,
+    }
 
 
-def _why(one: Quarantined) -> str:
+def _shown_versions(row: dict[str, Any]) -> str:
+    return ", ".join(row["written_with"])
+
+
+def _shown_reason(row: dict[str, Any]) -> list[str]:
+    return [*row["reason"], "(approved)"] if row["approved"] else row["reason"]
+
+
+WAITS_FOR = {"release": "approval", "unblock": "table", "held": "release"}
+"""What rows of each kind wait for, in JSON."""
+FIELDS = (
+    ListingField("table"),
+    ListingField("route"),
+    ListingField("sink"),
+    *numbers("rows"),
+    ListingField("oldest", title="oldest record"),
+    ListingField("written_with", "sentence", "written with", shown=_shown_versions),
+)
+
+
+def _why(one: Quarantined) -> list[str]:
     """Return why rows wait: what is wrong with their table, or how they would change it, a line per column."""
     if one.cause is not None:
-        return escape(printable(one.cause))
+        return [one.cause]
     shape = import_module("router.delta.schema_diff").shape
     change = one.change
     lines = [f"{column.name} {shape(column.type)}" for column in change.added]
     lines += [f"{column.name}, wider: {shape(column.type)}" for column in change.widened]
     lines += [f"cannot: {why}" for why in change.conflicts.values()]
-    return "\n".join(escape(printable(line)) for line in lines or ["nothing: it has all of it now"])
+    return lines or ["nothing: it has all of it now"]

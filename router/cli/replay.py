@@ -10,16 +10,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from router.cli import config_argument, plugin_option, reprocess_context, stopped_by_signals
+from router.cli.dead_letters import cut, letter_options, parse_since
+from router.cli.listing import Listing, ListingField, numbers, show_listing
 from router.cli.watching import Watcher
 from router.config.loader import load
-from router.config.models import interval, moment
-from router.errors import RunningError, StartError, printable
+from router.errors import RunningError, StartError
 from router.registry import load_registry
 
 if TYPE_CHECKING:
@@ -37,13 +34,6 @@ if TYPE_CHECKING:
     from router.registry import Registry
     from router.sinks import ApplyingSink, Resent
 
-COLUMNS = ("route", "sink", "status", "answer", "rows", "calls", "oldest", "newest", "such as")
-LETTER_COLUMNS = ("stage", "route", "sink", "dead letters", "taken", "where to", "stay", "such as")
-LONGEST = 120
-"""Characters of a reason that are shown."""
-RIGHT = {"answer", "rows", "calls", "dead letters", "taken", "stay"}
-STAGES = ("decode", "match", "expect", "select", "name", "schema", "apply")
-
 
 @dataclass(frozen=True)
 class Choice:
@@ -56,11 +46,7 @@ class Choice:
 
 @click.command(short_help="Send dead letters and parked rows again.")
 @config_argument
-@click.option("--stage", "stages", multiple=True, type=click.Choice(STAGES), help="Dead letters of this stage.")
-@click.option("--route", metavar="NAME", help="Only those of this route.")
-@click.option("--sink", "name", metavar="NAME", help="Only those of this sink.")
-@click.option("--reason", metavar="TEXT", help="Only dead letters with this text in their reason.")
-@click.option("--since", metavar="TIME", help="Only those since: 2025-01-31T12:00:00Z, or 2 h ago.")
+@letter_options
 @click.option(
     "--status",
     "statuses",
@@ -98,7 +84,7 @@ def replay(
     registry = load_registry(plugin_files)
     loaded = load(file, registry)
     route, name = loaded.config.identity_of(route, name)
-    letters = None if statuses else (stages, route, name, reason, None if since is None else _since(since))
+    letters = None if statuses else (stages, route, name, reason, None if since is None else parse_since(since))
     if loaded.config.debug:
         raise StartError(f"{loaded.config.name} has `debug: true`: it sends nothing, and so nothing again")
     asked = import_module("router.engine.reprocess.replay").LetterFilter(*letters) if letters else None
@@ -211,23 +197,24 @@ class _Command:
 
 def _show_letters(config: Config, found: list[LetterOutcome], title: str) -> None:
     """Print what becomes of dead letters by stage, route and sink."""
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    for name in LETTER_COLUMNS:
-        table.add_column(name, overflow="fold", justify="right" if name in RIGHT else "left")
+    rows = []
     for look in found:
-        to = {**look.places, **({"another dead letter": look.other} if look.other else {})}
-        where = look.left or ", ".join(f"{place} {rows:,}" for place, rows in sorted(to.items()))
-        counts = f"{look.rows:,}", f"{look.taken:,}"
-        names = config.shown_names(look.scope.route or "", look.scope.sink or "")
-        table.add_row(
-            look.scope.stage,
-            *names,
-            *counts,
-            escape(printable(where)),
-            f"{look.rows - look.taken:,}",
-            _reason(look.reason),
+        route, sink = config.shown_names(look.scope.route or "", look.scope.sink or "")
+        places = {**look.places, **({"another dead letter": look.other} if look.other else {})}
+        where_to = look.left or ", ".join(f"{place} {count:,}" for place, count in sorted(places.items()))
+        rows.append(
+            {
+                "stage": look.scope.stage,
+                "route": route,
+                "sink": sink,
+                "dead letters": look.rows,
+                "taken": look.taken,
+                "where to": where_to,
+                "stay": look.rows - look.taken,
+                "such as": cut(look.reason),
+            }
         )
-    Console().print(table)
+    show_listing(Listing("dead_letters", title, LETTER_FIELDS, rows))
 
 
 def _asked(statuses: tuple[str, ...], since: str | None) -> ReplayFilter:
@@ -239,22 +226,9 @@ def _asked(statuses: tuple[str, ...], since: str | None) -> ReplayFilter:
         raise click.BadParameter(told, param_hint="--status")
     chosen = words | ({"dead"} if codes else set()) or {"parked", "dead"}
     asked: ReplayFilter = import_module("router.engine.reprocess.resend").ReplayFilter(
-        tuple(sorted(chosen)), tuple(sorted(codes)), None if since is None else _since(since)
+        tuple(sorted(chosen)), tuple(sorted(codes)), None if since is None else parse_since(since)
     )
     return asked
-
-
-def _since(text: str) -> float:
-    """Return a time, or how long ago it was, in seconds since 1970."""
-    try:
-        return moment(text).timestamp()
-    except ValueError:
-        pass
-    try:
-        return (datetime.now(timezone.utc) - interval(text)).timestamp()
-    except ValueError:
-        told = f"{text!r} is neither a time with a zone (2025-01-31T12:00:00Z) nor a length (2 h)"
-        raise click.BadParameter(told, param_hint="--since") from None
 
 
 def _chosen(
@@ -330,17 +304,12 @@ def _show(found: list[tuple[Resender, ReplayRows]], title: str) -> None:
     """Print rows by route, sink, status and answer code, and where those are that cannot be sent."""
     rows = []
     for resender, what in found:
-        names = resender.config.shown_names(resender.route, resender.name)
-        rows += [(*names, *_cells(group)) for group in what.groups]
+        route, sink = resender.config.shown_names(resender.route, resender.name)
+        rows += [{"route": route, "sink": sink, **_group_row(group)} for group in what.groups]
     if not rows:
         click.echo("there is nothing to send again")
         return
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    for name in COLUMNS:
-        table.add_column(name, overflow="fold", justify="right" if name in RIGHT else "left")
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)
+    show_listing(Listing("rows", title, GROUP_FIELDS, rows))
     for resender, what in found:
         if what.gone:
             _tell_gone(resender, what.gone)
@@ -357,19 +326,33 @@ def _tell_gone(resender: Resender, gone: int) -> None:
     )
 
 
-def _cells(group: ReplayGroup) -> tuple[str, ...]:
-    times = (_time(group.oldest), _time(group.newest))
-    return group.status, _number(group.code), f"{group.rows:,}", f"{group.calls:,}", *times, _reason(group.reason or "")
+def _group_row(group: ReplayGroup) -> dict[str, Any]:
+    return {
+        "status": group.status,
+        "answer": None if group.code is None else str(group.code),
+        "rows": group.rows,
+        "calls": group.calls,
+        "oldest": datetime.fromtimestamp(group.oldest, timezone.utc),
+        "newest": datetime.fromtimestamp(group.newest, timezone.utc),
+        "such as": cut(group.reason or ""),
+    }
 
 
-def _reason(text: str) -> str:
-    """Return the answer of an API as a terminal can show it safely: it is somebody else's text."""
-    return escape(printable(text[:LONGEST] + ("..." if len(text) > LONGEST else "")))
-
-
-def _number(value: int | None) -> str:
-    return "" if value is None else str(value)
-
-
-def _time(seconds: float) -> str:
-    return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M:%SZ}"
+LETTER_FIELDS = (
+    ListingField("stage"),
+    ListingField("route"),
+    ListingField("sink"),
+    *numbers("dead letters", "taken"),
+    ListingField("where to", "sentence"),
+    *numbers("stay"),
+    ListingField("such as", "sentence"),
+)
+GROUP_FIELDS = (
+    ListingField("route"),
+    ListingField("sink"),
+    ListingField("status"),
+    *numbers("answer", "rows", "calls"),
+    ListingField("oldest"),
+    ListingField("newest"),
+    ListingField("such as", "sentence"),
+)

@@ -6,18 +6,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from fnmatch import fnmatchcase
 from importlib import import_module
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from router.cli import config_argument, plugin_option
+from router.cli.listing import Listing, ListingField, json_option, numbers, show_json, show_listing, show_listings
 from router.config.loader import load
 from router.errors import TableError, printable
 from router.registry import load_registry
@@ -28,51 +26,88 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from router.config.models import Config, Maintenance
+    from router.engine.audit.expectation_counts import ExpectationCounts
     from router.table_options import CatalogOptions
 
-SOURCE_COLUMNS = ("batch", "source", "offsets", "read", "decoded", "failed", "bare", "unmatched", "lost", "unknown")
-SINK_COLUMNS = (
-    *("batch", "route", "sink", "matched", "landed", "refused", "dropped"),
+COUNTS_OF_SOURCE = ("read", "decoded", "failed", "bare", "unmatched", "lost", "unknown")
+COUNTS_OF_SINK = (
+    *("matched", "landed", "refused", "dropped"),
     *("frozen", "quarantined", "released", "applied", "dead", "parked", "backlog", "in_doubt"),
 )
-TEXTS = {
-    *("source", "offsets", "route", "sink", "table", "state", "committer", "why"),
-    *("expectation", "otherwise", "trend", "last", "time"),
-    *("view", "reads", "into", "when", "way"),
-}
 
 
 @click.command(short_help="Show what became of the records of the last batches.")
 @config_argument
 @click.option("--batches", default=5, show_default=True, type=click.IntRange(1), help="How many batches.")
+@json_option
 @plugin_option
-def ledger(file: Path, batches: int, plugin_files: tuple[Path, ...]) -> None:
+def ledger(file: Path, batches: int, as_json: bool, plugin_files: tuple[Path, ...]) -> None:
     """Show the ledger of the configuration FILE: its last batches by source partition, and by route and sink.
 
     read = decoded + failed + bare; decoded = matched by some route + unmatched; per sink matched = landed + refused +
     dropped + quarantined. A replay moves rows: as many fewer are parked, or dead, as it applied. Needs no Spark.
     """
-    loaded = load(file, load_registry(plugin_files))
-    reading = import_module("router.engine.ledger")
-    rows = reading.last(loaded.config, batches)
-    if not rows:
-        click.echo(f"{loaded.config.ledger} in {loaded.config.lake} has no batches of {loaded.config.name}")
-        return
-    show_table("records by source partition", SOURCE_COLUMNS, [_source(row) for row in rows if row["read"] is not None])
-    show_table(
-        "events by route and sink",
-        SINK_COLUMNS,
-        [_sink(loaded.config, row) for row in rows if row["route"] is not None],
-    )
+    config = load(file, load_registry(plugin_files)).config
+    rows: list[dict[str, Any]] = import_module("router.engine.ledger").last(config, batches)
+    sources = [_source_row(row) for row in rows if row["read"] is not None]
+    sinks = [_sink_row(config, row) for row in rows if row["route"] is not None]
+    listings = [
+        Listing("sources", "records by source partition", SOURCE_FIELDS, sources),
+        Listing("sinks", "events by route and sink", SINK_FIELDS, sinks),
+    ]
+    nothing = f"{config.ledger} in {config.lake} has no batches of {config.name}"
+    show_listings(config.name, listings, as_json=as_json, nothing=nothing)
 
 
-STATE_COLUMNS = ("table", "state", "rows", "lag", "committer", "why", "quarantine")
+def _source_row(row: dict[str, Any]) -> dict[str, Any]:
+    place = ("topic", "partition", "from_offset", "to_offset")
+    counts = {name: row[name] for name in (*place, *COUNTS_OF_SOURCE)}
+    counts["unknown_fields"] = dict(row["unknown_fields"] or [])
+    return {"batch": row["batch_id"], "run": row["run"], **counts, **_batch_facts(row)}
+
+
+def _sink_row(config: Config, row: dict[str, Any]) -> dict[str, Any]:
+    route, sink = config.shown_names(row["route"], row["sink"])
+    counts = {name: row[name] for name in COUNTS_OF_SINK}
+    return {"batch": row["batch_id"], "run": row["run"], "route": route, "sink": sink, **counts, **_batch_facts(row)}
+
+
+def _batch_facts(row: dict[str, Any]) -> dict[str, Any]:
+    violated = dict(row["violated"] or [])
+    return {"violated": violated, "configuration": row["configuration"], "finished": row["finished"]}
+
+
+def _shown_batch(row: dict[str, Any]) -> str:
+    return "replay" if row["batch"] is None else str(row["batch"])
+
+
+def _shown_place(row: dict[str, Any]) -> str:
+    return "" if row["topic"] is None else f"{row['topic']}/{row['partition']}"
+
+
+def _shown_offsets(row: dict[str, Any]) -> str:
+    return "" if row["topic"] is None else f"{row['from_offset']}-{row['to_offset']}"
+
+
+SOURCE_FIELDS = (
+    ListingField("batch", "number", shown=_shown_batch),
+    ListingField("source", shown=_shown_place),
+    ListingField("offsets", shown=_shown_offsets),
+    *numbers(*COUNTS_OF_SOURCE),
+)
+SINK_FIELDS = (
+    ListingField("batch", "number", shown=_shown_batch),
+    ListingField("route"),
+    ListingField("sink"),
+    *numbers(*COUNTS_OF_SINK),
+)
 
 
 @click.command(short_help="List every table with its state.")
 @config_argument
+@json_option
 @plugin_option
-def tables(file: Path, plugin_files: tuple[Path, ...]) -> None:
+def tables(file: Path, as_json: bool, plugin_files: tuple[Path, ...]) -> None:
     """List every table that the configuration FILE has rows in: state, rows, lag, committer and why, quarantined rows.
 
     A table is `ok`, or it is `behind` (batches that are decided are not in it yet), `blocked` (it cannot be written,
@@ -81,19 +116,37 @@ def tables(file: Path, plugin_files: tuple[Path, ...]) -> None:
     views are among them, with the view. Needs no Spark. `router verify` holds tables against what went into them.
     """
     config = load(file, load_registry(plugin_files)).config
-    found = import_module("router.engine.audit.table_states").table_states(config)
-    show_table(f"tables of {config.name}", STATE_COLUMNS, [_state(one) for one in found])
+    states = import_module("router.engine.audit.table_states").table_states(config)
+    rows = [asdict(state) for state in states]
+    show_listings(config.name, [Listing("tables", f"tables of {config.name}", STATE_FIELDS, rows)], as_json=as_json)
 
 
-EXPECTATION_COLUMNS = ("of", "expectation", "otherwise", "events", "violated", "share", "trend", "last")
+def _shown_lag(row: dict[str, Any]) -> int | None:
+    return row["lag"] or None
+
+
+def _shown_quarantined(row: dict[str, Any]) -> int | None:
+    return row["quarantined"] or None
+
+
+STATE_FIELDS = (
+    ListingField("table"),
+    ListingField("state"),
+    ListingField("rows", "number"),
+    ListingField("lag", "number", shown=_shown_lag),
+    ListingField("committer"),
+    ListingField("why", "sentence"),
+    ListingField("quarantined", "number", "quarantine", shown=_shown_quarantined),
+)
 BARS = " ▁▂▃▄▅▆▇█"
 
 
 @click.command(short_help="Show how often expectations do not hold.")
 @config_argument
 @click.option("--samples", default=0, show_default=True, type=click.IntRange(0, 1000), help="Newest records of each.")
+@json_option
 @plugin_option
-def expectations(file: Path, samples: int, plugin_files: tuple[Path, ...]) -> None:
+def expectations(file: Path, samples: int, as_json: bool, plugin_files: tuple[Path, ...]) -> None:
     """Show how often each expectation of the configuration FILE was asked and did not hold, by its ledger.
 
     Those of views are about the rows that their tables have now, and the trend are the last eight refreshes. For routes
@@ -103,64 +156,63 @@ def expectations(file: Path, samples: int, plugin_files: tuple[Path, ...]) -> No
     """
     config = load(file, load_registry(plugin_files)).config
     counted = import_module("router.engine.audit.expectation_counts").expectation_counts(config, samples)
-    if not counted:
-        click.echo(f"nothing of {config.name} has an expectation")
+    rows = [_expectation_row(counts) for counts in counted]
+    if as_json:
+        show_json({"name": config.name, "expectations": rows})
         return
-    show_table(f"expectations of {config.name}", EXPECTATION_COLUMNS, [_expectation(one) for one in counted])
-    rows = [_sample(one, row) for one in counted for row in one.samples]
-    if rows:
-        show_table(f"newest records in {config.dead_letters}", ("of", "expectation", "source", "offset", "time"), rows)
+    newest = [{**row, **sample} for row in rows for sample in row["samples"]]
+    listings = [
+        Listing("expectations", f"expectations of {config.name}", EXPECTATION_FIELDS, rows),
+        Listing("samples", f"newest records in {config.dead_letters}", SAMPLE_FIELDS, newest),
+    ]
+    show_listings(config.name, listings, as_json=False, nothing=f"nothing of {config.name} has an expectation")
 
 
-def _expectation(one: Any) -> tuple[str, ...]:
-    shares = [violated / events if events else 0.0 for events, violated in one.trend]
+def _expectation_row(counts: ExpectationCounts) -> dict[str, Any]:
+    return {
+        "of": counts.of,
+        "expectation": counts.expectation.name,
+        "otherwise": counts.expectation.otherwise,
+        "events": counts.events,
+        "violated": counts.violated,
+        "share": counts.violated / counts.events if counts.events else None,
+        "trend": counts.trend,
+        "last": counts.last,
+        "samples": counts.samples,
+    }
+
+
+def _shown_share(row: dict[str, Any]) -> str:
+    return "" if row["share"] is None else f"{row['share']:.2%}"
+
+
+def _shown_trend(row: dict[str, Any]) -> str:
+    """Return a bar for each period; the highest is that of the period with the largest share."""
+    shares = [violated / events if events else 0.0 for events, violated in row["trend"]]
     most = max(shares) or 1.0
-    bars = "".join(BARS[math.ceil(share / most * (len(BARS) - 1))] for share in shares)
-    share = f"{one.violated / one.events:.2%}" if one.events else ""
-    last = f"{one.last:%Y-%m-%d %H:%M:%S}" if one.last else ""
-    asked = one.expectation
-    return one.of, asked.name, asked.otherwise, _number(one.events), _number(one.violated), share, bars, last
+    return "".join(BARS[math.ceil(share / most * (len(BARS) - 1))] for share in shares)
 
 
-def _sample(one: Any, row: dict[str, Any]) -> tuple[str, ...]:
-    source, time = f"{row['topic']}/{row['partition']}", f"{row['timestamp']:%Y-%m-%d %H:%M:%S}"
-    return one.of, one.expectation.name, source, str(row["offset"]), time
+def _shown_offset(row: dict[str, Any]) -> str:
+    return str(row["offset"])
 
 
-def _state(one: Any) -> tuple[str, ...]:
-    counts = _number(one.rows), _number(one.lag or None), one.committer, one.why, _number(one.quarantined or None)
-    return one.table, one.state, *counts
-
-
-def _source(row: dict[str, Any]) -> tuple[str, ...]:
-    offsets = "" if row["topic"] is None else f"{row['from_offset']}-{row['to_offset']}"
-    place = "" if row["topic"] is None else f"{row['topic']}/{row['partition']}"
-    batch = "replay" if row["batch_id"] is None else str(row["batch_id"])
-    return (batch, place, offsets, *(_number(row[name]) for name in SOURCE_COLUMNS[3:]))
-
-
-def _sink(config: Config, row: dict[str, Any]) -> tuple[str, ...]:
-    batch = "replay" if row["batch_id"] is None else str(row["batch_id"])
-    return (batch, *config.shown_names(row["route"], row["sink"]), *(_number(row[name]) for name in SINK_COLUMNS[3:]))
-
-
-def _number(value: int | None) -> str:
-    return "" if value is None else f"{value:,}"
-
-
-def show_table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    """Print rows of texts under their columns; numbers stand to the right."""
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    for name in columns:
-        table.add_column(name, overflow="fold", justify="left" if name in TEXTS else "right")
-    for row in rows:
-        table.add_row(*map(_cell, row))
-    Console().print(table)
-
-
-def _cell(text: str) -> str:
-    """Return text that rich shows as it is: the name of a file may look like its markup."""
-    return escape(printable(text))
+EXPECTATION_FIELDS = (
+    ListingField("of"),
+    ListingField("expectation"),
+    ListingField("otherwise"),
+    *numbers("events", "violated"),
+    ListingField("share", "number", shown=_shown_share),
+    ListingField("trend", shown=_shown_trend),
+    ListingField("last"),
+)
+SAMPLE_FIELDS = (
+    ListingField("of"),
+    ListingField("expectation"),
+    ListingField("source", shown=_shown_place),
+    ListingField("offset", "number", shown=_shown_offset),
+    ListingField("timestamp", title="time"),
+)
 
 
 @click.command(short_help="Print owner, tags and rights of tables as SQL, for a catalog.")
@@ -207,9 +259,6 @@ def _text(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-COLUMNS = ("table", "files", "into", "statistics", "deleted", "MB freed", "")
-
-
 @click.command(short_help="Compact and clean tables.")
 @config_argument
 @click.option("--tables", "pattern", default="*", metavar="PATTERN", help="Only tables of these names: silver.*")
@@ -225,8 +274,8 @@ def maintain(file: Path, pattern: str, dry_run: bool, plugin_files: tuple[Path, 
     made = [_one(*work, dry=dry_run) for work in _work(config, pattern)]
     if not made:
         raise click.ClickException(f"{config.lake} has no table that `maintenance` names and {pattern} fits")
-    _show(made, dry=dry_run)
-    raise SystemExit(int(any(len(row) < len(COLUMNS) for row in made)))
+    show_listing(Listing("tables", "what would be done" if dry_run else "what was done", MAINTAIN_FIELDS, made))
+    raise SystemExit(int(any(row["files"] is None for row in made)))
 
 
 def _work(config: Config, pattern: str) -> list[tuple[Any, str, Maintenance]]:
@@ -247,24 +296,29 @@ def _work(config: Config, pattern: str) -> list[tuple[Any, str, Maintenance]]:
     return [(care, table, plan) for table in tables if (plan := care.plan(table))]
 
 
-def _one(care: Any, table: str, plan: Maintenance, *, dry: bool) -> tuple[str, ...]:
+def _one(care: Any, table: str, plan: Maintenance, *, dry: bool) -> dict[str, Any]:
     try:
         found = care.maintain(table, plan, dry=dry)
     except TableError as error:
-        return table, str(error)
-    by = f"by Spark: {found.by_spark}" if found.by_spark else ""
-    numbers = found.files, found.into, found.without_statistics, found.deleted
-    return table, *map(str, numbers), f"{found.freed / 1e6:,.1f}", by
+        nothing = dict.fromkeys(("files", "into", "statistics", "deleted", "megabytes"))
+        return {"table": table, **nothing, "note": str(error)}
+    return {
+        "table": table,
+        "files": found.files,
+        "into": found.into,
+        "statistics": found.without_statistics,
+        "deleted": found.deleted,
+        "megabytes": f"{found.freed / 1e6:,.1f}",
+        "note": f"by Spark: {found.by_spark}" if found.by_spark else "",
+    }
 
 
-def _show(rows: list[tuple[str, ...]], *, dry: bool) -> None:
-    shown = Table(title="what would be done" if dry else "what was done", title_justify="left", box=SIMPLE_HEAD)
-    for name in COLUMNS:
-        shown.add_column(name, overflow="fold", justify="left" if name in ("table", "") else "right")
-    for row in rows:
-        whole = row if len(row) == len(COLUMNS) else (row[0], *[""] * (len(COLUMNS) - 2), row[1])
-        shown.add_row(*map(_cell, whole))
-    Console().print(shown)
+MAINTAIN_FIELDS = (
+    ListingField("table"),
+    *numbers("files", "into", "statistics", "deleted"),
+    ListingField("megabytes", "number", "MB freed"),
+    ListingField("note", "sentence"),
+)
 
 
 @click.command(short_help="Say what a table is, and who writes it how.")

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import threading
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from router.cli import config_argument, plugin_option, reprocess_context, stopped_by_signals
+from router.cli.listing import json_option, show_json, show_sentences
 from router.cli.views import refresher_of
 from router.cli.watching import Watcher
 from router.config.loader import load
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     help="Run the query of each view again, over what it was made of, and compare its tables (needs Spark).",
 )
 @click.option("--master", help="With --recompute: Spark master of a local run; spark-submit brings its own.")
+@json_option
 @plugin_option
 def verify(
     file: Path,
@@ -44,6 +46,7 @@ def verify(
     footers: bool,
     recompute: bool,
     master: str | None,
+    as_json: bool,
     plugin_files: tuple[Path, ...],
 ) -> None:
     """Hold the tables of the configuration FILE, or those named, against manifests, ledger and bronze.
@@ -59,11 +62,12 @@ def verify(
     if absent := sorted(set(tables) - {audit.table for audit in found}):
         raise click.ClickException(f"{config.name} has no rows in {', '.join(absent)}")
     notes = _recompute(config, found, tables, master) if recompute else []
-    width = max((len(audit.table) for audit in found), default=0)
-    for note in notes:
-        click.echo(printable(note))
-    for audit in found:
-        click.echo(printable(f"{audit.table:<{width}}  {_told(audit)}"))
+    if as_json:
+        show_json({"name": config.name, "tables": [_facts(audit) for audit in found], "not_compared": notes})
+    else:
+        for note in notes:
+            click.echo(printable(note))
+        show_sentences([(printable(audit.table), printable(_told(audit))) for audit in found])
     raise SystemExit(int(any(audit.problems for audit in found)))
 
 
@@ -97,6 +101,17 @@ def _recompute(config: Config, listed: list[TableAudit], chosen: tuple[str, ...]
         finally:
             session.stop_session(spark)
     return notes
+
+
+def _facts(audit: TableAudit) -> dict[str, Any]:
+    return {
+        "table": audit.table,
+        "ok": not audit.problems,
+        "problems": audit.problems,
+        "rows": audit.rows,
+        "files": audit.files,
+        "version": audit.version if audit.version >= 0 else None,
+    }
 
 
 def _told(audit: TableAudit) -> str:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import threading
+from datetime import datetime
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from router.cli import config_argument, plugin_option, stopped_by_signals
-from router.cli.tables import show_table
+from router.cli.listing import Listing, ListingField, json_option, numbers, show_json, show_listing
 from router.cli.watching import Watcher
 from router.config.loader import load
-from router.errors import StartError, ViewError
+from router.errors import StartError, ViewError, printable
 from router.registry import load_registry
 
 if TYPE_CHECKING:
@@ -21,8 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from router.config.models import Config, View
-
-COLUMNS = ("view", "reads", "into", "when", "tables", "rows", "violated", "last", "way", "why", "seconds")
+    from router.engine.views.note import Note
 
 
 @click.command(short_help="Show views, how they follow changes, or refresh them now.")
@@ -41,6 +41,7 @@ COLUMNS = ("view", "reads", "into", "when", "tables", "rows", "violated", "last"
     help="Make views without this source, which is gone, unreadable or not written any more; may be repeated.",
 )
 @click.option("--master", help="Spark master of a local run; spark-submit brings its own.")
+@json_option
 @plugin_option
 def views(
     file: Path,
@@ -50,6 +51,7 @@ def views(
     plan: bool,
     accepted: tuple[str, ...],
     master: str | None,
+    as_json: bool,
     plugin_files: tuple[Path, ...],
 ) -> None:
     """Show the views of the configuration FILE: what they read and make, and how their last refresh went.
@@ -62,6 +64,8 @@ def views(
     """
     if full and not refresh:
         raise click.UsageError("--full goes with --refresh")
+    if as_json and (refresh or plan or accepted):
+        raise click.UsageError("--json shows views: it goes without --refresh, --plan and --accept")
     registry = load_registry(plugin_files)
     loaded = load(file, registry)
     config, schedule = loaded.config, import_module("router.engine.views.schedule")
@@ -71,7 +75,7 @@ def views(
     if accepted:
         _accept(config, chosen, set(accepted))
     if not refresh and not plan:
-        _list(config, chosen)
+        _list(config, chosen, as_json=as_json)
         return
     session = import_module("router.engine.spark.session")
     with stopped_by_signals(threading.Event()), Watcher(config.name):
@@ -117,22 +121,62 @@ def _accept(config: Config, chosen: list[View], tables: set[str]) -> None:
         click.echo(f"{view.name}: continues without the former rows of {', '.join(sorted(lost))} at its next refresh")
 
 
-def _list(config: Config, chosen: list[View]) -> None:
-    module, stores = import_module("router.engine.views.note"), import_module("router.engine.checkpoint_store")
+def _list(config: Config, chosen: list[View], *, as_json: bool) -> None:
+    note_module = import_module("router.engine.views.note")
+    stores = import_module("router.engine.checkpoint_store")
     store = stores.CheckpointStore(stores.lake_and_checkpoint(config)[1])
-    rows = list[tuple[str, ...]]()
-    lines = list[str]()
+    notes = {view.name: note_module.Note.of(store.load(note_module.note_path(view.name))) for view in chosen}
+    rows = [_facts(view, notes[view.name]) for view in chosen]
+    if as_json:
+        show_json({"name": config.name, "views": rows})
+        return
+    show_listing(Listing("views", f"views of {config.name}", FIELDS, rows))
     for view in chosen:
-        note = module.Note.of(store.load(module.note_path(view.name)))
-        violated = ", ".join(f"{name} {count:,}" for name, count in sorted(note.violated.items()))
-        made = (str(len(note.targets)), f"{note.rows:,}", violated) if note.number else ("", "", "")
-        seconds = f"{note.seconds:.1f}" if note.number else ""
-        rows.append((view.name, read_by(view), view.into, when(view), *made, note.at, note.way, note.why, seconds))
+        note = notes[view.name]
         for table in note.left:
-            lines.append(f"{view.name}: {table} has left it: {note.origin} does not write it; see --accept")
-    show_table(f"views of {config.name}", COLUMNS, rows)
-    for line in lines:
-        click.echo(line)
+            line = f"{view.name}: {table} has left it: {note.origin} does not write it; see --accept"
+            click.echo(printable(line))
+
+
+def _facts(view: View, note: Note) -> dict[str, Any]:
+    """Return what is known of a view; of its last refresh nothing if there was none."""
+    made = note.number > 0
+    return {
+        "view": view.name,
+        "reads": read_by(view),
+        "into": view.into,
+        "when": when(view),
+        "tables": len(note.targets) if made else None,
+        "rows": note.rows if made else None,
+        "violated": note.violated,
+        "last": datetime.fromisoformat(note.at) if note.at else None,
+        "way": note.way,
+        "why": note.why,
+        "seconds": note.seconds if made else None,
+        "left": list(note.left),
+    }
+
+
+def _shown_violations(row: dict[str, Any]) -> list[str]:
+    return [f"{name} {count:,}" for name, count in sorted(row["violated"].items())]
+
+
+def _shown_seconds(row: dict[str, Any]) -> str:
+    return "" if row["seconds"] is None else f"{row['seconds']:.1f}"
+
+
+FIELDS = (
+    ListingField("view"),
+    ListingField("reads"),
+    ListingField("into"),
+    ListingField("when"),
+    *numbers("tables", "rows"),
+    ListingField("violated", shown=_shown_violations),
+    ListingField("last"),
+    ListingField("way"),
+    ListingField("why", "sentence"),
+    ListingField("seconds", "number", shown=_shown_seconds),
+)
 
 
 def read_by(view: View) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -131,7 +132,9 @@ def test_mermaid_draws_a_table_of_two_sinks_once_and_quotes_everything() -> None
     table = GraphNode("table", "gold.wins")
     rule = 'a = "x" AND b < 3 # `no` \x1b[31m'
     root = GraphNode(
-        "source", "kafka", below=(GraphNode("sink", rule, below=(table,)), GraphNode("sink", "b", "1 landed", (table,)))
+        "source",
+        "kafka",
+        below=(GraphNode("sink", rule, below=(table,)), GraphNode("sink", "b", {"landed": 1}, (table,))),
     )
 
     lines = [*mermaid(root)]
@@ -156,5 +159,22 @@ def test_many_tables_of_a_sink_are_counted(tmp_path: Path) -> None:
 
     sink = nodes(config, counts).below[1].below[0].below[0]
 
-    assert sink.counts == "7 landed"
+    assert sink.counts == {"landed": 7}
     assert [below.text for below in sink.below][-2:] == [f"silver.t{TABLES_SHOWN - 1:03d}", "and 188 more tables"]
+
+
+def test_the_lineage_for_programs_has_counts_as_numbers(tmp_path: Path) -> None:
+    """A script would have to take a sentence apart."""
+    written = WrittenLake(tmp_path).take(3)
+
+    found = CliRunner().invoke(router.cli.commands, ["lineage", str(written.file), "silver.uno", "--json"])
+
+    document = json.loads(found.stdout)
+    assert (document["name"], document["table"]) == ("games", "silver.uno")
+    node = document["lineage"]
+    kinds = [node["kind"]]
+    while node["below"]:
+        (node,) = node["below"]
+        kinds.append(node["kind"])
+    assert kinds == ["source", "decoder", "route", "sink", "table"]
+    assert node == {"kind": "table", "text": "silver.uno", "counts": {"rows": 6}, "below": []}

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from router_rest.rate_limit.backpressure import (
-    BELOW,
+    BETA,
     BUDGET_SPAN,
+    CUBIC,
     FEWEST_FAILURES,
+    FIRST_WAIT,
     PROBE_PAUSE,
     RAMP,
     RAMP_START,
-    RATE_CALM,
     SILENCE,
+    STEP,
     AdaptiveRate,
     CircuitBreaker,
     ConcurrencyLimit,
     RetryBudget,
+    SharedPause,
+    StatedPace,
 )
 from router_rest.rate_limit.coordinator import AHEAD, CREDIT, LONGEST_WAIT, Coordinator
 from router_rest.rate_limit.protocol import Grant, Pace, TaskReport, Want
 from router_rest.rate_limit.sliding_window import RateLimit, Run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Clock:
@@ -199,88 +209,134 @@ def test_timeouts_make_room_and_give_it_back_soon() -> None:
     assert permits.part == 1
 
 
-# ---- throttle
+# ---- pace
 
 
-def test_the_limit_is_what_was_let_through() -> None:
-    throttle, now = AdaptiveRate(1000.0), 100.0
-    for _ in range(30):
-        now += 0.1
-        throttle.heard(now, sent=100, ok=40, throttled=0)
-    assert throttle.heard(now, sent=0, ok=0, throttled=60)
+class LimitedApi:
+    """An API in steps of a tenth of a second: what of so many calls per second it accepts."""
 
-    # not in one step: a moment in which little was asked for would say too little
-    rate = throttle.current(now)
-    assert rate is not None
-    assert rate == pytest.approx(500, rel=0.02)
-    for _ in range(15):
-        now += 0.1
-        throttle.heard(now, sent=50, ok=40, throttled=1)
-    assert throttle.current(now) == pytest.approx(400 * BELOW, rel=0.03)
+    def __init__(self, pace: StatedPace, stated: float, accepts: Callable[[float], float]) -> None:
+        self.pace, self.stated, self.accepts = pace, stated, accepts
+        self.now = 100.0
+        self.factors: list[float] = []
+        self.accepted = 0.0
+        self._rest = 0.0
+
+    def run(self, seconds: float) -> None:
+        """Send for some seconds, at the pace of each moment."""
+        for _ in range(round(seconds * 10)):
+            self.now += 0.1
+            sent = self.stated * self.pace.factor
+            ok = self.accepts(sent) / 10 + self._rest
+            self._rest = ok - int(ok)
+            self.accepted += int(ok)
+            self.pace.heard(self.now, ok=int(ok), refused=max(0, round(sent / 10) - int(ok)))
+            self.factors.append(self.pace.factor)
 
 
-def test_more_is_tried_again_and_later_each_time() -> None:
-    throttle, now, waits = AdaptiveRate(None), 100.0, []
-    for _ in range(4):
-        for _ in range(11):
-            now += 0.1
-            throttle.heard(now, sent=40, ok=40, throttled=0)
-        assert throttle.heard(now, sent=0, ok=0, throttled=1)
-        found, cut = throttle.current(now), now
-        while throttle.current(now) == found:
-            now += 0.1
-        waits.append(round(now - cut))
+def test_a_few_refusals_leave_the_pace_as_it_is() -> None:
+    """Without it an API that refuses two calls of a hundred by chance gets a fraction of what it takes."""
+    api = LimitedApi(StatedPace(), 200.0, lambda sent: 0.97 * sent)
+    api.run(60)
 
-    assert waits[0] == RATE_CALM
+    assert {*api.factors} == {1.0}
+
+
+def test_refusals_by_chance_lower_the_pace_for_a_try_only() -> None:
+    """Where accepted calls fall with the pace, a lower pace is no help."""
+    api = LimitedApi(StatedPace(), 200.0, lambda sent: 0.8 * sent)
+    api.run(120)
+
+    assert min(api.factors) == pytest.approx(STEP)
+    assert api.pace.factor == 1.0
+    lowered = [number for number, (a, b) in enumerate(pairwise(api.factors)) if b < a]
+    waits = [after - before for before, after in pairwise(lowered)]
+    assert waits[0] >= FIRST_WAIT * 10
     assert waits == sorted(waits)
-    assert waits[-1] > 2 * waits[0]
+    assert api.accepted >= 0.99 * 0.8 * 200 * 120
 
 
-def test_a_limit_that_is_gone_is_forgotten_within_seconds() -> None:
-    throttle, now = AdaptiveRate(1000.0), 100.0
-    throttle.heard(now, sent=100, ok=90, throttled=10)
-    assert throttle.current(now) is not None
+def test_a_limit_that_is_lower_than_stated_is_found() -> None:
+    """Without it a third of the calls is refused for as long as the sink runs."""
+    api = LimitedApi(StatedPace(), 200.0, lambda sent: min(sent, 130.0))
+    api.run(30)
+    api.accepted = 0.0
+    api.run(60)
 
-    assert throttle.current(now + 15) is None
+    assert 0.6 <= api.pace.factor <= 0.75
+    assert api.accepted >= 0.93 * 130 * 60
 
 
-@pytest.mark.parametrize(("stated", "cut"), [(1000.0, False), (None, True)], ids=["stated", "not stated"])
-def test_a_call_in_a_thousand_that_is_refused_says_nothing_against_a_stated_limit(
-    stated: float | None, cut: bool
-) -> None:
-    throttle = AdaptiveRate(stated)
+def test_an_api_that_wants_calls_apart_gets_them_apart() -> None:
+    """nginx refuses each call that comes a little too early: slower calls are more accepted calls."""
+    api = LimitedApi(StatedPace(), 50.0, lambda sent: sent if sent <= 46 else 0.75 * sent)
+    api.run(10)
+
+    assert api.pace.factor == pytest.approx(STEP)
+    api.accepted = 0.0
+    api.run(100)
+    assert api.accepted >= 0.96 * 45 * 100
+
+
+def test_a_limit_that_is_back_is_used_within_seconds() -> None:
+    pace = StatedPace()
+    LimitedApi(pace, 200.0, lambda sent: min(sent, 130.0)).run(60)
+    assert pace.factor < 0.75
+    later = LimitedApi(pace, 200.0, lambda sent: sent)
+    later.now = 200.0
+    later.run(180)
+
+    assert pace.factor == 1.0
+
+
+def test_answers_to_calls_at_another_pace_do_not_count() -> None:
+    """On the ramp after a pause fewer calls are accepted, whatever the pace that is tried."""
+    api = LimitedApi(StatedPace(), 200.0, lambda sent: 0.8 * sent)
+    api.run(3)
+    assert api.pace.factor == pytest.approx(STEP)
+    api.pace.restart()
+
+    assert api.pace.factor == 1.0
+
+
+def test_a_pause_of_all_lowers_the_pace() -> None:
+    """Without it all calls go out as before, and are refused as before."""
+    pace = StatedPace()
+    pace.lower(100.0)
+
+    assert pace.factor == pytest.approx(STEP)
+
+
+def test_all_pause_when_most_answers_ask_for_it() -> None:
+    pause = SharedPause()
+    assert not pause.heard(100.0, answers=4, asking=4), "these may be one call's"
+    assert pause.heard(100.1, answers=1, asking=1)
+    assert not pause.heard(100.2, answers=1, asking=1), "those before the pause do not count"
+
+    assert not pause.heard(200.0, answers=100, asking=50)
+    assert pause.heard(200.1, answers=1, asking=1)
+
+
+def test_without_a_stated_limit_the_rate_is_cut_and_climbs() -> None:
+    rate = AdaptiveRate()
+    assert rate.current(100.0) is None
     for tick in range(10):
-        throttle.heard(100.0 + tick / 10, sent=98, ok=97, throttled=0)
+        rate.heard(100 + tick / 10, sent=10, refused=0)
+    rate.heard(101.0, sent=0, refused=10)
 
-    assert throttle.heard(101.0, sent=98, ok=97, throttled=1) is cut
-    assert (throttle.current(101.0) is not None) is cut
-
-
-def test_a_few_calls_that_are_refused_in_a_moment_say_nothing_against_a_stated_limit() -> None:
-    """Three at once are no ten per second: a pause of all for them costs a thousand calls."""
-    throttle = AdaptiveRate(1000.0)
-    for tick in range(10):
-        throttle.heard(100.0 + tick / 10, sent=98, ok=97, throttled=0)
-
-    assert not throttle.heard(101.0, sent=98, ok=90, throttled=8)
-    assert throttle.tolerated(101.0)
-    assert throttle.heard(101.1, sent=98, ok=90, throttled=8)
+    assert rate.current(101.0) == pytest.approx(100 * BETA)
+    plateau = (100 * (1 - BETA) / CUBIC) ** (1 / 3)
+    assert rate.current(101 + plateau) == pytest.approx(100)
+    assert rate.current(101 + 2 * plateau) == pytest.approx(100 * (2 - BETA))
+    assert rate.current(150.0) is None
 
 
-def test_what_is_refused_after_a_rest_cuts_a_stated_limit_by_little() -> None:
-    """In its first moments a task has sent few calls: as a rate that would be nearly nothing."""
-    throttle = AdaptiveRate(1000.0)
-    throttle.heard(100.0, sent=980, ok=980, throttled=0)
-    assert throttle.heard(200.0, sent=20, ok=10, throttled=20)
+@pytest.mark.parametrize("refused", [1, 5])
+def test_without_a_stated_limit_a_few_refusals_are_no_limit(refused: int) -> None:
+    rate = AdaptiveRate()
+    rate.heard(100.0, sent=100, refused=refused)
 
-    assert throttle.current(200.0) == pytest.approx(1000 * BELOW)
-
-
-def test_refusals_without_a_success_say_nothing_about_a_rate() -> None:
-    throttle = AdaptiveRate(1000.0)
-
-    assert not throttle.heard(100.0, sent=500, ok=0, throttled=500)
-    assert throttle.current(100.0) is None
+    assert rate.current(100.0) is None
 
 
 # ---- all together
@@ -370,7 +426,7 @@ def test_retry_after_stops_all_but_not_for_ever(clock: Clock, said: float, kept:
     coordinator = Coordinator(limited(100), clock, chance=lambda: 0.5)
     tasks = Tasks(coordinator, "a", "b")
     tasks.say("a", wants=1)
-    tasks.say("a", throttled=1, pause=said)
+    tasks.say("a", ok=1, throttled=5, asking=5, pause=said)
     before = dict(tasks.received)
 
     tasks.say("b", wants=5)
@@ -383,15 +439,15 @@ def test_retry_after_stops_all_but_not_for_ever(clock: Clock, said: float, kept:
     assert tasks.received["b"] > 0
 
 
-def test_a_stray_call_that_is_refused_stops_nobody(clock: Clock) -> None:
-    """One in a thousand says that somebody was a little early: a pause of all for it costs a thousand calls."""
+def test_a_few_calls_that_are_told_to_wait_stop_nobody(clock: Clock) -> None:
+    """A pause of all for half of the answers costs the other half."""
     coordinator = Coordinator(limited(1000), clock)
     tasks = Tasks(coordinator, "a", "b")
-    tasks.say("a", sent=500, ok=499, throttled=1, pause=1.0)
+    tasks.say("a", sent=20, ok=10, throttled=10, asking=10, pause=1.0)
     tasks.say("b", wants=5)
     assert tasks.received["b"] > 0
 
-    tasks.say("a", sent=20, ok=0, throttled=20, pause=1.0)
+    tasks.say("a", sent=1, throttled=1, asking=1, pause=1.0)
     assert coordinator.outlook().again >= 1.0
 
 
@@ -543,28 +599,26 @@ def test_one_call_that_is_always_told_to_wait_stops_no_other(clock: Clock, rate:
     """Without it one row of 4000 that always gets 429 and Retry-After stops every sink of its host."""
     coordinator = Coordinator(Pace((rate,) if rate else (), 8), clock, lambda: 0.5)
     tasks = Tasks(coordinator, "a", "b")
-    for _ in range(20):
-        tasks.say("a", sent=10, ok=9, throttled=1, pause=15.0, busy=(7,), streak=(7,), wants=5)
+    for _ in range(60):
+        tasks.say("a", sent=20, ok=19, throttled=1, asking=1, pause=15.0, wants=5)
         clock.now += 0.5
         tasks.say("b", sent=10, ok=10, wants=5)
         assert coordinator.outlook().again < 1.0
         clock.now += 0.5
-    assert coordinator._adaptive_rate.rate is None
+    assert coordinator._stated_pace.factor == 1.0
+    assert coordinator._adaptive_rate.current(clock.now) is None
 
 
-def test_two_calls_in_succession_that_are_told_to_wait_stop_all(clock: Clock) -> None:
-    """Without it a limit that the API announces is run into by call after call."""
-    coordinator = Coordinator(Pace((), 8), clock, lambda: 0.5)
-    tasks = Tasks(coordinator, "a", "b")
+@pytest.mark.parametrize(("keys", "lowered"), [(1, False), (5, True)])
+def test_refusals_of_many_keys_lower_the_pace_of_all(clock: Clock, keys: int, lowered: bool) -> None:
+    """One account that is refused says nothing of the others; an API that refuses many is short of room."""
+    coordinator = Coordinator(Pace((RateLimit(5, None, 1.0),), 64, keyed=True), clock)
+    tasks = Tasks(coordinator, "a")
+    for turn in range(30):
+        tasks.say("a", sent=20, ok=12, throttled=8, refused_keys=(turn % keys,))
+        clock.now += 0.1
 
-    tasks.say("a", sent=1, throttled=1, pause=15.0, busy=(7,), streak=(7,))
-    assert coordinator.outlook().again < 1.0
-    tasks.say("b", sent=1, ok=1)
-    tasks.say("b", sent=1, throttled=1, pause=15.0, busy=(8,), streak=(8,))
-    assert coordinator.outlook().again < 1.0, "one was taken in between"
-    tasks.say("a", sent=1, throttled=1, pause=15.0, busy=(7,), streak=(7,))
-
-    assert coordinator.outlook().again >= 15.0
+    assert (coordinator._stated_pace.factor < 1) is lowered
 
 
 @pytest.mark.parametrize("stated", [{"in_flight": 0}, {"share": 1.0}, {"longest_pause": 0.0}], ids=str)

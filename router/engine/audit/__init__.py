@@ -2,5 +2,6 @@
 
 In: a configuration, and the lake, manifests and ledger that its query has written. `table_states` lists the tables with
 their state, `verify` holds each against what was committed, counted and kept in bronze, `expectation_counts` adds up
-what expectations found. Out: one line for each table. Nothing is changed; `reprocess` does that.
+what expectations found, `dead_letters` counts what was refused by reason. Out: one line for each table, or group.
+Nothing is changed; `reprocess` does that.
 """

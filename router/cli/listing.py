@@ -1,0 +1,233 @@
+"""What commands print of facts: tables for people, one JSON document for programs.
+
+In a terminal no name and no number is split: a table that is too wide loses its columns without content, and if it is
+still too wide each row becomes a block of lines. In a pipe a row is one line, however long it is.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from router.errors import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+UNLIMITED = 1_000_000
+"""The width of what is no terminal, in characters."""
+SENTENCE = 24
+"""Characters that a column of sentences has at least; longer ones continue on the next line."""
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document in place of tables.")
+"""`--json`; the command gets it as `as_json`."""
+
+
+@dataclass(frozen=True)
+class ListingField:
+    """A column of a listing. `name` is its key in the rows, and in JSON; `title` is its header, if that is another.
+
+    A `number` stands to the right. A `sentence` may go on in the next line, a `name` and a `number` never do. `shown`
+    returns the text of a row's cell, if that is not the usual one of its value.
+    """
+
+    name: str
+    kind: Literal["name", "number", "sentence"] = "name"
+    title: str = ""
+    shown: Callable[[dict[str, Any]], Any] | None = None
+
+    @property
+    def header(self) -> str:
+        """Return what stands above the column."""
+        return self.title or self.name
+
+    def text(self, row: dict[str, Any]) -> str:
+        """Return the text of a row's cell, of which a terminal obeys nothing; a list has a line for each item."""
+        value = row[self.name] if self.shown is None else self.shown(row)
+        if value is None:
+            return ""
+        if isinstance(value, list | tuple):
+            return "\n".join(printable(str(item)) for item in value)
+        if isinstance(value, datetime):
+            return f"{_in_utc(value):%Y-%m-%d %H:%M:%SZ}"
+        if isinstance(value, int):
+            return f"{value:,}"
+        return printable(str(value))
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Rows to print. `name` is their key in JSON, which has all values of a row, also those that no field shows."""
+
+    name: str
+    title: str
+    fields: tuple[ListingField, ...]
+    rows: Sequence[dict[str, Any]]
+
+
+def numbers(*names: str) -> tuple[ListingField, ...]:
+    """Return fields for numbers."""
+    return tuple(ListingField(name, "number") for name in names)
+
+
+def show_listings(about: str, listings: Sequence[Listing], *, as_json: bool = False, nothing: str = "") -> None:
+    """Print listings as tables, or all of them as one JSON document with the name of what they are about.
+
+    `nothing` is the line that people see if no listing has a row. A listing without rows is left out.
+    """
+    if as_json:
+        show_json({"name": about, **{listing.name: list(listing.rows) for listing in listings}})
+        return
+    filled = [listing for listing in listings if listing.rows]
+    if not filled and nothing:
+        click.echo(printable(nothing))
+    for listing in filled:
+        show_listing(listing)
+
+
+def show_json(document: dict[str, Any]) -> None:
+    """Print one JSON document: times as ISO 8601 in UTC, all but ASCII escaped."""
+    click.echo(json.dumps(document, indent=2, default=_json_value))
+
+
+def show_sentences(sentences: Sequence[tuple[str, str]]) -> None:
+    """Print a line for each name and what is said of it, in two columns if the terminal is wide enough.
+
+    Otherwise a sentence that is too long stands below its name, indented.
+    """
+    console = _console()
+    width = max((cell_len(name) for name, _ in sentences), default=0)
+    if any(width + 2 + cell_len(sentence) > console.width for _, sentence in sentences):
+        width = 0
+    for name, sentence in sentences:
+        line = f"{name}{' ' * (width - cell_len(name))}  {sentence}"
+        if cell_len(line) <= console.width:
+            click.echo(line)
+            continue
+        click.echo(name)
+        _show_wrapped(console, sentence)
+
+
+def _in_utc(time: datetime) -> datetime:
+    return time.replace(tzinfo=time.tzinfo or timezone.utc).astimezone(timezone.utc)
+
+
+def _console() -> Console:
+    """Return the terminal, or a pipe in which nothing wraps."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = UNLIMITED
+    return console
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return _in_utc(value).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    raise TypeError(f"{type(value).__name__} has no place in JSON")
+
+
+def show_listing(listing: Listing) -> None:
+    """Print a listing for people, as wide as the terminal is."""
+    console = _console()
+    cells = [[field.text(row) for field in listing.fields] for row in listing.rows]
+    if not console.is_terminal:
+        cells = [[text.replace("\n", "; ") for text in row] for row in cells]
+    if _width(listing.fields, cells) <= console.width:
+        console.print(_table(listing.title, listing.fields, cells))
+        return
+
+    # What is empty or 0 in every row takes place and says one thing: it is named once.
+    filled = [number for number, field in enumerate(listing.fields) if not _is_empty(field, cells, number)]
+    empty = [field.header for number, field in enumerate(listing.fields) if number not in filled]
+    fields = tuple(listing.fields[number] for number in filled)
+    cells = [[row[number] for number in filled] for row in cells]
+    if _width(fields, cells) <= console.width:
+        console.print(_table(listing.title, fields, cells))
+    else:
+        _show_blocks(console, listing.title, fields, cells)
+    if empty:
+        _show_packed(console, [f"0 or empty: {empty[0]}", *empty[1:]], between=", ")
+
+
+def _is_empty(field: ListingField, cells: list[list[str]], number: int) -> bool:
+    """Say whether a column has nothing in any row. The batch 0, or an offset, is no number of things."""
+    counts = field.kind == "number" and field.shown is None
+    return all(row[number] == "" or (counts and row[number] == "0") for row in cells)
+
+
+def _width(fields: Sequence[ListingField], cells: list[list[str]]) -> int:
+    """Return the characters that a table needs so that no name and no number is split."""
+    return sum(_field_width(field, [row[number] for row in cells]) + 2 for number, field in enumerate(fields))
+
+
+def _field_width(field: ListingField, texts: list[str]) -> int:
+    lines = [line for text in [field.header, *texts] for line in text.split("\n")]
+    if field.kind != "sentence":
+        return max(map(cell_len, lines))
+    longest_word = max(cell_len(word) for line in lines for word in line.split(" "))
+    return min(max(map(cell_len, lines)), max(longest_word, SENTENCE))
+
+
+def _table(title: str, fields: Sequence[ListingField], cells: list[list[str]]) -> Table:
+    table = Table(title=title or None, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    for number, field in enumerate(fields):
+        table.add_column(
+            Text(field.header),
+            justify="right" if field.kind == "number" else "left",
+            no_wrap=field.kind != "sentence",
+            min_width=_field_width(field, [row[number] for row in cells]),
+        )
+    for row in cells:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _show_blocks(console: Console, title: str, fields: Sequence[ListingField], cells: list[list[str]]) -> None:
+    """Print each row as a block: names and numbers with their headers, then each sentence on lines of its own."""
+    if title:
+        console.print(Text(title, style="italic"), soft_wrap=True)
+    for row in cells:
+        pairs = []
+        sentences = []
+        for field, text in zip(fields, row, strict=True):
+            if not text:
+                continue
+            if field.kind == "sentence":
+                sentences.append(f"{field.header}: {text}")
+            else:
+                pairs += [f"{field.header} {line.rstrip()}" for line in text.split("\n")]
+        _show_packed(console, pairs, between="  ")
+        for sentence in sentences:
+            _show_wrapped(console, sentence)
+
+
+def _show_wrapped(console: Console, sentence: str) -> None:
+    """Print a sentence on as many lines as it needs, indented."""
+    for number, line in enumerate(Text(sentence).wrap(console, console.width - 4)):
+        line.rstrip()
+        console.print(Text("    " if number else "  ") + line, soft_wrap=True)
+
+
+def _show_packed(console: Console, parts: list[str], *, between: str) -> None:
+    """Print parts on as few lines as they need; none is split, and all lines but the first are indented."""
+    line = ""
+    for part in parts:
+        if not line:
+            line = part
+        elif cell_len(f"{line}{between}{part}") <= console.width:
+            line = f"{line}{between}{part}"
+        else:
+            console.print(Text(line), soft_wrap=True)
+            line = f"  {part}"
+    console.print(Text(line), soft_wrap=True)

@@ -1,0 +1,244 @@
+"""Count dead letters by stage, route, sink and reason: `router dead-letters`. Without Spark.
+
+The files of the table are read part by part, and only the columns that are needed. A reason that contains data is
+another one in every record: the most frequent `REASONS` are kept, and the dead letters with all others are one group
+for each stage, route and sink.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from deltalake.exceptions import DeltaError
+
+from router.delta.lake import native_files
+from router.engine.checkpoint_store import lake_and_checkpoint
+from router.errors import TableError, first_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from datetime import datetime
+
+    from router.config.models import Config
+
+GROUP = ["stage", "route", "sink", "reason"]
+REASONS = 300
+"""Reasons that are listed; dead letters with others are counted together."""
+SINGLE_REASONS = 10
+"""Reasons that are listed if there are too many and each has one dead letter: they say what the others are like."""
+CANDIDATES = 5_000
+"""Groups that are held while the most frequent reasons are looked for."""
+SAMPLE = ["topic", "partition", "offset", "timestamp", "value"]
+VALUE_BYTES = 1_000
+"""Bytes of a sample's value that are kept."""
+ROWS_AT_ONCE = 65_536
+SAMPLED_ROWS_AT_ONCE = 4_096
+"""Rows that are held with their values, of which each may have a megabyte."""
+REPLAYED = "replayed"
+
+
+@dataclass(frozen=True)
+class DeadLetterSelection:
+    """Which dead letters are counted. What is empty or None chooses all; `since` is in seconds since 1970.
+
+    Without `replayed` those that a replay has taken are left out.
+    """
+
+    stages: tuple[str, ...] = ()
+    route: str | None = None
+    sink: str | None = None
+    reason: str | None = None
+    since: float | None = None
+    replayed: bool = False
+
+    def condition(self) -> pc.Expression:
+        """Return the selection as a filter, without what replays have taken."""
+        chosen = pc.scalar(True)
+        if self.stages:
+            chosen &= pc.field("stage").isin(list(self.stages))
+        if self.route is not None:
+            chosen &= pc.field("route") == self.route
+        if self.sink is not None:
+            chosen &= pc.field("sink") == self.sink
+        if self.reason is not None:
+            chosen &= pc.match_substring(pc.field("reason"), self.reason)
+        if self.since is not None:
+            since = pa.scalar(round(self.since * 1_000_000), pa.timestamp("us", "UTC"))
+            chosen &= pc.field("timestamp") >= since
+        return chosen
+
+
+@dataclass
+class DeadLetterGroup:
+    """Dead letters of one stage, route, sink and reason; without a reason those with all other reasons.
+
+    `first` and `last` are the times of the records. `samples` are the newest records, with `SAMPLE`.
+    """
+
+    stage: str
+    route: str | None
+    sink: str | None
+    reason: str | None
+    count: int
+    first: datetime | None
+    last: datetime | None
+    samples: list[dict[str, Any]] = field(default_factory=list)
+
+
+def dead_letter_groups(config: Config, selection: DeadLetterSelection, samples: int = 0) -> list[DeadLetterGroup]:
+    """Return the groups of dead letters, the largest first, and the newest records of each.
+
+    Raises TableError if the table cannot be read.
+    """
+    lake, _ = lake_and_checkpoint(config)
+    try:
+        table = lake.open(config.dead_letters)
+        if table is None:
+            return []
+        letters = table.to_pyarrow_dataset(filesystem=native_files(table))
+        counted, reasons = _count(letters, selection)
+        rows = counted.to_pylist()
+        rows.sort(
+            key=lambda row: (-row["count"], row["stage"], row["route"] or "", row["sink"] or "", row["reason"] or "")
+        )
+        groups = [DeadLetterGroup(**row) for row in rows]
+        if samples:
+            _add_samples(groups, letters, selection, reasons, samples)
+    except (DeltaError, OSError, pa.ArrowInvalid) as error:
+        raise TableError(config.dead_letters, f"it cannot be read: {first_line(error)}") from error
+    return groups
+
+
+def _count(letters: ds.Dataset, selection: DeadLetterSelection) -> tuple[pa.Table, pa.Array | None]:
+    """Return the groups, and the reasons that have groups of their own; None if all have."""
+    candidates = _empty_groups(letters)
+    left_out = False
+    for part in _parts(letters, selection, [*GROUP, "timestamp"], ROWS_AT_ONCE):
+        counted = _count_part(part, candidates)
+        if len(counted) > CANDIDATES:
+            counted = _most_frequent(counted)
+            left_out = True
+        candidates = _merge_rows(pa.concat_tables([candidates, counted]))
+        if len(candidates) > CANDIDATES:
+            # A reason that is frequent is so in most parts: it is never among the rarest.
+            candidates = _most_frequent(candidates)
+            left_out = True
+    if not left_out and len(candidates) <= REASONS:
+        return candidates, None
+
+    frequent = candidates.group_by("reason").aggregate([("count", "sum")])
+    frequent = frequent.sort_by([("count_sum", "descending"), ("reason", "ascending")])
+    repeated = pc.sum(pc.greater(frequent["count_sum"], 1)).as_py() or 0
+    reasons = frequent["reason"].slice(0, min(REASONS, max(repeated, SINGLE_REASONS))).combine_chunks()
+    if not left_out:
+        return _merge_rows(_without_rare_reasons(candidates, reasons)), reasons
+
+    # What was left out may have been counted in part: count again, now with few groups.
+    groups = _empty_groups(letters)
+    for part in _parts(letters, selection, [*GROUP, "timestamp"], ROWS_AT_ONCE):
+        counted = _count_part(_without_rare_reasons(part, reasons), groups)
+        groups = _merge_rows(pa.concat_tables([groups, counted]))
+    return groups, reasons
+
+
+def _parts(letters: ds.Dataset, selection: DeadLetterSelection, columns: list[str], rows: int) -> Iterator[pa.Table]:
+    """Yield the chosen rows part by part. No column chunk is read ahead as a whole: values may be large."""
+    marked = not selection.replayed and REPLAYED in letters.schema.names  # the first replay adds the column
+    reading = letters.to_batches(
+        columns=[*columns, REPLAYED] if marked else columns,
+        filter=selection.condition(),
+        batch_size=rows,
+        batch_readahead=2,
+        fragment_readahead=1,
+        fragment_scan_options=ds.ParquetFragmentScanOptions(use_buffered_stream=True, pre_buffer=False),
+    )
+    for batch in reading:
+        part = pa.Table.from_batches([batch])
+        if marked:
+            # Not in the filter above: delta-rs 1.6 says of a file without the column that it is no null there, and
+            # Arrow then leaves out all rows of the file.
+            part = part.filter(part[REPLAYED].is_null()).select(columns)
+        if len(part):
+            yield part
+
+
+def _empty_groups(letters: ds.Dataset) -> pa.Table:
+    schema = letters.schema
+    time = schema.field("timestamp").type
+    columns = [*(schema.field(name) for name in GROUP), ("count", pa.int64()), ("first", time), ("last", time)]
+    return pa.schema(columns).empty_table()
+
+
+def _count_part(part: pa.Table, groups: pa.Table) -> pa.Table:
+    """Return the groups of a part, with the columns of `groups`."""
+    counted = part.group_by(GROUP).aggregate([([], "count_all"), ("timestamp", "min"), ("timestamp", "max")])
+    return counted.rename_columns(groups.column_names).cast(groups.schema)
+
+
+def _most_frequent(groups: pa.Table) -> pa.Table:
+    """Return the most frequent groups, half as many as are held."""
+    return groups.take(pc.select_k_unstable(groups, CANDIDATES // 2, [("count", "descending")]))
+
+
+def _merge_rows(groups: pa.Table) -> pa.Table:
+    """Return one row for each group."""
+    merged = groups.group_by(GROUP).aggregate([("count", "sum"), ("first", "min"), ("last", "max")])
+    return merged.rename_columns(groups.column_names)
+
+
+def _without_rare_reasons(rows: pa.Table, reasons: pa.Array | None) -> pa.Table:
+    """Return rows whose reason is null unless it is listed."""
+    if reasons is None:
+        return rows
+    listed = pc.is_in(rows["reason"], reasons)
+    number = rows.schema.get_field_index("reason")
+    reason = pc.if_else(listed, rows["reason"], pa.scalar(None, rows["reason"].type))
+    return rows.set_column(number, rows.schema.field(number), reason)
+
+
+def _add_samples(
+    groups: list[DeadLetterGroup],
+    letters: ds.Dataset,
+    selection: DeadLetterSelection,
+    reasons: pa.Array | None,
+    most: int,
+) -> None:
+    """Add the newest records of each group, at most so many."""
+    by_group = {(group.stage, group.route, group.sink, group.reason): group.samples for group in groups}
+    for part in _parts(letters, selection, [*GROUP, *SAMPLE], SAMPLED_ROWS_AT_ONCE):
+        rows = _newest(_without_rare_reasons(part, reasons), most)
+        number = rows.schema.get_field_index("value")
+        rows = rows.set_column(number, "value", pc.binary_slice(rows["value"], 0, VALUE_BYTES))
+        for row in rows.to_pylist():
+            key = tuple(row.pop(name) for name in GROUP)
+            if key in by_group:
+                by_group[key].append(row)
+        for samples in by_group.values():
+            samples.sort(key=_age, reverse=True)
+            del samples[most:]
+
+
+def _age(sample: dict[str, Any]) -> tuple[float, int]:
+    time = sample["timestamp"]
+    return (time.timestamp() if time else 0.0, sample["offset"] or 0)
+
+
+def _newest(rows: pa.Table, most: int) -> pa.Table:
+    """Return the newest rows of each group, at most so many."""
+    rows = rows.sort_by([("timestamp", "descending"), ("offset", "descending")])
+    separated = pc.binary_join_element_wise(
+        *(rows[name] for name in GROUP), "\x1f", null_handling="replace", null_replacement="\x1e"
+    )
+    groups = separated.combine_chunks().dictionary_encode().indices.to_numpy()
+
+    # Rows of one group come one after the other, the newest first; those after the first few are dropped.
+    order = np.argsort(groups, kind="stable")
+    numbers = np.arange(len(order))
+    begins = np.concatenate([[True], groups[order][1:] != groups[order][:-1]])
+    ranks = numbers - np.maximum.accumulate(np.where(begins, numbers, 0))
+    return rows.take(pa.array(order[ranks < most]))
