@@ -502,9 +502,19 @@ class _StreamRun:
 
 
 def _by_partition(offsets: str | None) -> dict[tuple[str, int], int]:
-    """Return offsets of Kafka, as Spark's progress has them, by topic and partition."""
-    said = json.loads(offsets or "{}") or {}
-    return {(topic, int(number)): int(offset) for topic, by in said.items() for number, offset in by.items()}
+    """Return offsets of Kafka, as Spark's progress has them, by topic and partition.
+
+    Of a batch that is run again Spark does not know the newest offsets, and writes `None`.
+    """
+    try:
+        said = json.loads(offsets or "{}")
+    except ValueError:
+        return {}
+    found: dict[tuple[str, int], int] = {}
+    for topic, by_number in (said or {}).items():
+        for number, offset in by_number.items():
+            found[topic, int(number)] = int(offset)
+    return found
 
 
 def _behind(progress: Any) -> int | None:

@@ -19,6 +19,7 @@ from router.engine.status import board as board_module
 from router.engine.status.board import StatusBoard
 from router.engine.status.metrics import OTHERS, metrics_text
 from router.engine.status.server import StatusServer
+from router.engine.stream import _by_partition
 from router.parts import BatchReport
 from router.sinks import Applied
 
@@ -245,3 +246,10 @@ def test_hostile_names_stay_labels(board: StatusBoard) -> None:
     metrics = samples(board)
     assert metrics["router_table_rows_total", f"table={name}"] == 3
     assert metrics["router_state", "state=failed"] == 0
+
+
+def test_offsets_that_spark_does_not_know_are_none() -> None:
+    """Without it a stream ends at the first batch after a crash, for the sake of its status."""
+    assert _by_partition('{"events": {"0": 7, "1": 9}}') == {("events", 0): 7, ("events", 1): 9}
+    for unknown in (None, "", "None", "null"):
+        assert _by_partition(unknown) == {}
