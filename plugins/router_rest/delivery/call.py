@@ -15,7 +15,6 @@ import uuid
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from zlib import crc32
 
 from requests import PreparedRequest, Request
 from requests.structures import CaseInsensitiveDict
@@ -157,7 +156,10 @@ class Retries:
 
         async def once() -> Attempt:
             nonlocal made
-            if next(first, None) is None and await self.budget(until):
+            if next(first, None) is not None:
+                return made
+            # a call that was refused waits for a slot again, which is bound enough: the budget is for failures
+            if made.throttled or await self.budget(until):
                 made = await attempt()
             return made
 
@@ -200,8 +202,12 @@ class Retries:
         raise Ending("the task ends")
 
     def _wait(self, state: RetryCallState) -> float:
-        """Return the seconds before the next attempt: never fewer than the API says."""
-        return (_last(state).pause or 0.0) + self.backoff(state.attempt_number)
+        """Return the seconds before the next attempt: never fewer than the API says.
+
+        A call that was refused waits for a slot besides, so that its wait does not grow.
+        """
+        last = _last(state)
+        return (last.pause or 0.0) + self.backoff(1 if last.throttled else state.attempt_number)
 
     @staticmethod
     def _late(state: RetryCallState, until: float) -> bool:
@@ -332,7 +338,6 @@ class Delivery:
         token = await HeldToken.take(self.lease, len(call), call.limit)
         self.admitted(call)
         saw: dict[str, Any] = {"status": None, "ok": False, "throttled": False}
-        name = crc32(b"%d/%d" % (call.partition, call.offsets[0]))
         try:
             authorised = self.login.auth(request)
             mask = self.login.mask  # before the wait: others may get new credentials meanwhile
@@ -349,7 +354,7 @@ class Delivery:
                 call.doubtful = frozenset(call.offsets)
             raise
         finally:
-            self.lease.saw(**saw, call=name)  # once for each token, whatever happens: it counts what is in flight
+            self.lease.saw(**saw, key=call.limit)  # once for each token, whatever happens: it counts what is in flight
         call.attempts += 1
         return attempt
 

@@ -1,7 +1,9 @@
 """What slows a job down when an API refuses, times out or fails. Pure; runs on the driver.
 
-The adaptive rate finds the limit that an API really has, the concurrency limit shares the calls in flight among tasks,
-the circuit breaker tells an API that is out from one that fails now and then, and the retry budget bounds retries.
+The stated pace goes at a stated limit, and below it while that costs no accepted call; the adaptive rate finds a limit
+that nobody stated. The pause stops all calls when most answers ask for it, the concurrency limit shares the calls in
+flight among tasks, the circuit breaker tells an API that is out from one that fails now and then, and the retry budget
+bounds retries.
 """
 
 from __future__ import annotations
@@ -12,125 +14,196 @@ from math import ceil, floor, inf
 
 BUCKETS = 10
 """Of a second."""
-METER_REST = 2.0
-"""Seconds without any event, after which a meter starts anew."""
-BELOW = 0.97
-"""The next rate, as a part of the rate that the API let through."""
-DEEPEST = 0.5
-"""The deepest single cut, as a part of the rate before: few calls let through mean little when few were sent."""
-SETTLING = 1.0
+
+
+class Meter:
+    """A count of events of the last second."""
+
+    def __init__(self) -> None:
+        self._buckets: deque[tuple[int, int]] = deque()
+
+    def add(self, now: float, many: int) -> None:
+        """Count `many` events now."""
+        if many:
+            self._buckets.append((floor(now * BUCKETS), many))
+
+    def count(self, now: float) -> int:
+        """Return the events of the last second."""
+        oldest = floor(now * BUCKETS) - BUCKETS
+        while self._buckets and self._buckets[0][0] < oldest:
+            self._buckets.popleft()
+        return sum(many for _, many in self._buckets)
+
+    def clear(self) -> None:
+        """Forget all events."""
+        self._buckets.clear()
+
+
+TOLERATED = 0.05
+"""The part of the calls that may be refused before the pace is lowered."""
+PERIOD = 2.0
+"""Seconds for which calls are counted before they say something of the pace."""
+FEWEST_CALLS = 100
+"""Calls of a period: of fewer a share says little, so that it lasts longer."""
+SETTLING = 0.3
+"""Seconds after a change in which answers do not count: their calls went out at the pace before."""
+STEP = 0.9
+"""The pace of a try, as a part of the pace before."""
+SAME = 0.97
+"""Accepted calls that fell by less than this did not fall with the pace."""
+FIRST_WAIT, LONGEST_WAIT = 10.0, 160.0
+"""Seconds before the next try: twice as long each time one fails."""
+LOWEST = 0.01
+"""The part of the stated limit that is used at least."""
+
+
+class StatedPace:
+    """The part of a stated limit at which calls go out.
+
+    Refusals alone say little: some APIs refuse a few calls at random, and one that wants calls evenly spaced refuses
+    those that the network pushed together. So a lower pace is tried. It stays when as many calls are accepted as at the
+    one before, for the limit is lower than stated; else that one comes back. A higher one is tried in the same way.
+    """
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+        """The part of the stated limit."""
+        self._before: float | None = None
+        """While a pace is tried: the most calls per second that were accepted before, in as many tries as stayed."""
+        self._former = 1.0
+        self._wait = FIRST_WAIT
+        self._next_try = -inf
+        self._began: float | None = None
+        self._ok = 0
+        self._refused = 0
+
+    def heard(self, now: float, *, ok: int, refused: int) -> None:
+        """Count the answers to calls, and change the pace when a period is over."""
+        if self._began is None:
+            self._began = now
+        if now < self._began:
+            return
+        self._ok += ok
+        self._refused += refused
+        answers = self._ok + self._refused
+        if now - self._began < PERIOD or answers < FEWEST_CALLS:
+            return
+        accepted = self._ok / (now - self._began)
+        crowded = self._refused > TOLERATED * answers
+        self._began = now
+        self._ok = self._refused = 0
+        before = self._before
+        if before is None:
+            self._try(now, accepted, crowded=crowded)
+        elif self._stays(now, accepted, before, crowded=crowded):
+            # each further step is compared with the best of all: else many steps would each lose a little
+            self._try(now, max(accepted, before), crowded=crowded)
+
+    def restart(self) -> None:
+        """Count from the next answer on: calls went out at another pace for a while."""
+        self.factor = self.factor if self._before is None else self._former
+        self._before = self._began = None
+        self._ok = self._refused = 0
+
+    def lower(self, now: float) -> None:
+        """Lower the pace without a try: so many calls were refused that all had to pause."""
+        self.restart()
+        self.factor = max(LOWEST, self.factor * STEP)
+        self._next_try = now + self._wait
+
+    def _stays(self, now: float, accepted: float, before: float, *, crowded: bool) -> bool:
+        """End a try: return whether its pace stays; else the former one comes back."""
+        self._before = None
+        lower = self.factor < self._former
+        enough = SAME * before if lower else before / SAME
+        if accepted >= enough or not (lower or crowded):
+            self._wait = FIRST_WAIT
+            self._next_try = now if crowded == lower else now + self._wait
+            return True
+        self._change(now, self._former)
+        self._next_try = now + self._wait
+        self._wait = min(LONGEST_WAIT, 2 * self._wait)
+        return False
+
+    def _try(self, now: float, before: float, *, crowded: bool) -> None:
+        """Begin to try another pace, where it is time for that."""
+        if now < self._next_try or not (crowded or self.factor < 1):
+            return
+        self._before = before
+        self._former = self.factor
+        self._change(now, max(LOWEST, self.factor * STEP) if crowded else min(1.0, self.factor / STEP))
+
+    def _change(self, now: float, factor: float) -> None:
+        self.factor = factor
+        self._began = now + SETTLING
+
+
+BETA = 0.7
+"""The part of the rate that is left when calls are refused."""
+CUBIC = 0.4
+"""How fast the rate grows: calls per second, per cube of a second."""
+CUT_PAUSE = 1.0
 """Seconds after a cut in which refusals do not count: these calls were in flight already."""
-RATE_CALM = 2.0
-"""Seconds without a refusal before the rate grows; twice as long each time the same limit is found again."""
-LONGEST_RATE_CALM = 60.0
-RATE_GROWTH = 0.02
-"""Growth of the rate per second at first; it doubles each second without a refusal, for the limit may be gone."""
-MOST_RATE_GROWTH = 0.25
-TOLERATED = 0.01
-"""The part of a stated limit that may be refused without a cut: some calls arrive a little early or late."""
-ALIKE = 0.15
-"""Limits that differ by a smaller part than this are the same one."""
-FORGOTTEN = 10.0
-"""The rate, as a multiple of the limit that was found, at which this limit is given up."""
+FORGOTTEN = 10
+"""The rate, as a multiple of the one at the last cut, at which that is forgotten."""
 LEAST_RATE = 0.1
 """Calls per second."""
 
 
-class RateMeter:
-    """A count of events per second, over the last second."""
-
-    def __init__(self) -> None:
-        self._buckets: deque[tuple[int, int]] = deque()
-        self._began = self._last = -inf
-
-    def add(self, now: float, many: int) -> None:
-        """Count `many` events now."""
-        self._drop(now)
-        if many:
-            self._began = now if now - self._last > METER_REST else self._began
-            self._last = now
-        bucket = floor(now * BUCKETS)
-        if self._buckets and self._buckets[-1][0] == bucket:
-            many += self._buckets.pop()[1]
-        self._buckets.append((bucket, many))
-
-    def rate(self, now: float) -> float:
-        """Return the events of the last second; within the first one, also after a rest, their rate so far."""
-        self._drop(now)
-        span = now - (floor(now * BUCKETS) / BUCKETS - 1)
-        return self.count(now) / min(span, max(0.3, now - self._began))
-
-    def count(self, now: float) -> int:
-        """Return the events of the last second: of a few within a moment a rate would say too much."""
-        self._drop(now)
-        return sum(many for _, many in self._buckets)
-
-    def settled(self, now: float) -> bool:
-        """Say whether the first second is over, also that after a rest."""
-        return now - self._began >= 1
-
-    def _drop(self, now: float) -> None:
-        while self._buckets and self._buckets[0][0] < floor(now * BUCKETS) - BUCKETS:
-            self._buckets.popleft()
-
-
 class AdaptiveRate:
-    """A rate that falls to what the API let through when it refused calls, and grows again later.
+    """A rate for an API whose limit nobody stated: none until calls are refused, then a CUBIC one.
 
-    `stated` is the rate of the configured limits, in calls per second; None: there is none. It counts as right while
-    only a few calls are refused. Refusals without a single success say nothing about a rate: the circuit breaker deals
-    with them.
+    As in the adaptive retry mode of botocore: after a cut the rate grows fast, then slowly near the rate at which calls
+    were refused before, then fast again.
     """
 
-    def __init__(self, stated: float | None) -> None:
-        self.stated = stated
-        self.rate: float | None = None
-        """Calls per second at most; None: as configured."""
-        self._found = 0.0
-        self._calm = RATE_CALM
-        self._settled = self._grown = -inf
-        self._growth = RATE_GROWTH
-        self._ok, self._sent, self._throttled = RateMeter(), RateMeter(), RateMeter()
+    def __init__(self) -> None:
+        self._highest = 0.0
+        """The rate at the last cut."""
+        self._cut = -inf
+        self._sent = Meter()
+        self._refused = Meter()
 
-    def heard(self, now: float, *, sent: int, ok: int, throttled: int, pause: float = 0.0) -> bool:
-        """Count the results of calls; return whether the rate was cut."""
-        self._ok.add(now, ok)
+    def heard(self, now: float, *, sent: int, refused: int) -> None:
+        """Count calls and refusals; cut the rate when too many of the last second were refused."""
         self._sent.add(now, sent)
-        self._throttled.add(now, throttled)
-        passed = self._ok.rate(now)
-        if not throttled or not passed or now < self._settled or self.tolerated(now):
-            return False
-        # a rate measured in the first second is not reliable: a stated one is used instead
-        known = self.stated is None or self._sent.settled(now)
-        asked = self.rate or self._sent.rate(now)
-        self._lower(now, max(LEAST_RATE, passed * BELOW, DEEPEST * asked) if known else inf, pause)
-        return True
-
-    def tolerated(self, now: float) -> bool:
-        """Return whether so few calls were refused in the last second that a stated limit may be right."""
-        if self.stated is None or self.rate is not None or not self._ok.rate(now):
-            return False
-        few = self._throttled.count(now) <= TOLERATED * self._sent.count(now)
-        return few or self._throttled.rate(now) <= TOLERATED * max(self.stated, self._sent.rate(now))
+        self._refused.add(now, refused)
+        sent_lately = self._sent.count(now)
+        if not refused or now < self._cut + CUT_PAUSE or self._refused.count(now) <= TOLERATED * sent_lately:
+            return
+        self._highest = max(LEAST_RATE, min(sent_lately, self.current(now) or inf))
+        self._cut = now
 
     def current(self, now: float) -> float | None:
-        """Return the calls per second at most, more as time passes without a refusal; None: as configured."""
-        while self.rate is not None and now >= self._grown + 1:
-            self._grown += 1
-            self.rate *= 1 + self._growth
-            self._growth = min(MOST_RATE_GROWTH, self._growth * 2)
-            top = self._found * FORGOTTEN if self.stated is None else self.stated
-            if self.rate >= top:
-                self.rate = None
-        return self.rate
+        """Return the calls per second at most; None: any number."""
+        plateau: float = (self._highest * (1 - BETA) / CUBIC) ** (1 / 3)
+        rate = self._highest + CUBIC * (now - self._cut - plateau) ** 3
+        if rate >= FORGOTTEN * self._highest:
+            return None
+        return max(LEAST_RATE, rate)
 
-    def _lower(self, now: float, rate: float, pause: float) -> None:
-        rate = min(rate, *(top * BELOW for top in (self.rate, self.stated) if top is not None), inf)
-        again = abs(rate - self._found) <= ALIKE * self._found
-        self._calm = min(LONGEST_RATE_CALM, self._calm * 2) if again else RATE_CALM
-        self.rate = self._found = rate
-        self._settled = now + max(SETTLING, pause)
-        self._grown, self._growth = now + pause + self._calm - 1, RATE_GROWTH
+
+FEWEST_ANSWERS = 5
+"""Answers of a second: of fewer most may be those of one call."""
+
+
+class SharedPause:
+    """The answers of the last second, most of which have to carry a Retry-After before all calls pause."""
+
+    def __init__(self) -> None:
+        self._answers = Meter()
+        self._asking = Meter()
+
+    def heard(self, now: float, *, answers: int, asking: int) -> bool:
+        """Count answers, and those that ask for a pause; return whether all calls are to pause."""
+        self._answers.add(now, answers)
+        self._asking.add(now, asking)
+        answered = self._answers.count(now)
+        if not asking or answered < FEWEST_ANSWERS or 2 * self._asking.count(now) <= answered:
+            return False
+        self._answers.clear()
+        self._asking.clear()
+        return True
 
 
 DEMAND_HELD = 1.0
@@ -245,10 +318,10 @@ class ConcurrencyLimit:
         return wanted
 
 
-FEWEST_FAILURES = 10
+FEWEST_FAILURES = 5
 """Calls in a row that failed, of all tasks together."""
-SILENCE = 0.5
-"""Seconds without any success: ten failures in a row alone mean little at a thousand calls per second."""
+SILENCE = 1.0
+"""Seconds without any success: a few failures in a row alone mean little at a thousand calls per second."""
 PROBE_PAUSE = 1.0
 """Seconds from probe to probe."""
 RAMP = 2.0
@@ -260,7 +333,7 @@ RAMP_START = 0.1
 class CircuitBreaker:
     """A circuit that opens after failures without a success, and closes with the first success.
 
-    After it has closed, the pace rises along a ramp.
+    After it has closed, and after a pause, the pace rises along a ramp.
     """
 
     def __init__(self) -> None:
@@ -292,6 +365,10 @@ class CircuitBreaker:
     def probe(self, now: float) -> None:
         """Note that a probe is sent."""
         self._probed = now
+
+    def ramp_after(self, pause_end: float) -> None:
+        """Let the pace rise along the ramp when a pause ends."""
+        self._closed = max(self._closed, pause_end)
 
     def pace(self, now: float) -> float:
         """Return the part of the full pace that is allowed."""

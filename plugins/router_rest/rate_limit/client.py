@@ -11,10 +11,12 @@ import json
 from collections import Counter, deque
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count, groupby
+from itertools import groupby
 from math import ceil, floor
 from typing import TYPE_CHECKING, Any, NamedTuple
+from zlib import crc32
 
+from router_rest.rate_limit.backpressure import FEWEST_ANSWERS
 from router_rest.rate_limit.protocol import Grant, SecureChannel, TaskReport, Want, nonce
 from router_rest.rate_limit.sliding_window import LOOSE
 
@@ -35,6 +37,12 @@ SILENT = 100
 """Ticks without a message, after which the driver counts as gone; a blocked loop is one."""
 SAMPLES = 256
 """Messages by which the clocks are compared."""
+CLOSEST = 0.9
+"""The part of the usual step between two calls of a task when the first went out late: else the next would be early."""
+MOST_KEYS = 10_000
+"""Keys whose last call is known."""
+TIMER = 0.001
+"""Seconds by which a timer of the loop may be late; calls so close to each other are not kept apart."""
 MORE = 1.25
 """Tokens to ask for ahead, as a multiple of those expected to be used, while tokens live long."""
 
@@ -79,7 +87,6 @@ class LeaseClient:
         self._waking: asyncio.TimerHandle | None = None
         self._quiet = 0
         self._tasks: list[asyncio.Future[None]] = []
-        self._nameless = count(-1, -1)
 
     @classmethod
     async def open(cls, address: ServerAddress, sink: str) -> LeaseClient:
@@ -142,7 +149,7 @@ class LeaseClient:
         left: tuple[float, float] | None = None,
         seconds: float = 0.0,
         timeout: bool = False,
-        call: int | None = None,
+        key: str = "",
     ) -> None:
         """Note how the attempt ended for which a token was taken.
 
@@ -155,7 +162,7 @@ class LeaseClient:
             left: Calls left, and the seconds that they are for, of RateLimit headers.
             seconds: How long the attempt took.
             timeout: The attempt ended because it took too long.
-            call: Tells calls apart; None: it is one of its own.
+            key: The key that the token was for.
         """
         tokens = self._tokens
         tokens.out -= 1
@@ -167,11 +174,10 @@ class LeaseClient:
         if left is not None:
             tokens.note("left", left)
         if pause is not None:
+            tokens.count("asking", 1)
             tokens.note("pause", max(pause, tokens.pause or 0.0))
-        if ok:
-            tokens.drop_streak()
-        elif throttled or pause is not None:
-            tokens.told_to_wait(next(self._nameless) if call is None else call)
+        if throttled and self._keyed:
+            tokens.refused(key)
         if self._waiting:
             self._serve()
         if not ok or (self._waiting and tokens.out < tokens.cap):  # calls that wait for an answer need no tokens
@@ -431,6 +437,8 @@ class TaskTokens:
         self.low = False
         """Few tokens are left for what is expected: ask for more."""
         self._runs: deque[TokenRun] = deque()
+        self._last_use: dict[str, float] = {}
+        """When the last token of each key was used, where tokens are held."""
         self._held = 0
         self._received = self._number = 0
         self._lives = 0.0
@@ -446,7 +454,7 @@ class TaskTokens:
         if self.out >= self.cap:
             return None
         for run in self._runs:
-            if run.first > now or run.key != key:
+            if run.key != key or self._opens(run) > now:
                 continue
             if now > run.first + run.lives:
                 self._lapse(now)
@@ -454,6 +462,9 @@ class TaskTokens:
             if run.rows >= rows:
                 until = run.first + run.lives
                 token = CallToken(run.first, until, until - run.ahead)
+                if len(self._last_use) >= MOST_KEYS:
+                    self._last_use.clear()
+                self._last_use[key] = now
                 self._use(run)
                 return token
         return None
@@ -463,7 +474,12 @@ class TaskTokens:
         self._lapse(now)
         if not self._runs or self.out >= self.cap:
             return None
-        return min((run.first for run in self._runs if run.first > now), default=None)
+        return min((opens for run in self._runs if (opens := self._opens(run)) > now), default=None)
+
+    def _opens(self, run: TokenRun) -> float:
+        """Return when the next token of a run may be used: calls stay apart when one goes out late."""
+        apart = run.step * CLOSEST - TIMER
+        return run.first if apart <= 0 else max(run.first, self._last_use.get(run.key, 0.0) + apart)
 
     def give(self, runs: Iterable[Run], offset: float, doubt: float = 0.0) -> None:
         """Add tokens; `offset` is by how much this machine's clock is ahead of the driver's, `doubt` how much less."""
@@ -517,16 +533,12 @@ class TaskTokens:
         last, more, of_them = self._counts.get("unused", (last_use, 0, 0))
         self.note("unused", (min(last, last_use), more + calls, of_them + rows))
 
-    def told_to_wait(self, call: int) -> None:
-        """Note a call that the API told to wait: two different ones say more than one that comes again."""
-        for name in ("busy", "streak"):
-            known = self._counts.get(name, ())
-            if len(known) < 2 and call not in known:
-                self.note(name, (*known, call))
-
-    def drop_streak(self) -> None:
-        """Note that a call was taken."""
-        self._counts.pop("streak", None)
+    def refused(self, key: str) -> None:
+        """Note a key whose call was refused: the first few say whether it is one key or many."""
+        keys = self._counts.get("refused_keys", ())
+        number = crc32(key.encode())
+        if number not in keys and len(keys) < FEWEST_ANSWERS:
+            self.note("refused_keys", (*keys, number))
 
     @property
     def pause(self) -> float | None:

@@ -13,7 +13,16 @@ from dataclasses import dataclass, field, replace
 from math import ceil, inf
 from typing import TYPE_CHECKING, Any
 
-from router_rest.rate_limit.backpressure import AdaptiveRate, CircuitBreaker, ConcurrencyLimit, RetryBudget
+from router_rest.rate_limit.backpressure import (
+    FEWEST_ANSWERS,
+    PERIOD,
+    AdaptiveRate,
+    CircuitBreaker,
+    ConcurrencyLimit,
+    RetryBudget,
+    SharedPause,
+    StatedPace,
+)
 from router_rest.rate_limit.keyed_windows import KeyedWindows
 from router_rest.rate_limit.protocol import Grant, Outlook, Want
 from router_rest.rate_limit.sliding_window import SlidingWindows
@@ -40,8 +49,6 @@ CREDIT = 16
 """Unused retries that a task may have at a time."""
 SOON = 2.0
 """Seconds: RateLimit headers about a shorter time are those of a bucket that is refilled all the time; ignore them."""
-ALIKE_SINCE = 2.0
-"""Seconds within which two calls that are told to wait say something of the rate."""
 LATE_SINCE = 5.0
 """Seconds for which a call that went out late counts."""
 LATEST = 1.0
@@ -74,7 +81,9 @@ class Coordinator:
         self.windows: KeyedWindows | SlidingWindows = kind(pace.limits, pace.share)
         self._all_keys = SlidingWindows((), pace.share)
         self._clock, self._chance = clock, chance
-        self._adaptive_rate = AdaptiveRate(self.windows.rate)
+        self._stated_pace = StatedPace()
+        self._adaptive_rate = AdaptiveRate()
+        self._shared_pause = SharedPause()
         self._circuit = CircuitBreaker()
         self._concurrency = ConcurrencyLimit(pace.in_flight)
         self._budget = RetryBudget(pace.retry_share, pace.retry_floor)
@@ -84,10 +93,8 @@ class Coordinator:
         """Nothing is sent until then."""
         self._left, self._reset = inf, -inf
         """Calls that the API still takes by its headers, and until when."""
-        self._streak: set[int] = set()
-        """Calls that were told to wait since the last one that was taken."""
-        self._busy: dict[int, float] = {}
-        """When calls were told to wait."""
+        self._refused_keys: dict[int, float] = {}
+        """When calls of a key were last refused: some keys."""
         self._hold = False
         self._used_up = -inf
         """Until then all keys that tasks asked for had used up their limits."""
@@ -183,41 +190,48 @@ class Coordinator:
         was_out = self._circuit.since is not None
         bad = report.failed + report.throttled - report.partly
         self._hold |= self._circuit.heard(now, report.ok + report.partly, bad)
-        pause = min(report.pause or 0.0, self.pace.longest_pause)
-        throttled = report.throttled if self._several_wait(now, report) else 0
-        self._adaptive_rate.heard(now, sent=report.sent, ok=report.ok, throttled=throttled, pause=pause)
+        refused = report.throttled if self._of_many_keys(now, report) else 0
+        if not self.windows.paced:
+            self._adaptive_rate.heard(now, sent=report.sent, refused=refused)
+        elif self._circuit.since is None and self._circuit.pace(now) == 1 and now >= self._shut(now):
+            self._stated_pace.heard(now, ok=report.ok, refused=refused)
+        else:
+            self._stated_pace.restart()
         self._concurrency.timeouts(now, report.timeouts, report.ok)
         if was_out and self._circuit.since is None:
             self._concurrency.restore()
 
-    def _several_wait(self, now: float, report: TaskReport) -> bool:
-        """Return whether different calls are told to wait these seconds: one that always is says nothing of a rate."""
-        if not report.busy:
-            return report.throttled > 0
-        self._busy = {call: at for call, at in self._busy.items() if now - at < ALIKE_SINCE}
-        self._busy |= dict.fromkeys(report.busy, now)
-        return len(self._busy) > 1
+    def _of_many_keys(self, now: float, report: TaskReport) -> bool:
+        """Return whether refusals say something of the pace of all: not where only a few keys are refused."""
+        if not self.windows.keyed:
+            return True
+        lately = {key: at for key, at in self._refused_keys.items() if now - at < PERIOD}
+        lately.update(dict.fromkeys(report.refused_keys, now))
+        self._refused_keys = dict(list(lately.items())[-FEWEST_ANSWERS:])
+        return len(self._refused_keys) == FEWEST_ANSWERS
 
     def _obey(self, now: float, report: TaskReport) -> None:
         """Do as the API's headers say: Retry-After pauses all tasks, RateLimit headers bound their calls for a time.
 
-        Retry-After is its call's first: all pause when two different calls in succession are told so, with none taken
-        in between, in whichever tasks. Where so few calls are refused that the limit may be right, only these wait.
+        A Retry-After is its call's first: all pause when most answers of the last second have one.
         """
-        if report.ok:
-            self._streak.clear()
-        self._streak.update(report.streak)
-        alone = bool(report.busy) and len(self._streak) < 2
-        if report.pause is not None and not alone and not self._adaptive_rate.tolerated(now):
-            pause = min(report.pause, self.pace.longest_pause)
-            until = now + pause * (1 + JITTER * self._chance())
-            if until > self._paused:
-                self._hold, self._paused = self._hold or now >= self._paused, until
-            self._streak.clear()
-        elif report.left is not None and report.left[1] >= SOON:
+        answers = report.ok + report.throttled + report.failed
+        if self._shared_pause.heard(now, answers=answers, asking=report.asking) and report.pause:
+            self._pause(now, min(report.pause, self.pace.longest_pause))
+        if report.left is not None and report.left[1] >= SOON:
             under_way = sum(one.granted - one.ended for one in self._tasks.values())
             self._left = max(0.0, report.left[0] - under_way)
             self._reset = now + min(report.left[1], self.pace.longest_pause)
+
+    def _pause(self, now: float, seconds: float) -> None:
+        """Send nothing for some seconds; begin again on a ramp, and at a lower pace."""
+        until = now + seconds * (1 + JITTER * self._chance())
+        if until <= self._paused:
+            return
+        self._hold = self._hold or now >= self._paused
+        self._paused = until
+        self._circuit.ramp_after(until)
+        self._stated_pace.lower(now)
 
     def _give_retries(self, who: str, now: float, denied: int) -> None:
         task = self._tasks[who]
@@ -273,7 +287,8 @@ class Coordinator:
 
         A turn is at most a task's part of half that time. A task whose keys have none left does not make others wait.
         """
-        who, factor, keyed = self._next_turn(), self._circuit.pace(now), self.windows.keyed
+        who, keyed = self._next_turn(), self.windows.keyed
+        factor = self._circuit.pace(now) * self._stated_pace.factor
         if who is None or (not keyed and now < self._opens(now, who)):
             return
         rate, wanting, idle = self._adaptive_rate.current(now), sum(1 for one in self._tasks.values() if one.wants), 0

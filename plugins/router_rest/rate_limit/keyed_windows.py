@@ -11,7 +11,7 @@ from math import inf
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from router_rest.rate_limit.sliding_window import SlidingWindows
+from router_rest.rate_limit.sliding_window import SHORT, SlidingWindows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -50,6 +50,7 @@ class KeyedWindows:
         self._kept: OrderedDict[str, SlidingWindows] = OrderedDict()
         self._forgotten: dict[int, ForgottenKeys] = {}
         self._spared = 0.0
+        self.paced = any(one.seconds <= SHORT for one in self._limits)
         self.sized = any(one.rows is not None for one in self._limits)
 
     def __len__(self) -> int:

@@ -88,10 +88,10 @@ class TaskReport:
     """The time of all attempts that ended, added up."""
     pause: float | None = None
     """Retry-After, seconds."""
-    busy: tuple[int, ...] = ()
-    """Two of the calls, or one, that were told to wait, with which others were taken in between or not."""
-    streak: tuple[int, ...] = ()
-    """The same since the last call that was taken."""
+    asking: int = 0
+    """Answers with a Retry-After."""
+    refused_keys: tuple[int, ...] = ()
+    """Some of the keys whose calls were refused, each as a number."""
     left: tuple[float, float] | None = None
     """What RateLimit headers said: calls left, and the seconds that they are for."""
     received: int = 0
@@ -120,8 +120,7 @@ class TaskReport:
             late=message.get("late", 0.0),
             unused=(unused[0], max(0, unused[1]), max(0, unused[2])) if unused else None,
             pause=pause if pause is not None and _is_time(pause) else None,
-            busy=tuple(message.get("busy", ())),
-            streak=tuple(message.get("streak", ())),
+            refused_keys=tuple(message.get("refused_keys", ())),
             left=(left[0], left[1]) if left and all(map(_is_time, left)) else None,
             wants=tuple(Want(max(1, rows), *more) for rows, *more in message.get("wants", ())),
         )

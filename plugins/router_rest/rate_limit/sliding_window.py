@@ -228,6 +228,11 @@ class SlidingWindows:
         return bool(self._rows)
 
     @property
+    def paced(self) -> bool:
+        """Say whether calls take evenly spaced slots: under a short limit."""
+        return any(quota.short for quota in self._quotas)
+
+    @property
     def rate(self) -> float | None:
         """Return the calls per second that short limits allow; None: no short limit is stated."""
         return min((1 / one.step for one in self._calls if one.short), default=None)

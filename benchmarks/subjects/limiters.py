@@ -1,0 +1,352 @@
+"""The REST sink's tasks at a real limiter, nginx, and a naive client at the same pace at a limiter of its own.
+
+No Spark: each task runs in a process of its own, as `mapInArrow` would run it, with a lease server and receipts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import math
+import multiprocessing
+import os
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections import deque
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pyarrow as pa
+
+from benchmarks.runs import Run
+from benchmarks.subjects import Subject
+from router import Encoding
+from router.delta.commit import StagedParts
+from router.delta.lake import Lake
+from router_encoders.outbox_rows import as_it_is
+from router_rest.credentials import Credentials, apply
+from router_rest.delivery.answer import Policy
+from router_rest.delivery.batcher import LIMIT, CallSize
+from router_rest.delivery.call import RequestForm
+from router_rest.delivery.receipts import Owner
+from router_rest.delivery.worker import TaskJob, task
+from router_rest.rate_limit.client import HeldToken
+from router_rest.rate_limit.protocol import Pace
+from router_rest.rate_limit.server import LeaseServer
+from router_rest.rate_limit.sliding_window import RateLimit
+from router_rest.templates import body_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pyspark.sql import SparkSession
+
+    from benchmarks.runs import Task
+
+WARM_UP = 5.0
+"""Seconds after the first call that do not count."""
+IN_FLIGHT = 64
+SHARE = 0.98
+"""The part of the stated limit at which both clients send."""
+OWNER = Owner("limiters", "calls", "rest", 0)
+REFUSED_KEY = b"refused"
+CONFIGURATION = """
+worker_processes 1;
+user {user};
+pid {folder}/nginx.pid;
+error_log {folder}/error.log crit;
+events {{ worker_connections 1024; }}
+http {{
+    access_log off;
+    log_format calls "$msec $status";
+    client_body_temp_path {folder}/body;
+    proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi;
+    scgi_temp_path {folder}/scgi;
+    keepalive_requests 1000000;
+    limit_req_zone $uri zone=calls:1m rate={rate}r/s;
+    limit_req_status {status};
+    split_clients $request_id $unlucky {{ {random} * ""; }}
+    upstream api {{ server unix:{folder}/api; keepalive 64; }}
+    server {{ listen unix:{folder}/api; location / {{ return 200; }} }}
+    server {{
+        listen 127.0.0.1:{port};
+        {retry_after}
+        location /refused {{ return 429; }}
+        location / {{
+            if ($unlucky) {{ return {status}; }}
+            {limit_req}
+            proxy_pass http://api;
+            proxy_http_version 1.1;
+            proxy_set_header Connection "";
+        }}
+        location = /router {{
+            access_log {folder}/router.log calls;
+            if ($unlucky) {{ return {status}; }}
+            {limit_req}
+            proxy_pass http://api;
+            proxy_http_version 1.1;
+            proxy_set_header Connection "";
+        }}
+        location = /naive {{
+            access_log {folder}/naive.log calls;
+            if ($unlucky) {{ return {status}; }}
+            {limit_req}
+            proxy_pass http://api;
+            proxy_http_version 1.1;
+            proxy_set_header Connection "";
+        }}
+    }}
+}}
+"""
+
+
+def _session(task: Task) -> Any:
+    """Return what stands for a session: nothing here needs Spark."""
+    return SimpleNamespace(stop=lambda: None)
+
+
+def _run(spark: SparkSession, task: Task) -> Run:
+    """Let the tasks of a sink send for `seconds`, and the naive client beside them."""
+    options = task.options
+    folder = Path(task.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    began = time.perf_counter()
+    with nginx(folder, options) as url:
+        if "keys" in options:
+            counts = _send_keys(url, folder, int(options["keys"]))
+        else:
+            counts = _send_at_a_limit(url, folder, options, task.partitions)
+    return Run(time.perf_counter() - began, read=task.events, counts=counts)
+
+
+@contextmanager
+def nginx(folder: Path, options: dict[str, str]) -> Iterator[str]:
+    """Run nginx with the limiter of `options`; yield its URL."""
+    program = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    if program is None:
+        raise RuntimeError("nginx is not installed: apt-get install nginx-light")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    burst = options.get("burst")
+    limited = options.get("limiter", "nginx") == "nginx"
+    text = CONFIGURATION.format(
+        folder=folder.resolve(),
+        user=getpass.getuser(),
+        port=port,
+        rate=options.get("limit", "1000"),
+        status=options.get("status", "429"),
+        random=f"{options['random']}% 1;" if "random" in options else "",
+        retry_after=f"add_header Retry-After {options['retry_after']} always;" if "retry_after" in options else "",
+        limit_req=f"limit_req zone=calls{f' burst={burst} nodelay' if burst else ''};" if limited else "",
+    )
+    configuration = folder.resolve() / "nginx.conf"
+    configuration.write_text(text)
+    with subprocess.Popen(
+        [program, "-p", str(folder.resolve()), "-c", str(configuration), "-g", "daemon off;"],
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        try:
+            _wait_for(port)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+
+
+def _wait_for(port: int) -> None:
+    for _ in range(100):
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), 0.1):
+            return
+        time.sleep(0.05)
+    raise RuntimeError("nginx does not listen")
+
+
+def _send_at_a_limit(url: str, folder: Path, options: dict[str, str], tasks: int) -> dict[str, float]:
+    """Send without end at a stated limit, and count what each client got in the seconds that count."""
+    limit = float(options["limit"])
+    seconds = float(options["seconds"])
+    naive = multiprocessing.get_context("spawn").Process(target=send_naively, args=(f"{url}/naive", limit, seconds))
+    naive.start()
+    pace = Pace((RateLimit(limit, None, 1.0),), IN_FLIGHT, share=SHARE)
+    rows = int(limit * (seconds + 1) / tasks)
+    batches = [_rows(f"{url}/router", partition, rows) for partition in range(tasks)]
+    sent, lapsed = _send(folder, pace, batches, seconds=seconds)
+    naive.join()
+    counts = {"highest": float(most_in_a_second(sent)), "lapsed": lapsed / limit / seconds}
+    for client in ("router", "naive"):
+        used, refused = _counted(folder / f"{client}.log", limit, seconds)
+        counts |= {f"{client}: used": used, f"{client}: refused": refused}
+    return counts
+
+
+def _counted(log: Path, limit: float, seconds: float) -> tuple[float, float]:
+    """Return the part of a limit that was used, and the part of calls that was refused, by nginx's log."""
+    calls = [line.split() for line in log.read_text().splitlines()]
+    first = float(calls[0][0]) + WARM_UP
+    last = float(calls[0][0]) + seconds
+    statuses = [status for when, status in calls if first <= float(when) < last]
+    accepted = statuses.count("200")
+    return accepted / limit / (seconds - WARM_UP), 1 - accepted / len(statuses)
+
+
+def _send_keys(url: str, folder: Path, keys: int) -> dict[str, float]:
+    """Send two rows for each key, without and with rows of one more key that is always refused."""
+    pace = Pace((RateLimit(5, None, 1.0),), IN_FLIGHT, share=SHARE, keyed=True)
+    names = [b"key %d" % (number % keys) for number in range(2 * keys)]
+    seconds = {}
+    for case, refused in (("without", 0), ("with", 40)):
+        log = folder / "router.log"
+        log.write_text("")
+        every = [*names[:keys], *[REFUSED_KEY] * refused, *names[keys:]]
+        rows = _rows(f"{url}/router", 0, len(every), every, f"{url}/refused")
+        _send(folder / case, pace, [rows], of_key=4, until=lambda log=log: _lines(log) >= 2 * keys)
+        when = [float(line.split()[0]) for line in log.read_text().splitlines()]
+        seconds[case] = max(when) - min(when)
+        seconds[f"{case}: delivered"] = float(len(when))
+    return seconds
+
+
+def _lines(log: Path) -> int:
+    return log.read_bytes().count(b"\n")
+
+
+def _rows(url: str, partition: int, size: int, keys: Sequence[bytes] = (), refused_url: str = "") -> pa.RecordBatch:
+    """Return rows as a task gets them, with the URL and the key of each."""
+    urls = [refused_url if key == REFUSED_KEY else url for key in keys] or [url] * size
+    columns = {
+        "_topic": pa.array(["events"] * size),
+        "_partition": pa.array([partition] * size, pa.int32()),
+        "_offset": pa.array(range(size), pa.int64()),
+        "_order": pa.nulls(size, pa.binary()),
+        "_to": pa.array([{"url": one, "fault": None} for one in urls], _URL),
+        "_row": pa.array([b'{"n": %d}' % number for number in range(size)]),
+    }
+    if keys:
+        columns[LIMIT] = pa.array(keys, pa.binary())
+    return pa.RecordBatch.from_pydict(columns)
+
+
+_URL = pa.struct([("url", pa.string()), ("fault", pa.string())])
+
+
+def _send(
+    folder: Path,
+    pace: Pace,
+    batches: list[pa.RecordBatch],
+    *,
+    seconds: float = math.inf,
+    of_key: int = 0,
+    until: Any = lambda: False,
+) -> tuple[list[float], float]:
+    """Run a task for each batch, at once, until `seconds` have passed, `until` holds or no row is left.
+
+    Return when calls were written, by the senders' clock, and how many tokens expired unused.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    ended = threading.Event()
+    leases = LeaseServer().start()
+    try:
+        credentials = Credentials(None)
+        address = leases.admit(
+            OWNER.name, "api", pace, credentials=credentials.current, stop=lambda: ended.is_set() or until()
+        )
+        client = {"connect": 5.0, "read": 10.0, "total": 10.0, "most": 1 << 20, "in_flight": IN_FLIGHT}
+        job = TaskJob(
+            OWNER,
+            StagedParts(Lake.at(str(folder / "lake")), "ops.receipts", "limiters:run/calls/rest", 0),
+            Encoding(as_it_is, None, "JSON"),
+            RequestForm("POST", "", {}, body_of("object", "application/json"), "Idempotency-Key"),
+            CallSize(),
+            Policy(),
+            address,
+            {**client, "verify": True, "cert": None},
+            apply,
+            10,
+            of_key=of_key,
+        )
+        logs = [folder / f"sent-{number}" for number in range(len(batches))]
+        process = multiprocessing.get_context("spawn").Process
+        tasks = [process(target=run_task, args=(job, *given)) for given in zip(batches, logs, strict=True)]
+        for running in tasks:
+            running.start()
+        deadline = time.monotonic() + seconds
+        for running in tasks:
+            running.join(None if deadline == math.inf else max(0.0, deadline - time.monotonic()))
+        ended.set()
+        for running in tasks:
+            running.join()
+        return [float(line) for log in logs for line in log.read_text().split()], leases.totals("api")["lapsed"]
+    finally:
+        leases.stop()
+
+
+def run_task(job: TaskJob, rows: pa.RecordBatch, log: Path) -> None:
+    """Run a task, and write down when its calls were written."""
+    with sent_calls() as sent:
+        for _ in task(job)(iter([rows])):
+            pass
+    log.write_text("\n".join(map(str, sent)))
+
+
+@contextmanager
+def sent_calls() -> Iterator[list[float]]:
+    """Note when each call is written, by the sender's clock, in a `with` block."""
+    sent: list[float] = []
+    in_time = HeldToken.in_time
+
+    async def noted(token: HeldToken) -> None:
+        await in_time(token)
+        sent.append(time.monotonic())
+
+    HeldToken.in_time = noted  # type: ignore[method-assign]
+    try:
+        yield sent
+    finally:
+        HeldToken.in_time = in_time  # type: ignore[method-assign]
+
+
+def most_in_a_second(times: Sequence[float]) -> int:
+    """Return the most calls of any second, wherever it begins."""
+    inside: deque[float] = deque()
+    most = 0
+    for now in sorted(times):
+        inside.append(now)
+        while inside[0] <= now - 1.0:
+            inside.popleft()
+        most = max(most, len(inside))
+    return most
+
+
+def send_naively(url: str, limit: float, seconds: float) -> None:
+    """Send at a pace, send what was refused again at the next slot, and back off nowhere."""
+    asyncio.run(_send_naively(url, SHARE * limit, seconds))
+
+
+async def _send_naively(url: str, rate: float, seconds: float) -> None:
+    loop = asyncio.get_running_loop()
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=IN_FLIGHT)) as session:
+        calls = set()
+        slot = begin = loop.time()
+        while slot < begin + seconds:
+            await asyncio.sleep(slot - loop.time())
+            call = asyncio.ensure_future(_post(session, url))
+            calls.add(call)
+            call.add_done_callback(calls.discard)
+            slot += 1 / rate
+        await asyncio.gather(*calls)
+
+
+async def _post(session: aiohttp.ClientSession, url: str) -> None:
+    async with session.post(url, data=b'{"n": 1}') as answer:
+        await answer.read()
+
+
+LIMITERS = Subject("limiters", "router", _session, _run, lambda *_: "")
