@@ -22,6 +22,7 @@ from router.config.loader import load
 from router.config.models import Route, Trigger, View
 from router.engine.audit.expectation_counts import expectation_counts
 from router.engine.checkpoint_store import lake_and_checkpoint
+from router.engine.lookup import loading
 from router.engine.stream import RunOptions, run
 from router.engine.views import relation
 from router.engine.views.note import Note, note_path
@@ -341,8 +342,11 @@ PAYING = {"name": "paying", "tables": {"who": "crm.players"}, "sql": "SELECT id,
 LET = (PAYING, {"name": "tiers", "let": ["paying"], "sql": "SELECT tier, count(*) AS payers FROM paying GROUP BY tier"})
 
 
-def test_views_and_lookups_share_a_query_with_a_name(make_query: MakeQuery, tmp_path: Path) -> None:
+def test_views_and_lookups_share_a_query_with_a_name(
+    make_query: MakeQuery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without it what several views ask for stands in each of them, or in a table that nobody needs."""
+    monkeypatch.setattr(loading, "WAIT_SECONDS", 120.0)  # a batch waits for the new rows, however slow the machine is
     one = {
         **{"name": "a", "from": "silver.*", "let": ["paying"], "into": "gold.{table}_paid"},
         "sql": "SELECT s.table, p.tier, count(*) AS n FROM source s JOIN paying p ON p.id = s.gamer GROUP BY ALL",
