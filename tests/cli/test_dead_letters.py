@@ -208,6 +208,7 @@ def test_spark_is_not_started(run: Run, write: Any) -> None:
     """At night an answer takes two seconds, or nobody asks."""
     from pyspark import SparkContext
 
+    monkeypatch.setattr(SparkContext, "_gateway", None)  # tests of other files may have one
     write([letter(1)])
     run()
 

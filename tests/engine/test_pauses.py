@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from router.engine import stream
 from router.engine.retryable_errors import GrowingPauses
+from router.engine.status.board import StatusBoard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +43,7 @@ def test_a_run_that_has_recovered_pauses_as_shortly_as_at_first(monkeypatch: pyt
             else:
                 raise OSError("away")
 
-    stream.retrying(SimpleNamespace(name="games"), nothing, stop, pauses)(query)  # type: ignore[arg-type]
+    stream.retrying(SimpleNamespace(name="games"), nothing, stop, StatusBoard("games"), pauses)(query)  # type: ignore[arg-type]
 
     assert [next(n for n in range(9) if pause <= 2**n + 1) for pause in stop.pauses] == [0, 1, 2, 3, 0]
     assert all(pause >= least for pause, least in zip(stop.pauses, [1, 2, 4, 8, 1], strict=True))

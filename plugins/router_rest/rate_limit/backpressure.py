@@ -318,9 +318,9 @@ class ConcurrencyLimit:
         return wanted
 
 
-FEWEST_FAILURES = 5
+FEWEST_FAILURES = 10
 """Calls in a row that failed, of all tasks together."""
-SILENCE = 1.0
+SILENCE = 0.5
 """Seconds without any success: a few failures in a row alone mean little at a thousand calls per second."""
 PROBE_PAUSE = 1.0
 """Seconds from probe to probe."""
