@@ -204,7 +204,7 @@ def test_a_table_that_cannot_be_read_is_named_without_a_traceback(run: Run, writ
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_spark_is_not_started(run: Run, write: Any) -> None:
+def test_spark_is_not_started(run: Run, write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """At night an answer takes two seconds, or nobody asks."""
     from pyspark import SparkContext
 
