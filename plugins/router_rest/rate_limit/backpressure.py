@@ -320,7 +320,7 @@ class ConcurrencyLimit:
 
 FEWEST_FAILURES = 10
 """Calls in a row that failed, of all tasks together."""
-SILENCE = 0.5
+SILENCE = 1.0
 """Seconds without any success: a few failures in a row alone mean little at a thousand calls per second."""
 PROBE_PAUSE = 1.0
 """Seconds from probe to probe."""
