@@ -481,17 +481,18 @@ class _StreamRun:
         """Report finished batches, with the lag that Spark's progress knows a moment later."""
         if not self.unreported:
             return
-        self._tell_source(query)
-        behind = {progress["batchId"]: _behind(progress) for progress in query.recentProgress}
+        progresses = query.recentProgress
+        if progresses:
+            self._tell_source(progresses[-1])
+        behind = {progress["batchId"]: _behind(progress) for progress in progresses}
         while self.unreported and (last or self.unreported[0].batch in behind):
             report = self.unreported.popleft()
             if self.options.finished:
                 self.options.finished(report, behind.get(report.batch))
 
-    def _tell_source(self, query: StreamingQuery) -> None:
+    def _tell_source(self, progress: Any) -> None:
         """Note how far each partition of a topic is processed, and where it ended when Spark last asked."""
-        progress = query.lastProgress
-        if self.config.source.kafka is None or progress is None:
+        if self.config.source.kafka is None:
             return
         positions: dict[tuple[str, int], int] = {}
         ends: dict[tuple[str, int], int] = {}

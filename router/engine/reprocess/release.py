@@ -50,6 +50,7 @@ from router.engine.quarantine.table import (
     released,
     write,
 )
+from router.engine.reprocess.records import bronze_tables
 from router.engine.spark.executors import Executors
 from router.engine.start.checks import Checkpoint
 from router.errors import TableError, first_line
@@ -433,7 +434,7 @@ class _ReleasedRows:
         about = {"stage": F.lit(stage), "reason": why, "route": F.lit(place.route), "sink": F.lit(place.sink)}
         letters = {**about, **old, "batch_id": F.col("_batch_id"), "value": row}
         found = rows.select(*(column.alias(name) for name, column in letters.items()))
-        if (bronze := config.bronze_tables()) and (tables := [t for t in lake.tables(bronze.layer) if t in bronze]):
+        if tables := bronze_tables(lake, config):
             read = self.of.spark.read.format("delta")
             found = _as_received(
                 found, reduce(DataFrame.unionByName, [read.load(lake.spark_address(t)) for t in tables])

@@ -12,7 +12,6 @@ column `replayed`, and is never taken again. Runs on the driver, while the strea
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import and_
@@ -55,7 +54,6 @@ if TYPE_CHECKING:
     from router.engine.reprocess.context import ReprocessContext
     from router.sinks import Applied, KeyedTable
 
-log = logging.getLogger("router")
 NOTE = "replays/dead_letters.json"
 PLACE = ("topic", "partition", "offset")
 WHOLE = (*PLACE, "timestamp", "key", "value")

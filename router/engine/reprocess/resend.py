@@ -8,7 +8,6 @@ the ledger says what became of them.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
@@ -20,6 +19,7 @@ from router.delta.transaction_id import TransactionId
 from router.engine import ledger
 from router.engine.label.layout import COORDINATES
 from router.engine.outbox.apply import OutboxSink, append_dead_letters, keeper, mark_replayed
+from router.engine.reprocess.records import delta_rows
 from router.engine.reprocess.run import NamedRun
 from router.engine.spark.executors import refusal
 from router.errors import RouterError, SinkError, StartError
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from router.delta.lake import Lake
     from router.sinks import Resent
 
-log = logging.getLogger("router")
 PLACE = tuple(COORDINATES.items())[:3]
 """The columns of an outbox that identify a row, and their names in the receipts."""
 
@@ -110,8 +109,7 @@ class TableSnapshots:
             if handle is None:
                 return None
             self.versions[table] = handle.version()
-        reader = self.spark.read.format("delta").option("versionAsOf", self.versions[table])
-        return reader.load(self.lake.spark_address(table))
+        return delta_rows(self.spark, self.lake, table, self.versions[table])
 
 
 def resending_sinks(config: Config) -> Iterator[tuple[str, str, ApplyingSink]]:

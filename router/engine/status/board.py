@@ -180,11 +180,6 @@ class StatusBoard(logging.Handler):
         counts[-2] += 1
         counts[-1] += seconds
 
-    def fell_behind(self, records: int | None) -> None:
-        """Note how many records the source has beyond the last batch, as Spark has counted them."""
-        with self._guard:
-            self._snapshot = replace(self._snapshot, behind=records)
-
     def source_is_at(self, positions: Mapping[tuple[str, int], int], ends: Mapping[tuple[str, int], int]) -> None:
         """Note how far partitions of the source are processed, and where they end."""
         with self._guard:

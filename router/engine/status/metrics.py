@@ -7,13 +7,14 @@ got a batch last have their own, the others share one.
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.exposition import generate_latest
 
 from router.engine.status.board import STEP_SECONDS
+from router.engine.status.snapshot import State
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
     from router.engine.status.snapshot import StreamSnapshot, TableStatus
 
-STATES = ("starting", "running", "waiting", "stopping", "ended", "failed")
 OTHERS = "(others)"
 """The label of the tables that have no series of their own; no table has such a name."""
 
@@ -48,7 +48,7 @@ class _Collector:
         info.add_metric([], {"version": snapshot.version, "query": snapshot.query})
         yield info
         state = GaugeMetricFamily("router_state", "1 for the state that the stream is in.", labels=["state"])
-        for name in STATES:
+        for name in get_args(State):
             state.add_metric([name], float(name == snapshot.state))
         yield state
         progress = "router_last_progress_timestamp_seconds"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Literal
 
-State = Literal["starting", "running", "waiting", "stopping", "ended", "failed"]
+State = Literal["starting", "running", "waiting", "ended", "failed"]
 """What a stream is doing. `waiting`: something that it needs is away, and it tries again."""
 
 
@@ -107,7 +107,6 @@ class StreamSnapshot:
     tables: tuple[TableStatus, ...] = ()
     sinks: tuple[SinkStatus, ...] = ()
     partitions: tuple[PartitionStatus, ...] = ()
-    behind: int | None = None
     step_seconds: dict[str, tuple[float, ...]] = field(default_factory=dict)
     warnings: tuple[Warned, ...] = ()
 
@@ -115,7 +114,7 @@ class StreamSnapshot:
     def lag(self) -> int | None:
         """Return how many records of the source are still to be processed; None if that is not known."""
         known = [partition.lag for partition in self.partitions if partition.lag is not None]
-        return sum(known) if known else self.behind
+        return sum(known) if known else None
 
     @property
     def words(self) -> str:
