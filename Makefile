@@ -5,7 +5,7 @@ BIN = JAVA_HOME="$$(cat .venv/java-home)" .venv/bin
 IN_TWO = -n 2 --dist loadscope --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-all test-cluster test-versions check bench bench-full zip clean
+.PHONY: help setup demo test test-fast test-all test-cluster test-versions check pins bench bench-full zip clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -44,6 +44,10 @@ bench: setup ## Measure a short version of the benchmarks: under ten minutes
 
 bench-full: setup ## Measure everything, baselines included
 	@$(BIN)/python -m benchmarks --full
+
+pins: setup ## Write constraints.txt again after a change of pyproject.toml: versions that stand in it stay
+	@.venv/bin/uv pip compile pyproject.toml --extra dev --extra java --universal --python-version 3.10 --no-python-downloads \
+		--generate-hashes --no-emit-index-url --no-annotate --custom-compile-command "make pins" --quiet -o constraints.txt
 
 zip: setup ## Build dist/*.whl and the same as spark_event_router.zip for spark-submit --py-files
 	@rm -rf dist

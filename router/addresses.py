@@ -18,10 +18,18 @@ SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?=/)")
 """One letter before a colon is a drive, not a scheme."""
 
 
+class AddressError(ValueError):
+    """An address that cannot hold a lake; `what` says so without the address, which may hold a secret."""
+
+    def __init__(self, place: str, what: str) -> None:
+        super().__init__(f"{place}: {what}")
+        self.what = what
+
+
 def normalized(place: str) -> str:
     """Return a place as the router writes it: an absolute path, or a URI without a slash at its end.
 
-    Raises ValueError for a scheme that cannot hold a lake, and for a URI that names no bucket.
+    Raises AddressError for a scheme that cannot hold a lake, and for a URI that names no bucket.
     """
     found = SCHEME.match(place)
     if found is None:
@@ -30,15 +38,15 @@ def normalized(place: str) -> str:
     if scheme == "file":
         return _path(place)
     if scheme == "dbfs":
-        raise ValueError(f"{place}: DBFS cannot hold a lake; give the address of the bucket beneath it: {_known()}")
+        raise AddressError(place, f"DBFS cannot hold a lake; give the address of the bucket beneath it: {_known()}")
     if scheme not in SCHEMES:
-        raise ValueError(f"{place}: {scheme}:// is not a storage that the router knows; it knows {_known()}")
+        raise AddressError(place, f"{scheme}:// is not a storage that the router knows; it knows {_known()}")
     rest = place[found.end() :].lstrip("/").rstrip("/")
     bucket = rest.partition("/")[0]
     if not bucket or place[found.end() :][:2] != "//":
-        raise ValueError(f"{place} names no bucket; write {scheme}://BUCKET/FOLDER")
+        raise AddressError(place, f"names no bucket; write {scheme}://BUCKET/FOLDER")
     if scheme.startswith("abfs") and not re.fullmatch(r"[^@]+@[^.@]+\..+", bucket):
-        raise ValueError(f"{place} names no account; write {scheme}://CONTAINER@ACCOUNT.dfs.core.windows.net/FOLDER")
+        raise AddressError(place, f"names no account; write {scheme}://CONTAINER@ACCOUNT.dfs.core.windows.net/FOLDER")
     return f"{scheme}://{rest}"
 
 
@@ -46,7 +54,7 @@ def _path(uri: str) -> str:
     """Return the path of file:/x, file:///x and file://localhost/x."""
     parts = urlsplit(uri)
     if parts.netloc not in ("", "localhost"):
-        raise ValueError(f"{uri} names a host; write file:///{parts.netloc}{parts.path} for a folder of this machine")
+        raise AddressError(uri, "names a host; write file:///FOLDER for a folder of this machine")
     return str(Path(unquote(parts.path)).resolve())
 
 

@@ -44,7 +44,8 @@ def first_line(error: BaseException | None) -> str:
     before them stand words of Spark and Py4J only. An error of delta-rs has a line for each of its causes, and the last
     is what the disk has said.
     """
-    lines = (str(error).strip() or type(error).__name__).split("JVM stacktrace")[0].strip().splitlines()
+    text = str(error).strip() or type(error).__name__
+    lines = _without_xml(text).split("JVM stacktrace")[0].strip().splitlines()
     if causes := [at for at, line in enumerate(lines) if CAUSE in line]:
         told = (
             COLOUR.sub("", line).replace(CAUSE, "").strip() for line in lines[max(0, causes[0] - 1) : causes[-1] + 1]
@@ -54,6 +55,18 @@ def first_line(error: BaseException | None) -> str:
         return lines[-1].strip()[:300]
     by_py4j = lines[0].startswith("An error occurred while calling") and len(lines) > 1
     return lines[1 if by_py4j else 0].strip(": \t")[:300]
+
+
+def _without_xml(text: str) -> str:
+    """Return a message with the code of an object store's answer in place of its XML, as S3 documents these errors."""
+    before, xml, answer = text.partition("<?xml")
+    if not xml:
+        return text
+    code = re.search(r"<Code>(\w+)</Code>", answer)
+    if code is None:
+        return before.rstrip(": ")
+    meaning = "no such bucket" if code[1] == "NoSuchBucket" else code[1]
+    return f"{before.rstrip(': ')}: {meaning}"
 
 
 @dataclass(frozen=True)

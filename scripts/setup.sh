@@ -16,7 +16,7 @@ step() { # step WHAT COMMAND...: announce it, run it, say how long it took
     shift
     say "$what ..."
     "$@"
-    say "  done in $((SECONDS - begin)) s"
+    say "  ${what%% (*}: done in $((SECONDS - begin)) s"
 }
 
 fingerprint() {
@@ -65,11 +65,11 @@ ensure_venv() {
     "$python" -m venv --clear .venv
 }
 
-java_fits() { # Spark 4 runs on 17 and 21, and not without the vector module, which cut-down runtimes lack
+java_fits() { # Spark 4.2 runs on 17 to 25, and not without the vector module, which cut-down runtimes lack
     local answer
     answer=$("$1/bin/java" --add-modules jdk.incubator.vector -version 2>&1) || return 1
     case $answer in
-    *'version "17'[.\"]* | *'version "21'[.\"]*) ;;
+    *'version "17'[.\"]* | *'version "21'[.\"]* | *'version "25'[.\"]*) ;;
     *) return 1 ;;
     esac
 }
@@ -78,7 +78,7 @@ find_java() {
     local home
     for home in "${JAVA_HOME:-}" "$(java -XshowSettings:properties -version 2>&1 | awk '$1 == "java.home" { print $3 }')" \
         "$(/usr/libexec/java_home -v 17 2>/dev/null)" "$(/usr/libexec/java_home -v 21 2>/dev/null)" \
-        /usr/lib/jvm/*17* /usr/lib/jvm/*21*; do
+        "$(/usr/libexec/java_home -v 25 2>/dev/null)" /usr/lib/jvm/*17* /usr/lib/jvm/*21* /usr/lib/jvm/*25*; do
         if [ -n "$home" ] && java_fits "$home"; then
             echo "$home"
             return
@@ -92,15 +92,32 @@ ensure_java() {
         apt-get update -qq >&2
         apt_install openjdk-17-jre-headless || apt_install openjdk-21-jre-headless || true
     fi
-    JAVA_HOME=$(find_java) || fail "no Java 17 or 21 found by JAVA_HOME, on PATH or below /usr/lib/jvm: install one" \
+    JAVA_HOME=$(find_java) || fail "no Java 17, 21 or 25 found by JAVA_HOME, on PATH or below /usr/lib/jvm: install one" \
         "(Debian and Ubuntu: apt-get install openjdk-17-jre-headless; macOS: brew install openjdk@17)" \
         "or point JAVA_HOME at one"
     export JAVA_HOME
     echo "$JAVA_HOME" >.venv/java-home
 }
 
-install_packages() {
-    .venv/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]' 2>&1 |
+install_packages() { # by uv, which takes half the time of pip and checks the hashes; where it cannot, by pip
+    install_by_uv || {
+        say "  uv could not (.venv/uv.log): pip does it"
+        install_by_pip
+    }
+}
+
+install_by_uv() {
+    local pip=".venv/bin/python -m pip --disable-pip-version-check" index
+    $pip install --quiet "$(sed -n 's/^\(uv==[^ ]*\).*/\1/p' constraints.txt)" >.venv/uv.log 2>&1 || return 1
+    # uv does not read pip's settings: an index of one's own is handed over.
+    index=${UV_DEFAULT_INDEX:-${PIP_INDEX_URL:-$($pip config get global.index-url 2>/dev/null || true)}}
+    UV_DEFAULT_INDEX=${index:-https://pypi.org/simple} .venv/bin/uv pip install --python .venv/bin/python \
+        --no-progress -c constraints.txt -e '.[dev]' >>.venv/uv.log 2>&1
+}
+
+install_by_pip() { # refuses an editable package beside hashes, so they are left out
+    sed '/^ *--hash/d; s/ *\\$//' constraints.txt >.venv/constraints.txt
+    .venv/bin/python -m pip install --disable-pip-version-check -c .venv/constraints.txt -e '.[dev]' 2>&1 |
         tee .venv/pip.log |
         awk '/^ *(Downloading|Building wheel for|Installing collected)/ { print "setup:   " substr($0, 1, 100); fflush() }' >&2 ||
         fail "pip could not install the packages; the end of .venv/pip.log:"$'\n'"$(tail -n 15 .venv/pip.log)"
@@ -119,6 +136,24 @@ archive_classes() { # a convenience: without it everything works, a few seconds 
     .venv/bin/router warm-up >.venv/warm-up.log 2>&1 || say "  left out; the reason is in .venv/warm-up.log"
 }
 
+prepare_spark() {
+    step "jars of Spark's connectors (70 MB, kept in Spark's own cache)" fetch_spark_jars
+    step "archive of the JVM's classes, for quick starts (200 MB, kept in ${ROUTER_CACHE:-$HOME/.cache/spark-event-router})" archive_classes
+}
+
+prepare_servers() {
+    step "jars of the embedded Kafka (43 MB, kept in ${ROUTER_CACHE:-$HOME/.cache/spark-event-router})" fetch_kafka_jars
+    step "the embedded schema registry (109 MB, kept there, too)" fetch_registry
+}
+
+prepare_all() { # what mostly computes beside what mostly waits for the network
+    local servers
+    prepare_servers &
+    servers=$!
+    prepare_spark
+    wait "$servers"
+}
+
 if ready; then
     exit 0
 fi
@@ -131,11 +166,8 @@ if command -v flock >/dev/null; then
 fi
 begin=$SECONDS
 step "Python environment in .venv" ensure_venv
-step "Java 17 or 21" ensure_java
+step "Java 17, 21 or 25" ensure_java
 step "packages pinned in constraints.txt (about 700 MB, a few minutes on a fresh machine)" install_packages
-step "jars of Spark's connectors (70 MB, kept in Spark's own cache)" fetch_spark_jars
-step "jars of the embedded Kafka (43 MB, kept in ${ROUTER_CACHE:-$HOME/.cache/spark-event-router})" fetch_kafka_jars
-step "the embedded schema registry (109 MB, kept there, too)" fetch_registry
-step "archive of the JVM's classes, for quick starts (200 MB, kept there, too)" archive_classes
+prepare_all
 fingerprint >.venv/ready
 say "complete in $((SECONDS - begin)) s, with $(.venv/bin/python -V) and Java of $JAVA_HOME"

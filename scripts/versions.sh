@@ -22,8 +22,8 @@ find_python() { # on PATH, or where pyenv and uv put theirs
     return 1
 }
 
-constraints() { # the tests' versions, but for the pair and for what only delta-spark asks for
-    grep -vE '^(pyspark|delta-spark|py4j|importlib-metadata)==' constraints.txt
+constraints() { # the tests' versions without their hashes, but for the pair and for what only the two ask for
+    sed '/^ *--hash/d; s/ *\\$//' constraints.txt | grep -vE '^(pyspark|delta-spark|py4j|importlib-metadata)=='
     printf 'pyspark==%s\ndelta-spark==%s\n' "$spark" "$delta"
 }
 

@@ -12,8 +12,11 @@ bin=$home/venv/bin
 
 packages() { # packages FROM
     local pinned=()
-    [ -f "$source/constraints.txt" ] && pinned=(-c "$source/constraints.txt")
     mkdir -p "$home/work"
+    if [ -f "$source/constraints.txt" ]; then # pip refuses hashes beside a package without one
+        sed '/^ *--hash/d; s/ *\\$//' "$source/constraints.txt" >"$home/constraints.txt"
+        pinned=(-c "$home/constraints.txt")
+    fi
     [ -x "$bin/python" ] || "${PYTHON:-python3}" -m venv "$home/venv"
     "$bin/pip" install --quiet --disable-pip-version-check "${pinned[@]}" "$1[protobuf]"
     ln -sfn "$(place_of pyspark)" "$home/spark"

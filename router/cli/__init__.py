@@ -7,6 +7,7 @@ not wait for what running a stream needs; what several commands take stands here
 from __future__ import annotations
 
 import difflib
+import logging
 import signal
 from contextlib import contextmanager
 from importlib import import_module
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from typing_extensions import override
 
-from router.errors import ConfigError, MachineError, RouterError, printable
+from router.errors import ConfigError, MachineError, RouterError, first_line, printable
 
 if TYPE_CHECKING:
     import threading
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from router.config.loader import Loaded
     from router.engine.reprocess.context import ReprocessContext
 
+log = logging.getLogger("router")
 COMMANDS = {
     "approve": ("router.cli.quarantine:approve", "Let tables gain the columns that rows wait for."),
     "backfill": ("router.cli.backfill:backfill", "Take a range of records once more, into tables."),
@@ -154,6 +156,12 @@ class Commands(click.Group):
             click.echo("\n".join(map(printable, lines)), err=True)
             by_cause = ctx.invoked_subcommand == "run" or isinstance(error, MachineError)
             ctx.exit(error.exit_code if by_cause else 1)
+        except BrokenPipeError:
+            raise  # click ends quietly when nobody reads any more
+        except OSError as error:  # a disk or an object store that does not answer is no fault of the program
+            log.debug("the command ended", exc_info=True)
+            click.echo(f"router: {printable(first_line(error))}", err=True)
+            ctx.exit(1)
 
 
 def _print_version(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None:

@@ -66,7 +66,7 @@ def submit(
         router submit games.yaml --master yarn --conf spark.executor.memory=4g -- --every "1 min"
     """
     loaded = load(file, load_registry(plugin_files))
-    place = folder or import_module("router.engine.spark.connectors").cache() / "submit" / loaded.config.name
+    place = folder or import_module("router.engine.spark.cache_folder").cache_folder() / "submit" / loaded.config.name
     asked = Submission(loaded, master, deploy_mode == "cluster", _pairs(settings), plugin_files, installed, place)
     command = asked.command(arguments)
     for note in asked.notes:

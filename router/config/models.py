@@ -21,8 +21,9 @@ from pydantic import (
     model_validator,
 )
 
-from router.addresses import normalized
+from router.addresses import AddressError, normalized
 from router.parts import Decoder, Rule, ViewQuery
+from router.registry import fault
 from router.sinks import ApplyingSink, MergingSink, Sink, TableSink
 from router.table_names import BronzeTables, template_pattern, templates_meet
 from router.table_options import TableOptions
@@ -82,7 +83,11 @@ def _moment(text: str) -> str:
 
 
 def _place(text: str) -> str:
-    normalized(text)
+    try:
+        normalized(text)
+    except AddressError as error:
+        # The address may come from a variable, and is not shown then: what is wrong with its scheme may be.
+        raise fault(error.what) from None
     return text
 
 

@@ -286,3 +286,14 @@ def test_locations(loaded, faults, good, sinks, more, what):
 
     assert problem.what.startswith(what)
     assert problem.path.split(".")[-1] in ("location", "place")
+
+
+def test_a_scheme_is_said_though_the_address_comes_from_a_variable(faults, good):
+    """Without it nobody learns from the message which storages there are."""
+    text = good.replace("lake: ", "lake: ${LAKE}\n# ", 1)
+
+    (problem,) = faults(text, LAKE="dbfs:/secret-folder")
+
+    assert "DBFS" in problem.what
+    assert "s3://" in problem.what
+    assert "secret-folder" not in problem.what

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -110,7 +111,7 @@ def resolver(said: str, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, objec
         return SimpleNamespace(stdout=said, stderr="")
 
     monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.setattr(connectors, "find_java", lambda: SimpleNamespace(fault="", todo=""))
+    monkeypatch.setattr(connectors, "provide_java", lambda: SimpleNamespace(fault="", todo=""))
     return jobs
 
 
@@ -139,7 +140,7 @@ def test_a_maven_cache_without_a_jar_is_passed_over(monkeypatch: pytest.MonkeyPa
         return SimpleNamespace(stdout=answers.pop(0), stderr="")
 
     monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.setattr(connectors, "find_java", lambda: SimpleNamespace(fault="", todo=""))
+    monkeypatch.setattr(connectors, "provide_java", lambda: SimpleNamespace(fault="", todo=""))
 
     assert resolved_jars({"kafka"}, {}) == ["/a.jar"]
     assert homes == [False, True]
@@ -164,7 +165,7 @@ def test_spark_resolves_jars_past_a_maven_cache(tmp_path: Path, monkeypatch: pyt
 
 UNREACHED = "java.net.UnknownHostException: repo1.maven.org\n:: unresolved dependency: io.delta#delta;1: not found"
 UNKNOWN = ":: unresolved dependency: org.apache.spark#spark-sql-kafka-0-10_2.13;4.2.0: not found"
-TESTED = [(f"{spark}.0", delta, True) for spark, delta in PAIRS.items()]
+TESTED = [(spark, delta, "") for spark, delta in PAIRS.items()]
 
 
 @pytest.mark.parametrize(
@@ -190,24 +191,43 @@ def test_jars_that_cannot_be_had_are_one_sentence(
     assert (cache / "spark-jars.log").read_text() == said
 
 
-@pytest.mark.parametrize(
-    ("spark", "delta", "fits"),
-    [*TESTED, ("4.0.0", "4.4.0", False), ("4.9.0", "4.4.0", False)],
-)  # fmt: skip
-def test_a_pair_that_was_not_tested_is_named(
-    spark: str, delta: str, fits: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def install(spark: str, delta: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pyspark, "__version__", spark)
     monkeypatch.setattr("importlib.metadata.version", lambda name: delta)
-    assert (connectors.unpaired() == "") is fits
 
 
-def test_what_pip_may_install_is_capped_to_the_tested_pairs() -> None:
-    """Without it `pip install` in an empty environment takes a Spark that nobody has tried."""
+@pytest.mark.parametrize(
+    ("spark", "delta", "named"),
+    [*TESTED, ("4.0.0", "4.4.0", "4.0.1"), ("4.9.0", "4.4.0", "4.9.0"), ("4.2.1", "4.4.0", "4.2.1")],
+)
+def test_a_pair_that_was_not_tested_is_named(
+    spark: str, delta: str, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it nobody learns that this pair runs in no test, or which one does."""
+    install(spark, delta, monkeypatch)
+    sentence = connectors.describe_untested_pair()
+    assert named in sentence
+    assert (sentence == "") is (named == "")
+    assert not named or "4.2.0" in sentence  # the newest tested
+
+
+@pytest.mark.parametrize(("spark", "refused"), [("4.0.5", False), ("4.2.1", False), ("4.3.0", True), ("5.0.0", True)])
+def test_a_spark_newer_than_any_that_was_tested_is_refused(
+    spark: str, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it a query ends in the middle of a batch, on a private part of Spark that has changed."""
+    install(spark, "4.4.0", monkeypatch)
+    expectation = pytest.raises(MachineError, match=r"4\.2\.0") if refused else nullcontext()
+    with expectation:
+        connectors.refuse_newer_spark()
+
+
+def test_pip_installs_no_spark_that_is_refused() -> None:
+    """Without it `pip install` in an empty environment takes a Spark that the router does not start with."""
     text = Path(__file__).parents[2].joinpath("pyproject.toml").read_text()
-    newest = max(PAIRS, key=lambda version: [*map(int, version.split("."))])
-    assert f'<={PAIRS[newest]}"' in text  # delta-spark
-    assert f'"pyspark>=4.0,<={newest}.' in text
+    spark, delta = list(PAIRS.items())[-1]
+    assert f'"pyspark>=4.0,<4.{int(spark.split(".")[1]) + 1}"' in text
+    assert f'"delta-spark>=4.0.1,<4.{int(delta.split(".")[1]) + 1}"' in text
 
 
 def test_jars_that_spark_has_itself_are_left_out(tmp_path: Path) -> None:

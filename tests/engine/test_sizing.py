@@ -71,6 +71,18 @@ def test_every_constant_says_where_it_comes_from() -> None:
     assert all(len(entry["from"]) > 20 for entry in entries.values())
 
 
+def test_the_page_has_the_figures_of_the_constants() -> None:
+    """Without it somebody plans with figures that the command does not compute with."""
+    constants = Constants.read()
+    page = (ROOT / "docs/sizing.md").read_text()
+    assert f"seconds = {constants.batch_seconds:g} + {constants.table_seconds:g} x tables" in page
+    assert f"computed with {constants.requests_per_table:g} for each table" in page
+    assert f"one every {constants.lock_seconds:g} s for the lock" in page
+    for name, kind in (("JSON", "json"), ("Protobuf", "protobuf"), ("Avro", "avro")):
+        thousands = int(1 / constants.event_seconds[kind] / 1000)
+        assert f"| {name} | {thousands} 000 |" in page
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
     path = tmp_path / "x.yaml"
@@ -99,6 +111,30 @@ def test_a_short_latency_takes_more_cores_until_it_cannot_be_had(config: Config)
 def test_the_latency_holds_two_batches(config: Config) -> None:
     for latency in (2, 5, 30):
         assert size(config, Load(100_000, latency, 10)).batch_seconds <= latency / 2 + 0.5
+
+
+def limited(config: Config, rows: int) -> Config:
+    kafka = config.source.kafka
+    assert kafka is not None
+    source = config.source.model_copy(update={"kafka": kafka.model_copy(update={"rows_per_batch": rows})})
+    return config.model_copy(update={"source": source})
+
+
+def test_a_batch_that_takes_fewer_rows_than_come_is_named(config: Config) -> None:
+    """Without it a job is planned with batches that the configuration never makes, and falls behind."""
+    load = Load(200_000, 10, 50)
+    assert not any("rows_per_batch" in driver for driver in size(config, load).cost_drivers)
+    assert any("rows_per_batch" in driver for driver in size(limited(config, 10_000), load).cost_drivers)
+
+
+def test_what_is_not_counted_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "upsert.yaml"
+    text = TEXT.replace('{tables: "silver.{event.game}"}', "{upsert: {table: silver.p, keys: [event.game]}}")
+    view = "{name: v, into: gold.v, from: silver.p, sql: 'SELECT count(*) AS n FROM source'}"
+    path.write_text(f"{text}views: [{view}]\n")
+    drivers = " ".join(size(load(path, load_registry()).config, Load(1000, 10, 1)).cost_drivers)
+    assert "upserts" in drivers
+    assert "views" in drivers
 
 
 def test_longer_batches_make_fewer_files_and_requests(config: Config) -> None:

@@ -105,3 +105,17 @@ def test_a_batch_is_committed_and_booked(bucket: Lake) -> None:
         handle = bucket.open(table)
         assert handle is not None
         assert handle.version() == 2
+
+
+def test_a_bucket_that_does_not_exist_is_said_in_words(server: S3Server, tmp_path: Path) -> None:
+    """Without it the answer of the storage ends in the middle of its XML."""
+    file = WrittenLake(tmp_path).take(1).file
+    about = {**yaml.safe_load(file.read_text()), "lake": "s3://no-such-bucket/lake", "storage_options": server.options}
+    far = tmp_path / "far.yaml"
+    far.write_text(yaml.safe_dump(about))
+
+    for command in ("tables", "doctor"):
+        result = CliRunner().invoke(commands, [command, str(far)])
+        assert result.exit_code == 1
+        assert "no such bucket" in result.output
+        assert "<" not in result.output

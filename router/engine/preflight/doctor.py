@@ -23,10 +23,18 @@ from urllib.parse import urlsplit
 import pyspark
 
 from router.addresses import is_local, normalized
-from router.engine.spark.connectors import CONNECTORS, cache, connectors_of, delta_version, known_jars, unpaired
-from router.engine.spark.java import find_java
+from router.engine.spark.cache_folder import cache_folder
+from router.engine.spark.connectors import (
+    CONNECTORS,
+    connectors_of,
+    delta_version,
+    describe_untested_pair,
+    known_jars,
+    refuse_newer_spark,
+)
+from router.engine.spark.java import PACKAGE, is_packaged, provide_java
 from router.engine.spark.session import spark_env
-from router.errors import StartError, first_line
+from router.errors import MachineError, StartError, first_line
 from router.parts import Server
 from router.registry import missing_extras, parts_in
 from router.storage import probe
@@ -80,16 +88,23 @@ def diagnose(config: Config | None = None, folder: Path = Path()) -> Iterator[Di
 def _java() -> Diagnosis:
     if script := spark_env():
         return Diagnosis("Java", "warn", f"{script} may choose it, so it was not looked at")
-    java = find_java()
+    java = provide_java()
     if java.fault:
         return Diagnosis("Java", "wrong", java.fault, java.todo)
+    if is_packaged(java.program):
+        what = f"{java.version}, of the package {PACKAGE}: for local runs; spark-submit and clusters need a whole JDK"
+        return Diagnosis("Java", "ok", what)
     return Diagnosis("Java", "ok", f"{java.version}, {java.program}")
 
 
 def _pair() -> Diagnosis:
     spark, delta = pyspark.__version__, delta_version()
-    if fault := unpaired():
-        return Diagnosis("Spark and Delta", "warn", fault, "pip install a tested pair: docs/installation.md")
+    try:
+        refuse_newer_spark()
+    except MachineError as error:
+        return Diagnosis("Spark and Delta", "wrong", error.what, error.todo)
+    if difference := describe_untested_pair():
+        return Diagnosis("Spark and Delta", "warn", difference, "pip install a tested pair: docs/installation.md")
     return Diagnosis("Spark and Delta", "ok", f"pyspark {spark} with delta-spark {delta}, a tested pair")
 
 
@@ -105,7 +120,7 @@ def _jars(config: Config | None) -> Diagnosis:
         return Diagnosis("jars", "warn", what, "`router warm-up` fetches them now")
     what = f"those for {wanted} are not here, and {REPOSITORY} takes no connection: Spark cannot fetch them"
     todo = "name a repository of your own by spark.jars.ivySettings under `spark:`, or copy ~/.ivy2.5.2 and "
-    return Diagnosis("jars", "wrong", what, f"{todo}{cache()} from a machine that has run `router warm-up`")
+    return Diagnosis("jars", "wrong", what, f"{todo}{cache_folder()} from a machine that has run `router warm-up`")
 
 
 def elsewhere_or_reached(asked: Mapping[str, str]) -> bool:

