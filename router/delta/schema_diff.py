@@ -57,7 +57,7 @@ def compare(table: pa.Schema, rows: pa.Schema) -> SchemaDiff:
     return SchemaDiff(tuple(added), tuple(widened), cast, conflicts)
 
 
-def delta_type(kind: pa.DataType) -> pa.DataType:  # noqa: PLR0911 - one case per kind of type
+def delta_type(kind: pa.DataType) -> pa.DataType:
     """Return a type as Delta keeps it: UTC microseconds, no views, dictionaries or large offsets."""
     if pa.types.is_timestamp(kind):
         return pa.timestamp("us", kind.tz and "UTC")
