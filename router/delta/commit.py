@@ -79,8 +79,8 @@ class TableCommit:
 
     `columns` is the Delta schema (JSON) of all columns with values. When the batch's manifest was written, the table
     lacked the columns `added` (JSON), had narrower types for `widened` (JSON), and had the version `decided`: -1 if
-    there was no table, None if its schema was not compared. With `widening: feature`, a table that must not be rewritten
-    gets Delta's type widening.
+    there was no table, None if its schema was not compared. With `widening: feature`, Delta's type widening is switched
+    on for a table that must not be rewritten.
     """
 
     target: str

@@ -79,41 +79,41 @@ class LocatedFiles(fs.FileSystemHandler):  # type: ignore[misc]
     # The methods of `Storage`.
 
     def read(self, path: str) -> bytes | None:
-        found = self.at(path)
-        return found.storage.read(found.path)
+        located = self.at(path)
+        return located.storage.read(located.path)
 
     def write(self, path: str, content: bytes) -> None:
-        found = self.at(path)
-        found.storage.write(found.path, content)
+        located = self.at(path)
+        located.storage.write(located.path, content)
 
     def create(self, path: str, content: bytes) -> str | None:
-        found = self.at(path)
-        return found.storage.create(found.path, content)
+        located = self.at(path)
+        return located.storage.create(located.path, content)
 
     def replace(self, path: str, content: bytes, stamp: str) -> str | None:
-        found = self.at(path)
-        return found.storage.replace(found.path, content, stamp)
+        located = self.at(path)
+        return located.storage.replace(located.path, content, stamp)
 
     def stamp(self, path: str) -> str | None:
-        found = self.at(path)
-        return found.storage.stamp(found.path)
+        located = self.at(path)
+        return located.storage.stamp(located.path)
 
     def stamps(self, folder: str, after: str) -> dict[str, str]:
-        found = self.at(folder)
+        located = self.at(folder)
         begin = self.at(after).path.rstrip("/")
         if after.endswith("/"):  # `at` strips the slash of a folder, and names are compared with it
             begin += "/"
-        stamps = found.storage.stamps(found.path, begin)
-        return {folder + path.removeprefix(found.path): stamp for path, stamp in stamps.items()}
+        stamps = located.storage.stamps(located.path, begin)
+        return {folder + path.removeprefix(located.path): stamp for path, stamp in stamps.items()}
 
     def delete(self, paths: Iterable[str]) -> None:
         for path in paths:
-            found = self.at(path)
-            found.storage.delete([found.path])
+            located = self.at(path)
+            located.storage.delete([located.path])
 
     def sync(self, path: str) -> None:
-        found = self.at(path)
-        found.storage.sync(found.path)
+        located = self.at(path)
+        located.storage.sync(located.path)
 
     # The methods of Arrow's file systems.
 
@@ -127,8 +127,8 @@ class LocatedFiles(fs.FileSystemHandler):  # type: ignore[misc]
         # One call for each storage, the storages at once; `index` brings the answers back into the order of the paths.
         by_storage: dict[int, list[tuple[int, Found]]] = {}
         for index, path in enumerate(paths):
-            found = self.at(path)
-            by_storage.setdefault(id(found.storage), []).append((index, found))
+            located = self.at(path)
+            by_storage.setdefault(id(located.storage), []).append((index, located))
         infos: dict[int, fs.FileInfo] = {}
         with ThreadPoolExecutor(THREADS) as pool:
             for numbered_infos in pool.map(_file_infos, by_storage.values()):
@@ -138,10 +138,10 @@ class LocatedFiles(fs.FileSystemHandler):  # type: ignore[misc]
     def get_file_info_selector(self, selector: fs.FileSelector) -> list[fs.FileInfo]:
         """List a folder; the root and a layer list tables that are stored elsewhere among their folders."""
         path = selector.base_dir.strip("/")
-        found = self.at(path)
-        if found.outer or selector.recursive or "/" in path or path.startswith(NOTES):
-            inner = fs.FileSelector(found.path, selector.allow_not_found, selector.recursive)
-            return [found.info(info) for info in found.storage.arrow.get_file_info(inner)]
+        located = self.at(path)
+        if located.outer or selector.recursive or "/" in path or path.startswith(NOTES):
+            inner = fs.FileSelector(located.path, selector.allow_not_found, selector.recursive)
+            return [located.info(info) for info in located.storage.arrow.get_file_info(inner)]
         # The notes are in the lake's layout too, so the notes of this folder are its tables elsewhere.
         notes = self.home.arrow.get_file_info(fs.FileSelector(f"{NOTES}/{path}".strip("/"), allow_not_found=True))
         inner = fs.FileSelector(path, selector.allow_not_found or bool(notes))
@@ -153,27 +153,27 @@ class LocatedFiles(fs.FileSystemHandler):  # type: ignore[misc]
         return list(infos.values())
 
     def create_dir(self, path: str, recursive: bool) -> None:
-        found = self.at(path)
-        found.storage.arrow.create_dir(found.path, recursive=recursive)
+        located = self.at(path)
+        located.storage.arrow.create_dir(located.path, recursive=recursive)
 
     def open_input_stream(self, path: str) -> pa.NativeFile:
-        found = self.at(path)
-        return found.storage.arrow.open_input_stream(found.path)
+        located = self.at(path)
+        return located.storage.arrow.open_input_stream(located.path)
 
     def open_input_file(self, path: str) -> pa.NativeFile:
-        found = self.at(path)
-        return found.storage.arrow.open_input_file(found.path)
+        located = self.at(path)
+        return located.storage.arrow.open_input_file(located.path)
 
     def open_output_stream(self, path: str, metadata: Any) -> pa.NativeFile:
-        found = self.at(path)
-        return found.storage.arrow.open_output_stream(found.path)
+        located = self.at(path)
+        return located.storage.arrow.open_output_stream(located.path)
 
     def open_append_stream(self, path: str, metadata: Any) -> pa.NativeFile:
         raise NotImplementedError("the router appends to no file")
 
     def delete_file(self, path: str) -> None:
-        found = self.at(path)
-        found.storage.arrow.delete_file(found.path)
+        located = self.at(path)
+        located.storage.arrow.delete_file(located.path)
 
     def move(self, src: str, dest: str) -> None:
         source = self.at(src)
@@ -197,12 +197,12 @@ class LocatedFiles(fs.FileSystemHandler):  # type: ignore[misc]
             shutil.copyfileobj(source_stream, target_stream, 8 << 20)
 
     def delete_dir(self, path: str) -> None:
-        found = self.at(path)
-        found.storage.arrow.delete_dir(found.path)
+        located = self.at(path)
+        located.storage.arrow.delete_dir(located.path)
 
     def delete_dir_contents(self, path: str, missing_dir_ok: bool = False) -> None:
-        found = self.at(path)
-        found.storage.arrow.delete_dir_contents(found.path, missing_dir_ok=missing_dir_ok)
+        located = self.at(path)
+        located.storage.arrow.delete_dir_contents(located.path, missing_dir_ok=missing_dir_ok)
 
     def delete_root_dir_contents(self) -> None:
         raise NotImplementedError("the router does not empty a lake")
@@ -220,10 +220,10 @@ def _file_infos(numbered_paths: list[tuple[int, Found]]) -> list[tuple[int, fs.F
     """Return the information of one storage about files, each with its number."""
     storage = numbered_paths[0][1].storage
     try:
-        infos = storage.arrow.get_file_info([found.path for _, found in numbered_paths])
+        infos = storage.arrow.get_file_info([located.path for _, located in numbered_paths])
     except FileNotFoundError:  # there is no such bucket, so no file in it
-        infos = [fs.FileInfo(found.path, fs.FileType.NotFound) for _, found in numbered_paths]
-    return [(index, found.info(info)) for (index, found), info in zip(numbered_paths, infos, strict=True)]
+        infos = [fs.FileInfo(located.path, fs.FileType.NotFound) for _, located in numbered_paths]
+    return [(index, located.info(info)) for (index, located), info in zip(numbered_paths, infos, strict=True)]
 
 
 def _split_place(place: str) -> tuple[str, str]:
