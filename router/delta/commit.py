@@ -52,9 +52,9 @@ class StagedFile:
     partition: dict[str, str | None] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, found: dict[str, Any]) -> StagedFile:
+    def of(cls, stored: dict[str, Any]) -> StagedFile:
         """Return the file of a dictionary that `asdict` made and that was written as JSON."""
-        return cls(**{**found, "columns": tuple(found["columns"])})
+        return cls(**{**stored, "columns": tuple(stored["columns"])})
 
 
 def staged_file(lake: Lake, target: str, table: str, path: str) -> StagedFile:

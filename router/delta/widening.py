@@ -55,7 +55,7 @@ def made_here(handle: Any, table: str) -> bool:
     if table.startswith(("outbox.", "quarantine.")):
         return True
     metadata = handle.metadata()
-    return metadata.name == made_as(table) or metadata.configuration.get(MADE) == table
+    return bool(metadata.name == made_as(table) or metadata.configuration.get(MADE) == table)
 
 
 def way(handle: Any, table: str, asked: Widening) -> Literal["rewrite", "feature"] | None:

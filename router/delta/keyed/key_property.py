@@ -68,8 +68,10 @@ def refuse_other_keys(table: str, properties: Mapping[str, str | None], keyed: K
     for name, value in now.items():
         if before.get(name) != value:
             changed.append(f"{name} {_text(before.get(name))} there, {_text(value)} in the sink")
-    what = f"it was merged in another way: {'; '.join(changed)}"
-    raise TableError(table, f"{what}. Go back to that, let `router refresh` rebuild it, or give the sink another table")
+    problem = f"it was merged in another way: {'; '.join(changed)}"
+    raise TableError(
+        table, f"{problem}. Go back to that, let `router refresh` rebuild it, or give the sink another table"
+    )
 
 
 def _text(value: object) -> str:

@@ -180,10 +180,10 @@ def _conflicting_rows(checked: Refusals, diff: SchemaDiff, table: str, keyed: Ke
         yield np.asarray(checked.rows.column(column).is_valid()), reason
 
 
-def narrow(have: pa.Schema, wanted: pa.Schema, found: SchemaDiff) -> SchemaDiff:
+def narrow(have: pa.Schema, wanted: pa.Schema, diff: SchemaDiff) -> SchemaDiff:
     """Return how a table changes if its columns keep their types; it may still gain nested fields."""
     table = delta_schema(have)
-    wider = {field.name for field in found.widened}
+    wider = {field.name for field in diff.widened}
     columns: list[pa.Field] = []
     for field in wanted:
         if field.name in wider:

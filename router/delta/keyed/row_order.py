@@ -226,15 +226,15 @@ class RecordOrder:
         """Return which of the first `count` records, the batch's, are newer than all of the table with the same key."""
         newer = np.ones(count, dtype=bool)
         # The table's records sorted by key: those of a record's key are the slice from `begins` to `ends`.
-        held = count + np.argsort(self.key[count:], kind="stable")
-        begins = np.searchsorted(self.key[held], self.key[:count], side="left")
-        ends = np.searchsorted(self.key[held], self.key[:count], side="right")
+        table_records = count + np.argsort(self.key[count:], kind="stable")
+        begins = np.searchsorted(self.key[table_records], self.key[:count], side="left")
+        ends = np.searchsorted(self.key[table_records], self.key[:count], side="right")
         # Compare with the first record of the slice, then with the second, and so on. A key has one or two records in a
         # table (a row, a deletion), so the loop is short; if a batch is merged again it is as long as the longest
         # history.
         for nth in range(int((ends - begins).max(initial=0))):
             compared = np.flatnonzero(newer & (begins + nth < ends))
-            newer[compared] = self._is_newer(compared, held[begins[compared] + nth])
+            newer[compared] = self._is_newer(compared, table_records[begins[compared] + nth])
         return newer
 
     def _is_newer(self, records: Codes, others: Codes) -> Mask:

@@ -80,22 +80,22 @@ class TableChanges:
         }
 
 
-def latest_changes(found: NewerRows, keyed: KeyedTable) -> TableChanges:
+def latest_changes(newer: NewerRows, keyed: KeyedTable) -> TableChanges:
     """Return the changes of a table with one row per key, as if the newer rows had come one by one, oldest first."""
-    deciding = _Deciding.of(found)
+    deciding = _Deciding.of(newer)
     if keyed.when_matched == "ignore":
-        ops = _first_row_wins(found, deciding, keyed)
-        ordering = np.where(deciding.deletes, found.last, deciding.first)
+        ops = _first_row_wins(newer, deciding, keyed)
+        ordering = np.where(deciding.deletes, newer.last, deciding.first)
     else:
-        ops = _last_row_wins(found, deciding, keyed)
-        ordering = found.last
+        ops = _last_row_wins(newer, deciding, keyed)
+        ordering = newer.last
     changed = np.flatnonzero(ops != NO_CHANGE)
-    rows = _resulting_rows(found, deciding, keyed, ordering).take(pa.array(changed))
+    rows = _resulting_rows(newer, deciding, keyed, ordering).take(pa.array(changed))
     rows = rows.append_column(OP, pa.array(ops[changed].astype(np.int8)))
     # With `soft_delete` the row itself remembers its deletion.
-    deleting = found.last[deciding.deletes & (not keyed.soft_delete)]
-    deletions = keys_and_order(found.rows, keyed).take(pa.array(deleting))
-    return TableChanges(rows, deletions, found.late)
+    deleting = newer.last[deciding.deletes & (not keyed.soft_delete)]
+    deletions = keys_and_order(newer.rows, keyed).take(pa.array(deleting))
+    return TableChanges(rows, deletions, newer.late)
 
 
 @dataclass(frozen=True)
@@ -112,19 +112,19 @@ class _Deciding:
     deletes: Mask
 
     @classmethod
-    def of(cls, found: NewerRows) -> _Deciding:
-        row_numbers = np.arange(len(found.rows))
-        runs = found.runs
-        data = _largest_of_runs(np.where(~found.deleted, row_numbers, -1), found.starts)
-        again = _largest_of_runs(np.where(found.deleted & (row_numbers < data[runs]), row_numbers, -1), found.starts)
+    def of(cls, newer: NewerRows) -> _Deciding:
+        row_numbers = np.arange(len(newer.rows))
+        runs = newer.runs
+        data = _largest_of_runs(np.where(~newer.deleted, row_numbers, -1), newer.starts)
+        again = _largest_of_runs(np.where(newer.deleted & (row_numbers < data[runs]), row_numbers, -1), newer.starts)
         # The smallest number is the largest negative one.
-        after_deletion = ~found.deleted & (row_numbers > again[runs])
-        first = -_largest_of_runs(np.where(after_deletion, -row_numbers, -len(row_numbers) - 1), found.starts)
+        after_deletion = ~newer.deleted & (row_numbers > again[runs])
+        first = -_largest_of_runs(np.where(after_deletion, -row_numbers, -len(row_numbers) - 1), newer.starts)
         return cls(
             data=data,
             again=again,
             first=np.where(data >= 0, first, -1),
-            deletes=found.deleted[found.last],
+            deletes=newer.deleted[newer.last],
         )
 
 
@@ -134,28 +134,28 @@ def _largest_of_runs(values: Codes, starts: Codes) -> Codes:
     return np.maximum.reduceat(values, starts)
 
 
-def _last_row_wins(found: NewerRows, deciding: _Deciding, keyed: KeyedTable) -> Codes:
+def _last_row_wins(newer: NewerRows, deciding: _Deciding, keyed: KeyedTable) -> Codes:
     """Return the change of each run if newer rows replace older ones."""
     # A row that is inserted after a deletion takes nothing from the row before it.
-    is_new_row = ~found.live | (deciding.again >= 0)
+    is_new_row = ~newer.live | (deciding.again >= 0)
     update = np.where(is_new_row | (keyed.columns is None), UPDATE, PATCH)
     if keyed.soft_delete:
         in_table = np.where(deciding.data >= 0, update, FLAG)
     else:
         in_table = np.where(deciding.deletes, DELETE, update)
-    return np.where(found.there, in_table, _changes_of_absent_keys(deciding, keyed))
+    return np.where(newer.there, in_table, _changes_of_absent_keys(deciding, keyed))
 
 
-def _first_row_wins(found: NewerRows, deciding: _Deciding, keyed: KeyedTable) -> Codes:
+def _first_row_wins(newer: NewerRows, deciding: _Deciding, keyed: KeyedTable) -> Codes:
     """Return the change of each run if the first row of a key stays until it is deleted."""
-    is_new_row = (~found.live | (deciding.again >= 0)) & (deciding.data >= 0)
+    is_new_row = (~newer.live | (deciding.again >= 0)) & (deciding.data >= 0)
     update = np.where(is_new_row, UPDATE, NO_CHANGE)
     if keyed.soft_delete:
         # A new row that is deleted again replaces the old one, with the flag set.
         in_table = np.where(deciding.deletes & ~is_new_row, FLAG, update)
     else:
         in_table = np.where(deciding.deletes, DELETE, update)
-    return np.where(found.there, in_table, _changes_of_absent_keys(deciding, keyed))
+    return np.where(newer.there, in_table, _changes_of_absent_keys(deciding, keyed))
 
 
 def _changes_of_absent_keys(deciding: _Deciding, keyed: KeyedTable) -> Codes:
@@ -165,7 +165,7 @@ def _changes_of_absent_keys(deciding: _Deciding, keyed: KeyedTable) -> Codes:
     return np.where(deciding.deletes, NO_CHANGE, INSERT)
 
 
-def _resulting_rows(found: NewerRows, deciding: _Deciding, keyed: KeyedTable, ordering: Codes) -> pa.Table:
+def _resulting_rows(newer: NewerRows, deciding: _Deciding, keyed: KeyedTable, ordering: Codes) -> pa.Table:
     """Return the row that each run results in; its columns may come from several records.
 
     Keys and order columns come from the row `ordering`, the columns `keyed.columns` from the row that wins, and all
@@ -174,7 +174,7 @@ def _resulting_rows(found: NewerRows, deciding: _Deciding, keyed: KeyedTable, or
     winning = deciding.first if keyed.when_matched == "ignore" else deciding.data
     changing = keyed.columns
     columns = {}
-    for name in found.rows.column_names:
+    for name in newer.rows.column_names:
         if name in OUTBOX_ONLY:
             continue
         if name in order_names(keyed) or name in keyed.keys:
@@ -183,7 +183,7 @@ def _resulting_rows(found: NewerRows, deciding: _Deciding, keyed: KeyedTable, or
             row_numbers = winning
         else:
             row_numbers = deciding.first
-        columns[name] = found.rows.column(name).take(pa.array(row_numbers, mask=row_numbers < 0))
+        columns[name] = newer.rows.column(name).take(pa.array(row_numbers, mask=row_numbers < 0))
     if keyed.soft_delete:
         columns[keyed.soft_delete] = pa.array(deciding.deletes)
     return pa.table(columns)
@@ -221,11 +221,11 @@ class _Records:
         """Return the records of a batch together with a state, each once."""
         key = codes([joined(rows, state, name) for name in keyed.keys])
         order = RecordOrder.of(rows, state, keyed, key)
-        held = np.concatenate([np.zeros(len(rows), dtype=bool), np.ones(len(state), dtype=bool)])
+        in_state = np.concatenate([np.zeros(len(rows), dtype=bool), np.ones(len(state), dtype=bool)])
         deleted = np.concatenate([mask_of(rows, DELETED), ~mask_of(state, HELD[0])])
         # If a record of the batch is in the state already, keep that of the state, which sorts first. Rows of other
         # writers have no offset, and cannot be told to be the same.
-        by_record = np.lexsort((~held, order.offset, order.source, key))
+        by_record = np.lexsort((~in_state, order.offset, order.source, key))
         again = np.ones(max(0, len(by_record) - 1), dtype=bool)
         for numbers in (key, order.source, order.offset):
             again &= np.diff(numbers[by_record]) == 0
@@ -235,7 +235,7 @@ class _Records:
         places = np.flatnonzero(once)
         places = places[np.lexsort((order.rank[places], key[places]))]
         first = np.diff(key[places], prepend=-1) != 0
-        return cls(places, deleted[places], held[places], first)
+        return cls(places, deleted[places], in_state[places], first)
 
 
 def history_changes(rows: pa.Table, state: pa.Table, keyed: KeyedTable) -> TableChanges:
@@ -308,14 +308,14 @@ def _differs(state: pa.Table, records: _Records, count: int, validity: tuple[Cod
     `count` is the number of rows in the batch, which come before the state in `records.places`.
     """
     valid_from, valid_to, is_current = validity
-    held = np.flatnonzero(records.held)
-    stored = state.select(HISTORY_COLUMNS.names).take(pa.array(records.places[held] - count))
-    ends = np.where(is_current[held], NEVER, valid_to[held])
-    differs_in_time = _microseconds(stored.column("valid_from")) != valid_from[held]
+    in_state = np.flatnonzero(records.held)
+    stored = state.select(HISTORY_COLUMNS.names).take(pa.array(records.places[in_state] - count))
+    ends = np.where(is_current[in_state], NEVER, valid_to[in_state])
+    differs_in_time = _microseconds(stored.column("valid_from")) != valid_from[in_state]
     differs_in_time |= _microseconds(stored.column("valid_to")) != ends
-    differs_in_time |= mask_of(stored, "is_current") != is_current[held]
+    differs_in_time |= mask_of(stored, "is_current") != is_current[in_state]
     differs = np.zeros(len(records.places), dtype=bool)
-    differs[held] = differs_in_time
+    differs[in_state] = differs_in_time
     return differs
 
 

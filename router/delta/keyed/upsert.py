@@ -383,7 +383,7 @@ def _row_groups(rows: pa.Table, memory: int) -> dict[str, int]:
 
 
 def _bytes_per_row(rows: pa.Table) -> int:
-    return max(1, rows.nbytes // max(1, len(rows)))
+    return max(1, int(rows.nbytes) // max(1, len(rows)))
 
 
 def columns_set(op: int, names: list[str], keyed: KeyedTable) -> list[str]:
