@@ -195,9 +195,9 @@ class MergingSink(CatalogOptions, Sink, ABC):
         return ()
 
     def deletes(self) -> Column | None:
-        """Return a boolean column over `event` and the raw columns: true if the row deletes its key, null if not.
+        """Return a boolean column over `event` and the raw columns: true if the row deletes its key.
 
-        None if no row does. Runs on the driver.
+        Null counts as false. Return None if no row deletes. Runs on the driver.
         """
         return None
 

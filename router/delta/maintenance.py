@@ -190,7 +190,7 @@ def delete_older(lake: Lake, table: str, before: datetime, version: int, more: s
     old = f"_timestamp < arrow_cast('{moment}', 'Timestamp(Microsecond, Some(\"UTC\"))')"
     try:
         metrics = handle.delete(f"{old} AND {more}")
-        # A deletion has rewritten the files, and a compaction of the old ones would conflict with it.
+        # Only if nothing was deleted: a deletion has replaced files of the version already.
         if not metrics["num_deleted_rows"]:
             _compact(handle, MaintenanceOptions(gradual=True))
         handle.vacuum(MaintenanceOptions().hours, dry_run=False, enforce_retention_duration=False, full=True)

@@ -229,7 +229,7 @@ def write_rows(
 def add_columns(table: DeltaTable, added: str) -> None:
     """Add columns and nested fields (Delta's JSON) in one commit; those that the table has change nothing."""
     table = newest(table)
-    # delta-rs has no call that adds nested fields: an append of no rows with `merge` does it.
+    # An append of no rows, which merges the schemas: it adds nested fields as well.
     write_rows(table, Schema.from_json(added).to_arrow().empty_table(), new_columns=True)
     table.update_incremental()
 
