@@ -1,7 +1,7 @@
-"""The hooks of the router: six, none of them firstresult.
+"""The six hooks of the router, with an example of each. All plugins that implement a hook are called.
 
-A plugin is a module (or package) with functions marked `@hookimpl`. It is found through the entry-point group
-`event_router`, or given as one file with `--plugin FILE`.
+A plugin is a module (or package) with functions marked `@hookimpl`. The router finds it through the entry-point group
+`event_router`; a plugin of one file can be loaded with `--plugin FILE`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from router.sinks import Sink
 
 PROJECT = "event_router"
-"""The marker project and the entry-point group."""
+"""The name of the project, for pluggy, and of the entry-point group."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
@@ -25,7 +25,7 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @hookspec
 def router_decoders() -> Mapping[str, type[Decoder]]:  # type: ignore[empty-body]
-    """Return decoders by the name a configuration uses.
+    """Return decoders by the name that a configuration uses.
 
     >>> from pyspark.sql import DataFrame, functions as F
     >>> from router import Decoder, hookimpl
@@ -44,7 +44,7 @@ def router_decoders() -> Mapping[str, type[Decoder]]:  # type: ignore[empty-body
 
 @hookspec
 def router_rules() -> Mapping[str, type[Rule]]:  # type: ignore[empty-body]
-    """Return rules by the name a configuration uses.
+    """Return rules by the name that a configuration uses.
 
     >>> from pyspark.sql import Column, functions as F
     >>> from router import Rule, hookimpl
@@ -61,7 +61,7 @@ def router_rules() -> Mapping[str, type[Rule]]:  # type: ignore[empty-body]
 
 @hookspec
 def router_sinks() -> Mapping[str, type[Sink]]:  # type: ignore[empty-body]
-    """Return sinks by the name a configuration uses.
+    """Return sinks by the name that a configuration uses.
 
     >>> from pyspark.sql import Column, functions as F
     >>> from router import TableSink, hookimpl
@@ -77,7 +77,7 @@ def router_sinks() -> Mapping[str, type[Sink]]:  # type: ignore[empty-body]
 
 @hookspec
 def router_encoders() -> Mapping[str, type[Encoder]]:  # type: ignore[empty-body]
-    """Return encoders by the name a configuration uses.
+    """Return encoders by the name that a configuration uses.
 
     >>> from pyspark.sql import functions as F
     >>> from router import Encoded, Encoder, Encoding, hookimpl, row
@@ -97,7 +97,7 @@ def router_encoders() -> Mapping[str, type[Encoder]]:  # type: ignore[empty-body
 
 @hookspec
 def router_views() -> Mapping[str, type[ViewQuery]]:  # type: ignore[empty-body]
-    """Return queries of views by the name a configuration uses.
+    """Return queries of views by the name that a configuration uses.
 
     >>> from pyspark.sql import DataFrame, functions as F
     >>> from router import ViewQuery, hookimpl

@@ -38,9 +38,9 @@ RAW_SCHEMA = (
 class Server:
     """A server that a part uses, for `router doctor`, which sends it no event.
 
-    `kind` is `schema registry`, `API`, `broker` or another noun; `address` an http(s) URL, or host:port; it holds no
-    secret. `verify` is what `requests` takes. `ask` raises an error where the server answers and yet is of no use, as
-    with a wrong password; None: there is nothing to ask.
+    `kind` is a noun such as `schema registry`, `API` or `broker`. `address` is an http(s) URL or host:port, without
+    secrets. `verify` is passed to `requests`. `ask`, if there is one, sends a request and raises an error if the server
+    answers but cannot be used, as with a wrong password.
     """
 
     kind: str
@@ -59,18 +59,18 @@ class Part(BaseModel):
     main_option: ClassVar[str | None] = None
     """The option that a bare string (or list) stands for, so that `sql: "a > 1"` can be written."""
     needs: ClassVar[tuple[str, ...]] = ()
-    """Modules that its tasks import: they are tried once on an executor before a stream starts."""
+    """Modules that its tasks import. Before a stream starts, one executor tries to import them."""
     connectors: ClassVar[tuple[str, ...]] = ()
-    """Connectors of Spark that it uses beside the source's: `avro`. Others are not fetched for it."""
+    """Connectors of Spark that it needs besides the source's, as `avro`. The router fetches no others for it."""
     extras: ClassVar[Mapping[str, str]] = {}
-    """Modules that the router installs only when asked -> what `pip install` takes: `router check` looks for them."""
+    """Optional modules that it needs -> the argument of `pip install` for each. `router check` looks for them."""
 
     _named: str = PrivateAttr(default="")
 
     def talks_to(self, folder: Path) -> Iterable[Server]:
-        """Yield the servers that it asks or sends to, for `router doctor`. Runs on the driver.
+        """Yield the servers that it sends requests to, for `router doctor`. Runs on the driver.
 
-        `folder` is the configuration's, which files of certificates are relative to.
+        `folder` is the configuration's; the paths of certificates are relative to it.
         """
         return ()
 
@@ -101,13 +101,13 @@ class Part(BaseModel):
 
 
 class Memory(Protocol):
-    """The store of what a decoder has learnt, beside the checkpoint. The decoder chooses the names, never the data."""
+    """A decoder's own store next to the checkpoint. Names must come from the decoder, never from the data."""
 
     def read(self, name: str) -> bytes | None:
-        """Return what was written under a name, or None."""
+        """Return the content that was written under a name, or None."""
 
     def write(self, name: str, content: bytes) -> None:
-        """Write whole or not at all; replaces what was there."""
+        """Write the content completely or not at all, in place of the former content."""
 
 
 def _reads_no_topic(topic: str) -> bool:
@@ -116,12 +116,12 @@ def _reads_no_topic(topic: str) -> bool:
 
 @dataclass(frozen=True)
 class Preparation:
-    """What a decoder may use once, before the stream starts.
+    """The things that a decoder may use to get ready, once, before the stream starts.
 
-    `folder` is the configuration's folder, `refresh` says that cached files (an inferred schema) are to be made
-    again, `sample(rows)` reads that many raw records (columns of `RAW_SCHEMA`) from the source, `memory` outlives the
-    process. In a `debug` run the files that real runs go by stay as they are. `reads_topic(name)` returns whether the
-    source reads a topic of Kafka, and `part` is what is decoded of a record.
+    `folder` is the configuration's folder. With `refresh` the decoder rebuilds its cached files, as an inferred schema.
+    `sample(rows)` reads that many raw records (columns of `RAW_SCHEMA`) from the source. `memory` outlives the process.
+    A `debug` run must not change files that real runs use. `reads_topic(name)` returns whether the source reads a
+    topic of Kafka. `part` is the part of a record that is decoded.
     """
 
     folder: Path
@@ -134,129 +134,145 @@ class Preparation:
 
 
 class Decoder(Part, ABC):
-    """A way to turn raw records into events: on record batches (see ArrowDecoder), or by native expressions alone."""
+    """A way to turn raw records into events, with native expressions of Spark or on record batches (ArrowDecoder)."""
 
     kind = "decoder"
 
     @property
     def zero_is_absent(self) -> bool:
-        """Say that fields may hold zero, false or nothing where the record lacks them: these bring nothing new."""
+        """Return whether a field that the record lacks may come out as zero, false or empty, as in protobuf.
+
+        Such a value then counts as none where a table has no column for it.
+        """
         return False
 
     def prepare(self, preparation: Preparation) -> Self:
-        """Return this decoder made ready, once, at the start of a stream. Runs on the driver."""
+        """Return a copy that is ready to decode. Called once, at the start of a stream. Runs on the driver."""
         return self
 
     def tested(self, schemas: Mapping[str, Sequence[Path]]) -> Self:
-        """Return this decoder for route tests, before `prepare`: it asks no registry.
+        """Return a copy for route tests, which takes schemas from files and sends nothing to a registry.
 
-        `schemas` are what one would have: subject -> the files of its versions, the oldest first. Runs on the driver.
+        `schemas` stands for the registry: subject -> the files of its versions, the oldest first. Called before
+        `prepare`. Runs on the driver.
         """
         return self
 
     def of_topic(self, topic: str) -> Decoder:
-        """Return the decoder of a topic's records, for route tests: where topics have their own."""
+        """Return the decoder for the records of one topic, for route tests; itself unless topics have their own."""
         return self
 
     def encode(self, event: Any, schema: Path | None = None, message: str | None = None) -> bytes:
-        """Return the value that a producer would send, for route tests: of an event as YAML has it.
+        """Return the bytes that a producer would send for an event written in YAML, for route tests.
 
-        `schema` is one of the files of `tested` (None: the newest), `message` the full name of a message (None: the
-        first one). Raises ValueError for what cannot be written so. Runs on the driver, after `prepare`.
+        `schema` is one of the files given to `tested` (None: the newest). `message` is the full name of a message
+        (None: the first one). Raises ValueError if the event cannot be encoded. Runs on the driver, after `prepare`.
         """
         raise ValueError(f"the decoder {self.part_name} writes no events; give the bytes as `value` or `base64`")
 
     def refresh(self, wanted: frozenset[str]) -> Self:
-        """Return this decoder as the next batch needs it; itself when nothing has changed. Runs on the driver.
+        """Return the decoder for the next batch; itself if nothing has changed. Runs on the driver.
 
-        Called at the start of every batch with nothing wanted, and again when rows of the batch had a value in
-        `_wanted`, with these values; the batch is then decoded anew. What cannot be had for good must not be wanted a
-        second time: its rows get an `_error`. An OSError means that it cannot be had now: the stream waits.
+        Called at the start of every batch with an empty set. If rows of the batch then have a value in `_wanted`, it
+        is called again with these values, and the batch is decoded a second time. A value that can never be fetched
+        must not be wanted twice: its rows get an `_error`. Raise an OSError if it cannot be fetched now: the stream
+        waits.
         """
         return self
 
     def decoding(self) -> ArrowDecoding | None:
-        """Return how the tasks that land rows decode them; None where the native columns of `decode` do all of it.
+        """Return how tasks decode record batches; None if `decode` does all of it with native expressions.
 
-        What it adds must be what `decode` adds. Runs on the driver.
+        It must add the same columns as `decode`. Runs on the driver.
         """
         return None
 
     @abstractmethod
     def decode(self, raw: DataFrame) -> DataFrame:
-        """Add the columns `event` (struct, null where the record cannot be decoded) and `_error` (string, why).
+        """Add the columns `event` (struct, null if the record cannot be decoded) and `_error` (string, the reason).
 
-        Exactly one of the two is null in a row, except that a decoder may leave both null for records that are to
-        reach bronze and nothing else. Needs the columns of `RAW_SCHEMA` and keeps every column and every row; runs no
-        action; must not raise on any row. Runs on the driver, as native expressions.
+        In each row exactly one of the two is null. Both may be null for records that belong into bronze only.
 
-        May add `_wanted` (string, null but in rows that need what `refresh` can fetch), `_unknown` (array of strings,
-        null but in rows with fields that the schema lacks: the names, where they are few) and what rules and
-        projections can use of a schema: `schema_id` and `schema_version` (int), `subject` and `message` (string).
+        `raw` has the columns of `RAW_SCHEMA`. Keep every column and every row, run no action, and raise on no row.
+        Runs on the driver and builds native expressions.
+
+        Further columns that a decoder may add:
+
+        - `_wanted` (string): in rows that need something that `refresh` can fetch, its name; else null.
+        - `_unknown` (array of strings): in rows with fields that the schema lacks, their names if they are few; else
+          null.
+        - `schema_id` and `schema_version` (int), `subject` and `message` (string): for rules and projections.
         """
 
 
 class ArrowDecoder(Decoder, ABC):
-    """A decoder that works in Python, a record batch at a time."""
+    """A decoder that works in Python, one record batch at a time."""
 
     @abstractmethod
     def decoding(self) -> ArrowDecoding:
         """Return how tasks decode. Runs on the driver."""
 
     def decode(self, raw: DataFrame) -> DataFrame:
-        """Add the columns that the decoding adds, in a stage of its own."""
-        made = self.decoding()
-        frame = made.before(raw) if made.before else raw
-        schema = StructType([*raw.schema.fields, *made.adds.fields])
-        return frame.mapInArrow(_stage(replace(made, before=None), raw.columns), schema)
+        """Add the columns of the decoding, in a stage of its own."""
+        decoding = self.decoding()
+        frame = decoding.before(raw) if decoding.before else raw
+        schema = StructType([*raw.schema.fields, *decoding.adds.fields])
+        # `before` has run, on the driver: it does not travel to tasks.
+        task = _decoding_task(replace(decoding, before=None), raw.columns)
+        return frame.mapInArrow(task, schema)
 
 
-def _stage(made: ArrowDecoding, kept: list[str]) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
-    """Return the function of one task, for mapInArrow: it keeps these columns and adds the decoded ones."""
+def _decoding_task(
+    decoding: ArrowDecoding, raw_columns: list[str]
+) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
+    """Return the function of one task, for mapInArrow: it keeps the raw columns and adds the decoded ones."""
 
     def decode(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         for records in batches:
-            added = decode_batch(records, made)
-            columns = [*(records.column(name) for name in kept), *added.columns]
-            yield records.from_arrays(columns, names=[*kept, *added.schema.names])
+            added = decode_batch(records, decoding)
+            raw = records.select(raw_columns)
+            yield records.from_arrays([*raw.columns, *added.columns], names=[*raw_columns, *added.schema.names])
 
     return decode
 
 
 class Rule(Part, ABC):
-    """A decision which events belong to a route."""
+    """A condition that decides which events belong to a route."""
 
     kind = "rule"
 
     @abstractmethod
     def matches(self) -> Column:
-        """Return a boolean column over `event` and the raw columns; null means no.
+        """Return a boolean column over `event` and the raw columns; null counts as false.
 
-        A row on which the column cannot be evaluated does not match. Runs on the driver.
+        A row for which the column raises an error does not match. Runs on the driver.
         """
 
     def known_values(self) -> Mapping[str, frozenset[str]]:
-        """Return the only texts that columns can have in rows that match, where the rule says so."""
+        """Return column -> all texts that it can have in rows that match, for columns that the rule restricts so."""
         return {}
 
 
 class ViewQuery(Part, ABC):
-    """A query of a view in Python, in place of SQL."""
+    """A view's query, written in Python instead of SQL."""
 
     kind = "view"
 
     @abstractmethod
     def rows(self, source: DataFrame, tables: Mapping[str, DataFrame]) -> DataFrame:
-        """Return the view's rows, lazily: no action, each column with a name of its own.
+        """Return the view's rows as a lazy frame: run no action, and give each column a different name.
 
-        `source` has the columns of all tables of the view, and `table`; `tables` are those that the view joins, by the
-        names it gives them. Runs on the driver, at every refresh.
+        `source` has the columns of all tables of the view, and `table`, the name of each row's table. `tables` are
+        those that the view joins, by the names that the view gives them. Runs on the driver, at every refresh.
         """
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """A value for each row; a row without one has None, and the reason stands under its position."""
+    """The encoded value of each row, in order; None for a row that cannot be encoded.
+
+    `reasons`: the position of such a row -> why.
+    """
 
     values: list[bytes | None]
     reasons: dict[int, str] = field(default_factory=dict)
@@ -264,12 +280,11 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Encoding:
-    """The way in which rows of certain columns are encoded; travels to tasks.
+    """The way in which rows of certain columns are encoded; it is pickled and sent to tasks.
 
-    `function(array, argument)` is a module-level function: it takes what `column` makes of the rows, a record batch at
-    a time, and returns as many values. It must not raise on any row, and decides on a row without looking at its
-    neighbours. `column(names)` makes the one column that it takes of the route's columns; a struct of them by default.
-    `what` describes the values in a few words.
+    `column(names)` combines the route's columns into one; by default into a struct of them. `function(array, argument)`
+    is a module-level function that gets this column, one record batch at a time, and returns as many values. It must
+    raise on no row and encode each row independently of the others. `what` describes the values in a few words.
     """
 
     function: Callable[[pa.Array, Any], Encoded]
@@ -287,9 +302,9 @@ class Encoder(Part, ABC):
     def open(self, columns: StructType, folder: Path, subject: str | None = None, *, trial: bool = False) -> Encoding:
         """Return how rows of these columns are encoded. Runs on the driver, once for every set of columns.
 
-        `folder` is the configuration's, `subject` the one for a schema that names none; with `trial` nothing may be
-        registered. Raises StartError, naming the field, where the columns do not go with the schema or the format, and
-        an OSError where a schema registry cannot be asked now.
+        `folder` is the configuration's. `subject` is used for a schema that names none. With `trial` nothing may be
+        registered. Raises StartError, naming the field, if the columns do not match the schema or the format, and
+        OSError if a schema registry is unavailable.
         """
 
 
@@ -297,8 +312,9 @@ class Encoder(Part, ABC):
 class BatchReport:
     """The report of one finished batch, for observers.
 
-    Counts are rows; `seconds` has the wall time of each step; `tables` the number of tables that got rows. `unknown`
-    events have fields that the schema lacks. `violated`: expectation of bronze -> records for which it does not hold.
+    All counts are rows, except for `tables` (tables that got rows) and `files`. `seconds`: step -> its wall time.
+    `unknown` counts the events with fields that the schema lacks. `violated`: expectation of bronze -> records that
+    violate it.
     """
 
     query: str

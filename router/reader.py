@@ -1,18 +1,15 @@
-"""Read tables of a lake by name, in a notebook: as they are, as they were, or what has changed."""
+"""Read the tables of a lake by name in a notebook: as they are, as they were, or what has changed in them."""
 
 from __future__ import annotations
 
 import fnmatch
 import os
 from datetime import datetime, timezone
-from functools import reduce
 from typing import TYPE_CHECKING
 
 from router.errors import TableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from deltalake import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
 
@@ -31,72 +28,104 @@ def read(
     changes_since: Moment | None = None,
     storage_options: dict[str, str] | None = None,
 ) -> DataFrame:
-    """Return the rows of `layer.table`; of all tables that match `silver.*`, with a column `table` that says whose.
+    """Return the rows of the table `layer.table`, or of all tables that match a pattern as `silver.*`.
 
-    `lake` is the folder or URI, the variable LAKE without it, and else ./lake; `storage_options` are those of the
-    configuration. `as_of` is a version, or a time (ISO 8601; UTC where it has no zone): the rows as they were then.
-    `changes_since` gives what changed after a version or time, with `_change_type`, `_commit_version` and
-    `_commit_timestamp`; the table must have the property delta.enableChangeDataFeed. Tables of a pattern that were not
-    there yet are left out. Runs on the driver, in the session that is active, or one that it starts. Raises TableError.
+    Rows of a pattern have a column `table`, the name of their table, in front. `lake` is a folder or URI; without it
+    the environment variable LAKE counts, and else ./lake. `storage_options` are those of the configuration.
+
+    `as_of` is a version, or a time (ISO 8601; UTC if it has no zone): return the rows as they were then. Tables of a
+    pattern that did not exist then are left out. `changes_since` is a version or time: return the changes after it,
+    with `_change_type`, `_commit_version` and `_commit_timestamp`; the table must have the property
+    delta.enableChangeDataFeed.
+
+    Runs on the driver, in the active session or in a new one. Raises TableError.
     """
     from router.delta.lake import Lake  # noqa: PLC0415 - `import router` is quick without it
 
-    place = Lake.at(lake or os.environ.get("LAKE", "./lake"), storage_options).as_noted()
-    asked = ((table, _rows(place, table, handle, as_of, changes_since)) for table, handle in _handles(place, name))
-    found = [(table, rows) for table, rows in asked if rows is not None]
-    if not found:
-        have = ", ".join(place.every_table()) or "none"
-        raise TableError(name, f"{place.root} has no such table at that time; it has {have}")
+    # People give no locations here: those that the router noted in the lake tell where its tables are.
+    tables_of = Lake.at(lake or os.environ.get("LAKE", "./lake"), storage_options).as_noted()
+    frames: dict[str, DataFrame] = {}
+    for table in _matching_tables(tables_of, name):
+        handle = tables_of.open(table)
+        if handle is None:
+            continue
+        rows = _rows(tables_of, table, handle, as_of, changes_since)
+        if rows is not None:
+            frames[table] = rows
+    if not frames:
+        have = ", ".join(tables_of.every_table()) or "none"
+        raise TableError(name, f"{tables_of.root} has no such table at that time; it has {have}")
     if "*" not in name:
-        return found[0][1]
-    from pyspark.sql import functions as F  # noqa: PLC0415
-
-    frames = [rows.select(F.lit(table).alias("table"), "*") for table, rows in found]
-    return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
+        return frames[name]
+    return _union(frames)
 
 
-def _handles(lake: Lake, name: str) -> Iterator[tuple[str, DeltaTable]]:
-    tables = [name]
-    if "*" in name:
-        layers = fnmatch.filter(lake.layers(), name.partition(".")[0])
-        tables = fnmatch.filter([table for layer in layers for table in lake.tables(layer)], name)
-    for table in tables:
-        if handle := lake.open(table):
-            yield table, handle
+def _matching_tables(lake: Lake, name: str) -> list[str]:
+    """Return the tables that a pattern matches; a name without `*` is its own match, whether it exists or not."""
+    if "*" not in name:
+        return [name]
+    tables: list[str] = []
+    for layer in fnmatch.filter(lake.layers(), name.partition(".")[0]):
+        tables += fnmatch.filter(lake.tables(layer), name)
+    return tables
+
+
+def _union(frames: dict[str, DataFrame]) -> DataFrame:
+    """Return the rows of all tables, each with the name of its table; columns that one lacks are null."""
+    from pyspark.sql import functions as F  # noqa: PLC0415 - `import router` is quick without it
+
+    named = [rows.select(F.lit(table).alias("table"), "*") for table, rows in frames.items()]
+    union = named[0]
+    for rows in named[1:]:
+        union = union.unionByName(rows, allowMissingColumns=True)
+    return union
 
 
 def _rows(lake: Lake, table: str, handle: DeltaTable, as_of: Moment | None, since: Moment | None) -> DataFrame | None:
-    """Return the rows of one table; None where it was not there yet."""
+    """Return the rows or changes of one table; None if it did not exist at the time `as_of`."""
+    address = lake.spark_address(table)
     reader = _session().read.format("delta")
     if as_of is not None:
-        version = _version(handle, as_of)
-        return None if version is None else reader.option("versionAsOf", version).load(lake.spark_address(table))
+        version = _version_at(handle, as_of)
+        if version is None:
+            return None
+        return reader.option("versionAsOf", version).load(address)
     if since is None:
-        return reader.load(lake.spark_address(table))
+        return reader.load(address)
     if handle.metadata().configuration.get(CHANGES) != "true":
         raise TableError(table, f"it keeps no changes; give it the property {CHANGES}, from then on it does")
-    last, version = handle.version(), _version(handle, since)
-    first = 0 if version is None else version + 1
-    changes = reader.option("readChangeFeed", "true").option("startingVersion", min(first, last))
-    rows = changes.load(lake.spark_address(table))
-    return rows if first <= last else rows.limit(0)
+    newest = handle.version()  # before `_version_at`, which moves the handle
+    seen = _version_at(handle, since)
+    first = 0 if seen is None else seen + 1
+    # Delta refuses to start after the newest version. So start at it to get the columns, and drop its rows.
+    changes = reader.option("readChangeFeed", "true").option("startingVersion", min(first, newest)).load(address)
+    if first > newest:
+        return changes.limit(0)
+    return changes
 
 
-def _version(handle: DeltaTable, when: Moment) -> int | None:
-    """Return the last version at a time, None before the first one; leaves the handle at it."""
-    if isinstance(when, int):
-        return when
-    moment = datetime.fromisoformat(when.replace("Z", "+00:00")) if isinstance(when, str) else when
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
+def _version_at(handle: DeltaTable, moment: Moment) -> int | None:
+    """Return the last version at a time, None before the first one. Moves the handle to that version."""
+    if isinstance(moment, int):
+        return moment
+    if isinstance(moment, str):
+        moment = datetime.fromisoformat(moment.replace("Z", "+00:00"))
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=timezone.utc)
     handle.load_as_version(moment)
+    # For a time before the first version delta-rs loads the first one: compare with when it was written.
     written = handle.history(1)[0]["timestamp"] / 1000
-    return handle.version() if written <= moment.timestamp() else None
+    if written > moment.timestamp():
+        return None
+    return handle.version()
 
 
 def _session() -> SparkSession:
+    """Return the active session, or a new one with the connectors of the router."""
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
-    if active := SparkSession.getActiveSession():
+    active = SparkSession.getActiveSession()
+    if active is not None:
         return active
     from router.config.models import Config  # noqa: PLC0415
     from router.engine.spark.session import build_session  # noqa: PLC0415

@@ -1,11 +1,11 @@
-"""Find plugins, check them, keep what they offer, and make parts of what a configuration names.
+"""Load plugins, check the parts that they offer, and make the parts that a configuration names.
 
-A plugin is an entry point of the group `event_router` or one file. Whatever is wrong with one stops the start with
-the provider's name: a plugin that is silently not there costs more than one that is loudly broken.
+A plugin is an entry point of the group `event_router`, or one file. Every fault of a plugin stops the start with its
+provider's name: a plugin that is silently missing costs more than one that is loudly broken.
 
-What a configuration names (`{sql: "a > 1"}`) becomes a part of those on offer. Every fault is a pydantic
-ValidationError whose locations begin with the part's name. Raised inside a validator, pydantic merges it into the outer
-error, so that a fault deep inside `all: [any: [...]]` keeps its whole path.
+A configuration names a part and its options, as `{sql: "a > 1"}`; `resolve` makes the part of them. Every fault is a
+pydantic ValidationError whose locations begin with the part's name. If it is raised inside a validator, pydantic merges
+it into the outer error, so that a fault deep inside `all: [any: [...]]` keeps its whole path.
 """
 
 from __future__ import annotations
@@ -80,33 +80,40 @@ class Registry:
     manager: pluggy.PluginManager = field(repr=False, compare=False)
 
     def resolve(self, family: type[P], value: object) -> P:
-        """Return the part that `{name: options}` means; raise pydantic's ValidationError with `loc` (name, ...)."""
+        """Return the part for `{name: options}`; raise pydantic's ValidationError with `loc` (name, ...)."""
         return resolve(self.entries, family, value)
 
     def selected(self, config: BaseModel) -> tuple[Entry, ...]:
         """Return the entries of the parts that a configuration uses, each once."""
         used = {type(part) for part in parts_in(config)}
-        return tuple(entry for family in self.entries.values() for entry in family.values() if entry.part in used)
+        entries: list[Entry] = []
+        for family in self.entries.values():
+            entries += [entry for entry in family.values() if entry.part in used]
+        return tuple(entries)
 
     def modules(self, config: BaseModel) -> tuple[str, ...]:
         """Return the modules of the selected parts that an executor must be able to import.
 
-        Plugin files are left out: they travel inside what is pickled.
+        Plugin files are left out: they are pickled by value.
         """
         names = {entry.part.__module__ for entry in self.selected(config)}
         return tuple(sorted(name for name in names if not name.startswith(FILE_MODULE)))
 
     def finished(self, report: BatchReport) -> None:
-        """Tell every observer of a finished batch; an exception of one is logged, and the others are still called."""
+        """Call every observer of finished batches; an exception of one is logged, and the others are still called."""
+        # One by one and not through pluggy, which would stop at the first exception.
         for impl in self.manager.hook.router_batch_finished.get_hookimpls():
             try:
-                impl.function(*(report for _ in impl.argnames))
+                if impl.argnames:
+                    impl.function(report)
+                else:
+                    impl.function()
             except Exception:
                 logger.exception("observer %s failed on batch %d of %s", impl.plugin_name, report.batch, report.query)
 
 
 def parts_in(value: object) -> Iterator[Part]:
-    """Return every part inside a model, at any depth."""
+    """Yield every part inside a value of a configuration, at any depth."""
     if isinstance(value, Part):
         yield value
     if isinstance(value, BaseModel):
@@ -120,31 +127,33 @@ def parts_in(value: object) -> Iterator[Part]:
 
 def missing_extras(config: BaseModel) -> dict[str, str]:
     """Return the modules that parts of a configuration need and that are not installed -> a sentence about each."""
-    wanted = {module: (part, what) for part in parts_in(config) for module, what in part.extras.items()}
-    return {
-        module: f"the {part.kind or 'option'} {part.part_name} needs the module {module}; "
-        f"pip install '{what}', here and on every node"
-        for module, (part, what) in wanted.items()
-        if not _is_installed(module)
-    }
+    sentences: dict[str, str] = {}
+    for part in parts_in(config):
+        for module, requirement in part.extras.items():
+            if not _is_installed(module):
+                sentences[module] = (
+                    f"the {part.kind or 'option'} {part.part_name} needs the module {module}; "
+                    f"pip install '{requirement}', here and on every node"
+                )
+    return sentences
 
 
 def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of the package around it
+    except ModuleNotFoundError:  # the package around the module is not installed either
         return False
 
 
 def load_registry(plugin_files: Sequence[Path] = ()) -> Registry:
-    """Return what all plugins offer; raise PluginError naming the first plugin that is broken."""
+    """Load all plugins and return their parts; raise PluginError, naming the plugin, for the first broken one."""
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
     for point in entry_points(group=hookspecs.PROJECT):
         provider = _provider(point)
-        _register(manager, _imported(provider, point.load), provider)
+        _register(manager, _load_plugin(provider, point.load), provider)
     for path in dict.fromkeys(path.resolve() for path in plugin_files):
-        _register(manager, _imported(str(path), partial(_module_of, path)), str(path))
+        _register(manager, _load_plugin(str(path), partial(_import_file, path)), str(path))
     try:
         manager.check_pending()
     except pluggy.PluginValidationError as error:
@@ -153,25 +162,29 @@ def load_registry(plugin_files: Sequence[Path] = ()) -> Registry:
 
 
 def _provider(point: EntryPoint) -> str:
-    return f"{point.value} ({point.dist.name} {point.dist.version})" if point.dist else point.value
+    if point.dist is None:
+        return point.value
+    return f"{point.value} ({point.dist.name} {point.dist.version})"
 
 
-def _imported(provider: str, load: Callable[[], Any]) -> Any:
+def _load_plugin(provider: str, load: Callable[[], Any]) -> Any:
     try:
         return load()
-    except (Exception, SystemExit) as error:
-        raise PluginError(provider, f"cannot be imported: {_told(error)}") from error
+    except (Exception, SystemExit) as error:  # a script that calls sys.exit() is no plugin, and must not end ours
+        raise PluginError(provider, f"cannot be imported: {_describe(error)}") from error
 
 
-def _told(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     """Return an exception in one line with the place where it was raised, for the plugin's author."""
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, SyntaxError):  # its text has the place
+        return text
     last = traceback.extract_tb(error.__traceback__)[-1]
-    where = "" if isinstance(error, SyntaxError) else f" ({Path(last.filename).name}:{last.lineno})"
-    return f"{type(error).__name__}: {error}{where}"
+    return f"{text} ({Path(last.filename).name}:{last.lineno})"
 
 
-def _module_of(path: Path) -> ModuleType:
-    """Import one file under a name of its own, and let it travel to executors by value."""
+def _import_file(path: Path) -> ModuleType:
+    """Import one file under a module name of its own, and have it pickled by value for executors."""
     stem = re.sub(r"\W", "_", path.stem)
     name = f"{FILE_MODULE}{stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -197,40 +210,43 @@ def _register(manager: pluggy.PluginManager, plugin: Any, provider: str) -> None
 
 
 def _check_hook_names(manager: pluggy.PluginManager, plugin: Any, provider: str) -> None:
-    """Refuse a misspelt hook and a hook without its marker: pluggy would take both for no hook at all."""
-    known = [name for name in vars(hookspecs) if name.startswith("router_")]
+    """Refuse a misspelt hook, a hook without its marker, and a wrapper: pluggy would silently ignore the first two."""
+    hooks = [name for name in vars(hookspecs) if name.startswith("router_")]
     for name in dir(plugin):
         options = manager.parse_hookimpl_opts(plugin, name)
         if options is None:
-            if name in known and getattr(plugin, name) is not getattr(hookspecs, name):
+            # A module that imports the specification itself has its name, and implements nothing.
+            if name in hooks and getattr(plugin, name) is not getattr(hookspecs, name):
                 raise PluginError(provider, f"{name} is not marked as a hook; put router's @hookimpl above it")
-        elif (options["specname"] or name) not in known and not options["optionalhook"]:
-            raise PluginError(provider, f"there is no hook {name}; {suggestion(name, known, 'hooks')}")
+        elif (options["specname"] or name) not in hooks and not options["optionalhook"]:
+            raise PluginError(provider, f"there is no hook {name}; {suggestion(name, hooks, 'hooks')}")
         elif options["wrapper"] or options["hookwrapper"]:
             raise PluginError(provider, f"{name} is a wrapper; the hooks of the router are not wrapped")
 
 
 def _collect(manager: pluggy.PluginManager, kind: str) -> Mapping[str, Entry]:
-    """Call one hook plugin by plugin, so that every fault has a provider."""
-    found: dict[str, Entry] = {}
+    """Return the entries of one kind. Calls the hook plugin by plugin, so that every fault has a provider."""
+    entries: dict[str, Entry] = {}
     for impl in getattr(manager.hook, f"router_{kind}s").get_hookimpls():
-        for entry in _offered(impl, kind):
-            other = found.setdefault(entry.name, entry)
+        for entry in _entries_of(impl, kind):
+            other = entries.setdefault(entry.name, entry)
             if other is not entry:
                 raise PluginError(entry.provider, f"offers the {kind} `{entry.name}`, and so does {other.provider}")
-    return dict(sorted(found.items()))
+    return dict(sorted(entries.items()))
 
 
-def _offered(impl: pluggy.HookImpl, kind: str) -> Iterator[Entry]:
+def _entries_of(impl: pluggy.HookImpl, kind: str) -> Iterator[Entry]:
+    """Yield the entries of one plugin's hook. Raises PluginError if the hook fails or offers something unusable."""
     hook = f"router_{kind}s"
     try:
-        offered = impl.function()
+        parts = impl.function()
     except Exception as error:
-        raise PluginError(impl.plugin_name, f"{hook} failed: {_told(error)}") from error
-    if not isinstance(offered, Mapping):
-        what = f"{hook} returned {type(offered).__name__}; return a mapping of name to {FAMILIES[kind].__name__} class"
-        raise PluginError(impl.plugin_name, what)
-    for name, part in offered.items():
+        raise PluginError(impl.plugin_name, f"{hook} failed: {_describe(error)}") from error
+    if not isinstance(parts, Mapping):
+        family = FAMILIES[kind].__name__
+        problem = f"{hook} returned {type(parts).__name__}; return a mapping of name to {family} class"
+        raise PluginError(impl.plugin_name, problem)
+    for name, part in parts.items():
         fault = _offer_fault(kind, name, part)
         if fault:
             raise PluginError(impl.plugin_name, f"{hook} offers `{name}`, {fault}")
@@ -238,7 +254,7 @@ def _offered(impl: pluggy.HookImpl, kind: str) -> Iterator[Entry]:
 
 
 def _offer_fault(kind: str, name: object, part: object) -> str:
-    """Say what keeps an offered class from being used, or nothing."""
+    """Return why an offered class cannot be used; an empty text if it can."""
     family = FAMILIES[kind]
     if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_]{0,63}", name):
         return "which is not a name: use lower-case letters, digits and _"
@@ -260,123 +276,131 @@ def _class_fault(part: type[Part]) -> str:
 
 
 def suggestion(word: str, known: Iterable[str], called: str = "known") -> str:
-    """Return the next step after an unknown word: the nearest known one, if any is near, and all of them."""
+    """Return the next step after an unknown word: the nearest of the known ones, if one is near, and all of them."""
     names = sorted(known)
-    near = difflib.get_close_matches(word, names, n=1)
-    guess = f"did you mean `{near[0]}`? " if near else ""
-    return f"{guess}{called}: {', '.join(names) or '(nothing is on offer)'}"
+    everything = f"{called}: {', '.join(names) or '(nothing is on offer)'}"
+    nearest = difflib.get_close_matches(word, names, n=1)
+    if not nearest:
+        return everything
+    return f"did you mean `{nearest[0]}`? {everything}"
 
 
 def fault(what: str, hint: str = "", at: str = "value") -> PydanticCustomError:
-    """Return an error whose text may be shown; `at` says whether the key or the value is wrong."""
+    """Return an error whose text may be shown; `at` is `key` or `value`, whichever is wrong."""
     return PydanticCustomError(f"{TRUSTED}fault", "{what}", {"what": what, "hint": hint, "at": at})
 
 
 def resolve(entries: Entries, family: type[P], value: object) -> P:
-    """Return the part of one family that `{name: options}` means; raise ValidationError with `loc` (name, ...)."""
-    name, options = _named(entries, family.kind, value)
-    entry = entries[family.kind].get(name)
+    """Return the part of one family for `{name: options}`; raise ValidationError with `loc` (name, ...)."""
+    kind = family.kind
+    name, options = _name_and_options(entries, kind, value)
+    entry = entries[kind].get(name)
     if entry is None:
-        known = suggestion(name, entries[family.kind], f"known {family.kind}s")
-        _refuse(family.kind, [_line(fault(f"there is no {family.kind} `{name}`", known, at="key"), (name,), value)])
-    part = _validate(entry, options, lambda kind, nested: resolve(entries, kind, nested))
+        hint = suggestion(name, entries[kind], f"known {kind}s")
+        _refuse(kind, [_error_line(fault(f"there is no {kind} `{name}`", hint, at="key"), (name,), value)])
+    part = _validate(entry, options, lambda nested_family, nested: resolve(entries, nested_family, nested))
     assert isinstance(part, family)  # the registry checked it when the plugin offered the class
     return part
 
 
-def _named(entries: Entries, kind: str, value: object) -> tuple[str, object]:
-    """Split `{name: options}`."""
+def _name_and_options(entries: Entries, kind: str, value: object) -> tuple[str, object]:
+    """Split `{name: options}`; raise ValidationError for a value of another shape."""
     if isinstance(value, Mapping) and len(value) == 1:
-        return next((str(name), options) for name, options in value.items())
+        ((name, options),) = value.items()
+        return str(name), options
     if isinstance(value, Mapping) and value:
-        _refuse(kind, list(_surplus(entries, kind, value)))
-    what = f"{_a(kind)} is one key, its name, and its options"
-    known = isinstance(value, str) and value in entries[kind]
-    offered = ", ".join(sorted(entries[kind])) or "(nothing is on offer)"
-    hint = f"write {{{value}}}" if known else f"known {kind}s: {offered}"
-    _refuse(kind, [_line(fault(what, hint), (), value)])
+        _refuse(kind, list(_surplus_key_errors(entries, kind, value)))
+    if isinstance(value, str) and value in entries[kind]:
+        hint = f"write {{{value}}}"
+    else:
+        hint = f"known {kind}s: {', '.join(sorted(entries[kind])) or '(nothing is on offer)'}"
+    _refuse(kind, [_error_line(fault(f"{_with_article(kind)} is one key, its name, and its options", hint), (), value)])
 
 
-def _surplus(entries: Entries, kind: str, value: Mapping[object, object]) -> Iterator[InitErrorDetails]:
-    """Return an error for each key too many: those that name no part, or else all but the first."""
+def _surplus_key_errors(entries: Entries, kind: str, value: Mapping[object, object]) -> Iterator[InitErrorDetails]:
+    """Yield an error for each key but the one that counts: the first that names a part, or else the first."""
     keys = [str(key) for key in value]
-    known = [key for key in keys if key in entries[kind]] or keys
+    part_names = [key for key in keys if key in entries[kind]] or keys
     for key in keys:
-        if key != known[0]:
-            what = f"{_a(kind)} is one key, and `{known[0]}` is here already"
-            yield _line(fault(what, f"take `{key}` away, or check the indentation", at="key"), (key,), value)
+        if key != part_names[0]:
+            problem = f"{_with_article(kind)} is one key, and `{part_names[0]}` is here already"
+            hint = f"take `{key}` away, or check the indentation"
+            yield _error_line(fault(problem, hint, at="key"), (key,), value)
 
 
-def _a(kind: str) -> str:
+def _with_article(kind: str) -> str:
     return f"an {kind}" if kind == "encoder" else f"a {kind}"
 
 
 def _validate(entry: Entry, options: object, nested: Callable[[type[Part], object], Part]) -> Part:
-    """Make the part; its own faults get its name in front."""
+    """Return the part with these options; `nested` makes the parts inside them. Faults begin with the part's name."""
     try:
-        part = entry.part.model_validate(_mapping(entry.part, options), context={"resolve": nested})
+        part = entry.part.model_validate(_as_mapping(entry.part, options), context={"resolve": nested})
         part._named = entry.name
         return part
     except ValidationError as error:
-        lines = [_again(line, entry.name) for line in error.errors(include_url=False)]
+        lines = [_under_name(entry.name, details) for details in error.errors(include_url=False)]
     except Exception as error:  # a validator of a plugin may raise anything
-        what = "{provider} failed on these options: {error}"
-        broken = PydanticCustomError("part_failed", what, {"provider": entry.provider, "error": repr(error)})
-        lines = [_line(broken, (entry.name,), options)]
+        template = "{provider} failed on these options: {error}"
+        failure = PydanticCustomError("part_failed", template, {"provider": entry.provider, "error": repr(error)})
+        lines = [_error_line(failure, (entry.name,), options)]
     _refuse(entry.name, lines)
 
 
-def _mapping(part: type[Part], options: object) -> object:
-    """Return the options as a mapping: null has none, a bare value is the main option."""
+def _as_mapping(part: type[Part], options: object) -> object:
+    """Return options as a mapping: null is an empty one, and any other bare value is that of the main option."""
     if options is None:
         return {}
     main = part.main_option
     if isinstance(options, Mapping):
-        nested = main is not None and options and not set(options) & set(options_of(part)) and _takes_part(part, main)
-        return {main: options} if nested else options
+        # `not: {sql: ...}`: a mapping without an option of the part is a nested part, the value of the main option.
+        names_no_option = bool(options) and not set(options) & set(options_of(part))
+        if main is not None and names_no_option and _takes_part(part, main):
+            return {main: options}
+        return options
     if main is None:
         names = ", ".join(sorted(options_of(part))) or "none"
-        raise ValidationError.from_exception_data(
-            part.__name__, [_line(fault("options are a mapping", f"options: {names}"), (), options)], hide_input=True
-        )
+        line = _error_line(fault("options are a mapping", f"options: {names}"), (), options)
+        raise ValidationError.from_exception_data(part.__name__, [line], hide_input=True)
     return {main: options}
 
 
 def options_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
     """Return the fields of a part (or of a model inside one) by the name that a configuration uses.
 
-    The two differ where a field has an alias: a sink's option `table` cannot be a field, since `table` is a method.
+    The two names differ if a field has an alias: a sink's option `table` cannot be a field, since `table` is a method.
     """
     return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
 def _takes_part(part: type[Part], option: str) -> bool:
-    """Say whether an option holds parts, so that `not: {sql: ...}` needs no name of the option."""
+    """Return whether an option holds parts."""
     named = classes(options_of(part)[option].annotation)
     return any(issubclass(kind, Part) and vars(kind).get("kind") for kind in named)
 
 
 def classes(annotation: Any) -> Iterator[type]:
-    """Return every class named anywhere in an annotation."""
+    """Yield every class named anywhere in an annotation."""
     for argument in get_args(annotation):
         yield from classes(argument)
     if isinstance(annotation, type):
         yield annotation
 
 
-def _again(line: ErrorDetails, name: str) -> InitErrorDetails:
-    """Return a finished line with a name in front of its location."""
-    loc, context = (name, *line["loc"]), line.get("ctx", {})
+def _under_name(name: str, details: ErrorDetails) -> InitErrorDetails:
+    """Return an error that pydantic has reported as one to raise again, with a name in front of its location."""
+    location = (name, *details["loc"])
+    context = details.get("ctx", {})
     try:
-        PydanticKnownError(line["type"], context)  # type: ignore[arg-type]
-    except (KeyError, TypeError, ValueError):  # a custom type, or a context that pydantic does not take back
-        custom = PydanticCustomError(line["type"], "{text}", {**context, "text": line["msg"]})
-        return _line(custom, loc, line["input"])
-    return InitErrorDetails(type=line["type"], loc=loc, input=line["input"], ctx=context)
+        PydanticKnownError(details["type"], context)  # type: ignore[arg-type]
+    except (KeyError, TypeError, ValueError):  # a custom type, or a context that pydantic does not accept again
+        custom = PydanticCustomError(details["type"], "{text}", {**context, "text": details["msg"]})
+        return _error_line(custom, location, details["input"])
+    return InitErrorDetails(type=details["type"], loc=location, input=details["input"], ctx=context)
 
 
-def _line(error: PydanticCustomError, loc: Location, value: object) -> InitErrorDetails:
-    return InitErrorDetails(type=error, loc=loc, input=value)
+def _error_line(error: PydanticCustomError, location: Location, value: object) -> InitErrorDetails:
+    return InitErrorDetails(type=error, loc=location, input=value)
 
 
 def _refuse(title: str, lines: list[InitErrorDetails]) -> NoReturn:

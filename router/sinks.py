@@ -1,7 +1,10 @@
-"""What sinks implement: where the events of a route go. There are three kinds.
+"""What sinks implement: the places where the events of a route go.
 
-A table sink names a table for each row, and the engine commits the rows; a merging sink says what is a key and what is
-newest, and the engine merges them; an applying sink gets the rows of a batch and returns what became of them.
+| kind | what the sink does | what the engine does | delivery |
+|---|---|---|---|
+| TableSink | names the table of each row | appends the rows | exactly once |
+| MergingSink | names the key of a row, and what makes it newer than another | merges the rows | exactly once |
+| ApplyingSink | sends the rows of a batch, and reports how many | stages the rows, calls `apply` | at least once |
 """
 
 from __future__ import annotations
@@ -29,13 +32,13 @@ if TYPE_CHECKING:
 
 Task: TypeAlias = "Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]"
 Evolution = Literal["evolve", "freeze", "quarantine", "fail"]
-"""What becomes of rows with fields that their table has no place for."""
+"""What happens to rows with fields that their table cannot store."""
 Widening = Literal["rewrite", "feature"]
-"""How columns of a table become wider."""
+"""How a column of a table gets a wider type, as int becomes bigint."""
 
 
 class Sink(Part, ABC):
-    """The place where a route's events go: see TableSink, MergingSink and ApplyingSink."""
+    """A place where a route's events go. Derive from TableSink, MergingSink or ApplyingSink instead."""
 
     kind = "sink"
 
@@ -81,9 +84,10 @@ class TableSink(TableOptions, Sink, ABC):
         """
 
     def table_template(self) -> str | None:
-        """Return the template of the names, with fields in braces, where rows that differ in a field must not meet.
+        """Return the template of the table names, with fields in braces, if the sink builds its names from one.
 
-        `router check` refuses one with which they could. None: names are as they are.
+        `router check` then refuses a template with which two rows of different fields could get the same table. None:
+        any two rows may share a table.
         """
         return None
 
@@ -93,29 +97,38 @@ WEEK = timedelta(days=7)
 
 @dataclass(frozen=True)
 class KeyedTable:
-    """A table that holds one row per key, or one of several such tables.
+    """How the rows of one key become one row, in one table or in several tables alike.
 
-    `keys` are columns of the route. `newest` is the number of columns that say which row of a key is the newest: those
-    of `MergingSink.newest`, the engine counts them; with none it is the order of the records. Of two records of one
-    partition the one with the larger offset is the newer one. Of records of different partitions it is the one that
-    arrived in a later batch or, in one batch, that has the later time, topic, partition. That also decides between rows
-    that are equally new. A row that is not newer than what the table holds changes nothing; a null is older than any
-    value. `newest_by` says in the words of the configuration what the columns are: a table keeps it, with keys and
-    `history`, as a property, and takes no rows of a sink that differs in them.
+    Which rows belong together and which one is newer:
 
-    `when_matched` `ignore` keeps the row that is there; `columns` are the only ones that change in it. A deleted row
-    disappears, and its key is remembered for `deletions_kept`, so that an older row that comes later does not bring it
-    back; with `soft_delete`, a column of that name is true instead. With `history` each state of a key stays as a row
-    of its own, from `valid_from` up to `valid_to`. A row that comes back after a deletion is a new one.
+    - `keys` are columns of the route. Rows with equal keys are one row of the table.
+    - `newest` is the number of columns that `MergingSink.newest` returns; the engine counts them. The row with the
+      larger values is newer, and a null is older than any value.
+    - With no such columns, or between equal values, the order of the records decides. In one partition the larger
+      offset is newer. Across partitions it is the record that arrived in the later batch; in one batch the one with
+      the later time, then topic, then partition.
+    - A row that is not newer than the table's row of its key changes nothing.
+    - `newest_by` names the order columns in the words of the configuration. A table stores it with `keys` and `history`
+      as a property, and rejects rows of a sink that differs in them.
 
-    `evolution`: what becomes of rows whose columns the table does not have. They change it (`evolve`), are refused
-    (`freeze`), or stop the stream (`fail`). `widening` says how a column of theirs becomes wider: see TableSink.
-    `partition_by` or `cluster_by`, `properties`, `comment` and the `comments` of columns are for tables and columns
-    that are made. A table that was merged into and is gone is made anew (`dropped: remake`), or its rows wait until it
-    is back.
+    What a row does to the table's row of its key:
 
-    `engine`: who merges, delta-rs in tasks (`arrow`) or Delta on Spark; `auto` goes by each table's size, and what only
-    Delta on Spark may write is left to it in any case. Above `memory` bytes a merge by delta-rs spills to disk.
+    - `when_matched: ignore` keeps the table's row. `columns`, if set, are the only ones that change in it.
+    - A deletion removes the row. Its key is remembered for `deletions_kept`, so that an older record which arrives
+      later does not restore the row. A newer one inserts it as a new row. With `soft_delete`, the row stays and the
+      column of that name becomes true.
+    - With `history` each state of a key stays as a row of its own, valid from `valid_from` up to `valid_to`.
+
+    How the table is made and changed:
+
+    - `evolution`: rows with columns that the table lacks add them (`evolve`), are refused (`freeze`), or stop the
+      stream (`fail`). `widening`: see TableSink.
+    - `partition_by` or `cluster_by`, `properties`, `comment` and the `comments` of columns apply to new tables and new
+      columns only.
+    - `dropped`: if the table existed and is gone, create it again (`remake`), or let its rows wait until it is back.
+    - `engine`: merge with delta-rs in tasks (`arrow`), or with Delta on Spark; `auto` chooses by each table's size. A
+      table that only Delta on Spark can write is always left to it.
+    - Above `memory` bytes a merge by delta-rs spills to disk.
     """
 
     keys: tuple[str, ...]
@@ -139,9 +152,9 @@ class KeyedTable:
 
 
 class MergingSink(CatalogOptions, Sink, ABC):
-    """A sink that keeps one row per key, in one Delta table or in one per value: the engine stages its rows and merges.
+    """A sink that keeps one row per key, in one Delta table or in several; the engine stages and merges its rows.
 
-    Delivery: exactly once; a late row never overwrites a newer one.
+    Delivery: exactly once. A late row never overwrites a newer one.
     """
 
     at_most: int = Field(
@@ -163,9 +176,10 @@ class MergingSink(CatalogOptions, Sink, ABC):
         """
 
     def table_template(self) -> str | None:
-        """Return the template of the names, with fields in braces, where rows that differ in a field must not meet.
+        """Return the template of the table names, with fields in braces, if the sink builds its names from one.
 
-        `router check` refuses one with which they could. None: names are as they are.
+        `router check` then refuses a template with which two rows of different fields could get the same table. None:
+        any two rows may share a table.
         """
         return None
 
@@ -174,40 +188,44 @@ class MergingSink(CatalogOptions, Sink, ABC):
         """Return how the rows of one key become one row."""
 
     def newest(self) -> tuple[Column, ...]:
-        """Return what says which row of a key is the newest, the most important first; nothing for the offset.
+        """Return the columns that order the rows of a key, the most important first; none to order by offset.
 
-        Numbers, texts, dates and times over `event` and the raw columns. Runs on the driver.
+        They are numbers, texts, dates or times over `event` and the raw columns. Runs on the driver.
         """
         return ()
 
     def deletes(self) -> Column | None:
-        """Return a boolean column over `event` and the raw columns: the row deletes its key. Runs on the driver."""
+        """Return a boolean column over `event` and the raw columns: true if the row deletes its key.
+
+        Null counts as false. Return None if no row deletes. Runs on the driver.
+        """
         return None
 
 
 class Parts(Protocol):
-    """The rows that a sink makes of one batch for a table of its own; travels to tasks.
+    """The rows that a sink writes about one batch into a table of its own, as its receipts; it is sent to tasks.
 
-    A part is one file. It is there as a whole or not at all, and stays when its task, or the driver, dies: the next
-    attempt at the batch finds it. The table has no part before `commit`.
+    A part is one file. It is written completely or not at all, and it outlives its task and the driver: the next
+    attempt at the batch finds it. The table contains the parts only after `commit`.
     """
 
     def write(self, rows: pa.Table, notes: Mapping[str, str] | None = None) -> None:
-        """Write a part, with what is to be known about it. Runs anywhere."""
+        """Write a part, with notes about it. Runs anywhere."""
 
     def read(self, columns: Sequence[str] | None = None) -> Iterator[tuple[dict[str, str], pa.Table]]:
-        """Yield the notes and rows of each part of this batch, of whichever attempt. Runs anywhere."""
+        """Yield the notes and rows of each part of this batch, of all attempts at it. Runs anywhere."""
 
     def commit(self, schema: pa.Schema) -> None:
-        """Add all parts to the table, which has these columns, in one commit for the batch. Runs on the driver."""
+        """Add all parts to the table, whose columns are `schema`, in one commit. Runs on the driver."""
 
     def committed(self) -> bool:
-        """Say whether the table has the parts of this batch; it takes no more after that. Runs on the driver."""
+        """Return whether the parts of this batch are in the table; it takes no more then. Runs on the driver."""
 
     def recent(self, columns: Sequence[str], at: str, since: datetime) -> pa.Table | None:
-        """Return rows of the table whose time `at` is not before `since`; None: there is none. Runs on the driver.
+        """Return the table's rows, of all batches, whose time in the column `at` is not before `since`.
 
-        Columns that a table of an older version does not have are left out, as in `read`.
+        None if there is no table. Columns that a table of an older version lacks are left out, as in `read`. Runs on
+        the driver.
         """
 
 
@@ -215,9 +233,10 @@ class Parts(Protocol):
 class Batch:
     """The identity of one micro-batch of one sink.
 
-    `key` is unique for (query, route, sink) and, with `id`, names the batch the same way in every replay. A sink that
-    takes long looks at `stop`: once it is set, leave what is not done, and raise a ConnectionError that says so.
-    `resending` is the name of a replay, which has rows of many batches; `id` is a number of its own then.
+    `key` is unique for (query, route, sink). With `id` it identifies the batch, the same in every attempt at it. A sink
+    that takes long checks `stop`: once it is set, do not begin anything more, and raise a ConnectionError that says so.
+    In a replay, which has rows of many batches, `resending` is its name and `id` is a number of the replay itself.
+    `keeps` and `guards` are set by the engine: call `parts` and `guarded`.
     """
 
     query: str
@@ -232,31 +251,34 @@ class Batch:
 
     @property
     def key(self) -> str:
-        """Return query, route and sink as one name, the same whenever the batch is applied again."""
+        """Return query, route and sink as one name."""
         return f"{self.query}/{self.route}/{self.sink}"
 
     def parts(self, table: str) -> Parts:
-        """Return where rows of this batch are kept for a table of the sink's own (`layer.table`)."""
+        """Return the parts of this batch for a table of the sink's own (`layer.table`)."""
         if self.keeps is None:
             raise StartError(f"there is no lake that {table} could be in")
         return self.keeps(table)
 
     def guarded(self, task: Task) -> Task:
-        """Return the function of a task, for mapInArrow, that looks at its executor before it works there.
+        """Wrap the function of a task, for mapInArrow, so that it checks its executor first.
 
-        The first task in a Python worker makes sure that it has the driver's lake, versions and parts; where something
-        is missing it raises, and the start is refused in a sentence. Runs on the driver.
+        The first task in a Python worker checks that the worker reaches the driver's lake and has its versions and
+        parts. If not it raises an error, and the start is refused with one sentence. Runs on the driver.
         """
-        return task if self.guards is None else self.guards(task)
+        if self.guards is None:
+            return task
+        return self.guards(task)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an applying sink did with a batch, in rows.
+    """What an applying sink did with the rows of a batch.
 
-    `refused` holds the rows that can never be applied: the columns of the batch and a string column `reason`. They
-    become dead letters. `parked` rows are those that the sink keeps to send them later. applied + refused + parked must
-    equal the rows of the batch, or the stream stops. Of `in_doubt` rows nobody knows how often they were applied.
+    `refused` holds the rows that can never be applied, with the columns of the batch and a string column `reason`; they
+    become dead letters. `parked` counts the rows that the sink keeps and sends later. applied + refused + parked must
+    equal the rows of the batch, or the stream stops. `in_doubt` counts the rows among them that may have been applied
+    more than once, or not at all.
     """
 
     applied: int
@@ -267,11 +289,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Resent:
-    """What became of the rows that a sink sent again.
+    """What a sink did with the rows of a replay.
 
-    `moved` counts them by their status before, `parked` or `dead`, and after: `delivered`, `dead` or `parked`. Other
-    rows are as they were, and `left` says why. `refused` holds the rows that were parked and are dead now, as in an
-    Outcome. Of `in_doubt` rows nobody knows how often they were applied.
+    `moved` counts rows by status: (before, after) -> rows, from `parked` or `dead` to `delivered`, `dead` or `parked`.
+    Other rows are unchanged, and `left` is the reason. `refused` holds the rows that were parked and are dead now, as
+    in an Outcome. `in_doubt` counts the rows that may have been applied more than once, or not at all.
     """
 
     moved: Mapping[tuple[str, str], int]
@@ -280,11 +302,11 @@ class Resent:
     left: str = ""
 
     def were(self, status: str) -> int:
-        """Return how many rows had a status before."""
+        """Return how many of the moved rows had a status before."""
         return sum(rows for (before, _), rows in self.moved.items() if before == status)
 
     def are(self, status: str) -> int:
-        """Return how many rows have a status now."""
+        """Return how many of the moved rows have a status now."""
         return sum(rows for (_, after), rows in self.moved.items() if after == status)
 
 
@@ -303,7 +325,7 @@ class Applied(NamedTuple):
 
 
 class GivenAnswer(NamedTuple):
-    """What the other side of a sink answers in a route test."""
+    """The answer of a sink's API in a route test."""
 
     status: int
     headers: Mapping[str, str]
@@ -312,11 +334,11 @@ class GivenAnswer(NamedTuple):
 
 @dataclass(frozen=True)
 class Opening:
-    """What an applying sink may use once, before the stream starts.
+    """The things that an applying sink may use to get ready, once, before the stream starts.
 
-    `folder` is the configuration's folder, `events` an empty frame with the columns that `apply` will get. A decoder
-    that learns may add columns to them while the stream runs. With `trial` no stream follows (`router check --plan`):
-    look, and change nothing. `answer`: what the other side is to answer in a route test, for `preview`.
+    `folder` is the configuration's folder. `events` is an empty frame with the columns that `apply` will get; they may
+    become more while the stream runs, if the decoder learns new fields. With `trial` no stream follows (`router check
+    --plan`): look, and change nothing. `answer` is the API's answer in a route test, for `preview`.
     """
 
     folder: Path
@@ -326,71 +348,78 @@ class Opening:
 
 
 class ApplyingSink(Sink, ABC):
-    """A sink that consumes a route's events from its outbox, a Delta table in which the engine stages them.
+    """A sink that sends a route's events, batch by batch, from its outbox: a Delta table in which they are staged.
 
-    Delivery: at least once; a batch whose `apply` returned is not applied again, one that was interrupted is.
+    Delivery: at least once. A batch whose `apply` returned is not applied again; one that was interrupted is.
     """
 
     replay_safe: ClassVar[bool] = False
-    """True when applying the same batch twice leaves the same result."""
+    """True if applying the same batch twice has the same result as applying it once."""
     ordered: ClassVar[bool] = False
-    """True when the sink needs the rows of a source partition in the order of their offsets."""
+    """True if the sink needs the rows of a source partition in the order of their offsets."""
     previews: ClassVar[bool] = False
-    """True when `preview` says what would be sent: route tests can then ask for it."""
+    """True if the sink has `preview`, for route tests."""
     resends: ClassVar[bool] = False
-    """True when the sink has `set_aside` and `resend`: `router replay` can then be asked for it."""
+    """True if the sink has `set_aside` and `resend`, for `router replay`."""
 
     @property
     def detached(self) -> bool:
-        """Say whether the sink has a query of its own over its outbox, so that nothing else waits for it."""
+        """Return whether the sink has a query of its own over its outbox, so that no other sink waits for it."""
         return False
 
     @property
     def seconds_between(self) -> float:
-        """Return how long a detached sink waits for more rows before its next batch; 0: no longer than it has to."""
+        """Return how long a detached sink waits for more rows before its next batch; 0 not to wait for more."""
         return 0.0
 
     @property
     def tasks_at_most(self) -> int:
-        """Return how many tasks of a detached sink wait for its API at once: a local run gets as many threads more."""
+        """Return how many tasks of a detached sink may wait for its API at once; a local run adds as many threads."""
         return 1
 
     def prepare(self, opening: Opening) -> Self:
-        """Return this sink made ready, once, at the start of a stream. Runs on the driver.
+        """Return a copy that is ready to apply. Called once, at the start of a stream. Runs on the driver.
 
-        Raise a StartError for what must be changed first, an OSError for what is away: the start then waits.
+        Raise StartError if a person has to change something first, OSError if the API is unavailable: the start then
+        waits.
         """
         return self
 
     def preview(self, events: DataFrame, opening: Opening) -> list[dict[str, Any]]:
-        """Return what `apply` would send of a small batch, in order, and send nothing: plain values by name.
+        """Return what `apply` would send for a small batch, in order, as plain values by name; send nothing.
 
-        `opening` is one for a trial; nothing may be asked of the other side. Runs on the driver.
+        `opening` is one for a trial. No request may be made. Runs on the driver.
         """
         raise NotImplementedError(f"the sink {self.part_name} does not say what it would send")
 
     @abstractmethod
     def apply(self, events: DataFrame, batch: Batch) -> Outcome:
-        """Consume one batch: the route's columns and `_topic, _partition, _offset, _timestamp, _key`.
+        """Send one batch: the route's columns and `_topic, _partition, _offset, _timestamp, _key`.
 
-        Runs on the driver; the frame reads landed files, so using it twice never reads the source again. An OSError
-        says that the other side is away: the stream waits, and the batch is applied again. Any other stops it.
+        The frame reads landed files, so using it twice never reads the source again. Raise OSError if the API is
+        unavailable: the stream waits, and the batch is applied again. Any other error stops the stream. Runs on the
+        driver.
         """
 
     def set_aside(self, batch: Batch, read: Callable[[str], DataFrame | None]) -> DataFrame | None:
-        """Return the rows that are parked or dead letters now; None where there are none.
+        """Return the rows of this sink that are parked or dead letters now; None if there are none.
 
-        `batch` names the sink; `read` returns a table (`layer.table`), always at the same version, None where there
-        is none. Columns: `topic`, `partition` and `offset` of the row, once each; `status`, `parked` or `dead`; `code`,
-        an int, what the other side answered; `at`, the time of that; `reason`; `call`, the name of the call that the
-        row went out in, null where there is none. Runs on the driver.
+        `batch` identifies the sink. `read(layer.table)` returns a table, always at the same version, None if it does
+        not exist. The columns to return, with each record once:
+
+        - `topic`, `partition`, `offset`: the record.
+        - `status`: `parked` or `dead`.
+        - `code` (int), `at` (time), `reason`: the API's last answer.
+        - `call`: the name of the call that contained the row, null if there was none.
+
+        Runs on the driver.
         """
         raise NotImplementedError(f"the sink {self.part_name} keeps no rows back")
 
     def resend(self, events: DataFrame, aside: DataFrame, batch: Batch) -> Resent:
-        """Consume rows again: `events` is as for `apply`, `aside` has what `set_aside` said of just these rows.
+        """Send rows of earlier batches again: `events` is as for `apply`, `aside` the rows of `set_aside` for them.
 
-        A replay that was cut off comes again with the same rows, under the same name. Ends when `batch.stop` is set or
-        a setting is wrong, and then says what it did. Runs on the driver.
+        A replay that was interrupted is called again with the same rows, under the same name (`batch.resending`). If
+        `batch.stop` is set, or a setting is wrong, end early and return what was done. Runs on the driver.
         """
         raise NotImplementedError(f"the sink {self.part_name} does not send anything again")

@@ -1,7 +1,14 @@
 """Everything that knows the Delta log; it knows Arrow and delta-rs, but neither routes nor batches.
 
-In come rows as Arrow tables, or files staged in a table's folder; out come Delta commits, each once per transaction id.
-`lake` finds tables and says which names may be one, `table_cache` keeps them open. `commit` adds staged files (with
-`file_statistics`); `schema_diff` and `casting` hold their columns against a table's. `upsert` keeps one row per key
-(`row_order`, `row_versions`, `row_checks`, `scd`); `maintenance` compacts and cleans.
+Input: rows as Arrow tables, or files staged in a table's folder. Output: Delta commits, one per transaction id.
+
+| to | read |
+|---|---|
+| find a table and its files | `lake`, `located_files` |
+| keep tables open, read their logs | `table_cache`, `log_tail`, `history` |
+| stage rows as files | `parquet_writer`, `file_statistics` |
+| commit staged files | `commit`, `replace`, `replace_by_spark`, `transaction_id` |
+| compare and change schemas | `schema_diff`, `casting`, `widening`, `nesting`, `constraints` |
+| keep one row per key | `keyed/upsert` first |
+| compact and clean | `maintenance`, `maintenance_process` |
 """

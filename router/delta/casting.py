@@ -1,15 +1,15 @@
 """Cast Arrow columns to the types of a table.
 
-`cast_to` gives rows a table's columns, where no value can be lost: wider leaves, nested fields added, left out and
-reordered. `cast_down` brings values into the types of a table that may not change, and says in which rows something is
-lost by it: new columns and new fields inside of columns are left out; a value of a type wider than the table's fits or
-does not. `would_lose` only says which rows would lose something.
+| function | casts to | result |
+|---|---|---|
+| `cast_to` | a schema that can hold every value | rows; leaves get wider, nested fields may differ |
+| `cast_down` | a type of a table that must not change | an array, and the rows of `would_lose` and `does_not_fit` |
+| `would_lose`, `does_not_fit` | such a type | the rows that lose a value; with one that does not fit |
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -34,21 +34,26 @@ def cast_to(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def would_lose(column: pa.ChunkedArray, kind: pa.DataType) -> Mask:
-    """Return which rows hold a value that would be lost, wholly or in part, if the column became of a type."""
+    """Return the rows with a value that would be lost, wholly or in part, if the column were cast to a type."""
     return _would_lose(_whole(column), kind)
 
 
 def does_not_fit(column: pa.ChunkedArray, kind: pa.DataType) -> Mask:
-    """Return which rows hold a value that does not fit a type which is `type_within` that of the column."""
+    """Return the rows with a value that does not fit a type which is `type_within` that of the column."""
     return cast_down(_whole(column), kind).too_wide
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
-    """Return a column as one array that begins where its buffers do."""
+    """Return a column as one array whose offset is 0, so that its buffers and children can be used as they are."""
     array = column.combine_chunks()
-    if isinstance(array, pa.ChunkedArray):  # nothing in it, or too much text for one array
-        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.nulls(0, column.type)
-    return array.take(pa.array(np.arange(len(array)))) if array.offset else array
+    # Arrow does not combine a column without chunks, and one with more than 2 GiB of text.
+    if isinstance(array, pa.ChunkedArray):
+        if array.num_chunks == 0:
+            return pa.nulls(0, column.type)
+        array = pa.concat_arrays(array.chunks)
+    if array.offset == 0:
+        return array
+    return array.take(pa.array(np.arange(len(array))))
 
 
 def _cast_array(array: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -56,13 +61,16 @@ def _cast_array(array: pa.Array, kind: pa.DataType) -> pa.Array:
         return array
     if pa.types.is_struct(kind):
         have = {child.name for child in array.type}
-        fields = [
-            _cast_array(array.field(child.name), child.type) if child.name in have else pa.nulls(len(array), child.type)
-            for child in kind
-        ]
-        return pa.StructArray.from_arrays(fields, fields=list(kind), mask=array.is_null())
+        children = []
+        for child in kind:
+            if child.name in have:
+                children.append(_cast_array(array.field(child.name), child.type))
+            else:
+                children.append(pa.nulls(len(array), child.type))
+        return pa.StructArray.from_arrays(children, fields=list(kind), mask=array.is_null())
     if pa.types.is_map(kind):
-        keys, items = _cast_array(array.keys, kind.key_type), _cast_array(array.items, kind.item_type)
+        keys = _cast_array(array.keys, kind.key_type)
+        items = _cast_array(array.items, kind.item_type)
         return pa.MapArray.from_arrays(_offsets(array), keys, items, kind)
     if pa.types.is_list(kind):
         return pa.ListArray.from_arrays(_offsets(array), _cast_array(array.values, kind.value_type), kind)
@@ -79,14 +87,19 @@ def _would_lose(array: pa.Array, kind: pa.DataType) -> Mask:
     if array.type == kind:
         return np.zeros(len(array), dtype=bool)
     if pa.types.is_struct(array.type) and pa.types.is_struct(kind):
-        known = {child.name: child.type for child in kind}
-        found: Mask = np.zeros(len(array), dtype=bool)
+        types = {child.name: child.type for child in kind}
+        lost: Mask = np.zeros(len(array), dtype=bool)
         for child in array.type:
             field = array.field(child.name)
-            found |= _would_lose(field, known[child.name]) if child.name in known else np.asarray(field.is_valid())
-        return found & valued
+            if child.name in types:
+                lost |= _would_lose(field, types[child.name])
+            else:
+                lost |= np.asarray(field.is_valid())
+        return lost & valued
+    # Lists and maps count as lost whole; so does a number that would become another kind of number.
     if not any(family(array.type) and family(kind) for family in NUMBERS):
-        return valued  # of a list or map it is not told which element does not fit
+        return valued
+    # Cast there and back: a value that comes back the same loses nothing. NaN is never equal to itself.
     try:
         back = array.cast(kind, safe=False).cast(array.type, safe=False)
     except pa.ArrowInvalid:
@@ -100,8 +113,10 @@ def _would_lose(array: pa.Array, kind: pa.DataType) -> Mask:
 
 @dataclass(frozen=True)
 class CastDown:
-    """An array cast to narrower types. `lost`: rows with a value that is left out; `too_wide`: rows with one that
-    does not fit."""
+    """An array cast to narrower types.
+
+    `lost`: rows with a value in a field that the type lacks. `too_wide`: rows with a value that does not fit.
+    """
 
     array: pa.Array
     lost: Mask
@@ -109,32 +124,43 @@ class CastDown:
 
 
 def type_within(have: pa.DataType, come: pa.DataType, *, new_fields: bool = False) -> pa.DataType:
-    """Return `come` no wider than `have` anywhere, and without the nested fields that `have` lacks: or with them, where
-    `new_fields` may come."""
-    within = partial(type_within, new_fields=new_fields)
+    """Return `come` with leaves no wider than those of `have`, and without the nested fields that `have` lacks.
+
+    With `new_fields` such nested fields stay.
+    """
     if pa.types.is_struct(come) and pa.types.is_struct(have):
-        kinds = {child.name: child.type for child in have}
-        kept = [child for child in come if new_fields or child.name in kinds]
-        types = [within(kinds[child.name], child.type) if child.name in kinds else child.type for child in kept]
-        return pa.struct([pa.field(child.name, kind) for child, kind in zip(kept, types, strict=True)])
+        types = {child.name: child.type for child in have}
+        children = []
+        for child in come:
+            if child.name in types:
+                inner = type_within(types[child.name], child.type, new_fields=new_fields)
+                children.append(pa.field(child.name, inner))
+            elif new_fields:
+                children.append(pa.field(child.name, child.type))
+        return pa.struct(children)
     if pa.types.is_list(come) and pa.types.is_list(have):
-        return pa.list_(pa.field("element", within(have.value_type, come.value_type)))
+        element = type_within(have.value_type, come.value_type, new_fields=new_fields)
+        return pa.list_(pa.field("element", element))
     if pa.types.is_map(come) and pa.types.is_map(have):
-        return pa.map_(within(have.key_type, come.key_type), within(have.item_type, come.item_type))
-    return come if common_type(have, come) in (None, have) else have
+        key = type_within(have.key_type, come.key_type, new_fields=new_fields)
+        item = type_within(have.item_type, come.item_type, new_fields=new_fields)
+        return pa.map_(key, item)
+    if common_type(have, come) in (None, have):
+        return come
+    return have
 
 
 def has_value(array: pa.Array, *, blank: bool) -> Mask:
-    """Return the rows that hold a value. `blank`: zero, false and what is empty count as none."""
+    """Return the rows with a value. With `blank`, zero, false and empty values count as none."""
     valued = array.is_valid()
     if blank and not pa.types.is_struct(array.type):
-        valued = pc.and_(valued, pc.fill_null(_filled(array), False))
-    found: Mask = valued.to_numpy(zero_copy_only=False)
-    return found
+        valued = pc.and_(valued, pc.fill_null(_is_not_blank(array), False))
+    mask: Mask = valued.to_numpy(zero_copy_only=False)
+    return mask
 
 
-def _filled(array: pa.Array) -> pa.Array:
-    """Return whether values are other than what stands for an absent one where absence cannot be told."""
+def _is_not_blank(array: pa.Array) -> pa.Array:
+    """Return the rows whose value is not the one that stands for an absent field, as zero in protobuf."""
     kind = array.type
     if pa.types.is_list(kind) or pa.types.is_map(kind):
         return pc.greater(pc.list_value_length(array), 0)
@@ -148,27 +174,28 @@ def _filled(array: pa.Array) -> pa.Array:
 
 
 def cast_down(array: pa.Array, kind: pa.DataType, *, blank: bool = False) -> CastDown:
-    """Return an array in a type that is `within` its own."""
+    """Return an array in a type that is `type_within` its own. For `blank` see `has_value`."""
     if array.type == kind:
-        return CastDown(array, *_nowhere(array))
+        return CastDown(array, lost=_no_rows(array), too_wide=_no_rows(array))
     if pa.types.is_struct(kind):
-        return _struct(array, kind, blank)
+        return _cast_down_struct(array, kind, blank)
     if pa.types.is_list(kind):
         values = cast_down(array.flatten(), kind.value_type, blank=blank)
         lists = pa.ListArray.from_arrays(_starts(array), values.array, type=kind, mask=array.is_null())
-        return CastDown(lists, _rows_of(array, values.lost), _rows_of(array, values.too_wide))
+        return CastDown(lists, lost=_rows_of(array, values.lost), too_wide=_rows_of(array, values.too_wide))
     if pa.types.is_map(kind):
-        return _map(array, kind, blank)
-    found, too_wide = _cast(array, kind)
-    return CastDown(found, _nowhere(array)[0], too_wide)
+        return _cast_down_map(array, kind, blank)
+    narrowed, too_wide = _cast_down_leaf(array, kind)
+    return CastDown(narrowed, lost=_no_rows(array), too_wide=too_wide)
 
 
-def _nowhere(array: pa.Array) -> tuple[Mask, Mask]:
-    return np.zeros(len(array), bool), np.zeros(len(array), bool)
+def _no_rows(array: pa.Array) -> Mask:
+    return np.zeros(len(array), bool)
 
 
-def _struct(array: pa.Array, kind: pa.DataType, blank: bool) -> CastDown:
-    lost, too_wide = _nowhere(array)
+def _cast_down_struct(array: pa.Array, kind: pa.DataType, blank: bool) -> CastDown:
+    lost = _no_rows(array)
+    too_wide = _no_rows(array)
     names = {child.name for child in kind}
     for child in array.type:
         if child.name not in names:
@@ -179,56 +206,62 @@ def _struct(array: pa.Array, kind: pa.DataType, blank: bool) -> CastDown:
         columns.append(inner.array)
         lost |= inner.lost
         too_wide |= inner.too_wide
-    return CastDown(pa.StructArray.from_arrays(columns, fields=list(kind), mask=array.is_null()), lost, too_wide)
+    structs = pa.StructArray.from_arrays(columns, fields=list(kind), mask=array.is_null())
+    return CastDown(structs, lost=lost, too_wide=too_wide)
 
 
-def _map(array: pa.Array, kind: pa.DataType, blank: bool) -> CastDown:
+def _cast_down_map(array: pa.Array, kind: pa.DataType, blank: bool) -> CastDown:
+    # As a list of entries, since Arrow flattens lists, but not maps.
     entries = array.cast(pa.list_(pa.struct([("key", array.type.key_type), ("value", array.type.item_type)])))
     flat = entries.flatten()
-    keys, items = (
-        cast_down(flat.field("key"), kind.key_type),
-        cast_down(flat.field("value"), kind.item_type, blank=blank),
-    )
-    starts = pa.array(
-        _starts(entries).to_numpy(), mask=np.append(array.is_null().to_numpy(zero_copy_only=False), False)
-    )
+    keys = cast_down(flat.field("key"), kind.key_type)
+    items = cast_down(flat.field("value"), kind.item_type, blank=blank)
+    # `MapArray.from_arrays` takes no mask: a null offset makes a null map.
+    is_null = np.append(array.is_null().to_numpy(zero_copy_only=False), False)
+    starts = pa.array(_starts(entries).to_numpy(), mask=is_null)
     maps = pa.MapArray.from_arrays(starts, keys.array, items.array, type=kind)
-    return CastDown(maps, _rows_of(entries, items.lost), _rows_of(entries, items.too_wide | keys.too_wide))
+    too_wide = items.too_wide | keys.too_wide
+    return CastDown(maps, lost=_rows_of(entries, items.lost), too_wide=_rows_of(entries, too_wide))
 
 
-def _cast(array: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Mask]:
-    """Return values in a narrower type, and where they are others than they were."""
+def _cast_down_leaf(array: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Mask]:
+    """Return values in a narrower type, and the rows in which the value is another one now."""
     if pa.types.is_decimal(kind):
-        return _decimals(array, kind)
-    found, both = array.cast(kind, safe=False), common_type(kind, array.type)
-    same = pc.equal(found.cast(both), array.cast(both))
+        return _cast_down_decimals(array, kind)
+    narrowed = array.cast(kind, safe=False)
+    # Compare both in the type that holds either without loss.
+    exact = common_type(kind, array.type)
+    same = pc.equal(narrowed.cast(exact), array.cast(exact))
     if pa.types.is_floating(kind):
         same = pc.or_(same, pc.is_nan(array))
-    return found, ~pc.fill_null(same, True).to_numpy(zero_copy_only=False)
+    return narrowed, ~pc.fill_null(same, True).to_numpy(zero_copy_only=False)
 
 
-def _decimals(array: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Mask]:
+def _cast_down_decimals(array: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Mask]:
     too_wide = np.zeros(len(array), bool)
     try:
         return array.cast(kind), too_wide
-    except pa.ArrowInvalid:  # one does not fit: find out which, one by one
-        values = []
-        for row, value in enumerate(array):
-            try:
-                values.append(value.cast(kind).as_py())
-            except pa.ArrowInvalid:
-                too_wide[row] = True
-                values.append(None)
-        return pa.array(values, kind), too_wide
+    except pa.ArrowInvalid:
+        pass
+    # Some value does not fit, and Arrow does not tell which: cast one by one.
+    values = []
+    for row, value in enumerate(array):
+        try:
+            values.append(value.cast(kind).as_py())
+        except pa.ArrowInvalid:
+            too_wide[row] = True
+            values.append(None)
+    return pa.array(values, kind), too_wide
 
 
 def _starts(array: pa.Array) -> pa.Array:
+    """Return the offsets of lists in what `flatten` returns, which leaves out the values below null lists."""
     lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
     return pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
 
 
 def _rows_of(lists: pa.Array, inner: Mask) -> Mask:
-    """Return the rows of lists of which an element is marked."""
+    """Return the rows of lists with a marked element; `inner` marks elements."""
     rows = np.zeros(len(lists), bool)
     rows[pc.list_parent_indices(lists).to_numpy()[inner]] = True
     return rows

@@ -1,6 +1,6 @@
-"""Commit staged files to a table with delta-rs, once per transaction id; begin anew when another writer was faster.
+"""Commit staged files to a table with delta-rs, once per transaction id.
 
-What a sink writes about a batch is staged here as well, part by part in the folder of a table of its own.
+The receipts that a sink writes about a batch (`router.Parts`) are staged and committed here as well: `StagedParts`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 import random
 import time
 import uuid
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
@@ -35,10 +35,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StagedFile:
-    """A Parquet file written into a table's folder, to which no commit refers yet.
+    """A Parquet file in a table's folder that no commit refers to yet.
 
-    `target` is `route/sink`, or `/bronze` and `/dead_letters`; `path` is relative to the lake; `statistics` is the
-    add action's JSON. `partition` has the columns that are not in the file, as all its rows have one value of each.
+    `target` is `route/sink`, `/bronze` or `/dead_letters`. `path` is relative to the lake. `statistics` is the JSON of
+    the add action. `partition`: column -> its value in all rows of the file, as Delta's log writes it; the file itself
+    does not contain these columns.
     """
 
     target: str
@@ -51,28 +52,35 @@ class StagedFile:
     partition: dict[str, str | None] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, found: dict[str, Any]) -> StagedFile:
-        """Return a file from what `asdict` made of one, by way of JSON."""
-        return cls(**{**found, "columns": tuple(found["columns"])})
+    def of(cls, stored: dict[str, Any]) -> StagedFile:
+        """Return the file of a dictionary that `asdict` made and that was written as JSON."""
+        return cls(**{**stored, "columns": tuple(stored["columns"])})
 
 
 def staged_file(lake: Lake, target: str, table: str, path: str) -> StagedFile:
-    """Return a Parquet file that is there already as one that a commit can add."""
+    """Return an existing Parquet file as one that a commit can add. Reads its footer."""
     with lake.files.open_input_file(path) as source:
         footer = pq.ParquetFile(source).metadata
         size = source.size()
-    columns = tuple(footer.schema.to_arrow_schema().names)
-    return StagedFile(target, table, path, size, footer.num_rows, columns, statistics(footer))
+    return StagedFile(
+        target=target,
+        table=table,
+        path=path,
+        bytes=size,
+        rows=footer.num_rows,
+        columns=tuple(footer.schema.to_arrow_schema().names),
+        statistics=statistics(footer),
+    )
 
 
 @dataclass(frozen=True)
 class TableCommit:
-    """What one batch adds to one table: staged files, new columns, and the transaction id.
+    """The rows and columns that one batch adds to one table, with the transaction id of the commit.
 
-    `columns` is the Delta schema (JSON) of all columns with values; `added` of those that the table lacked when the
-    batch was decided, `widened` of those that had narrower types; `decided` is its version then, -1 without a
-    table, None where nothing was compared with it. `widening`: with `feature` a table that must not be rewritten gets
-    Delta's type widening.
+    `columns` is the Delta schema (JSON) of all columns with values. When the batch's manifest was written, the table
+    lacked the columns `added` (JSON), had narrower types for `widened` (JSON), and had the version `decided`: -1 if
+    there was no table, None if its schema was not compared. With `widening: feature`, Delta's type widening is switched
+    on for a table that must not be rewritten.
     """
 
     target: str
@@ -98,7 +106,7 @@ class TableCommit:
 
     @property
     def place(self) -> str:
-        """Return target and table as one text: a key of demands."""
+        """Return target and table as one text, a key for what is noted about a commit."""
         return f"{self.target}/{self.table}"
 
 
@@ -118,10 +126,9 @@ def to_arrow(table: DeltaTable) -> pa.Schema:
 
 
 def commit(lake: Lake, work: TableCommit, notes: dict[str, str], table: DeltaTable | None = None) -> bool:
-    """Add the files to the table in one Delta commit; return False where the transaction id was there already.
+    """Add the files to the table in one Delta commit; return False if the table has the transaction id already.
 
-    `table` may be one opened in this batch. delta-rs accepts a replayed id and validates nothing, so the id is
-    read first, on the same handle the commit goes through: two writers with one id then conflict.
+    `table` may be one that was opened in this batch. Raises TableError.
     """
     handle: Any = table or lake.open(work.table)
     ids = {work.app_id: work.version}
@@ -131,10 +138,13 @@ def commit(lake: Lake, work: TableCommit, notes: dict[str, str], table: DeltaTab
             return True
         if isinstance(handle, LogTail) and handle.appends and not work.added:
             return handle.append([add_action(file) for file in work.files], (work.app_id, work.version), notes)
-        known, handle = handle.version(), newest(handle)
+        opened_version = handle.version()
+        handle = newest(handle)
+        # delta-rs accepts an id that the table has. So read the id first, on the same handle that commits: if another
+        # writer commits the same id in between, the two commits conflict.
         if is_committed(handle, work):
             return False
-        if handle.version() != known:  # the rows were staged for what the table was
+        if handle.version() != opened_version:  # the rows were staged for another schema, perhaps
             raise TableError(work.table, "the commit failed: another writer has changed the table meanwhile")
         if work.added:
             add_columns(handle, work.added)
@@ -145,12 +155,12 @@ def commit(lake: Lake, work: TableCommit, notes: dict[str, str], table: DeltaTab
 
 
 def is_committed(table: DeltaTable, work: TableCommit) -> bool:
-    """Say whether this batch is in the table already."""
+    """Return whether this batch is in the table already."""
     return has_transaction(table, work.once)
 
 
 def has_transaction(table: DeltaTable, once: Transaction) -> bool:
-    """Say whether a transaction id is in a table already."""
+    """Return whether a table has a transaction id with this number or a larger one."""
     version = table.transaction_version(once.app_id)
     return version is not None and version >= once.version
 
@@ -161,13 +171,13 @@ def fields(schema: str) -> list[Field]:
 
 
 def row_count(table: DeltaTable) -> int:
-    """Return the number of rows a table's current version states in its file statistics."""
+    """Return the number of rows of a table's version, from its file statistics."""
     actions: Any = pa.table(table.get_add_actions())
     return sum(actions.column("num_records").to_pylist())
 
 
 def stored_bytes(table: DeltaTable) -> int:
-    """Return the bytes of the files that a table has."""
+    """Return the bytes of a table's files."""
     actions: Any = pa.table(table.get_add_actions())
     return sum(actions.column("size_bytes").to_pylist())
 
@@ -185,36 +195,38 @@ def retry_on_conflict(
     faster: type[Exception],
     tries: int,
     seconds: float,
-    before: Callable[[], object] = lambda: None,
+    before: Callable[[], object] | None = None,
 ) -> T:
-    """Return the outcome of work that is begun anew when it raises `faster`; the last of the tries may raise it.
+    """Call `work` until it does not raise `faster`, and return its result; after `tries` calls the error is raised.
 
-    Waits a random time before it does: up to so many `seconds` at first, then twice as many each time. `before` is what
-    has to be done before it begins anew.
+    Before each further call it waits a random time, of up to `seconds` at first and twice as much each time, and then
+    calls `before`.
     """
     for attempt in range(tries - 1):
         try:
             return work()
         except faster:
             time.sleep(random.uniform(0, seconds * 2**attempt))
-            before()
+            if before is not None:
+                before()
     return work()
 
 
 def conflict_error(table: str, tries: int, error: Exception) -> TableError:
-    """Return what is raised where no try was fast enough; `error` is the last one's."""
+    """Return the error to raise if other writers were faster at every try; `error` is that of the last try."""
     why = str(error).split("\n")[0]
     return TableError(table, f"other writers were faster {tries} times, the last time: {why}; stop one of them")
 
 
 NOTES = b"router.notes"
+"""The key of a part's notes in the metadata of its Parquet file."""
 
 
 @dataclass(frozen=True)
 class StagedParts:
     """The staged parts of one batch of one sink: see `router.Parts`.
 
-    `owner` is the transaction id of the sink's own tables; its files lie below a folder of that name.
+    `owner` is the transaction id of the sink's own tables; the parts are in a folder of that name below the table's.
     """
 
     lake: Lake
@@ -224,63 +236,83 @@ class StagedParts:
     notes: dict[str, str] = field(default_factory=dict)
 
     def write(self, rows: pa.Table, notes: Mapping[str, str] | None = None) -> None:
-        """Write a part, with what is to be known about it."""
-        about = {**(rows.schema.metadata or {}), NOTES: json.dumps(dict(notes or {})).encode()}
+        """Write a part, with notes about it."""
+        metadata = {**(rows.schema.metadata or {}), NOTES: json.dumps(dict(notes or {})).encode()}
         buffer = pa.BufferOutputStream()
-        pq.write_table(rows.replace_schema_metadata(about), buffer)
+        pq.write_table(rows.replace_schema_metadata(metadata), buffer)
+        # The time in front lets the parts be read in the order in which they were written.
         self.lake.write(f"{self._folder}/{time.time_ns()}-{uuid.uuid4()}.parquet", buffer.getvalue())
 
     def read(self, columns: Sequence[str] | None = None) -> Iterator[tuple[dict[str, str], pa.Table]]:
-        """Yield the notes and rows of each part, without columns that one of an older version does not have."""
+        """Yield the notes and rows of each part, without columns that a part of an older version lacks."""
         for path in self._paths():
             with self.lake.files.open_input_file(path) as source, pq.ParquetFile(source) as file:
-                there = set(file.schema_arrow.names)
-                rows = file.read(None if columns is None else [name for name in columns if name in there])
-            yield json.loads((rows.schema.metadata or {}).get(NOTES, b"{}")), rows
+                if columns is None:
+                    rows = file.read()
+                else:
+                    in_file = set(file.schema_arrow.names)
+                    rows = file.read([name for name in columns if name in in_file])
+            notes = json.loads((rows.schema.metadata or {}).get(NOTES, b"{}"))
+            yield notes, rows
 
     def commit(self, schema: pa.Schema) -> None:
-        """Add all parts to the table, unless they are in it; a table of an older version gains its columns."""
+        """Add all parts to the table, unless they are in it; a table of an older version gets the columns it lacks."""
         files = tuple(staged_file(self.lake, self.owner, self.table, path) for path in self._paths())
         if not files:
             return
         handle = self.lake.open(self.table)
-        new = [column for column in schema if handle and column.name not in to_arrow(handle).names]
-        work = TableCommit(files[0].target, self.table, self.owner, self.batch, files, to_delta(schema))
-        commit(self.lake, replace(work, added=to_delta(pa.schema(new)) if new else None), self.notes, handle)
+        added = None
+        if handle is not None:
+            in_table = set(to_arrow(handle).names)
+            new_columns = [column for column in schema if column.name not in in_table]
+            if new_columns:
+                added = to_delta(pa.schema(new_columns))
+        work = TableCommit(
+            target=self.owner,
+            table=self.table,
+            app_id=self.owner,
+            version=self.batch,
+            files=files,
+            columns=to_delta(schema),
+            added=added,
+        )
+        commit(self.lake, work, self.notes, handle)
 
     def recent(self, columns: Sequence[str], at: str, since: datetime) -> pa.Table | None:
-        """Return rows of the table, of all batches, whose time `at` is not before `since`; None: there is no table.
+        """Return the table's rows, of all batches, whose time in the column `at` is not before `since`.
 
-        Columns that a table of an older version does not have are left out.
+        None if there is no table. Columns that a table of an older version lacks are left out.
         """
         table = self.lake.open(self.table)
         if table is None:
             return None
         rows = table.to_pyarrow_dataset(filesystem=native_files(table))
-        there = [name for name in columns if name in rows.schema.names]
-        return rows.to_table(columns=there, filter=pc.field(at) >= pa.scalar(since))
+        in_table = [name for name in columns if name in rows.schema.names]
+        return rows.to_table(columns=in_table, filter=pc.field(at) >= pa.scalar(since))
 
     def committed(self) -> bool:
-        """Say whether the table has the parts of this batch."""
+        """Return whether the parts of this batch are in the table."""
         table = self.lake.open(self.table)
         return table is not None and has_transaction(table, Transaction(self.owner, self.batch))
 
     def _paths(self) -> list[str]:
-        found = self.lake.files.get_file_info(fs.FileSelector(self._folder, allow_not_found=True))
-        return sorted(f"{self._folder}/{entry.base_name}" for entry in found if entry.extension == "parquet")
+        entries = self.lake.files.get_file_info(fs.FileSelector(self._folder, allow_not_found=True))
+        return sorted(f"{self._folder}/{entry.base_name}" for entry in entries if entry.extension == "parquet")
 
     @property
     def _folder(self) -> str:
-        return f"{self.table.replace('.', '/')}/{_parts_of(self.owner)}/{self.batch:010d}"
+        return f"{self.table.replace('.', '/')}/{_folder_name(self.owner)}/{self.batch:010d}"
 
 
 def has_parts(lake: Lake, owner: str, batch: int) -> bool:
-    """Say whether a sink has staged parts about a batch for any table."""
-    layers = (fs.FileSelector(layer) for layer in lake.layers())
-    tables = (entry.path for layer in layers for entry in lake.files.get_file_info(layer))
-    found = lake.files.get_file_info([f"{table}/{_parts_of(owner)}/{batch:010d}" for table in tables])
-    return any(entry.type is fs.FileType.Directory for entry in found)
+    """Return whether a sink has staged parts about a batch for any table."""
+    folders: list[str] = []
+    for layer in lake.layers():
+        for table in lake.files.get_file_info(fs.FileSelector(layer)):
+            folders.append(f"{table.path}/{_folder_name(owner)}/{batch:010d}")
+    entries = lake.files.get_file_info(folders)
+    return any(entry.type is fs.FileType.Directory for entry in entries)
 
 
-def _parts_of(owner: str) -> str:
+def _folder_name(owner: str) -> str:
     return owner.replace("/", "__").replace(":", "__")

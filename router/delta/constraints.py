@@ -1,8 +1,8 @@
-"""What a table demands of its rows and of whoever writes it, from its protocol and its metadata.
+"""Read from a table's protocol and metadata what its rows must satisfy, and which features a writer must support.
 
 Protocols older than feature lists (writer versions 2 to 6) allow invariants, checks and generated columns without
-naming them, so that only the metadata says whether a table has any. Source: Delta protocol, "Writer version
-requirements", "Column invariants", "CHECK constraints", "Generated columns"; how Spark notes CHAR and VARCHAR: Spark's
+naming them, so that only the metadata tells whether a table has any. Source: Delta protocol, "Writer version
+requirements", "Column invariants", "CHECK constraints", "Generated columns"; for CHAR and VARCHAR: Spark's
 CharVarcharUtils.
 """
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 KEPT = {"appendOnly", "changeDataFeed", "deletionVectors", "timestampNtz"}
-"""Features that an append of staged files by delta-rs keeps, in use or not."""
+"""Features that an append of staged files by delta-rs respects, whether the table uses them or not."""
 ALLOWED = {"invariants", "checkConstraints", "generatedColumns"}
-"""Features that a table may have without using them: `MARKS` and its properties say whether it does."""
+"""Features that a table may list without using them: `MARKS` and its properties tell whether it does."""
 IDENTITY_COLUMNS = 6
-"""The writer version that means identity columns without a list of features; delta-rs refuses to write it."""
+"""The writer version that implies identity columns without a list of features; delta-rs refuses to write it."""
 NEWEST = 3, 7
-"""The newest reader and writer version of the protocol: what a later one demands is not known."""
+"""The newest reader and writer version of the protocol that is known here."""
 CHECK = "delta.constraints."
 INVARIANT = "delta.invariants"
 LENGTH = "__CHAR_VARCHAR_TYPE_STRING"
@@ -35,65 +35,82 @@ MARKS = {
     "CURRENT_DEFAULT": "allowColumnDefaults",
     LENGTH: "charVarchar",
 }
-"""Keys of a field's metadata, and what they demand of who writes it."""
+"""Key of a field's metadata -> the feature that a writer then must support."""
 MERGEABLE = {"partitioning", "notNull"}
-"""What keeps files from being adopted, but not rows from being merged."""
+"""Features that staged files must not be added with, but rows can be merged with."""
 SIZED = re.compile(r"(?:var)?char\((\d+)\)")
 
 
 def unsupported(table: DeltaTable) -> set[str]:
-    """Return what keeps delta-rs from appending staged files to a table as the table demands."""
-    protocol, metadata = table.protocol(), table.metadata()
-    found = {*(protocol.writer_features or ()), *(protocol.reader_features or ())} - KEPT - ALLOWED
+    """Return the features of a table because of which delta-rs must not append staged files to it."""
+    protocol = table.protocol()
+    metadata = table.metadata()
+    features = {*(protocol.writer_features or ()), *(protocol.reader_features or ())} - KEPT - ALLOWED
     if protocol.min_reader_version > NEWEST[0] or protocol.min_writer_version > NEWEST[1]:
-        found.add(f"protocol {protocol.min_reader_version}, {protocol.min_writer_version}")
+        features.add(f"protocol {protocol.min_reader_version}, {protocol.min_writer_version}")
     if protocol.min_writer_version == IDENTITY_COLUMNS:
-        found.add("identityColumns")
+        features.add("identityColumns")
     if metadata.configuration.get("delta.columnMapping.mode", "none") != "none":
-        found.add("columnMapping")
+        features.add("columnMapping")
     if any(key.startswith(CHECK) for key in metadata.configuration):
-        found.add("checkConstraints")
+        features.add("checkConstraints")
     if metadata.partition_columns:
-        found.add("partitioning")  # a staged file may hold rows of several partitions
+        features.add("partitioning")  # a staged file may hold rows of several partitions
+    # The schema is searched as text. No text inside it, as a comment, can look like a key: its quotes are escaped.
     schema = table.schema().to_json()
-    found |= {name for key, name in MARKS.items() if f'"{key}":' in schema}  # inside a text its quotes are escaped
-    return found | ({"notNull"} if '"nullable":false' in schema else set())
+    for key, feature in MARKS.items():
+        if f'"{key}":' in schema:
+            features.add(feature)
+    if '"nullable":false' in schema:
+        features.add("notNull")
+    return features
 
 
 def unmergeable(table: DeltaTable) -> set[str]:
-    """Return what keeps delta-rs from merging into a table, or from rewriting it."""
-    read = {"deletionVectors"} & set(table.protocol().reader_features or ())
-    return (unsupported(table) | read) - MERGEABLE
+    """Return the features of a table because of which delta-rs must not merge into it, or rewrite it."""
+    features = unsupported(table)
+    if "deletionVectors" in (table.protocol().reader_features or ()):
+        features.add("deletionVectors")
+    return features - MERGEABLE
 
 
 def constraints(schema: str, configuration: Mapping[str, str]) -> dict[str, str]:
-    """Return what every row of a table must satisfy: what to call it -> a condition in Spark's SQL, true or violated.
+    """Return what every row of a table must satisfy: a name for it -> a condition in Spark's SQL, violated unless true.
 
-    `schema` is Delta's JSON, `configuration` the table's properties. Inside arrays and maps nothing is looked at.
+    `schema` is Delta's JSON, `configuration` the table's properties. Fields inside arrays and maps are left out.
     """
-    found = {
-        f"the constraint {key.removeprefix(CHECK)} ({sql})": sql
-        for key, sql in configuration.items()
-        if key.startswith(CHECK)
-    }
+    conditions: dict[str, str] = {}
+    for key, sql in configuration.items():
+        if key.startswith(CHECK):
+            conditions[f"the constraint {key.removeprefix(CHECK)} ({sql})"] = sql
     for path, field in _fields(json.loads(schema)):
-        name, metadata = ".".join(path), field.get("metadata") or {}
-        column = ".".join(f"`{part.replace('`', '``')}`" for part in path)
+        name = ".".join(path)
+        metadata = field.get("metadata") or {}
+        quoted_path = [f"`{part.replace('`', '``')}`" for part in path]
+        column = ".".join(quoted_path)
         if not field["nullable"]:
-            inside = f"{column.rpartition('.`')[0]} IS NULL OR " if len(path) > 1 else ""
-            found[f"NOT NULL of column {name}"] = f"{inside}{column} IS NOT NULL"
-        if size := SIZED.fullmatch(str(metadata.get(LENGTH, ""))):
-            found[f"{metadata[LENGTH]} of column {name}"] = f"{column} IS NULL OR char_length({column}) <= {size[1]}"
+            condition = f"{column} IS NOT NULL"
+            if len(path) > 1:  # a field that must not be null may be in a struct that is null
+                condition = f"{'.'.join(quoted_path[:-1])} IS NULL OR {condition}"
+            conditions[f"NOT NULL of column {name}"] = condition
+        length = SIZED.fullmatch(str(metadata.get(LENGTH, "")))
+        if length is not None:
+            condition = f"{column} IS NULL OR char_length({column}) <= {length[1]}"
+            conditions[f"{metadata[LENGTH]} of column {name}"] = condition
         if INVARIANT in metadata:
             sql = json.loads(metadata[INVARIANT])["expression"]["expression"]
-            found[f"the invariant of column {name} ({sql})"] = sql
-    return found
+            conditions[f"the invariant of column {name} ({sql})"] = sql
+    return conditions
 
 
 def computed(schema: str) -> set[str]:
     """Return the columns of a Delta schema (JSON) that Delta fills itself: generated and identity columns."""
-    marks = "delta.generationExpression", "delta.identity.start"
-    return {field["name"] for field in json.loads(schema)["fields"] if {*marks} & (field.get("metadata") or {}).keys()}
+    marks = {"delta.generationExpression", "delta.identity.start"}
+    columns: set[str] = set()
+    for field in json.loads(schema)["fields"]:
+        if marks & (field.get("metadata") or {}).keys():
+            columns.add(field["name"])
+    return columns
 
 
 def _fields(kind: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:

@@ -1,10 +1,13 @@
 """Delta file statistics from a Parquet footer.
 
 The format is that of the Delta protocol, "Per-file Statistics": numRecords, minValues, maxValues, nullCount, nested
-like the schema, for the first 32 leaf columns. A bound is left out rather than wrong: strings are cut to 32
-characters (an upper bound is then raised above every continuation), timestamps are milliseconds rounded outwards,
-infinity and years beyond 9999 have no JSON. A column with NaN, which Spark sorts above every number and Parquet leaves
-out of its bounds, must be written without Parquet statistics: Spark would skip its row groups, too.
+like the schema, for the first 32 leaf columns. A bound may be missing but never wrong:
+
+- Strings are cut to 32 characters; an upper bound is then raised above every continuation.
+- Timestamps are milliseconds, rounded outwards.
+- Infinity and years beyond 9999 cannot be written as JSON, and have no bound.
+- Spark sorts NaN above every number, and Parquet leaves it out of its bounds. So a column with NaN must be written
+  without Parquet statistics, or Spark would skip its row groups as well.
 """
 
 from __future__ import annotations
@@ -33,47 +36,62 @@ Leaf = tuple[str, ...]
 
 def statistics(footer: pq.FileMetaData) -> str:
     """Return the statistics of one Parquet file as the JSON text of an add action."""
-    found: dict[str, Any] = {"numRecords": footer.num_rows, "minValues": {}, "maxValues": {}, "nullCount": {}}
+    nulls: dict[str, Any] = {}
+    minima: dict[str, Any] = {}
+    maxima: dict[str, Any] = {}
     for index, path in enumerate(islice(leaves(footer.schema.to_arrow_schema()), INDEXED_COLUMNS)):
         if path is None:
             continue
-        groups = [footer.row_group(g).column(index).statistics for g in range(footer.num_row_groups)]
+        groups = [footer.row_group(number).column(index).statistics for number in range(footer.num_row_groups)]
         if any(group is None or not group.has_null_count for group in groups):
             continue
-        _put(found["nullCount"], path, sum(group.null_count for group in groups))
+        _put(nulls, path, sum(group.null_count for group in groups))
         low, high = _bounds(groups)
         if low is not None:
-            _put(found["minValues"], path, low)
+            _put(minima, path, low)
         if high is not None:
-            _put(found["maxValues"], path, high)
-    return _json(found)
+            _put(maxima, path, high)
+    return _json({"numRecords": footer.num_rows, "minValues": minima, "maxValues": maxima, "nullCount": nulls})
 
 
 def without_bounds_of_floats(schema: pa.Schema, **more: Any) -> WriterProperties:
-    """Return how delta-rs writes the files of a table, with `more` properties: its own bounds leave NaN out, which is
-    above all numbers in Spark, so a query for large numbers would pass over a file that has it."""
-    none, all_of_it = ColumnProperties(statistics_enabled="NONE"), ColumnProperties(statistics_enabled="PAGE")
+    """Return delta-rs's writer properties for files of a table, without statistics of floats; `more` are others.
+
+    delta-rs leaves NaN out of its bounds. Spark sorts NaN above all numbers, so with these bounds a query for large
+    numbers would skip a file that contains NaN.
+    """
+    off = ColumnProperties(statistics_enabled="NONE")
+    on = ColumnProperties(statistics_enabled="PAGE")
     if not any(_holds_floats(field.type) for field in schema if pa.types.is_nested(field.type)):
-        floats = {field.name: none for field in schema if pa.types.is_floating(field.type)}
+        floats = {field.name: off for field in schema if pa.types.is_floating(field.type)}
         return WriterProperties(column_properties=floats or None, **more)
-    # a field inside another one cannot be named
-    others = [field for field in schema if not pa.types.is_nested(field.type) and not pa.types.is_floating(field.type)]
-    named = {field.name: all_of_it for field in others}
-    return WriterProperties(default_column_properties=none, column_properties=named or None, **more)
+    # delta-rs takes no name of a nested field. So switch all statistics off, and on again for the other columns.
+    with_bounds: dict[str, ColumnProperties] = {}
+    for field in schema:
+        if not pa.types.is_nested(field.type) and not pa.types.is_floating(field.type):
+            with_bounds[field.name] = on
+    return WriterProperties(default_column_properties=off, column_properties=with_bounds or None, **more)
 
 
 def _holds_floats(kind: pa.DataType) -> bool:
-    inside = (kind.field(number).type for number in range(kind.num_fields))
-    return pa.types.is_floating(kind) or any(_holds_floats(one) for one in inside)
+    """Return whether a type is floating, or has a floating type inside."""
+    if pa.types.is_floating(kind):
+        return True
+    return any(_holds_floats(kind.field(number).type) for number in range(kind.num_fields))
 
 
 def with_nan(rows: pa.Table) -> set[Leaf]:
-    """Return the columns that hold NaN."""
-    found = ((path, column) for name in rows.column_names for path, column in _floats((name,), rows.column(name)))
-    return {path for path, column in found if pc.any(pc.is_nan(column)).as_py()}
+    """Return the columns that hold NaN. Inside lists and maps it is not looked for: they have no bounds."""
+    leaves_with_nan: set[Leaf] = set()
+    for name in rows.column_names:
+        for path, column in _floats((name,), rows.column(name)):
+            if pc.any(pc.is_nan(column)).as_py():
+                leaves_with_nan.add(path)
+    return leaves_with_nan
 
 
 def _floats(path: Leaf, column: pa.ChunkedArray) -> Iterator[tuple[Leaf, pa.ChunkedArray]]:
+    """Yield path and values of each floating column in a column."""
     if pa.types.is_floating(column.type):
         yield path, column
     elif pa.types.is_struct(column.type):
@@ -82,7 +100,7 @@ def _floats(path: Leaf, column: pa.ChunkedArray) -> Iterator[tuple[Leaf, pa.Chun
 
 
 def leaves(fields: Iterable[pa.Field], path: Leaf = (), *, repeated: bool = False) -> Iterator[Leaf | None]:
-    """Return the path of each leaf column in Parquet's order; None inside lists and maps, which have no bounds."""
+    """Yield the path of each leaf column in Parquet's order; None for those inside lists and maps, without bounds."""
     for field in fields:
         if pa.types.is_nested(field.type):
             children = [field.type.field(i) for i in range(field.type.num_fields)]
@@ -99,6 +117,7 @@ def _put(tree: dict[str, Any], path: Leaf, value: object) -> None:
 
 
 def _bounds(groups: list[pq.Statistics]) -> tuple[Any, Any]:
+    """Return the lower and the upper bound of a column from the statistics of its row groups; None for no bound."""
     filled = [group for group in groups if group.num_values]
     if not filled or not all(group.has_min_max for group in filled):
         return None, None  # a row group without bounds could hold any value
@@ -111,37 +130,49 @@ def _bounds(groups: list[pq.Statistics]) -> tuple[Any, Any]:
 def _low(value: Any) -> Any:
     if isinstance(value, str):
         return value[:LONGEST]
-    return _instant(value) if isinstance(value, datetime) else _plain(value)
+    if isinstance(value, datetime):
+        return _milliseconds(value)
+    return _plain(value)
 
 
 def _high(value: Any) -> Any:
     if isinstance(value, str):
+        # A cut text gets the last character of Unicode, to be above all that begin with it. If the next character of
+        # the value is that one, nothing would be above it: cut later.
         cut = LONGEST
-        while value[cut : cut + 1] == LAST_CHARACTER:  # nothing is above it
+        while value[cut : cut + 1] == LAST_CHARACTER:
             cut += 1
-        return value if len(value) <= cut else value[:cut] + LAST_CHARACTER
-    return _instant(value + timedelta(microseconds=999)) if isinstance(value, datetime) else _plain(value)
+        if len(value) <= cut:
+            return value
+        return value[:cut] + LAST_CHARACTER
+    if isinstance(value, datetime):
+        return _milliseconds(value + timedelta(microseconds=999))
+    return _plain(value)
 
 
-def _instant(moment: datetime) -> str:
-    """Return milliseconds, rounded down; without a zone for a timestamp without one."""
+def _milliseconds(moment: datetime) -> str:
+    """Return a time in milliseconds, rounded down; without a zone for a timestamp without one."""
     if moment.tzinfo is None:
         return moment.isoformat(timespec="milliseconds")
     return moment.astimezone(timezone.utc).replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, bool | bytes):
-        return None
+    """Return a date or number as a bound; None for what has no bounds in JSON."""
     if isinstance(value, date):
         return value.isoformat()
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
+        return None
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    return value if isinstance(value, int | float | Decimal) else None
+    return value
 
 
 def _json(value: Any) -> str:
-    """Return JSON with decimals as the exact numbers they are."""
+    """Return JSON with decimals as exact numbers, which `json.dumps` cannot write."""
     if isinstance(value, dict):
-        return "{" + ",".join(f"{json.dumps(name)}:{_json(inner)}" for name, inner in value.items()) + "}"
-    return f"{value:f}" if isinstance(value, Decimal) else json.dumps(value)
+        members = [f"{json.dumps(name)}:{_json(member)}" for name, member in value.items()]
+        return "{" + ",".join(members) + "}"
+    if isinstance(value, Decimal):
+        return f"{value:f}"
+    return json.dumps(value)

@@ -1,7 +1,7 @@
-"""The commits of a table as the files of its log have them: who wrote and removed which rows, as far as they reach.
+"""Read the commits in a table's log: who added and removed which files, as far back as the log goes.
 
-Read as text, one commit at a time: delta-rs opens a table whose newest commit was cut off between two lines, and does
-not say which rows a commit brought. Source: Delta protocol, "Actions".
+The log is read here as JSON text, one commit at a time. delta-rs would open a table whose newest commit was cut off
+between two lines, and does not tell which rows a commit added. Source: Delta protocol, "Actions".
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 COMMIT = re.compile(r"[0-9]{20}\.json")
 CHECKPOINT = re.compile(r"([0-9]{20})\.checkpoint(?:\.[0-9]{10}\.([0-9]{10})|\.[0-9a-fA-F-]{36})?\.(?:parquet|json)")
-"""The names of checkpoints: in one file, as one of some parts, or of version 2."""
+"""The names of checkpoints: of one file (no group 2), as one of several parts (group 2: of how many), of version 2."""
 SEARCHED = 1_000
-"""Files of a log that are searched for the damaged one, the newest."""
+"""Files of a log, the newest, that are searched for a damaged one."""
 REPAIRED = "router.repaired"
-"""The note of a commit that made a table anew from bronze: target key -> the last batch that the commit has."""
+"""The note of a commit that rebuilt a table from bronze: target key -> the last batch in the commit."""
 
 
 @dataclass(frozen=True)
 class LogFile:
-    """A data file that a commit adds or removes. `rows` is None where the log does not say how many it has.
+    """A data file that a commit adds or removes. `rows` is None if the log does not say how many it has.
 
-    `changes` says whether rows come or go with it; a compaction only moves them.
+    `changes` is false in a compaction, which only moves rows from file to file (`dataChange` in the log).
     """
 
     path: str
@@ -48,7 +48,7 @@ class LogFile:
 
 @dataclass(frozen=True)
 class LogCommit:
-    """One commit: what it did, by whom, under which transaction ids, with which files."""
+    """One commit of a table. `notes` are those of `commit_notes`; `transactions`: transaction id -> its version."""
 
     version: int
     operation: str
@@ -61,24 +61,27 @@ class LogCommit:
 
     @property
     def rows(self) -> int:
-        """Return how many rows its new files bring."""
+        """Return how many rows its new files contain, those of a compaction apart."""
         return sum(file.rows or 0 for file in self.added if file.changes)
 
     @property
     def changes(self) -> bool:
-        """Say whether rows come or go with it."""
+        """Return whether it adds or removes rows."""
         return any(file.changes for file in (*self.added, *self.removed))
 
 
 def log_versions(lake: Lake, table: str) -> list[int]:
     """Return the versions whose commits are in the log, oldest first. Raises TableError if one between is missing."""
     selector = fs.FileSelector(log_folder(table), allow_not_found=True)
-    names = (entry.base_name for entry in lake.files.get_file_info(selector))
-    found = sorted(int(name.removesuffix(".json")) for name in names if COMMIT.fullmatch(name))
-    for before, after in pairwise(found):
+    versions: list[int] = []
+    for entry in lake.files.get_file_info(selector):
+        if COMMIT.fullmatch(entry.base_name):
+            versions.append(int(entry.base_name.removesuffix(".json")))
+    versions.sort()
+    for before, after in pairwise(versions):
         if after != before + 1:
             raise TableError(table, f"its log lacks {before + 1:020}.json")
-    return found
+    return versions
 
 
 def log_commits(lake: Lake, table: str, versions: Iterable[int]) -> Iterator[LogCommit]:
@@ -86,11 +89,13 @@ def log_commits(lake: Lake, table: str, versions: Iterable[int]) -> Iterator[Log
     for version in versions:
         name = f"{version:020}.json"
         text = lake.read(f"{log_folder(table)}/{name}")
+        if text is None:
+            raise TableError(table, f"{name} of {DAMAGED_LOG} not there")
         if not text:
-            raise TableError(table, f"{name} of {DAMAGED_LOG} {'not there' if text is None else 'empty'}")
+            raise TableError(table, f"{name} of {DAMAGED_LOG} empty")
         try:
-            yield _commit(version, [json.loads(line) for line in text.splitlines() if line.strip()])
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            yield _parse_commit(version, _parse_actions(text))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:  # cut off, or not what a log has
             raise TableError(table, f"{name} of {DAMAGED_LOG} damaged") from error
 
 
@@ -102,11 +107,12 @@ class LogCheckpoint:
     files: tuple[str, ...]
 
     def transaction_ids(self, lake: Lake) -> list[str]:
-        """Return the transaction ids of the commits up to its version; those of version 2 stand in its first file."""
-        ids = list[str]()
+        """Return the transaction ids of the commits up to its version."""
+        ids: list[str] = []
         for path in self.files:
+            # A checkpoint of version 2 may be JSON. Its first file has the ids, further ones list data files only.
             if path.endswith(".json"):
-                actions = [json.loads(line) for line in (lake.read(path) or b"").splitlines() if line.strip()]
+                actions = _parse_actions(lake.read(path) or b"")
                 ids += [action["txn"]["appId"] for action in actions if "txn" in action]
                 continue
             with lake.files.open_input_file(path) as source:
@@ -118,41 +124,45 @@ class LogCheckpoint:
 
 
 def last_checkpoint(lake: Lake, table: str, newest: int) -> LogCheckpoint:
-    """Return the last checkpoint up to a version of which all files are there. Lists the log."""
+    """Return the last complete checkpoint of a version up to `newest`. Lists the log."""
     files: dict[int, list[str]] = defaultdict(list)
-    whole = {-1}
+    complete = {-1}
     for entry in lake.files.get_file_info(fs.FileSelector(log_folder(table))):
         match = CHECKPOINT.fullmatch(entry.base_name)
         if match is None or int(match[1]) > newest:
             continue
         version = int(match[1])
         files[version].append(f"{log_folder(table)}/{entry.base_name}")
+        # In several parts: it can be read only once all of them are written.
         if match[2] is None or len(files[version]) >= int(match[2]):
-            whole.add(version)
-    return LogCheckpoint(max(whole), tuple(files[max(whole)]))
+            complete.add(version)
+    version = max(complete)
+    return LogCheckpoint(version, tuple(files[version]))
 
 
 def log_damage(lake: Lake, table: str) -> str:
-    """Return which of the newest files of a table's log is damaged; nothing where none is, or the storage fails.
+    """Return which of the newest files of a table's log is damaged; an empty text if none is, or the storage fails.
 
-    Both Delta libraries say that a log cannot be read, and not which file of it.
+    Both Delta libraries report that a log cannot be read, but not which file of it.
     """
     try:
         for _ in log_commits(lake, table, log_versions(lake, table)[-SEARCHED:]):
             pass
-    except TableError as found:
-        return found.what
+    except TableError as error:
+        return error.what
     except OSError:
         pass
     return ""
 
 
 def rows_of(lake: Lake, table: str, versions: Iterable[int], paths: set[str]) -> dict[str, int]:
-    """Return the rows of data files, by path, as the commits that added them say."""
-    found: dict[str, int] = {}
+    """Return path -> number of rows of data files, from the commits that added them."""
+    rows: dict[str, int] = {}
     for commit in log_commits(lake, table, versions):
-        found |= {file.path: file.rows for file in commit.added if file.path in paths and file.rows is not None}
-    return found
+        for file in commit.added:
+            if file.path in paths and file.rows is not None:
+                rows[file.path] = file.rows
+    return rows
 
 
 def log_folder(table: str) -> str:
@@ -160,39 +170,62 @@ def log_folder(table: str) -> str:
     return f"{table.replace('.', '/')}/_delta_log"
 
 
-def _commit(version: int, actions: list[dict[str, Any]]) -> LogCommit:
-    about: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
-    ids = (action["txn"] for action in actions if "txn" in action)
+def _parse_actions(text: bytes) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines() if line.strip()]
+
+
+def _parse_commit(version: int, actions: list[dict[str, Any]]) -> LogCommit:
+    info: dict[str, Any] = {}
+    transactions: dict[str, int] = {}
+    added: list[LogFile] = []
+    removed: list[LogFile] = []
+    schema_changed = False
+    for action in actions:
+        if "commitInfo" in action:
+            info = info or action["commitInfo"]
+        if "txn" in action:
+            transactions[action["txn"]["appId"]] = int(action["txn"]["version"])
+        if "add" in action:
+            added.append(_parse_file(action["add"]))
+        if "remove" in action:
+            removed.append(_parse_file(action["remove"]))
+        if "metaData" in action:
+            schema_changed = True
     return LogCommit(
         version=version,
-        operation=str(about.get("operation", "an unnamed operation")),
-        author=_author(about),
-        notes=commit_notes(about),
-        transactions={one["appId"]: int(one["version"]) for one in ids},
-        added=tuple(_file(action["add"]) for action in actions if "add" in action),
-        removed=tuple(_file(action["remove"]) for action in actions if "remove" in action),
-        schema_changed=any("metaData" in action for action in actions),
+        operation=str(info.get("operation", "an unnamed operation")),
+        author=_author(info),
+        notes=commit_notes(info),
+        transactions=transactions,
+        added=tuple(added),
+        removed=tuple(removed),
+        schema_changed=schema_changed,
     )
 
 
-def _file(found: dict[str, Any]) -> LogFile:
-    stats = json.loads(found.get("stats") or "{}")
-    rows = stats.get("numRecords")
-    gone = (found.get("deletionVector") or {}).get("cardinality", 0)
-    return LogFile(found["path"], None if rows is None else int(rows) - gone, bool(found.get("dataChange", True)))
+def _parse_file(action: dict[str, Any]) -> LogFile:
+    rows = json.loads(action.get("stats") or "{}").get("numRecords")
+    if rows is not None:
+        # The statistics count the rows in the file, those included that a deletion vector marks as deleted.
+        rows = int(rows) - (action.get("deletionVector") or {}).get("cardinality", 0)
+    return LogFile(path=action["path"], rows=rows, changes=bool(action.get("dataChange", True)))
 
 
-def _author(about: dict[str, Any]) -> str:
-    """Return who wrote a commit: the user, where the log has one, and the engine."""
-    engine = about.get("engineInfo") or about.get("clientVersion") or "an unknown engine"
-    user = about.get("userName") or about.get("userId")
-    return f"{user}, {engine}" if user else str(engine)
+def _author(info: dict[str, Any]) -> str:
+    """Return who wrote a commit: the user, if the log names one, and the engine."""
+    engine = info.get("engineInfo") or info.get("clientVersion") or "an unknown engine"
+    user = info.get("userName") or info.get("userId")
+    if not user:
+        return str(engine)
+    return f"{user}, {engine}"
 
 
 def commit_notes(about: dict[str, Any]) -> dict[str, Any]:
-    """Return what a commit says of itself: delta-rs keeps notes as fields, Delta on Spark as one text."""
+    """Return a `commitInfo` with the notes in it: delta-rs writes them as fields, Delta on Spark as one JSON text."""
     try:
-        found = json.loads(about.get("userMetadata") or "{}")
+        notes = json.loads(about.get("userMetadata") or "{}")
     except ValueError:
         return about
-    return {**about, **found} if isinstance(found, dict) else about
+    if not isinstance(notes, dict):
+        return about
+    return {**about, **notes}

@@ -1,7 +1,8 @@
-"""Where tables live: names to addresses, and the file system beneath them. Which names may be tables: table_names.
+"""Find tables by name: their addresses, their logs and the files below them. `table_names` has the rule for names.
 
-`layer.table` lies at ROOT/layer/table, or where a `location` puts it. What has a place of its own is noted in the lake,
-so that who reads it without the configuration finds it as well, and a place that changes is noticed at the start.
+`layer.table` is stored at ROOT/layer/table, or at the place that a `location` of the configuration gives it. Such a
+place is noted in the lake, so that readers without the configuration find the table, and the start notices if the
+place has changed.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from router.locations import Location
 from router.table_names import usable
 
 DAMAGED_LOG = "its log is"
-"""What stands in the error of a table of whose log a file is damaged."""
+"""A text in the error of a table whose log has a damaged file."""
 LOOKED_AT = 20
-"""The newest files of a table's log that must not be empty when it is opened: as many as there are between two
-checkpoints of a table made here. Both Delta libraries take an empty commit for one that changed nothing."""
+"""The number of newest commits that are checked for being empty when a table is opened, as both Delta libraries take an
+empty file for a commit that changed nothing. A table made here has that many between two checkpoints."""
 
 
 @dataclass(frozen=True)
 class Lake:
-    """A folder or URI of tables: the table `layer.name` lives at `root/layer/name`, or where a location puts it.
+    """A folder or URI of tables: the table `layer.name` is stored at `root/layer/name`, or where a location puts it.
 
     `options` are the storage's, as delta-rs and obstore both take them: a table and its files are always reached with
-    the same rights. They may hold secrets and stay out of `repr`. Paths below the root are those of the lake's layout,
-    for all tables: `files` and `store` go to where a table's are.
+    the same rights. They may hold secrets, so `repr` omits them. All paths are relative to the root, as
+    `layer/name/file`, even those of a table with a location: `files` and `store` translate them.
     """
 
     root: str
@@ -44,88 +45,116 @@ class Lake:
 
     @classmethod
     def at(cls, place: str, options: dict[str, str] | None = None, locations: tuple[Location, ...] = ()) -> Lake:
-        """Return the lake at a path (made absolute) or URI; a location without options shares those of its kind."""
+        """Return the lake at a path (made absolute) or URI.
+
+        A location without options of its own gets the lake's, if both are in the same kind of storage.
+        """
         root = normalized(place)
-        shared = (_complete(one, root, options or {}) for one in locations)
-        return cls(root, options or {}, tuple(shared))
+        options = options or {}
+        completed = tuple(_complete(location, root, options) for location in locations)
+        return cls(root, options, completed)
 
     @property
     def local(self) -> bool:
-        """Say whether the lake is on a mounted file system; single tables may lie elsewhere."""
+        """Return whether the lake is on a mounted file system; tables with a location may be elsewhere."""
         return is_local(self.root)
 
     def on_disk(self, table: str) -> bool:
-        """Say whether a table is on a mounted file system."""
+        """Return whether a table is on a mounted file system."""
         return is_local(self.address(table))
 
     def located(self, table: str) -> tuple[str, dict[str, str]] | None:
-        """Return place and options of a table that is not in the lake's layout. Raises ValueError: it can have none."""
+        """Return place and options of a table with a location; None if it has none.
+
+        Raises ValueError if a location applies to the table, but makes no valid place of its name.
+        """
         if not self.locations or not usable(table) or table != table.lower():
             return None
-        found = ((one.of(table), one.options) for one in self.locations)
-        return next(((place, options) for place, options in found if place), None)
+        for location in self.locations:
+            place = location.of(table)
+            if place:
+                return place, location.options
+        return None
 
     def _place(self, path: str) -> tuple[str, dict[str, str]]:
         """Return the address of a path of the lake's layout, and the options that reach it."""
         layer, _, rest = path.partition("/")
         name, _, rest = rest.partition("/")
-        if name and (found := self.located(f"{layer}.{name}")):
-            return f"{found[0]}/{rest}" if rest else found[0], found[1]
-        return f"{self.root}/{path}", self.options
+        location = self.located(f"{layer}.{name}") if name else None
+        if location is None:
+            return f"{self.root}/{path}", self.options
+        place, options = location
+        if rest:
+            place = f"{place}/{rest}"
+        return place, options
 
     def address(self, table: str) -> str:
         """Return the path or URI of `layer.name`. The name must have passed the naming rule."""
         return self._place(table.replace(".", "/"))[0]
 
     def for_spark(self, path: str = "") -> str:
-        """Return the address by which Spark knows the root, or a path below it."""
-        return storage.for_spark(*(self._place(path) if path else (self.root, self.options)))
+        """Return the address of the root, or of a path below it, in the form that Spark takes."""
+        if not path:
+            return storage.for_spark(self.root, self.options)
+        place, options = self._place(path)
+        return storage.for_spark(place, options)
 
     def spark_address(self, table: str) -> str:
-        """Return the address by which Spark knows `layer.name`."""
+        """Return the address of `layer.name` in the form that Spark takes."""
         return self.for_spark(table.replace(".", "/"))
 
     @cached_property
     def store(self) -> storage.Storage:
         """Return the files below the root. Works on driver and executors."""
         home = storage.files_at(self.root, self.options)
-        return LocatedFiles(home, self.located) if self.locations else home
+        if not self.locations:
+            return home
+        return LocatedFiles(home, self.located)
 
     def delta_options(self, table: str) -> dict[str, str] | None:
         """Return the options for a table as delta-rs takes them; they hold secrets."""
-        return storage.for_delta(*self._place(table.replace(".", "/")))
+        place, options = self._place(table.replace(".", "/"))
+        return storage.for_delta(place, options)
 
     def note_location(self, table: str) -> None:
-        """Note where a table lies that is not in the lake's layout, before its first file. Raises OSError.
+        """Note the place of a table with a location in the lake, before its first file is written. Raises OSError.
 
-        A place that would not keep a table's commits apart is refused, once: when it is not noted yet.
+        Before the first note it checks that the storage can create a file only if it is absent, which commits rely on.
         """
         if not self.locations or table in self._noted:
             return
         try:
-            found = self.located(table)
-            if found and self.read(note_path(table)) is None:
-                storage.probe(*found)
-                self.create(note_path(table), note(found[0]))
+            location = self.located(table)
+            if location is not None and self.read(note_path(table)) is None:
+                place, options = location
+                storage.probe(place, options)
+                self.create(note_path(table), note(place))
         except (StartError, ValueError) as error:
             raise OSError(str(error)) from None
         self._noted.add(table)
 
     @cached_property
     def _noted(self) -> set[str]:
+        """Return the tables whose place this process has noted, to be filled by `note_location`."""
         return set()
 
     def noted_locations(self) -> dict[str, str]:
-        """Return the places of tables that were noted, by table."""
+        """Return table -> place, of all tables whose place was noted."""
         selector = fs.FileSelector(NOTES, allow_not_found=True, recursive=True)
         paths = [info.path for info in self.files.get_file_info(selector) if info.is_file and not info.extension]
         with ThreadPoolExecutor(storage.THREADS) as pool:
-            found = zip(paths, pool.map(self.read, paths), strict=True)
-            return {path.removeprefix(f"{NOTES}/").replace("/", "."): noted(text) for path, text in found if text}
+            contents = list(pool.map(self.read, paths))
+        places: dict[str, str] = {}
+        for path, content in zip(paths, contents, strict=True):
+            if content:
+                table = path.removeprefix(f"{NOTES}/").replace("/", ".")
+                places[table] = noted(content)
+        return places
 
     def as_noted(self) -> Lake:
-        """Return the lake with the locations that were noted: for who reads it without the configuration."""
-        return Lake.at(self.root, self.options, tuple(Location(*pair) for pair in self.noted_locations().items()))
+        """Return the lake with the noted locations, for readers without the configuration."""
+        locations = [Location(table, place) for table, place in self.noted_locations().items()]
+        return Lake.at(self.root, self.options, tuple(locations))
 
     @property
     def files(self) -> fs.FileSystem:
@@ -133,91 +162,108 @@ class Lake:
         return self.store.arrow
 
     def open(self, table: str) -> DeltaTable | None:
-        """Return the Delta table of that name, or None where there is none.
+        """Return the Delta table of that name, None if there is none.
 
-        Raises DeltaError where its log cannot be read, and where one of the newest files is empty: delta-rs takes that
-        for a commit that changed nothing, and what it had committed would be lost, or come twice.
+        Raises DeltaError if its log cannot be read or one of the newest commits is an empty file. delta-rs takes such a
+        file for a commit that changed nothing: its rows would be lost, or committed twice.
         """
         try:
-            found = DeltaTable(self.address(table), storage_options=self.delta_options(table))
+            handle = DeltaTable(self.address(table), storage_options=self.delta_options(table))
         except TableNotFoundError:
             return None
-        if self.on_disk(table) and (empty := self.empty_commits(table, found.version())):
-            raise DeltaError(f"{DAMAGED_LOG} damaged: {', '.join(empty)} is empty")
-        return found
+        if self.on_disk(table):
+            empty = self.empty_commits(table, handle.version())
+            if empty:
+                raise DeltaError(f"{DAMAGED_LOG} damaged: {', '.join(empty)} is empty")
+        return handle
 
     def empty_commits(self, table: str, version: int, since: int = 0) -> list[str]:
-        """Return those of the newest files of a table's log that are empty, between two versions."""
-        newest = range(max(since, version + 1 - LOOKED_AT), version + 1)
-        paths = [f"{table.replace('.', '/')}/_delta_log/{number:020}.json" for number in newest]
+        """Return the names of empty files among a table's newest commits, from `since` up to `version`."""
+        first = max(since, version + 1 - LOOKED_AT)
+        log = f"{table.replace('.', '/')}/_delta_log"
+        paths = [f"{log}/{number:020}.json" for number in range(first, version + 1)]
         return [info.base_name for info in self.files.get_file_info(paths) if info.is_file and info.size == 0]
 
     def tables(self, layer: str) -> list[str]:
         """Return the names of the Delta tables of a layer, sorted."""
-        found = self.files.get_file_info(fs.FileSelector(layer, allow_not_found=True))
-        names = [entry.base_name for entry in found if entry.type is not fs.FileType.File]
+        entries = self.files.get_file_info(fs.FileSelector(layer, allow_not_found=True))
+        names = [entry.base_name for entry in entries if entry.type is not fs.FileType.File]
+        # A folder is a table if it has a log; all are asked for in one call.
         logs = self.files.get_file_info([f"{layer}/{name}/_delta_log" for name in names])
-        return sorted(
-            f"{layer}.{name}" for name, log in zip(names, logs, strict=True) if log.type is fs.FileType.Directory
-        )
+        tables: list[str] = []
+        for name, log in zip(names, logs, strict=True):
+            if log.type is fs.FileType.Directory:
+                tables.append(f"{layer}.{name}")
+        return sorted(tables)
 
     def every_table(self) -> list[str]:
         """Return the names of the Delta tables of all layers, sorted."""
-        return [table for layer in self.layers() for table in self.tables(layer)]
+        tables: list[str] = []
+        for layer in self.layers():
+            tables += self.tables(layer)
+        return tables
 
     def layers(self) -> list[str]:
         """Return the names of the folders that may hold tables, sorted."""
-        found = self.files.get_file_info(fs.FileSelector("", allow_not_found=True))
-        names = [entry.base_name for entry in found if entry.type is fs.FileType.Directory]
+        entries = self.files.get_file_info(fs.FileSelector("", allow_not_found=True))
+        names = [entry.base_name for entry in entries if entry.type is fs.FileType.Directory]
         return sorted(name for name in names if not name.startswith(("_", ".")))
 
     def read(self, path: str) -> bytes | None:
-        """Return the content of a file below the root, or None where there is none."""
+        """Return the content of a file below the root, None if there is none."""
         return self.store.read(path)
 
     def write(self, path: str, content: bytes) -> None:
-        """Write a file below the root so that a crash leaves either all of it or what was there; make its folder."""
+        """Write a file below the root, and its folder. A crash leaves either all of the new content or the old one."""
         self.store.write(path, content)
 
     def create(self, path: str, content: bytes) -> bool:
-        """Write a file below the root unless there is one; say whether it was written."""
+        """Write a file below the root unless there is one; return whether it was written."""
         return self.store.create(path, content) is not None
 
     def stamp(self, path: str) -> str | None:
-        """Return what changes whenever a file below the root is written, or None where there is none."""
+        """Return a text that changes whenever a file below the root is written, None if there is no file."""
         return self.store.stamp(path)
 
     def sync(self, path: str) -> None:
-        """Return when a closed file below the root, and its name, survive a power cut."""
+        """Flush a closed file below the root to the disk; it and its name then survive a power cut."""
         self.store.sync(path)
 
     def delete(self, *paths: str) -> None:
-        """Delete files below the root, those that are there."""
+        """Delete files below the root; those that do not exist are skipped."""
         self.store.delete(paths)
 
     def __getstate__(self) -> dict[str, object]:
-        return {
-            "root": self.root,
-            "options": self.options,
-            "locations": self.locations,
-        }  # a live file system does not travel to executors
+        # A live file system cannot be pickled: each executor opens its own.
+        return {"root": self.root, "options": self.options, "locations": self.locations}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
 
 
 def native_files(table: DeltaTable) -> fs.FileSystem | None:
-    """Return the files of a table on a disk as Arrow opens them itself, to read its rows; None for one elsewhere.
+    """Return Arrow's own file system for a table on a disk, to read its rows; None for a table elsewhere.
 
-    delta-rs's own are Python objects: a thread of Arrow that lets go of one while Python ends takes the process down,
-    after everything was said (`terminate called without an active exception`, exit code 134; seen in 3 of 100 calls).
+    delta-rs's is a Python object: if a thread of Arrow releases it while Python exits, the process aborts after all
+    work is done (`terminate called without an active exception`, exit code 134; seen in 3 of 100 calls).
     """
     scheme, _, place = table.table_uri.rpartition("://")
-    return fs.SubTreeFileSystem(unquote(place), fs.LocalFileSystem()) if scheme in ("", "file") else None
+    if scheme not in ("", "file"):
+        return None
+    return fs.SubTreeFileSystem(unquote(place), fs.LocalFileSystem())
 
 
 def _complete(location: Location, root: str, options: dict[str, str]) -> Location:
-    """Return a location with its path made absolute, and the options of a lake that is in the same kind of storage."""
+    """Return a location with an absolute path and with options: its own, or the lake's in the same kind of storage."""
     place = normalized(location.place)
-    kinds = [None if is_local(at) else SCHEMES[at.partition("://")[0]] for at in (root, place)]
-    return replace(location, place=place, options=location.options or (options if kinds[0] == kinds[1] else {}))
+    if location.options:
+        return replace(location, place=place)
+    same_kind = _storage_kind(root) == _storage_kind(place)
+    return replace(location, place=place, options=options if same_kind else {})
+
+
+def _storage_kind(place: str) -> str | None:
+    """Return the kind of storage of a URI, None for a path on a disk."""
+    if is_local(place):
+        return None
+    return SCHEMES[place.partition("://")[0]]

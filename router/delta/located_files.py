@@ -1,6 +1,7 @@
-"""The files of a lake some of whose tables lie elsewhere: at `layer/table/...` as all others are, wherever that is.
+"""The files of a lake with tables that are stored elsewhere, all under paths `layer/table/...`.
 
-So whoever stages, commits, reads, moves and deletes files goes by a table's name, and does not ask where it lies.
+So the code that stages, commits, reads, moves and deletes files uses paths of the lake's layout for every table, and
+only this module knows where the files are.
 """
 
 from __future__ import annotations
@@ -22,11 +23,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 NOTES = "_locations"
-"""The folder of a lake in which it is written where tables lie that are not in its own layout."""
+"""The folder of a lake with a note for each table that is stored elsewhere."""
 
 
 class Found(NamedTuple):
-    """A path as its storage knows it: `inner` stands for what the lake calls `outer`."""
+    """A path of the lake as its storage knows it: `path` in `storage`.
+
+    Of a table that is stored elsewhere, `outer` is its folder in the lake's layout and `inner` its folder in `storage`;
+    both are empty for a table in the lake itself.
+    """
 
     storage: Storage
     path: str
@@ -34,7 +39,7 @@ class Found(NamedTuple):
     outer: str = ""
 
     def info(self, info: fs.FileInfo) -> fs.FileInfo:
-        """Return what a storage says of a file, under its path in the lake."""
+        """Return a storage's information about a file, with its path in the lake's layout."""
         if not self.outer:
             return info
         path = f"{self.outer}/{info.path.removeprefix(self.inner).strip('/')}".rstrip("/")
@@ -42,68 +47,75 @@ class Found(NamedTuple):
 
 
 class LocatedFiles(fs.FileSystemHandler):  # type: ignore[misc]
-    """Files below the root of a lake, and those of tables that `place_of` knows another place and options for."""
+    """The files of a lake: `home` has those below its root, `place_of` gives place and options of tables elsewhere."""
 
     def __init__(self, home: Storage, place_of: Callable[[str], tuple[str, Mapping[str, str]] | None]) -> None:
-        self.home, self.place_of = home, place_of
+        self.home = home
+        self.place_of = place_of
         self.opened: dict[tuple[object, ...], Storage] = {}
-        """By bucket or folder and options: no client acts with the key of one table for another in its bucket."""
+        """By bucket or folder and options: no client uses the credentials of one table for another in its bucket."""
 
     @cached_property
     def arrow(self) -> fs.FileSystem:
         return fs.PyFileSystem(self)
 
     def at(self, path: str) -> Found:
-        """Return where a path leads. Raises OSError where its table can have no place."""
+        """Return the storage and path for a path of the lake. Raises OSError if its table has no valid place."""
         layer, _, rest = path.strip("/").partition("/")
         table, _, rest = rest.partition("/")
         try:
-            place = self.place_of(f"{layer}.{table}") if table else None
+            location = self.place_of(f"{layer}.{table}") if table else None
         except ValueError as error:
             raise FileNotFoundError(str(error)) from None
-        if place is None:
+        if location is None:
             return Found(self.home, path)
-        root, inner = _divided(place[0])
-        key = (root, *sorted(place[1].items()))
-        storage = self.opened.get(key) or self.opened.setdefault(key, files_at(root, place[1]))
+        place, options = location
+        root, inner = _split_place(place)
+        key = (root, *sorted(options.items()))
+        # `setdefault` is atomic: two threads that open the same storage share the client that came first.
+        storage = self.opened.get(key) or self.opened.setdefault(key, files_at(root, options))
         return Found(storage, f"{inner}/{rest}".strip("/"), inner, f"{layer}/{table}")
 
-    # What the router asks of a storage.
+    # The methods of `Storage`.
 
     def read(self, path: str) -> bytes | None:
-        found = self.at(path)
-        return found.storage.read(found.path)
+        located = self.at(path)
+        return located.storage.read(located.path)
 
     def write(self, path: str, content: bytes) -> None:
-        found = self.at(path)
-        found.storage.write(found.path, content)
+        located = self.at(path)
+        located.storage.write(located.path, content)
 
     def create(self, path: str, content: bytes) -> str | None:
-        found = self.at(path)
-        return found.storage.create(found.path, content)
+        located = self.at(path)
+        return located.storage.create(located.path, content)
 
     def replace(self, path: str, content: bytes, stamp: str) -> str | None:
-        found = self.at(path)
-        return found.storage.replace(found.path, content, stamp)
+        located = self.at(path)
+        return located.storage.replace(located.path, content, stamp)
 
     def stamp(self, path: str) -> str | None:
-        found = self.at(path)
-        return found.storage.stamp(found.path)
+        located = self.at(path)
+        return located.storage.stamp(located.path)
 
     def stamps(self, folder: str, after: str) -> dict[str, str]:
-        found, begin = self.at(folder), self.at(after)
-        stamps = found.storage.stamps(found.path, begin.path.rstrip("/") + ("/" if after.endswith("/") else ""))
-        return {folder + path.removeprefix(found.path): stamp for path, stamp in stamps.items()}
+        located = self.at(folder)
+        begin = self.at(after).path.rstrip("/")
+        if after.endswith("/"):  # `at` strips the slash of a folder, and names are compared with it
+            begin += "/"
+        stamps = located.storage.stamps(located.path, begin)
+        return {folder + path.removeprefix(located.path): stamp for path, stamp in stamps.items()}
 
     def delete(self, paths: Iterable[str]) -> None:
-        for found in map(self.at, paths):
-            found.storage.delete([found.path])
+        for path in paths:
+            located = self.at(path)
+            located.storage.delete([located.path])
 
     def sync(self, path: str) -> None:
-        found = self.at(path)
-        found.storage.sync(found.path)
+        located = self.at(path)
+        located.storage.sync(located.path)
 
-    # What Arrow asks of a file system.
+    # The methods of Arrow's file systems.
 
     def get_type_name(self) -> str:
         return "located"
@@ -112,77 +124,85 @@ class LocatedFiles(fs.FileSystemHandler):  # type: ignore[misc]
         return path
 
     def get_file_info(self, paths: list[str]) -> list[fs.FileInfo]:
+        # One call for each storage, the storages at once; `index` brings the answers back into the order of the paths.
         by_storage: dict[int, list[tuple[int, Found]]] = {}
         for index, path in enumerate(paths):
-            found = self.at(path)
-            by_storage.setdefault(id(found.storage), []).append((index, found))
+            located = self.at(path)
+            by_storage.setdefault(id(located.storage), []).append((index, located))
+        infos: dict[int, fs.FileInfo] = {}
         with ThreadPoolExecutor(THREADS) as pool:
-            infos = dict(pair for part in pool.map(_infos, by_storage.values()) for pair in part)
+            for numbered_infos in pool.map(_file_infos, by_storage.values()):
+                infos.update(numbered_infos)
         return [infos[index] for index in range(len(paths))]
 
     def get_file_info_selector(self, selector: fs.FileSelector) -> list[fs.FileInfo]:
-        """List a folder; what holds tables has those that lie elsewhere among its folders."""
+        """List a folder; the root and a layer list tables that are stored elsewhere among their folders."""
         path = selector.base_dir.strip("/")
-        found = self.at(path)
-        if found.outer or selector.recursive or "/" in path or path.startswith(NOTES):
-            inner = fs.FileSelector(found.path, selector.allow_not_found, selector.recursive)
-            return [found.info(info) for info in found.storage.arrow.get_file_info(inner)]
-        noted = self.home.arrow.get_file_info(fs.FileSelector(f"{NOTES}/{path}".strip("/"), allow_not_found=True))
-        inner = fs.FileSelector(path, selector.allow_not_found or bool(noted))
+        located = self.at(path)
+        if located.outer or selector.recursive or "/" in path or path.startswith(NOTES):
+            inner = fs.FileSelector(located.path, selector.allow_not_found, selector.recursive)
+            return [located.info(info) for info in located.storage.arrow.get_file_info(inner)]
+        # The notes are in the lake's layout too, so the notes of this folder are its tables elsewhere.
+        notes = self.home.arrow.get_file_info(fs.FileSelector(f"{NOTES}/{path}".strip("/"), allow_not_found=True))
+        inner = fs.FileSelector(path, selector.allow_not_found or bool(notes))
         infos = {info.base_name: info for info in self.home.arrow.get_file_info(inner)}
-        for name in {info.base_name for info in noted if "." not in info.base_name} - infos.keys():
-            infos[name] = fs.FileInfo(f"{path}/{name}".strip("/"), fs.FileType.Directory)
+        for noted_entry in notes:
+            name = noted_entry.base_name
+            if "." not in name and name not in infos:
+                infos[name] = fs.FileInfo(f"{path}/{name}".strip("/"), fs.FileType.Directory)
         return list(infos.values())
 
     def create_dir(self, path: str, recursive: bool) -> None:
-        found = self.at(path)
-        found.storage.arrow.create_dir(found.path, recursive=recursive)
+        located = self.at(path)
+        located.storage.arrow.create_dir(located.path, recursive=recursive)
 
     def open_input_stream(self, path: str) -> pa.NativeFile:
-        found = self.at(path)
-        return found.storage.arrow.open_input_stream(found.path)
+        located = self.at(path)
+        return located.storage.arrow.open_input_stream(located.path)
 
     def open_input_file(self, path: str) -> pa.NativeFile:
-        found = self.at(path)
-        return found.storage.arrow.open_input_file(found.path)
+        located = self.at(path)
+        return located.storage.arrow.open_input_file(located.path)
 
     def open_output_stream(self, path: str, metadata: Any) -> pa.NativeFile:
-        found = self.at(path)
-        return found.storage.arrow.open_output_stream(found.path)
+        located = self.at(path)
+        return located.storage.arrow.open_output_stream(located.path)
 
     def open_append_stream(self, path: str, metadata: Any) -> pa.NativeFile:
         raise NotImplementedError("the router appends to no file")
 
     def delete_file(self, path: str) -> None:
-        found = self.at(path)
-        found.storage.arrow.delete_file(found.path)
+        located = self.at(path)
+        located.storage.arrow.delete_file(located.path)
 
     def move(self, src: str, dest: str) -> None:
-        one, other = self.at(src), self.at(dest)
-        if one.storage is other.storage:
-            one.storage.arrow.move(one.path, other.path)
-        else:
-            self.copy_file(src, dest)
-            self.delete_file(src)
+        source = self.at(src)
+        target = self.at(dest)
+        if source.storage is target.storage:
+            source.storage.arrow.move(source.path, target.path)
+            return
+        self.copy_file(src, dest)
+        self.delete_file(src)
 
     def copy_file(self, src: str, dest: str) -> None:
-        one, other = self.at(src), self.at(dest)
-        if one.storage is other.storage:
-            one.storage.arrow.copy_file(one.path, other.path)
+        source = self.at(src)
+        target = self.at(dest)
+        if source.storage is target.storage:
+            source.storage.arrow.copy_file(source.path, target.path)
             return
         with (
-            one.storage.arrow.open_input_stream(one.path) as source,
-            other.storage.arrow.open_output_stream(other.path) as target,
+            source.storage.arrow.open_input_stream(source.path) as source_stream,
+            target.storage.arrow.open_output_stream(target.path) as target_stream,
         ):
-            shutil.copyfileobj(source, target, 8 << 20)
+            shutil.copyfileobj(source_stream, target_stream, 8 << 20)
 
     def delete_dir(self, path: str) -> None:
-        found = self.at(path)
-        found.storage.arrow.delete_dir(found.path)
+        located = self.at(path)
+        located.storage.arrow.delete_dir(located.path)
 
     def delete_dir_contents(self, path: str, missing_dir_ok: bool = False) -> None:
-        found = self.at(path)
-        found.storage.arrow.delete_dir_contents(found.path, missing_dir_ok=missing_dir_ok)
+        located = self.at(path)
+        located.storage.arrow.delete_dir_contents(located.path, missing_dir_ok=missing_dir_ok)
 
     def delete_root_dir_contents(self) -> None:
         raise NotImplementedError("the router does not empty a lake")
@@ -196,18 +216,18 @@ class LocatedFiles(fs.FileSystemHandler):  # type: ignore[misc]
     __hash__ = None  # type: ignore[assignment]
 
 
-def _infos(asked: list[tuple[int, Found]]) -> list[tuple[int, fs.FileInfo]]:
-    """Return what one storage says of files, each with its number; a bucket that is not there has none."""
-    storage = asked[0][1].storage
+def _file_infos(numbered_paths: list[tuple[int, Found]]) -> list[tuple[int, fs.FileInfo]]:
+    """Return the information of one storage about files, each with its number."""
+    storage = numbered_paths[0][1].storage
     try:
-        infos = storage.arrow.get_file_info([found.path for _, found in asked])
-    except FileNotFoundError:
-        infos = [fs.FileInfo(found.path, fs.FileType.NotFound) for _, found in asked]
-    return [(index, found.info(info)) for (index, found), info in zip(asked, infos, strict=True)]
+        infos = storage.arrow.get_file_info([located.path for _, located in numbered_paths])
+    except FileNotFoundError:  # there is no such bucket, so no file in it
+        infos = [fs.FileInfo(located.path, fs.FileType.NotFound) for _, located in numbered_paths]
+    return [(index, located.info(info)) for (index, located), info in zip(numbered_paths, infos, strict=True)]
 
 
-def _divided(place: str) -> tuple[str, str]:
-    """Return the bucket, or the folder above, and the rest: tables of one bucket share a client."""
+def _split_place(place: str) -> tuple[str, str]:
+    """Split a place into its bucket, or the folder above it, and the rest: tables of one bucket share a client."""
     if is_local(place):
         folder, _, name = place.rpartition("/")
         return folder or "/", name
@@ -217,15 +237,15 @@ def _divided(place: str) -> tuple[str, str]:
 
 
 def note_path(table: str) -> str:
-    """Return the file of a lake that says where a table lies."""
+    """Return the path of the note about a table's place."""
     return f"{NOTES}/{table.replace('.', '/', 1)}"
 
 
 def noted(content: bytes) -> str:
-    """Return the place that such a file names."""
+    """Return the place that a note contains."""
     return str(json.loads(content)["place"])
 
 
 def note(place: str) -> bytes:
-    """Return the content of such a file."""
+    """Return the content of the note about a place."""
     return json.dumps({"place": place}).encode()

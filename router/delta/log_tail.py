@@ -1,10 +1,10 @@
-"""Open tables: what a batch asks of a table is kept, what others commit is read on, and appends are written to its log.
+"""Open tables that follow their logs: keep what a batch reads of a table, read new commits, and append by one file.
 
 delta-rs lists a log, and reads every commit since the last checkpoint, several times for one append: 14 to 94 requests
 in an object store. Its handle has the list of the table's files, 0.02 MB for each commit since the last checkpoint:
-5 000 of them do not fit into a driver. Here a batch asks one question of a table's log (what came after version N?),
-and an append is one file, written only if it is not there: the protocol's own way to commit. Everything else goes
-through delta-rs, on the same table at its newest version. Runs on the driver.
+5 000 handles do not fit into a driver. `LogTail` asks a log one question per batch (what came after version N?), and
+appends by writing one file unless it exists, which is how the Delta protocol commits. Everything else goes through
+delta-rs, on the same table at its newest version. Runs on the driver.
 """
 
 from __future__ import annotations
@@ -34,23 +34,28 @@ if TYPE_CHECKING:
 
 APPENDED = {"appendOnly", "invariants", "checkConstraints", "changeDataFeed", "generatedColumns", "timestampNtz"}
 APPENDED |= {"deletionVectors", "typeWidening", "typeWidening-preview"}
-"""Features of tables for which an append says nothing more than which files are new."""
+"""Features of tables to which a commit of new files, and nothing else, can be appended."""
 INTERVAL = "delta.checkpointInterval"
 TRIES = 20
-"""Versions that other writers may be faster to make before an append gives up."""
+"""How often an append tries the next version, if other writers take the one before."""
 CLEANED = 10
 """Checkpoints in an object store after which expired commits are deleted; on a disk table maintenance does that."""
 FILE_ACTIONS = b'{"add"', b'{"remove"'
-"""How the actions begin that say nothing about what the table is: a compaction writes thousands of them."""
+"""The beginnings of actions that only concern files: they are not parsed, as a compaction writes thousands of them."""
 
 
 @dataclass
 class LogTail:
-    """An open table: what its newest version is, and what was committed since it was opened.
+    """An open table: its newest version, and what has changed since it was opened.
 
-    It answers what the router asks of a `DeltaTable`. Whatever is not among its methods is asked of the table at its
-    newest version. `handle` is delta-rs's own of some version since, as long as it is kept; `files` is about how many
-    files the table has.
+    It has those methods of `DeltaTable` that the router calls often; any other goes to `newest`. Fields:
+
+    - `handle`: delta-rs's own table, of some earlier version; None if it was dropped to save memory.
+    - `at`: the newest version that was read. `stamp`: the stamp of its commit's file.
+    - `about`: schema, metadata and protocol.
+    - `files`: about how many files the table has.
+    - `transactions`: transaction id -> its version, None if the table does not have the id, for those asked or read.
+    - `commits`: version -> text of the commit, since the last checkpoint; in object stores only.
     """
 
     lake: Lake
@@ -65,11 +70,18 @@ class LogTail:
 
     @classmethod
     def of(cls, lake: Lake, name: str, table: DeltaTable) -> LogTail:
-        """Return a table that was opened just now."""
-        files = table.get_add_actions().num_rows
-        found = cls(lake, name, table, table.version(), None, _about(table), files)
-        found.stamp = lake.stamp(found.path(found.at))
-        return found
+        """Return the tail of a table that was just opened."""
+        tail = cls(
+            lake=lake,
+            name=name,
+            handle=table,
+            at=table.version(),
+            stamp=None,
+            about=_schema_metadata_protocol(table),
+            files=table.get_add_actions().num_rows,
+        )
+        tail.stamp = lake.stamp(tail.path(tail.at))
+        return tail
 
     def path(self, version: int) -> str:
         """Return the path of a commit below the lake."""
@@ -80,55 +92,74 @@ class LogTail:
         return f"{self.name.replace('.', '/')}/_delta_log"
 
     def renewed(self) -> bool:
-        """Take in what came after the version that is known; say whether the table is still this one."""
-        return self._read_on() != "another"
+        """Read the commits since `at`; return False if the table was replaced by another one of its name."""
+        return self._read_new_commits() != "another"
 
-    def _read_on(self) -> Literal["same", "changed", "another"]:
-        """Take in what came since; say whether metadata or protocol have changed, or the table is another one."""
-        written = self._written()
-        if written(self.at) != self.stamp:
-            return "another"  # the table was dropped, and made again
-        while (stamp := written(self.at + 1)) is not None:
+    def _read_new_commits(self) -> Literal["same", "changed", "another"]:
+        """Read the commits since `at`.
+
+        Returns `same` if they concern rows only, `changed` if metadata or protocol have changed, and `another` if the
+        log is not the one that was read before, or cannot be read: the table then has to be opened again.
+        """
+        stamp_of = self._stamps()
+        if stamp_of(self.at) != self.stamp:
+            return "another"  # the table was dropped, and created again
+        while True:
+            stamp = stamp_of(self.at + 1)
+            if stamp is None:
+                return "same"
             text = self.lake.read(self.path(self.at + 1))
             if not text:
-                return "another"  # opening it anew says what is wrong
+                return "another"  # opening the table again raises the error
             try:
-                known = self._take(text)
+                is_taken = self._take(text)
             except ValueError:  # cut off or overwritten
                 return "another"
-            if not known:
-                return self._changed()
+            if not is_taken:
+                return self._reopen()
             self.stamp = stamp
-        return "same"
 
-    def _written(self) -> Callable[[int], str | None]:
-        """Return what knows when a version was committed. Object stores are asked once, disks for single files."""
+    def _stamps(self) -> Callable[[int], str | None]:
+        """Return a function: version -> stamp of its commit, None if there is none.
+
+        An object store lists all new commits with one request. On a disk a look at each file is cheaper than a list.
+        """
         if self.lake.on_disk(self.name):
             return lambda version: self.lake.stamp(self.path(version))
-        found = self.lake.store.stamps(self._log, after=self.path(self.at - 1) if self.at else f"{self._log}/")
-        return lambda version: found.get(self.path(version))
+        after = self.path(self.at - 1) if self.at else f"{self._log}/"
+        stamps = self.lake.store.stamps(self._log, after=after)
+        return lambda version: stamps.get(self.path(version))
 
-    def _changed(self) -> Literal["changed", "another"]:
-        """Learn anew what the table is."""
+    def _reopen(self) -> Literal["changed", "another"]:
+        """Open the table again, as its metadata or protocol have changed."""
         table = self.lake.open(self.name)
         if table is None:
             return "another"
-        known = {app_id: table.transaction_version(app_id) for app_id in self.transactions}
-        self.handle, self.at, self.about, self.transactions = table, table.version(), _about(table), known
+        # Read everything before the first assignment: an error then leaves the tail as it was.
+        transactions = {app_id: table.transaction_version(app_id) for app_id in self.transactions}
+        about = _schema_metadata_protocol(table)
+        self.handle = table
+        self.at = table.version()
+        self.about = about
+        self.transactions = transactions
         self.stamp = self.lake.stamp(self.path(self.at))
         self.commits.clear()
         return "changed"
 
     def _take(self, text: bytes) -> bool:
-        """Note the next commit; return False where it changes what the table is. Raises ValueError."""
+        """Note the next commit; return False, and note nothing, if it changes metadata or protocol.
+
+        Raises ValueError if its text is cut off: the last line is parsed whatever it is, and would be half an action.
+        """
         *lines, last = text.strip().splitlines()
-        told = (line for line in lines if line.strip() and not line.startswith(FILE_ACTIONS))
-        actions = [json.loads(line) for line in (*told, last)]  # a commit that was cut off ends in half an action
+        actions = [json.loads(line) for line in lines if line.strip() and not line.startswith(FILE_ACTIONS)]
+        actions.append(json.loads(last))
         if any("metaData" in action or "protocol" in action for action in actions):
             return False
         for action in actions:
-            if one := action.get("txn"):
-                self.transactions[one["appId"]] = int(one["version"])
+            transaction = action.get("txn")
+            if transaction:
+                self.transactions[transaction["appId"]] = int(transaction["version"])
         self.at += 1
         self.files += 1
         if not self.lake.on_disk(self.name):
@@ -141,7 +172,7 @@ class LogTail:
         if table is not None and table.version() < self.at:
             try:
                 table.update_incremental()
-            except DeltaError:  # its log begins later by now
+            except DeltaError:  # commits that the handle lacks were deleted from the log by now
                 table = None
         table = table or self.lake.open(self.name)
         if table is None:
@@ -161,13 +192,15 @@ class LogTail:
         return self.about[1]
 
     def protocol(self) -> ProtocolVersions:
-        """Return the versions and features that whoever reads or writes the table has to know."""
+        """Return the versions and features that readers and writers of the table must support."""
         return self.about[2]
 
     def transaction_version(self, app_id: str) -> int | None:
-        """Return the version of a transaction id, None where the table has none of it."""
-        if app_id not in self.transactions:  # no commit since the handle's version has it
-            self.transactions[app_id] = (self.handle or self.newest()).transaction_version(app_id)
+        """Return the version of a transaction id, None if the table does not have the id."""
+        if app_id not in self.transactions:
+            # No commit after the handle's version has the id, or `_take` had noted it: an old handle can answer.
+            table = self.handle or self.newest()
+            self.transactions[app_id] = table.transaction_version(app_id)
         return self.transactions[app_id]
 
     def __getattr__(self, name: str) -> Any:
@@ -177,52 +210,63 @@ class LogTail:
 
     @property
     def appends(self) -> bool:
-        """Say whether an append needs nothing but its files in the log."""
-        return {*(self.protocol().writer_features or ())} <= APPENDED
+        """Return whether `append` can write to the table: all its features are in `APPENDED`."""
+        return set(self.protocol().writer_features or ()) <= APPENDED
 
     def append(self, files: Sequence[AddAction], transaction: tuple[str, int], notes: Mapping[str, str]) -> bool:
-        """Add files in one commit; return False where the transaction id is there already. Raises TableError."""
-        text = _commit(files, transaction, notes)
+        """Add files in one commit; return False if the table has the transaction id already. Raises TableError."""
+        app_id, number = transaction
+        text = _append_commit(files, transaction, notes)
         for _ in range(TRIES):
-            known = self.transaction_version(transaction[0])
-            if known is not None and known >= transaction[1]:
+            committed = self.transaction_version(app_id)
+            if committed is not None and committed >= number:
                 return False
-            stamp = self.lake.store.create(self.path(self.at + 1), text)
+            next_commit = self.path(self.at + 1)
+            stamp = self.lake.store.create(next_commit, text)
             if stamp is not None:
                 self._take(text)
-                self.stamp, self.handle = stamp, None  # the next append needs none: it would only grow
+                self.stamp = stamp
+                self.handle = None  # the next append needs no handle, and it would only grow
                 self._checkpoint()
                 return True
-            if self.lake.read(self.path(self.at + 1)) == text:  # a request was sent again whose answer was lost
-                stamp = self.lake.stamp(self.path(self.at + 1))
+            # The storage client may have retried a request whose answer was lost: then the file is our own.
+            if self.lake.read(next_commit) == text:
+                stamp = self.lake.stamp(next_commit)
                 self._take(text)
                 self.stamp = stamp
                 return True
-            if self._read_on() != "same":
+            # Another writer took the version. If it only added rows, try the next version.
+            if self._read_new_commits() != "same":
                 raise TableError(self.name, "the commit failed: another writer has changed the table meanwhile")
         raise TableError(self.name, f"other writers were faster {TRIES} times; stop one of them")
 
     def _checkpoint(self) -> None:
-        """Write a checkpoint where one is due.
-
-        That of an object store is made on a disk from the last one and the commits that are kept.
-        """
+        """Write a checkpoint if one is due."""
         interval = int(self.metadata().configuration.get(INTERVAL) or 100)
-        # tables that were made by one batch would all have theirs in one batch: at 5 000 tables a minute of work
-        shifted = crc32(self.name.encode()) if self.lake.on_disk(self.name) else 0
-        if (self.at + 1 + shifted) % interval:
+        on_disk = self.lake.on_disk(self.name)
+        # Shift the turn of each table: tables that one batch made would all have their checkpoint in one batch, at
+        # 5 000 tables a minute of work.
+        shift = crc32(self.name.encode()) if on_disk else 0
+        if (self.at + 1 + shift) % interval != 0:
             return
-        if self.lake.on_disk(self.name) or not self._made_here():
+        if on_disk or not self._build_checkpoint():
             self.newest().create_checkpoint()
         self.commits.clear()
-        if not self.lake.on_disk(self.name) and (self.at + 1) % (CLEANED * interval) == 0:
+        if not on_disk and (self.at + 1) % (CLEANED * interval) == 0:
             self.newest().cleanup_metadata()
 
-    def _made_here(self) -> bool:
+    def _build_checkpoint(self) -> bool:
+        """Build the checkpoint of a table in an object store from the last one and the kept commits.
+
+        delta-rs does it in a temporary folder, which saves it reading every commit from the store. Returns False if
+        that is not possible, as the last checkpoint has several parts or is of version 2.
+        """
         about = json.loads(self.lake.read(f"{self._log}/_last_checkpoint") or b"{}")
         last = int(about.get("version", -1))
-        if "parts" in about or "v2Checkpoint" in about or last >= self.at:
-            return last >= self.at
+        if last >= self.at:
+            return True  # another writer was faster
+        if "parts" in about or "v2Checkpoint" in about:
+            return False
         with TemporaryDirectory() as place:
             folder = Path(place, "_delta_log")
             folder.mkdir()
@@ -238,24 +282,28 @@ class LogTail:
                     return False
                 Path(folder, f"{version:020}.json").write_bytes(text)
             DeltaTable(place).create_checkpoint()
+            # `_last_checkpoint` comes second: it must not name a checkpoint that is not there yet.
             for name in (f"{self.at:020}.checkpoint.parquet", "_last_checkpoint"):
                 self.lake.write(f"{self._log}/{name}", Path(folder, name).read_bytes())
         return True
 
 
 def newest(table: Any) -> Any:
-    """Return the table of delta-rs behind a tail, for what takes no other; other tables are as they are."""
-    return table.newest() if isinstance(table, LogTail) else table
+    """Return the table of delta-rs behind a LogTail, for calls that accept no other; any other table is returned."""
+    if isinstance(table, LogTail):
+        return table.newest()
+    return table
 
 
-def _about(table: DeltaTable) -> tuple[Schema, Metadata, ProtocolVersions]:
+def _schema_metadata_protocol(table: DeltaTable) -> tuple[Schema, Metadata, ProtocolVersions]:
     return table.schema(), table.metadata(), table.protocol()
 
 
-def _commit(files: Sequence[AddAction], transaction: tuple[str, int], notes: Mapping[str, str]) -> bytes:
-    """Return the actions of an append, as the protocol writes them ("Actions")."""
+def _append_commit(files: Sequence[AddAction], transaction: tuple[str, int], notes: Mapping[str, str]) -> bytes:
+    """Return the text of a commit that appends files. Source: Delta protocol, "Actions"."""
+    app_id, number = transaction
     now = int(time.time() * 1000)
-    about = {
+    info = {
         "timestamp": now,
         "operation": "WRITE",
         "operationParameters": {"mode": "Append"},
@@ -263,17 +311,18 @@ def _commit(files: Sequence[AddAction], transaction: tuple[str, int], notes: Map
         "isBlindAppend": True,
         **notes,
     }
-    actions: list[dict[str, Any]] = [{"commitInfo": about}]
-    actions.append({"txn": {"appId": transaction[0], "version": transaction[1], "lastUpdated": now}})
+    actions: list[dict[str, Any]] = [
+        {"commitInfo": info},
+        {"txn": {"appId": app_id, "version": number, "lastUpdated": now}},
+    ]
     for file in files:
-        actions.append({
-            "add": {
-                "path": quote(file.path, safe="/=-_.~"),
-                "partitionValues": dict(file.partition_values),
-                "size": file.size,
-                "modificationTime": file.modification_time,
-                "dataChange": file.data_change,
-                "stats": file.stats,
-            }
-        })  # fmt: skip
+        add = {
+            "path": quote(file.path, safe="/=-_.~"),
+            "partitionValues": dict(file.partition_values),
+            "size": file.size,
+            "modificationTime": file.modification_time,
+            "dataChange": file.data_change,
+            "stats": file.stats,
+        }
+        actions.append({"add": add})
     return "\n".join(json.dumps(action, separators=(",", ":")) for action in actions).encode()

@@ -1,4 +1,4 @@
-"""Keep a table in shape: few large files, a short way into its log, nothing left behind that nobody needs."""
+"""Maintain a table: join small files, delete unreferenced ones, and shorten its log."""
 
 from __future__ import annotations
 
@@ -24,19 +24,22 @@ if TYPE_CHECKING:
     from router.delta.lake import Lake
 
 SAFE = timedelta(days=7)
-"""Younger files may be needed: by readers of older versions, by a batch that was cut off or is landing now."""
+"""Younger files may be needed: by readers of older versions, or by a batch that was interrupted or is landing now."""
 TRIES = 5
 WAIT_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
 class MaintenanceOptions:
-    """How a table is kept: files of about `file_bytes`, sorted by `zorder`, with `statistics`; what no version refers
-    to is deleted after `retention`.
+    """How a table is maintained.
 
-    Its log keeps the newest `log_commits`, and all younger than `log_retention` (None: `log_age`). `gradual`: files
-    grow in steps, so that a row is written anew about four times, and not with every compaction. `unasked`: nobody has
-    named the table, so one that others made keeps its files.
+    - `file_bytes`: about the size of the files that small ones become. `zorder`: columns to sort the rows by.
+    - `retention`: how long a file stays after the last version that refers to it.
+    - `statistics`: count the files that have none.
+    - `log_commits`, `log_retention`: the log keeps the newest so many commits, and all that are younger than that
+      (None: `log_age`).
+    - `gradual`: let files grow in steps, so that a row is rewritten about four times, not with every compaction.
+    - `unasked`: no person named the table, so the files of one that others made are left alone.
     """
 
     file_bytes: int = 128 << 20
@@ -56,9 +59,10 @@ class MaintenanceOptions:
 
 @dataclass(frozen=True)
 class MaintenanceResult:
-    """What was done to a table, or would be: `files` that became `into` others, and what was deleted.
+    """What was done to a table, or would be done in a dry run.
 
-    Files `without_statistics` get them from Delta on Spark.
+    `files` became `into` larger ones; `deleted` files had `freed` bytes. `by_spark`: the features because of which only
+    Delta on Spark may maintain the table. `without_statistics`: files that get statistics from Delta on Spark.
     """
 
     table: str
@@ -71,34 +75,50 @@ class MaintenanceResult:
 
 
 def maintain(lake: Lake, table: str, options: MaintenanceOptions, *, dry: bool = False) -> MaintenanceResult:
-    """Compact, index and clean one table; `dry` only says what would be done. Another writer is waited for.
+    """Compact and clean one table; with `dry` only return what would be done. Tries again after another writer.
 
-    What Delta on Spark alone may write is left to it: `by_spark` then says why. Raises TableError.
+    A table that only Delta on Spark may write is left as it is: see `MaintenanceResult.by_spark`. Raises TableError.
     """
     handle = lake.open(table)
     if handle is None:
         raise TableError(table, "there is no such table")
-    if not dry and not table.endswith(DELETIONS) and deletions_table(lake, table):  # plain, whatever the table is
+    # The remembered deletions of a table are a plain table made here, even if the table itself is not.
+    if not dry and not table.endswith(DELETIONS) and deletions_table(lake, table):
         maintain(lake, f"{table}.{DELETIONS}", replace(options, zorder=(), unasked=False))
     try:
         if options.unasked and not made_here(handle, table):
             shorten_log(lake, table, handle, options)
-            return MaintenanceResult(table, 0, 0, 0, 0)
-        if features := unmergeable(handle):
-            left = _count_without_statistics(handle, options)
-            return MaintenanceResult(table, 0, 0, 0, 0, ", ".join(sorted(features)), left)
-        files, into = small_files(handle, options) if dry else _compacted(handle, options)
+            return MaintenanceResult(table, files=0, into=0, deleted=0, freed=0)
+        features = unmergeable(handle)
+        if features:
+            return MaintenanceResult(
+                table,
+                files=0,
+                into=0,
+                deleted=0,
+                freed=0,
+                by_spark=", ".join(sorted(features)),
+                without_statistics=_count_without_statistics(handle, options),
+            )
+        files, into = small_files(handle, options) if dry else _compact(handle, options)
+        # Dry first: the sizes of the files have to be read before they are deleted.
         old = handle.vacuum(options.hours, dry_run=True, enforce_retention_duration=False, full=True)
         freed = size_of(lake, table, old)
         if not dry:
             if old:
                 handle.vacuum(options.hours, dry_run=False, enforce_retention_duration=False, full=True)
+            # The log can be shortened up to a checkpoint only.
             handle.create_checkpoint()
             shorten_log(lake, table, handle, options)
     except (DeltaError, OSError) as error:
         raise TableError(table, f"it could not be maintained: {error}") from error
     return MaintenanceResult(
-        table, files, into, len(old), freed, without_statistics=_count_without_statistics(handle, options)
+        table,
+        files=files,
+        into=into,
+        deleted=len(old),
+        freed=freed,
+        without_statistics=_count_without_statistics(handle, options),
     )
 
 
@@ -106,40 +126,52 @@ LOG_RETENTION = "delta.logRetentionDuration"
 CLEANUP = "delta.enableExpiredLogCleanup"
 LOG_FILE = re.compile(r"\.?(\d{20})\.(json|crc|json\.crc|checkpoint.*)")
 CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet")
-LOG_AGE, LOG_AGE_OF_OBJECTS = timedelta(hours=1), SAFE
+LOG_AGE = timedelta(hours=1)
+LOG_AGE_OF_OBJECTS = SAFE
 
 
 def log_age(lake: Lake, table: str) -> timedelta:
-    """Return how long a log keeps every commit: at each, a folder is listed whole, an object store from a name on."""
+    """Return how long a log keeps every commit.
+
+    On a disk every commit lists the whole folder of the log, so that is short; an object store lists from a name on.
+    """
     return LOG_AGE if lake.on_disk(table) else LOG_AGE_OF_OBJECTS
 
 
 def shorten_log(
     lake: Lake, table: str, handle: DeltaTable, options: MaintenanceOptions, before: int | None = None
 ) -> int:
-    """Delete what a table's log no longer has to keep, and return how many files.
+    """Delete the files of a table's log that are no longer needed, and return how many.
 
-    The properties of a table win, and those of a table that others made. Else the newest checkpoint that is old enough
-    becomes the beginning of the log. `before`: no later version than this one becomes it.
+    The newest checkpoint that is old enough becomes the beginning of the log; with `before`, of a version up to that
+    one. If the table has properties for it, or others made it, delta-rs shortens the log by its properties instead.
     """
     properties = handle.metadata().configuration
     if properties.get(CLEANUP) == "false":
         return 0
-    features = {*(handle.protocol().reader_features or ())}
+    features = handle.protocol().reader_features or ()
     if not made_here(handle, table) or LOG_RETENTION in properties or "v2Checkpoint" in features:
         if before is None:
             handle.cleanup_metadata()
         return 0
-    kept = log_age(lake, table) if options.log_retention is None else options.log_retention
-    young = (datetime.now(timezone.utc) - kept).timestamp()
-    newest = min(handle.version() - options.log_commits, handle.version() if before is None else before)
-    found = lake.files.get_file_info(fs.FileSelector(f"{table.replace('.', '/')}/_delta_log"))
-    files = [(int(name[1]), info) for info in found if (name := LOG_FILE.fullmatch(info.base_name))]
-    checkpoints = [(version, info) for version, info in files if CHECKPOINT.fullmatch(info.base_name)]
-    begins = max(
-        (v for v, info in checkpoints if v <= newest and info.mtime and info.mtime.timestamp() < young), default=0
-    )
-    old = sorted(info.path for version, info in files if version < begins)
+    retention = log_age(lake, table) if options.log_retention is None else options.log_retention
+    written_before = (datetime.now(timezone.utc) - retention).timestamp()
+    newest = handle.version() - options.log_commits
+    if before is not None:
+        newest = min(newest, before)
+
+    files: list[tuple[int, str]] = []
+    begin = 0
+    for entry in lake.files.get_file_info(fs.FileSelector(f"{table.replace('.', '/')}/_delta_log")):
+        name = LOG_FILE.fullmatch(entry.base_name)
+        if name is None:
+            continue
+        version = int(name[1])
+        files.append((version, entry.path))
+        is_old = entry.mtime is not None and entry.mtime.timestamp() < written_before
+        if CHECKPOINT.fullmatch(entry.base_name) and version <= newest and is_old:
+            begin = max(begin, version)
+    old = sorted(path for version, path in files if version < begin)
     for path in old:  # oldest first: a process that is killed leaves no gap
         with suppress(FileNotFoundError):
             lake.files.delete_file(path)
@@ -147,79 +179,95 @@ def shorten_log(
 
 
 def delete_older(lake: Lake, table: str, before: datetime, version: int, more: str = "true") -> int:
-    """Delete an outbox's rows of a version whose record is from before a time; return how many.
+    """Delete the rows in a version of an outbox whose record is older than a time; return how many.
 
-    Rows that were added later stay, whatever their time. Where a row that just came would have to go, nothing is done.
-    `more` is SQL that holds for the rows that may go. What the version has is compacted, and the log begins at the
-    version at the latest: a query may have read it as far as that.
+    `more` is SQL, a further condition for the rows. Rows that were added after the version stay, whatever their time.
+    If a commit after it added a row that matches, nothing is deleted. The files of the version are compacted, and the
+    log keeps the version and all later ones, as a query may have read it up to there. Raises TableError.
     """
     handle = DeltaTable(lake.address(table), version=version, storage_options=lake.delta_options(table))
     moment = before.astimezone(timezone.utc).isoformat(timespec="microseconds")
     old = f"_timestamp < arrow_cast('{moment}', 'Timestamp(Microsecond, Some(\"UTC\"))')"
     try:
-        found = handle.delete(f"{old} AND {more}")
-        if not found["num_deleted_rows"]:  # else they are other files by now
-            _compacted(handle, MaintenanceOptions(gradual=True))
+        metrics = handle.delete(f"{old} AND {more}")
+        # Only if nothing was deleted: a deletion has replaced files of the version already.
+        if not metrics["num_deleted_rows"]:
+            _compact(handle, MaintenanceOptions(gradual=True))
         handle.vacuum(MaintenanceOptions().hours, dry_run=False, enforce_retention_duration=False, full=True)
         shorten_log(lake, table, handle, MaintenanceOptions(), before=version)
     except CommitFailedError:
         return 0
     except (DeltaError, OSError) as error:
         raise TableError(table, f"its old rows could not be deleted: {error}") from error
-    return int(found["num_deleted_rows"] or 0)
+    return int(metrics["num_deleted_rows"] or 0)
 
 
 def small_files(handle: DeltaTable, options: MaintenanceOptions) -> tuple[int, int]:
     """Return how many files are worth joining, and into about how many."""
-    actions: Any = pa.table(handle.get_add_actions())
-    sizes = actions.column("size_bytes").to_pylist()
-    target = _target(sizes, options)
-    few = [size for size in sizes if size < target]
-    into = -(-sum(few) // target) if target else 0
-    return (len(few), into) if len(few) > into else (0, 0)
+    sizes = _file_sizes(handle)
+    target = _target_size(sizes, options)
+    small = [size for size in sizes if size < target]
+    if not small:
+        return 0, 0
+    into = -(-sum(small) // target)  # rounded up
+    if len(small) <= into:
+        return 0, 0
+    return len(small), into
 
 
 STEPS = 9, 6, 3, 0
-"""The sizes that files grow to before they have `file_bytes`: each is eight times the one before."""
+"""The sizes that files grow to before they have `file_bytes`, as binary shifts: each is eight times the one before."""
 ENOUGH = 8
-"""Files of a size that are worth joining."""
+"""The number of files of one size from which they are worth joining."""
 
 
-def _target(sizes: list[int], options: MaintenanceOptions) -> int:
-    """Return the bytes of the files that small ones become, 0 where none are worth joining."""
+def _file_sizes(handle: DeltaTable) -> list[int]:
+    actions: Any = pa.table(handle.get_add_actions())
+    sizes: list[int] = actions.column("size_bytes").to_pylist()
+    return sizes
+
+
+def _target_size(sizes: list[int], options: MaintenanceOptions) -> int:
+    """Return the bytes of the files that small ones become, 0 if none are worth joining."""
     if not options.gradual:
         return options.file_bytes
-    chosen, least = 0, 0
+    # Of the steps with enough files that have not reached it, the largest. Files below half of the step before do not
+    # count for a step: they belong to an earlier one.
+    chosen = 0
+    smallest = 0
     for step in STEPS:
         target = max(options.file_bytes >> step, 1)
-        if sum(least <= size < target for size in sizes) >= ENOUGH:
+        if sum(smallest <= size < target for size in sizes) >= ENOUGH:
             chosen = target
-        least = target // 2
+        smallest = target // 2
     return chosen
 
 
 def _count_without_statistics(handle: DeltaTable, options: MaintenanceOptions) -> int:
+    if not options.statistics:
+        return 0
     actions: Any = pa.table(handle.get_add_actions())
-    return int(actions.column("num_records").null_count) if options.statistics else 0
+    return int(actions.column("num_records").null_count)
 
 
-def _compacted(handle: DeltaTable, options: MaintenanceOptions) -> tuple[int, int]:
-    def work() -> dict[str, Any]:
-        written = without_bounds_of_floats(pa.schema(handle.schema().to_arrow()), compression="ZSTD")
-        if options.zorder:
-            return handle.optimize.z_order(options.zorder, target_size=target, writer_properties=written)
-        return handle.optimize.compact(target_size=target, max_concurrent_tasks=1, writer_properties=written)
-
-    actions: Any = pa.table(handle.get_add_actions())
-    target = options.file_bytes if options.zorder else _target(actions.column("size_bytes").to_pylist(), options)
-    if not target:
+def _compact(handle: DeltaTable, options: MaintenanceOptions) -> tuple[int, int]:
+    """Join small files, or sort all of them by `zorder`; return how many files were removed and added."""
+    target = options.file_bytes if options.zorder else _target_size(_file_sizes(handle), options)
+    if target == 0:
         return 0, 0
-    found = retry_on_conflict(work, CommitFailedError, TRIES, WAIT_SECONDS, before=handle.update_incremental)
-    return int(found["numFilesRemoved"]), int(found["numFilesAdded"])
+
+    def work() -> dict[str, Any]:
+        properties = without_bounds_of_floats(pa.schema(handle.schema().to_arrow()), compression="ZSTD")
+        if options.zorder:
+            return handle.optimize.z_order(options.zorder, target_size=target, writer_properties=properties)
+        return handle.optimize.compact(target_size=target, max_concurrent_tasks=1, writer_properties=properties)
+
+    metrics = retry_on_conflict(work, CommitFailedError, TRIES, WAIT_SECONDS, before=handle.update_incremental)
+    return int(metrics["numFilesRemoved"]), int(metrics["numFilesAdded"])
 
 
 def size_of(lake: Lake, table: str, files: list[str]) -> int:
-    """Return the bytes of files in a table's folder."""
+    """Return the bytes of files in a table's folder; a file that is gone has none."""
     folder = table.replace(".", "/")
-    found = lake.files.get_file_info([f"{folder}/{file}" for file in files])
-    return sum(info.size or 0 for info in found)
+    entries = lake.files.get_file_info([f"{folder}/{file}" for file in files])
+    return sum(entry.size or 0 for entry in entries)

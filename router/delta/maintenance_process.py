@@ -1,7 +1,7 @@
-"""Table maintenance in a process of its own, so that a batch shares nothing with it but the cores that are left over.
+"""Maintain tables in a process of its own, so that batches share only cores with it.
 
-A compaction in the process of the batches would share delta-rs's threads, the interpreter's lock and memory with them.
-The process runs at low priority and ends with the one that started it.
+A compaction in the driver's process would share delta-rs's threads, the interpreter's lock and memory with the batches.
+This process runs at low priority and ends with the one that started it.
 """
 
 from __future__ import annotations
@@ -23,38 +23,39 @@ if TYPE_CHECKING:
     from router.delta.lake import Lake
 
 LOWER = 10
-"""Steps of priority below the driver: beside one that has work, the process gets about a tenth of a core."""
+"""Steps of priority below the driver: while that is busy, the process gets about a tenth of a core."""
 SECONDS = 10.0
-"""How long its end is waited for, when it has nothing to do any more."""
+"""How long the idle process may take to end before it is killed."""
 
 
 @dataclass
 class MaintenanceProcess:
-    """The process that maintains tables; there is one from the first table that is asked for until `end`."""
+    """The process that maintains tables. It is started for the first table, and runs until `end`."""
 
     running: subprocess.Popen[bytes] | None = None
 
     def maintain(self, lake: Lake, table: str, options: MaintenanceOptions, *, dry: bool = False) -> MaintenanceResult:
-        """Maintain one table there, as `maintenance.maintain` does here. Raises TableError."""
-        self.running = self.running or _started()
+        """Maintain one table in the process, as `maintenance.maintain` does. Raises TableError."""
+        self.running = self.running or _start_process()
         assert self.running.stdin
         assert self.running.stdout
         try:
             pickle.dump((lake, table, options, dry), self.running.stdin)
             self.running.stdin.flush()
-            found: MaintenanceResult | tuple[str, str] = pickle.load(self.running.stdout)
+            answer: MaintenanceResult | tuple[str, str] = pickle.load(self.running.stdout)
         except (EOFError, OSError) as error:
             code = self.end()
             raise TableError(table, f"it could not be maintained: the process for it ended with {code}") from error
-        if isinstance(found, MaintenanceResult):
-            return found
-        raise TableError(*found)
+        if isinstance(answer, MaintenanceResult):
+            return answer
+        raise TableError(*answer)
 
     def end(self) -> int:
-        """End the process, where there is one; return what it exits with."""
-        process, self.running = self.running, None
+        """End the process, if it runs, and return its exit code."""
+        process = self.running
         if process is None:
             return 0
+        self.running = None
         with process:
             try:
                 process.communicate(timeout=SECONDS)
@@ -63,10 +64,10 @@ class MaintenanceProcess:
         return process.returncode
 
 
-def _started() -> subprocess.Popen[bytes]:
-    """Start the process. What it is asked for comes by a pipe: the lake's options may hold secrets."""
+def _start_process() -> subprocess.Popen[bytes]:
+    """Start the process. It gets the tables by a pipe, not as arguments: the lake's options may hold secrets."""
     code = "from router.delta.maintenance_process import serve; serve()"
-    path = os.pathsep.join(sys.path)  # as this process finds the router
+    path = os.pathsep.join(sys.path)  # the router may be on a path that only this process knows
     return subprocess.Popen(
         [sys.executable, "-c", code],
         stdin=subprocess.PIPE,
@@ -76,31 +77,37 @@ def _started() -> subprocess.Popen[bytes]:
 
 
 def serve() -> None:
-    """Maintain the tables that stdin asks for, one after the other; end with the process that asks."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which ends this process
+    """Maintain the tables that are requested on stdin, one after the other; end when stdin does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which then ends this process
     os.nice(LOWER)
-    asked = SimpleQueue[Any]()
-    threading.Thread(target=_read, args=(asked,), daemon=True).start()
+    # A thread reads stdin, so that the process notices its end in the middle of a compaction.
+    requests = SimpleQueue[Any]()
+    threading.Thread(target=_read_requests, args=(requests,), daemon=True).start()
+    # Answers go to the real stdout. Anything that a library prints goes to stderr, or it would be taken for an answer.
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints is no answer
+    os.dup2(2, 1)
     while True:
-        pickle.dump(_answer(*asked.get()), answers)
+        lake, table, options, dry = requests.get()
+        pickle.dump(_maintain_or_error(lake, table, options, dry), answers)
         answers.flush()
 
 
-def _read(asked: SimpleQueue[Any]) -> None:
-    """Read what is asked for. At the end nobody waits for answers: a compaction that is cut off changes nothing."""
+def _read_requests(requests: SimpleQueue[Any]) -> None:
+    """Queue requests; exit at once when stdin ends, as a compaction that is cut off changes nothing."""
     while True:
         try:
-            asked.put(pickle.load(sys.stdin.buffer))
+            requests.put(pickle.load(sys.stdin.buffer))
         except (EOFError, OSError, pickle.UnpicklingError):
             os._exit(0)
 
 
-def _answer(lake: Lake, table: str, options: MaintenanceOptions, dry: bool) -> MaintenanceResult | tuple[str, str]:
+def _maintain_or_error(
+    lake: Lake, table: str, options: MaintenanceOptions, dry: bool
+) -> MaintenanceResult | tuple[str, str]:
+    """Return the result, or table and text of a TableError: not every exception can be pickled."""
     try:
         return maintain(lake, table, options, dry=dry)
     except TableError as error:
         return error.table, error.what
-    except Exception as error:  # the process goes on with the next table
+    except Exception as error:  # the process continues with the next table
         return table, f"it could not be maintained: {first_line(error)}"

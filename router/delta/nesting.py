@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 LEVELS = 127
 """Levels of a table's schema as JSON."""
 STRUCTS = 41
-"""Structs in each other that a column may have, if nothing else is nested."""
+"""The number of nested structs that a column may have, if nothing else in it is nested."""
 COLUMN = 3
 """The levels at which a column stands: the schema, the array of its fields, the field."""
 TYPE_CHANGES = 2
@@ -26,11 +26,13 @@ TYPE_CHANGES = 2
 
 
 def depth_fault(column: pa.Field, *, widened: bool = False) -> str | None:
-    """Return why a table cannot have a column because it is nested too deep, and what to do; None if it can.
+    """Return that a column is nested too deep for a table, and what to do; None if it is not.
 
     With `widened` its type changes, and the table may have to note that.
     """
-    levels = _deepest(column.type, COLUMN) + (TYPE_CHANGES if widened else 0)
+    levels = _deepest(column.type, COLUMN)
+    if widened:
+        levels += TYPE_CHANGES
     if levels <= LEVELS:
         return None
     return (

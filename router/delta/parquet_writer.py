@@ -1,4 +1,4 @@
-"""Write rows as Parquet files of Delta tables, staged: nothing refers to them yet. Runs on executors."""
+"""Stage rows as Parquet files in the folders of Delta tables, for a later commit. Runs on executors."""
 
 from __future__ import annotations
 
@@ -25,22 +25,23 @@ if TYPE_CHECKING:
 
 ROW_GROUP = 1 << 20
 OPEN_FILES = 128
-"""Files a task keeps open at most; beyond it the fullest is closed (the usual limit of a process is 1024)."""
+"""Files that a task keeps open at most; the fullest ones are closed first (the usual limit of a process is 1024)."""
 SYNCED = 8
-"""Files that are brought to the disk at once."""
+"""Files that are flushed to the disk at once."""
 SAMPLE = 500
 REPEATED = 0.01
-"""A column gets a dictionary where at least this share of its first values has come before: of SAMPLE, or of a 50th of
-the rows where that is more, so that values which occur a few times each are seen in a long row group, too. Values that
-hardly repeat take 1.5 times the time and 1.4 times the bytes with a dictionary, after compression."""
+"""The share of repeated values in a sample from which a column gets a dictionary. The sample is the first SAMPLE
+values, or a 50th of all if that is more, so that values which occur a few times each are seen in a long row group. With
+a dictionary, values that hardly repeat take 1.5 times the time and, after compression, 1.4 times the bytes."""
 
 
 @dataclass(frozen=True)
 class Staging:
-    """Where and how files are written: sizes in bytes.
+    """Where and how files are written; sizes are in bytes.
 
-    `folder` is where they lie below the lake, None for the folder of each file's table; `token` is in the names of the
-    files of one job. zstd takes half the bytes of snappy at the same time.
+    A file is closed at `file_bytes`. A task holds rows of up to `buffer_bytes` before it writes some. `folder`, below
+    the lake, is used instead of the folder of each file's table. `token` is part of the file names of one job. zstd
+    takes half the bytes of snappy in the same time.
     """
 
     lake: Lake
@@ -51,49 +52,55 @@ class Staging:
     token: str = ""
 
     def writer(self, batch: int, attempt: str, dispensable: Collection[str] = ()) -> Writer:
-        """Return the writer of one task attempt; see there for what is dispensable."""
-        prefix = f"part-{batch:010d}-{self.token}-{attempt}" if self.token else f"part-{batch:010d}-{attempt}"
-        return Writer(self, prefix, dispensable)
+        """Return the writer of one task attempt; for `dispensable` see Writer."""
+        token = f"{self.token}-" if self.token else ""
+        return Writer(self, f"part-{batch:010d}-{token}{attempt}", dispensable)
 
 
 PartitionValues = tuple[tuple[str, str | None], ...]
-"""The columns of a partition, each with its value as Delta's log has it; None for null."""
+"""The columns of a partition, each with its value as Delta's log writes it; None for null."""
 
 
 def divided(rows: pa.RecordBatch, by: tuple[str, ...]) -> Iterator[tuple[PartitionValues, pa.RecordBatch]]:
-    """Split rows by the values of columns, and take these columns out. A column that is not there is null.
+    """Split rows by the values of the columns `by`, and drop these columns. A column that the rows lack is null.
 
-    Values are written as the Delta protocol says, "Partition value serialization": an empty text is null there.
+    Values are texts as in the Delta protocol, "Partition value serialization": an empty text is null there.
     """
-    texts = {name: _texts(rows.column(name)) for name in by if name in rows.schema.names}
-    kept = rows.drop_columns([*texts])
+    texts = {name: _partition_texts(rows.column(name)) for name in by if name in rows.schema.names}
+    other_columns = rows.drop_columns([*texts])
+    # Number the combinations of values: one column after the other, the numbers so far times its number of values (and
+    # null) plus the value's own. `unique` makes them consecutive again, so that they never overflow.
     codes = np.zeros(rows.num_rows, dtype=np.int64)
     for column in texts.values():
-        coded = column.dictionary_encode()
-        one = pc.fill_null(coded.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
-        codes = np.unique(codes * (len(coded.dictionary) + 1) + one + 1, return_inverse=True)[1]
+        encoded = column.dictionary_encode()
+        indices = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
+        codes = np.unique(codes * (len(encoded.dictionary) + 1) + indices + 1, return_inverse=True)[1]
     for code in range(int(codes.max(initial=0)) + 1):
-        at = np.flatnonzero(codes == code)
-        if len(at):
-            values = tuple((name, texts[name][int(at[0])].as_py() if name in texts else None) for name in by)
-            yield values, kept.take(pa.array(at))
+        row_numbers = np.flatnonzero(codes == code)
+        if len(row_numbers) == 0:
+            continue
+        first_row = int(row_numbers[0])
+        values = [(name, texts[name][first_row].as_py() if name in texts else None) for name in by]
+        yield tuple(values), other_columns.take(pa.array(row_numbers))
 
 
-def _texts(values: pa.Array) -> pa.Array:
-    """Return values as Delta's log has those of partitions: as Arrow writes them, if of a type that is taken."""
-    found = values.cast(pa.string())
-    return pc.if_else(pc.equal(found, ""), None, found)
+def _partition_texts(values: pa.Array) -> pa.Array:
+    """Return values as texts of Delta's log; Arrow writes the types that are allowed in partitions in that way."""
+    texts = values.cast(pa.string())
+    return pc.if_else(pc.equal(texts, ""), None, texts)
 
 
 def attempt() -> str:
     """Return a name for this task attempt that no other attempt of the job has."""
     context = TaskContext.get()
-    return f"{context.partitionId()}-{context.taskAttemptId()}" if context else "0-0"
+    if context is None:
+        return "0-0"
+    return f"{context.partitionId()}-{context.taskAttemptId()}"
 
 
 @dataclass
 class _Held:
-    """The rows of one table and the file they go to."""
+    """The rows of one table, or of one partition of it, and the file they go to. `nans`: columns with NaN so far."""
 
     target: str
     table: str
@@ -107,10 +114,10 @@ class _Held:
 
 
 class Writer:
-    """The writer of one task: it holds rows by table, and writes the largest tables above `buffer_bytes`.
+    """The writer of one task: it holds rows by table, and writes the largest tables first.
 
-    A failure of the storage is raised, but for tables of the targets in `dispensable`: why no file of such a table
-    could be written stands in `failed`, and its rows are left out.
+    An error of the storage is raised, except for tables of the targets in `dispensable`: their rows are dropped, and
+    `failed` has the reason, by target/table.
     """
 
     def __init__(self, staging: Staging, prefix: str, dispensable: Collection[str] = ()) -> None:
@@ -125,9 +132,9 @@ class Writer:
     def hold(
         self, target: str, table: str, rows: pa.RecordBatch, *, seen: bool = False, by: tuple[str, ...] = ()
     ) -> None:
-        """Keep rows for a table. `seen`: columns without a value in what is written at once are left out.
+        """Keep rows for a table. With `seen`, a file gets only columns that have a value in some row.
 
-        Rows go into files by the values of the columns `by`, which are not in the files.
+        Rows with different values in the columns `by` go into different files, without these columns.
         """
         for partition, part in divided(rows, by) if by else [((), rows)]:
             self._hold(target, table, part, partition, seen=seen)
@@ -137,93 +144,111 @@ class Writer:
         if held is None:
             held = self.held[target, table, partition] = _Held(target, table, rows.schema, seen, partition)
         held.batches.append(rows)
-        # `nbytes` follows the offsets of nested lists: Spark sends none for a list that is empty, and it reads anywhere
+        # Not `nbytes`: it follows the offsets of nested lists, and for an empty list Spark sends no buffer of offsets,
+        # so that Arrow would read outside of it.
         size = rows.get_total_buffer_size()
         held.bytes += size
         self.bytes += size
 
     def flush(self) -> None:
-        """Write the largest tables while more is held than allowed."""
+        """Write the largest tables if more is held than allowed, until half of that is left; limit open files."""
         if self.bytes <= self.staging.buffer_bytes:
             return
         for held in sorted(self.held.values(), key=lambda held: -held.bytes):
             self._write(held)
             if self.bytes <= self.staging.buffer_bytes // 2:
                 break
-        open_files = [held for held in self.held.values() if held.file]
-        for held in sorted(open_files, key=lambda held: -(held.file.size if held.file else 0))[OPEN_FILES:]:
-            self._tried(held, self._close)
+        with_size = [(held.file.size, held) for held in self.held.values() if held.file]
+        with_size.sort(key=lambda size_and_held: -size_and_held[0])
+        for _, held in with_size[OPEN_FILES:]:
+            self._try(held, self._close)
 
     def close(self) -> list[StagedFile]:
-        """Write everything held, down to the disk; return all files of this task."""
+        """Write all rows, flush the files to the disk, and return all files of this task."""
         for held in self.held.values():
             self._write(held)
-            self._tried(held, self._close)
+            self._try(held, self._close)
         self._sync()
         return self.files
 
     def _sync(self) -> None:
-        """Return when the files survive a power cut: a manifest that survives it must not refer to some that do not.
+        """Flush the files to the disk: a manifest that survives a power cut must not refer to files that do not.
 
-        Several at a time: a disk takes 3 to 6 ms for each, longer than a small file takes to be written.
+        Several at once: a disk takes 3 to 6 ms for each, longer than writing a small file.
         """
         if not self.staging.lake.local:
             return
         with ThreadPoolExecutor(SYNCED) as pool:
-            synced = [pool.submit(self.staging.lake.sync, file.path) for file in self.files]
-        for file, done in zip(self.files, synced, strict=True):
-            error = done.exception()
-            if error and not (isinstance(error, OSError) and file.target in self.dispensable):
+            syncs = [pool.submit(self.staging.lake.sync, file.path) for file in self.files]
+        for file, sync in zip(self.files, syncs, strict=True):
+            error = sync.exception()
+            if error is None:
+                continue
+            if not isinstance(error, OSError) or file.target not in self.dispensable:
                 raise error
-            if error:
-                self.failed[f"{file.target}/{file.table}"] = f"its files cannot be written: {first_line(error)}"
+            self._note_failure(file.target, file.table, error)
 
     def abandon(self) -> None:
-        """Remove what was written, where that can be: the task has failed, and its successor writes it again."""
-        begun = [held.file for held in self.held.values() if held.file]
-        for file in begun:
+        """Delete the written files, as far as possible: the task has failed, and the next attempt writes its own."""
+        paths: list[str] = []
+        for held in self.held.values():
+            if held.file is None:
+                continue
             with suppress(Exception):  # the failure that led here is raised, not that of closing a file
-                file.stream.close()
-        for path in (*(file.path for file in begun), *(file.path for file in self.files)):
+                held.file.stream.close()
+            paths.append(held.file.path)
+        paths += [file.path for file in self.files]
+        for path in paths:
             with suppress(OSError):
                 self.staging.lake.files.delete_file(path)
 
     def _write(self, held: _Held) -> None:
         if held.batches:
-            self._tried(held, self._write_held)
+            self._try(held, self._write_held)
 
-    def _tried(self, held: _Held, write: Callable[[_Held], None]) -> None:
-        """Write rows, or note why that cannot be done where the task goes on without the table."""
+    def _try(self, held: _Held, write: Callable[[_Held], None]) -> None:
+        """Call `write`; if it fails for a dispensable table, note why, and drop its rows from now on."""
         try:
             if f"{held.target}/{held.table}" not in self.failed:
                 write(held)
         except OSError as error:
             if held.target not in self.dispensable:
                 raise
-            self.failed[f"{held.target}/{held.table}"] = f"its files cannot be written: {first_line(error)}"
-            self._abandon(held)
+            self._note_failure(held.target, held.table, error)
+            self._abandon_file(held)
         if held.batches:  # rows of a table that failed
-            self.bytes -= held.bytes
-            held.batches, held.bytes = [], 0
+            self._clear(held)
 
-    def _abandon(self, held: _Held) -> None:
-        if held.file:
-            with suppress(Exception):  # the failure that led here counts
-                held.file.stream.close()
-            with suppress(OSError):
-                self.staging.lake.files.delete_file(held.file.path)
-            held.file = None
+    def _note_failure(self, target: str, table: str, error: OSError) -> None:
+        self.failed[f"{target}/{table}"] = f"its files cannot be written: {first_line(error)}"
+
+    def _abandon_file(self, held: _Held) -> None:
+        if held.file is None:
+            return
+        with suppress(Exception):  # the failure that led here counts
+            held.file.stream.close()
+        with suppress(OSError):
+            self.staging.lake.files.delete_file(held.file.path)
+        held.file = None
+
+    def _clear(self, held: _Held) -> None:
+        self.bytes -= held.bytes
+        held.batches = []
+        held.bytes = 0
 
     def _write_held(self, held: _Held) -> None:
         rows = pa.Table.from_batches(held.batches, held.schema)
-        self.bytes -= held.bytes
-        held.batches, held.bytes = [], 0
-        rows = _valued(rows) if held.seen else rows
+        self._clear(held)
+        if held.seen:
+            rows = _with_values(rows)
+        # A column has its first value: the file that lacks it is complete.
         if held.file and not set(rows.column_names) <= set(held.file.schema.names):
-            self._close(held)  # a column has its first value: the file without it is complete
-        if new := with_nan(rows) - held.nans:
-            self._close(held)  # a column has its first NaN: the next file has no statistics of it
-            held.nans |= new
+            self._close(held)
+        # A column has its first NaN: it must have no statistics, in a file that begins here.
+        new_nans = with_nan(rows) - held.nans
+        if new_nans:
+            self._close(held)
+            held.nans |= new_nans
         if held.file is None:
             held.file = _File.open(self.staging, held.table, self._name(), rows, held.nans)
         held.file.add(rows)
@@ -234,22 +259,26 @@ class Writer:
         return f"{self.prefix}-{uuid.uuid4()}.parquet"
 
     def _close(self, held: _Held) -> None:
-        if held.file:
+        if held.file is not None:
             self.files.append(held.file.close(held))
             held.file = None
 
 
-FILE_BYTES, HELD_BYTES = 128 << 20, 32 << 20
-"""Bytes of a file that is written again, and of the rows that are held for it."""
+FILE_BYTES = 128 << 20
+"""Bytes of a file when rows are staged again."""
+HELD_BYTES = 32 << 20
+"""Bytes of the rows that are held for it."""
 
 
 def staged_again(lake: Lake, file: StagedFile, batches: Iterable[pa.RecordBatch], name: str) -> list[StagedFile]:
-    """Stage rows in place of those of a staged file, which stays; `name` is in the names of the new ones.
+    """Stage rows that replace those of a staged file, which is not deleted; `name` is part of the new files' names.
 
     They go through the writer of tasks, so that a column with NaN has no bounds here either. Runs anywhere.
     """
-    in_table = file.path.startswith(f"{file.table.replace('.', '/')}/")
-    folder = None if in_table else file.path.rsplit("/", 2)[0]
+    folder = None
+    in_folder_of_table = file.path.startswith(f"{file.table.replace('.', '/')}/")
+    if not in_folder_of_table:  # FOLDER/TABLE/NAME, see `_File.open`
+        folder = file.path.rsplit("/", 2)[0]
     writer = Writer(Staging(lake, FILE_BYTES, HELD_BYTES, folder), f"part-{name}")
     try:
         for batch in batches:
@@ -259,21 +288,23 @@ def staged_again(lake: Lake, file: StagedFile, batches: Iterable[pa.RecordBatch]
     except BaseException:
         writer.abandon()
         raise
-    return [replace(one, columns=(*one.columns, *file.partition), partition=file.partition) for one in files]
+    staged = []
+    for new_file in files:
+        columns = (*new_file.columns, *file.partition)
+        staged.append(replace(new_file, columns=columns, partition=file.partition))
+    return staged
 
 
-def _valued(rows: pa.Table) -> pa.Table:
-    """Return the columns that hold a value; at least one stays."""
-    names = [
-        name for name, column in zip(rows.column_names, rows.columns, strict=True) if column.null_count < len(rows)
-    ]
+def _with_values(rows: pa.Table) -> pa.Table:
+    """Return the columns that have a value in some row; at least one column stays, as a file needs one."""
+    names = [name for name in rows.column_names if rows.column(name).null_count < len(rows)]
     return rows.select(names or rows.column_names[:1])
 
 
 def repeating(path: str, column: pa.ChunkedArray) -> Iterator[str]:
-    """Return the leaf columns whose values repeat, by their paths in Parquet. What is in lists and maps counts as such.
+    """Yield the leaf columns whose values repeat, by their paths in Parquet.
 
-    So does a column without a value: those that come later may repeat.
+    Leaves in lists and maps always count, and so does a column without a value, as later values may repeat.
     """
     kind = column.type
     if pa.types.is_struct(kind):
@@ -288,7 +319,7 @@ def repeating(path: str, column: pa.ChunkedArray) -> Iterator[str]:
 
 
 def _paths(path: str, kind: pa.DataType) -> Iterator[str]:
-    """Return the paths that a type's leaves have in Parquet below a path."""
+    """Yield the paths of a type's leaves in Parquet, below a path."""
     if pa.types.is_struct(kind):
         for child in kind:
             yield from _paths(f"{path}.{child.name}", child.type)
@@ -313,13 +344,20 @@ class _File:
 
     @classmethod
     def open(cls, staging: Staging, table: str, name: str, rows: pa.Table, nans: set[Leaf]) -> _File:
-        """Open a file for rows like these, which are its first."""
+        """Open a file for a table; its first `rows` show which columns repeat, and `nans` are columns with NaN."""
         folder = f"{staging.folder}/{table}" if staging.folder else table.replace(".", "/")
         staging.lake.note_location(table)
         staging.lake.files.create_dir(folder, recursive=True)
         stream = staging.lake.files.open_output_stream(f"{folder}/{name}")
         footers: list[pq.FileMetaData] = []
         schema = rows.schema
+        dictionary_columns: list[str] = []
+        for column in schema.names:
+            dictionary_columns += repeating(column, rows.column(column))
+        # A column with NaN gets no statistics: see `file_statistics`.
+        with_statistics: bool | list[str] = True
+        if nans:
+            with_statistics = [".".join(leaf) for leaf in leaves(schema) if leaf and leaf not in nans]
         writer = pq.ParquetWriter(
             stream,
             schema,
@@ -327,8 +365,8 @@ class _File:
             coerce_timestamps="us",
             allow_truncated_timestamps=True,
             store_schema=False,
-            use_dictionary=[path for name in schema.names for path in repeating(name, rows.column(name))],
-            write_statistics=[".".join(leaf) for leaf in leaves(schema) if leaf and leaf not in nans] if nans else True,
+            use_dictionary=dictionary_columns,
+            write_statistics=with_statistics,
             metadata_collector=footers,
         )
         return cls(f"{folder}/{name}", schema, writer, stream, footers)
@@ -339,15 +377,26 @@ class _File:
         return int(self.stream.tell())
 
     def add(self, rows: pa.Table) -> None:
-        for name in self.schema.names:
-            if name not in rows.column_names:  # a column left out as empty this time
-                rows = rows.append_column(self.schema.field(name), pa.nulls(len(rows), self.schema.field(name).type))
+        """Write rows as a row group; columns that they lack, as they have no value this time, are null."""
+        for column in self.schema:
+            if column.name not in rows.column_names:
+                rows = rows.append_column(column, pa.nulls(len(rows), column.type))
         self.writer.write_table(rows.select(self.schema.names), ROW_GROUP)
 
     def close(self, held: _Held) -> StagedFile:
+        """Close the file, and return it as one of the table and partition that it holds rows of."""
         self.writer.close()
         size = self.size
         self.stream.close()
-        footer, names = self.footers[0], (*self.schema.names, *(name for name, _ in held.partition))
-        about, rows = statistics(footer), footer.num_rows
-        return StagedFile(held.target, held.table, self.path, size, rows, names, about, dict(held.partition))
+        footer = self.footers[0]
+        partition = dict(held.partition)
+        return StagedFile(
+            target=held.target,
+            table=held.table,
+            path=self.path,
+            bytes=size,
+            rows=footer.num_rows,
+            columns=(*self.schema.names, *partition),
+            statistics=statistics(footer),
+            partition=partition,
+        )

@@ -1,6 +1,6 @@
-"""Write tables with delta-rs: make one, append to it, replace what it holds, each once under its transaction ids.
+"""Write tables with delta-rs: create one, append to it, replace its content, each in one commit with transaction ids.
 
-| to | call | tables that delta-rs may not write |
+| to | call | for tables that only Delta on Spark may write |
 |---|---|---|
 | make a table of staged files | `create_with_files` | `create_by_spark`, then `append_by_spark` |
 | make a table without rows | `create_table` | `create_by_spark` |
@@ -8,10 +8,10 @@
 | replace the content, and the schema with it | `replace_content` | `replace_by_spark` |
 | give a table columns, properties | `add_columns`, `set_properties` | `widen`, `set_property_by_spark` |
 
-The functions on the right are in `replace_by_spark`. Nothing else in the router commits with delta-rs, merges (`keyed`)
-and maintenance apart. `ids` are transaction ids with their versions, `notes` what the commit says to readers. delta-rs
-validates nothing that it is handed, and accepts an id that it has seen: whoever calls has looked first. What fails
-raises DeltaError or OSError.
+The functions on the right are in `replace_by_spark`. Besides this module only merges (`keyed`), `log_tail` and
+maintenance commit without Spark. `ids`: transaction id -> its version. `notes` are written into the commit, for readers
+of the log. delta-rs does not validate the files, and commits an id again that the table has: callers check first. All
+raise DeltaError or OSError.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ if TYPE_CHECKING:
     from router.table_options import TableOptions
 
 PROPERTIES: Mapping[str, str | None] = {"delta.checkpointInterval": "20"}
-"""Of the tables made here. delta-rs reads every commit since the last checkpoint before each of its own; with its
-default of 100 an append to a table of small commits takes twice the time."""
+"""The properties of tables made here. Before each commit delta-rs reads all commits since the last checkpoint; with its
+default interval of 100 an append to a table of small commits takes twice the time."""
 HOOKS = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
-"""What delta-rs does after each commit. Left alone it also looks through the whole log for expired files, every time:
-0.36 s instead of 0.03 s where the log has 10 000 files. Maintenance does that, at its own pace."""
+"""What delta-rs does after each commit. By default it also searches the whole log for expired files every time: 0.36 s
+instead of 0.03 s if the log has 10 000 files. Maintenance does that, less often."""
 MADE = "router.table"
-"""A property of the tables that Delta on Spark makes for the router: the table's name. delta-rs cannot make a table
-with such a property together with its first rows: there the metadata's `name` says it."""
+"""A property of tables that Delta on Spark makes for the router: the table's name. delta-rs cannot create a table with
+such a property and its first rows in one commit; it writes the `name` of the metadata instead (`made_as`)."""
 SUPPORTED_PROPERTIES = (
     *("delta.checkpoint.", "delta.checkpointInterval", "delta.dataSkipping", "delta.autoOptimize."),
     *("delta.logRetentionDuration", "delta.deletedFileRetentionDuration", "delta.enableExpiredLogCleanup"),
     *("delta.enableChangeDataFeed", "delta.randomizeFilePrefixes"),
 )
-"""What the properties begin with that delta-rs makes a table with and keeps. Of some others it notes the name only."""
+"""The beginnings of the properties that delta-rs writes and respects. Of some others it writes the name only."""
 
 
 def made_as(table: str) -> str:
@@ -58,15 +58,17 @@ def made_as(table: str) -> str:
 
 
 def made_by_spark(options: KeyedTable | TableOptions) -> str:
-    """Return why only Delta on Spark makes a table; nothing where delta-rs does."""
+    """Return why Delta on Spark has to create a table; an empty text if delta-rs can."""
     if options.cluster_by:
         return "it is to be clustered"
-    beyond = sorted(name for name in options.properties if not name.startswith(SUPPORTED_PROPERTIES))
-    return f"it is to have {', '.join(beyond)}" if beyond else ""
+    unsupported = sorted(name for name in options.properties if not name.startswith(SUPPORTED_PROPERTIES))
+    if not unsupported:
+        return ""
+    return f"it is to have {', '.join(unsupported)}"
 
 
 def supported(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties that delta-rs makes a table with; Delta on Spark gives it the others (`finish`)."""
+    """Return the properties that delta-rs can create a table with; `finish` sets the others, by Delta on Spark."""
     return {name: value for name, value in properties.items() if name.startswith(SUPPORTED_PROPERTIES)}
 
 
@@ -81,21 +83,24 @@ def create_table(
     name: str | None = None,
     exclusive: bool = False,
 ) -> DeltaTable:
-    """Make a table without rows, or return the one that somebody has made meanwhile; `exclusive` refuses that.
+    """Create a table without rows and return it; return the existing table if another writer was faster.
 
-    `name` is the one in its metadata: that of the router's own tables where it is not given.
+    With `exclusive` that raises DeltaError instead. `name` is the one in the metadata: by default that of the router's
+    own tables, with an empty text none.
     """
+    if name is None:
+        name = made_as(table)
     lake.note_location(table)
     return DeltaTable.create(
         lake.address(table),
         Schema.from_arrow(schema),
         mode="error" if exclusive else "ignore",
-        name=made_as(table) if name is None else name or None,
+        name=name or None,
         description=comment,
         partition_by=[*partition_by] or None,
         configuration={**PROPERTIES, **(properties or {})},
         storage_options=lake.delta_options(table),
-        raise_if_key_not_exists=False,  # what is not Delta's is checked where the configuration is read
+        raise_if_key_not_exists=False,  # the configuration's reader has checked the names of properties
     )
 
 
@@ -112,22 +117,28 @@ def create_with_files(
     comment: str | None = None,
     exclusive: bool = False,
 ) -> None:
-    """Make a table of staged files in its first commit; `schema` is Delta's JSON.
+    """Create a table with staged files, in its first commit; `schema` is Delta's JSON.
 
-    `options` say how it is divided, and more; what only Delta on Spark gives a table is left to `finish`. If somebody
-    has made the table meanwhile the files are appended to it, or, if `exclusive`, DeltaError is raised.
+    `options` are those of the table: partitions, properties, comment. Properties that only Delta on Spark can set are
+    left to `finish`. If another writer has created the table meanwhile, the files are appended to it; with `exclusive`
+    DeltaError is raised instead.
     """
-    given = {**(options.properties if options else {}), **(properties or {})}
+    all_properties = dict(properties or {})
+    partition_by: list[str] = []
+    if options is not None:
+        all_properties = {**options.properties, **all_properties}
+        partition_by = list(options.partition_by)
+        comment = options.comment
     lake.note_location(table)
     create_table_with_add_actions(
         lake.address(table),
         Schema.from_json(schema),
         [add_action(file) for file in files],
         mode="error" if exclusive else "append",
-        partition_by=[*options.partition_by] if options else [],
+        partition_by=partition_by,
         name=made_as(table),
-        description=options.comment if options else comment,
-        configuration={**PROPERTIES, **supported(given)},
+        description=comment,
+        configuration={**PROPERTIES, **supported(all_properties)},
         commit_properties=_commit_properties(ids, notes),
         storage_options=lake.delta_options(table),
     )
@@ -136,7 +147,7 @@ def create_with_files(
 def append_files(
     handle: DeltaTable, files: Iterable[StagedFile], *, ids: Mapping[str, int], notes: Mapping[str, str]
 ) -> None:
-    """Append staged files to an open table. Other writers' appends may come between."""
+    """Append staged files to an open table. Appends of other writers do not conflict."""
     _write(handle, files, "append", handle.schema(), _commit_properties(ids, notes))
 
 
@@ -150,11 +161,10 @@ def replace_content(
     partition_by: Iterable[str] | None = None,
     alone: bool = False,
 ) -> None:
-    """Put staged files in place of those that an open table had when it was opened.
+    """Replace the files that an open table had when it was opened by staged files.
 
-    `schema` (Delta's JSON) and `partition_by` take the place of the table's, which stay where they are not given. A
-    commit that only adds files may come between, and its rows stay, unless `alone`: then it makes this one fail, as
-    wider types need it.
+    `schema` (Delta's JSON) and `partition_by`, if given, replace the table's. Rows that another commit has appended
+    meanwhile stay. With `alone` such a commit makes this one fail, which wider types need.
     """
     columns = handle.schema() if schema is None else Schema.from_json(schema)
     properties = _commit_properties(ids, notes)
@@ -192,15 +202,18 @@ def write_rows(
     storage_options: dict[str, str] | None = None,
     writer_properties: WriterProperties | None = None,
 ) -> None:
-    """Write rows (anything with an Arrow stream) into an open table, or make one at an address.
+    """Write rows (anything with an Arrow stream) into an open table, or into a new one at an address.
 
-    With `overwrite` they take the place of the content and the schema; else, with `new_columns`, the table gets the
-    columns that it lacks.
+    With `overwrite` they replace content and schema. Otherwise they are appended, and with `new_columns` the table gets
+    the columns that it lacks.
     """
-    schema_mode: Any = "merge" if new_columns else None
+    mode: Any = "append"
+    schema_mode: Any = None
     if overwrite:
+        mode = "overwrite"
         schema_mode = "overwrite"
-    mode: Any = "overwrite" if overwrite else "append"
+    elif new_columns:
+        schema_mode = "merge"
     write_deltalake(
         table,
         rows,
@@ -214,19 +227,20 @@ def write_rows(
 
 
 def add_columns(table: DeltaTable, added: str) -> None:
-    """Add columns and nested fields (Delta's JSON) in one commit; those already there change nothing."""
+    """Add columns and nested fields (Delta's JSON) in one commit; those that the table has change nothing."""
     table = newest(table)
+    # An append of no rows, which merges the schemas: it adds nested fields as well.
     write_rows(table, Schema.from_json(added).to_arrow().empty_table(), new_columns=True)
     table.update_incremental()
 
 
 def set_properties(handle: DeltaTable, properties: Mapping[str, str]) -> None:
-    """Give an open table properties, Delta's or other ones."""
+    """Set properties of an open table, Delta's or others."""
     handle.alter.set_table_properties(dict(properties), raise_if_not_exists=False, post_commithook_properties=HOOKS)
 
 
 def add_constraint(handle: DeltaTable, name: str, sql: str) -> None:
-    """Give an open table a CHECK constraint; Delta looks whether its rows hold it."""
+    """Add a CHECK constraint to an open table. Raises DeltaError if a row violates it."""
     handle.alter.add_constraint({name: sql}, post_commithook_properties=HOOKS)
 
 

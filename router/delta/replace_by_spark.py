@@ -1,7 +1,7 @@
 """Write tables with Delta on Spark: the twins of `replace`, for tables that delta-rs may not write. Runs on the driver.
 
-`address` is a table's, as Spark has it. `once` is the transaction id and version under which a commit happens; Delta
-leaves out silently what has an id that the table has seen. What fails raises what Spark raises.
+`address` is a table's, in the form that Spark takes. `once` is the transaction id and version of the commit; if the
+table has them already, Delta silently skips the commit. Errors are those of Spark.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
     from deltalake import Transaction
-    from pyspark.sql import SparkSession
+    from pyspark.sql import Column, SparkSession
 
     from router.delta.commit import TableCommit
     from router.delta.lake import Lake
@@ -39,25 +39,32 @@ if TYPE_CHECKING:
 def spark_schema(schema: pa.Schema) -> StructType:
     """Return a schema as Spark's, with the comments of its columns."""
     columns: list[StructField] = []
-    for column, given in zip(to_spark_columns(schema, ntz=True), schema, strict=True):
-        comment = (given.metadata or {}).get(b"comment", b"").decode()
-        columns.append(StructField(column.name, column.dataType, True, {"comment": comment} if comment else None))
+    for column, field in zip(to_spark_columns(schema, ntz=True), schema, strict=True):
+        comment = (field.metadata or {}).get(b"comment", b"").decode()
+        metadata = {"comment": comment} if comment else None
+        columns.append(StructField(column.name, column.dataType, nullable=True, metadata=metadata))
     return StructType(columns)
 
 
 def staged_rows(session: SparkSession, lake: Lake, work: TableCommit) -> DataFrame:
-    """Return the rows of a commit from its staged files, with the columns in the table's order. Lazy."""
+    """Return the rows of a commit from its staged files, with the columns of `work.columns`. Lazy."""
     schema = spark_schema(to_arrow_schema(work.columns))
     by_partition: dict[tuple[tuple[str, str | None], ...], list[str]] = defaultdict(list)
     for file in work.files:
         by_partition[tuple(file.partition.items())].append(lake.for_spark(file.path))
-    parts = [session.createDataFrame([], schema)]
+    parts: list[DataFrame] = []
     for partition, files in by_partition.items():
-        values = {name: F.lit(text).cast(schema[name].dataType) for name, text in partition if name in schema.names}
-        inside = StructType([column for column in schema if column.name not in values])
-        rows = session.read.schema(inside).parquet(*files).withColumns(values)
-        parts.append(rows.select(*map(quoted, schema.names)))
-    return reduce(DataFrame.unionByName, parts[1:] or parts)
+        # The files lack the partition's columns: read the others, and add these as literals.
+        values: dict[str, Column] = {}
+        for name, text in partition:
+            if name in schema.names:
+                values[name] = F.lit(text).cast(schema[name].dataType)
+        in_files = StructType([column for column in schema if column.name not in values])
+        rows = session.read.schema(in_files).parquet(*files).withColumns(values)
+        parts.append(rows.select(*[quoted(name) for name in schema.names]))
+    if not parts:
+        return session.createDataFrame([], schema)
+    return reduce(DataFrame.unionByName, parts)
 
 
 def create_by_spark(
@@ -69,27 +76,34 @@ def create_by_spark(
     options: KeyedTable | TableOptions | None = None,
     properties: Mapping[str, str] | None = None,
 ) -> None:
-    """Make a table without rows that says who made it, unless it is there."""
-    if options and options.cluster_by:  # Delta clusters by columns with statistics only: those in front have some
-        first = [schema.field(name) for name in options.cluster_by]
-        schema = type(schema)([*first, *(column for column in schema if column.name not in options.cluster_by)])
+    """Create a table without rows, unless it exists; its property `MADE` marks it as the router's."""
+    all_properties = {**PROPERTIES, MADE: table}
+    if options is not None:
+        all_properties |= options.properties
+        # Delta clusters by columns with statistics only, and those are the first 32: put the columns in front.
+        if options.cluster_by:
+            first = [schema.field(name) for name in options.cluster_by]
+            others = [column for column in schema if column.name not in options.cluster_by]
+            schema = type(schema)([*first, *others])
+    all_properties |= properties or {}
+
     builder = DeltaTable.createIfNotExists(session).location(address).addColumns(spark_schema(schema))
-    given = options.properties if options else {}
-    for name, value in {**PROPERTIES, MADE: table, **given, **(properties or {})}.items():
+    for name, value in all_properties.items():
         builder = builder.property(name, str(value))
-    if options and options.comment:
-        builder = builder.comment(options.comment)
-    if options and options.partition_by:
-        builder = builder.partitionedBy(*options.partition_by)
-    if options and options.cluster_by:
-        builder = builder.clusterBy(*options.cluster_by)
+    if options is not None:
+        if options.comment:
+            builder = builder.comment(options.comment)
+        if options.partition_by:
+            builder = builder.partitionedBy(*options.partition_by)
+        if options.cluster_by:
+            builder = builder.clusterBy(*options.cluster_by)
     builder.execute()
 
 
 def append_by_spark(
     rows: DataFrame, address: str, once: Transaction | None = None, notes: Mapping[str, str] | None = None
 ) -> None:
-    """Append rows to a table, which gets the columns that it lacks; a table that is not there is made."""
+    """Append rows to a table, which gets the columns that it lacks; create it if it does not exist."""
     _save(rows, "append", address, once, notes)
 
 
@@ -103,16 +117,15 @@ def replace_by_spark(
     new_schema: bool = False,
     partition_by: Iterable[str] = (),
 ) -> None:
-    """Put rows in place of the content of a table.
+    """Replace the content of a table by rows.
 
-    With a `schema` (Delta's JSON) the rows get its types, and the table gets it; with `new_schema` the table gets that
-    of the rows. Otherwise it keeps its own, with the columns that it lacks.
+    With a `schema` (Delta's JSON) the rows are cast to it, and it becomes the table's. With `new_schema` the schema of
+    the rows becomes the table's. Otherwise the table keeps its own, and gets the columns that it lacks.
     """
     if schema is not None:
         rows = _in_schema(rows, schema)
-    _save(
-        rows, "overwrite", address, once, notes, new_schema=new_schema or schema is not None, partition_by=partition_by
-    )
+        new_schema = True
+    _save(rows, "overwrite", address, once, notes, new_schema=new_schema, partition_by=partition_by)
 
 
 def _save(
@@ -125,7 +138,8 @@ def _save(
     new_schema: bool = False,
     partition_by: Iterable[str] = (),
 ) -> None:
-    writer = rows.write.format("delta").mode(mode).option("overwriteSchema" if new_schema else "mergeSchema", "true")
+    schema_option = "overwriteSchema" if new_schema else "mergeSchema"
+    writer = rows.write.format("delta").mode(mode).option(schema_option, "true")
     if once is not None:
         writer = writer.option("txnAppId", once.app_id).option("txnVersion", once.version)
     if notes is not None:
@@ -148,55 +162,58 @@ def rewrite_by_spark(session: SparkSession, address: str, table: Any, widened: s
 
 
 def _in_schema(rows: DataFrame, schema: str) -> DataFrame:
-    """Return rows with the columns of a schema (Delta's JSON), then those that it does not have."""
-    kinds = StructType.fromJson(json.loads(schema))
+    """Return rows cast to the columns of a schema (Delta's JSON); columns that the schema lacks come last."""
+    fields = StructType.fromJson(json.loads(schema))
     columns = []
-    for kind in kinds:
-        value = F.col(quoted(kind.name)) if kind.name in rows.columns else F.lit(None)
-        columns.append(value.cast(kind.dataType).alias(kind.name, metadata=kind.metadata))
-    return rows.select(*columns, *(quoted(name) for name in rows.columns if name not in kinds.names))
+    for field in fields:
+        value = F.col(quoted(field.name)) if field.name in rows.columns else F.lit(None)
+        columns.append(value.cast(field.dataType).alias(field.name, metadata=field.metadata))
+    others = [quoted(name) for name in rows.columns if name not in fields.names]
+    return rows.select(*columns, *others)
 
 
 def finish(session: SparkSession, address: str, options: KeyedTable | TableOptions) -> None:
-    """Give a table without rows the properties that delta-rs does not make, and let it be clustered."""
+    """Set the properties of a table without rows that delta-rs cannot set, and its clustering."""
     table = f"delta.{quoted(address)}"
     if options.properties:
-        pairs = ", ".join(f"{_text(name)} = {_text(value)}" for name, value in options.properties.items())
-        session.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ({pairs})")
+        pairs = [f"{_sql_text(name)} = {_sql_text(value)}" for name, value in options.properties.items()]
+        session.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ({', '.join(pairs)})")
     if options.cluster_by:
-        session.sql(f"ALTER TABLE {table} CLUSTER BY ({', '.join(map(quoted, options.cluster_by))})")
+        columns = ", ".join(quoted(name) for name in options.cluster_by)
+        session.sql(f"ALTER TABLE {table} CLUSTER BY ({columns})")
 
 
 def set_property_by_spark(session: SparkSession, address: str, name: str, value: str) -> None:
-    """Give a table a property."""
-    session.sql(f"ALTER TABLE delta.{quoted(address)} SET TBLPROPERTIES ({_text(name)} = {_text(value)})")
+    """Set a property of a table."""
+    session.sql(f"ALTER TABLE delta.{quoted(address)} SET TBLPROPERTIES ({_sql_text(name)} = {_sql_text(value)})")
 
 
-def _text(text: str) -> str:
-    """Return a text as Spark's SQL has it."""
+def _sql_text(text: str) -> str:
+    """Return a text as a literal of Spark's SQL."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def widen(session: SparkSession, address: str, widened: str) -> None:
-    """Widen columns in place, nested ones too. Source: Delta protocol, table feature typeWidening."""
+    """Widen columns, also nested ones, without a rewrite. Source: Delta protocol, table feature typeWidening."""
     table = f"delta.{quoted(address)}"
     have = session.read.format("delta").load(address).schema
     session.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true')")
     for column in to_spark_columns(to_arrow_schema(widened), ntz=True):
-        for path, kind in _grown(quoted(column.name), have[column.name].dataType, column.dataType):
+        # Delta widens one leaf a statement.
+        for path, kind in _wider_leaves(quoted(column.name), have[column.name].dataType, column.dataType):
             session.sql(f"ALTER TABLE {table} ALTER COLUMN {path} TYPE {kind}")
 
 
-def _grown(path: str, have: DataType, want: DataType) -> Iterator[tuple[str, str]]:
+def _wider_leaves(path: str, have: DataType, want: DataType) -> Iterator[tuple[str, str]]:
     """Yield path and new type of each leaf of a column that becomes wider."""
     if isinstance(have, StructType) and isinstance(want, StructType):
         for child in want:
             if child.name in have.names:
-                yield from _grown(f"{path}.{quoted(child.name)}", have[child.name].dataType, child.dataType)
+                yield from _wider_leaves(f"{path}.{quoted(child.name)}", have[child.name].dataType, child.dataType)
     elif isinstance(have, ArrayType) and isinstance(want, ArrayType):
-        yield from _grown(f"{path}.element", have.elementType, want.elementType)
+        yield from _wider_leaves(f"{path}.element", have.elementType, want.elementType)
     elif isinstance(have, MapType) and isinstance(want, MapType):
-        yield from _grown(f"{path}.key", have.keyType, want.keyType)
-        yield from _grown(f"{path}.value", have.valueType, want.valueType)
+        yield from _wider_leaves(f"{path}.key", have.keyType, want.keyType)
+        yield from _wider_leaves(f"{path}.value", have.valueType, want.valueType)
     elif have != want:
         yield path, want.simpleString()

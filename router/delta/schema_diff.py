@@ -1,7 +1,7 @@
-"""Hold the schema of incoming rows against a table's: what to add, to widen, to cast, and what cannot be.
+"""Compare the schema of incoming rows with a table's: which columns to add, to widen or to cast, and which conflict.
 
-The widening pairs are those of the Delta protocol's "Type Widening" that never lose a value; a table column already
-wider than the rows needs no change, the rows are cast.
+A column may be widened as in the Delta protocol's "Type Widening", by those pairs of types that never lose a value. A
+table's column that is already wider needs no change: the rows are cast.
 """
 
 from __future__ import annotations
@@ -31,33 +31,46 @@ class SchemaDiff:
 
 
 def compare(table: pa.Schema, rows: pa.Schema) -> SchemaDiff:
-    """Return how `rows` (the columns that hold values) fit `table`. Names differ by more than case, or conflict."""
+    """Return what has to change for `rows` (the columns that hold values) to go into `table`.
+
+    Two names that differ by case only are a conflict.
+    """
     folded = {name.lower(): name for name in table.names}
     added: list[pa.Field] = []
     widened: list[pa.Field] = []
     cast: dict[str, pa.DataType] = {}
     conflicts: dict[str, str] = {}
     for column in rows:
-        known = folded.get(column.name.lower())
-        if known is None:
+        table_name = folded.get(column.name.lower())
+        if table_name is None:
             added.append(column.with_nullable(True))
-        elif known != column.name:
-            conflicts[column.name] = f"column {column.name} differs from the table's {known} by case only"
-        elif column.type != (have := delta_type(table.field(known).type)):
-            come = delta_type(column.type)
-            merged = common_type(have, come)
-            if merged is None:
-                conflicts[column.name] = f"column {column.name} is {have} in the table and {come} in the event"
-                continue
-            if shape(merged) != shape(have):
-                grown = pa.field(column.name, merged)
-                (widened if _leaves_grow(have, merged) else added).append(grown)
-            if limited_to(merged, column.type) != column.type:
-                cast[column.name] = limited_to(merged, column.type)
+            continue
+        if table_name != column.name:
+            conflicts[column.name] = f"column {column.name} differs from the table's {table_name} by case only"
+            continue
+        have = delta_type(table.field(table_name).type)
+        if column.type == have:
+            continue
+        come = delta_type(column.type)
+        merged = common_type(have, come)
+        if merged is None:
+            conflicts[column.name] = f"column {column.name} is {have} in the table and {come} in the event"
+            continue
+        # A struct that only gains fields is an added column; one with a wider leaf is a widened column.
+        if shape(merged) != shape(have):
+            field = pa.field(column.name, merged)
+            if _leaves_grow(have, merged):
+                widened.append(field)
+            else:
+                added.append(field)
+        # Rows are cast to the merged type, but get no nested fields that they lack.
+        target = limited_to(merged, column.type)
+        if target != column.type:
+            cast[column.name] = target
     return SchemaDiff(tuple(added), tuple(widened), cast, conflicts)
 
 
-def delta_type(kind: pa.DataType) -> pa.DataType:  # noqa: PLR0911 - one case per kind of type
+def delta_type(kind: pa.DataType) -> pa.DataType:
     """Return a type as Delta keeps it: UTC microseconds, no views, dictionaries or large offsets."""
     if pa.types.is_timestamp(kind):
         return pa.timestamp("us", kind.tz and "UTC")
@@ -86,11 +99,16 @@ def common_type(have: pa.DataType, come: pa.DataType) -> pa.DataType | None:
     if pa.types.is_struct(have) and pa.types.is_struct(come):
         return _merge_structs(have, come)
     if pa.types.is_map(have) and pa.types.is_map(come):
-        key, item = common_type(have.key_type, come.key_type), common_type(have.item_type, come.item_type)
-        return pa.map_(key, item) if key and item else None
+        key = common_type(have.key_type, come.key_type)
+        item = common_type(have.item_type, come.item_type)
+        if key is None or item is None:
+            return None
+        return pa.map_(key, item)
     if pa.types.is_list(have) and pa.types.is_list(come):
         item = common_type(have.value_type, come.value_type)
-        return pa.list_(pa.field("element", item)) if item else None
+        if item is None:
+            return None
+        return pa.list_(pa.field("element", item))
     return _merge_leaves(have, come)
 
 
@@ -118,12 +136,14 @@ def _merge_leaves(have: pa.DataType, come: pa.DataType) -> pa.DataType | None:
     if pa.types.is_decimal(have) and pa.types.is_decimal(come):
         whole = max(have.precision - have.scale, come.precision - come.scale)
         scale = max(have.scale, come.scale)
-        return pa.decimal128(whole + scale, scale) if whole + scale <= 38 else None
+        if whole + scale > 38:  # the most digits that Delta and Spark know
+            return None
+        return pa.decimal128(whole + scale, scale)
     return None
 
 
 def limited_to(merged: pa.DataType, rows: pa.DataType) -> pa.DataType:
-    """Return `merged` without the nested fields that `rows` lacks: what a file of these rows holds."""
+    """Return `merged` without the nested fields that `rows` lacks: the type that a file of these rows gets."""
     if pa.types.is_struct(merged):
         kinds = {child.name: child.type for child in merged}
         return pa.struct([pa.field(child.name, limited_to(kinds[child.name], child.type)) for child in rows])
@@ -135,7 +155,7 @@ def limited_to(merged: pa.DataType, rows: pa.DataType) -> pa.DataType:
 
 
 def too_wide(column: str, come: pa.DataType, have: pa.DataType) -> str:
-    """Return why a value does not go into a table that may not change."""
+    """Return why a value cannot go into a table that must not change."""
     return f"column {column} is {come} in the event, and this value does not fit the table's {have}"
 
 
@@ -145,7 +165,7 @@ def shape(kind: pa.DataType) -> str:
 
 
 def _leaves_grow(have: pa.DataType, merged: pa.DataType) -> bool:
-    """Say whether a leaf that the table has becomes wider, beyond new nested fields."""
+    """Return whether a leaf that the table has becomes wider; new nested fields do not count."""
     if pa.types.is_struct(have):
         kinds = {child.name: child.type for child in merged}
         return any(_leaves_grow(child.type, kinds[child.name]) for child in have)

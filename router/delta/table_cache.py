@@ -1,8 +1,8 @@
-"""The tables of a lake, open from one batch to the next: by the tails of their logs, or as Delta on Spark sees them.
+"""The tables of a lake, kept open from one batch to the next.
 
-delta-rs reads a table's log from the last checkpoint on to open it, so what is open stays open (`log_tail`). For lakes
-that only Spark may reach there are tables that answer the same questions, from Spark's snapshots. A table that cannot
-be opened keeps no other from it. Runs on the driver.
+To open a table delta-rs reads its log from the last checkpoint on, so an open table stays open (`TableCache`, with
+`log_tail`). For lakes that only Spark may reach, `SparkTables` reads the same from Spark's snapshots. If a table cannot
+be opened, the others still can. Runs on the driver.
 """
 
 from __future__ import annotations
@@ -33,15 +33,19 @@ if TYPE_CHECKING:
 
 THREADS = 8
 FILES = 200_000
-"""Files that the handles which are kept may refer to together; a handle takes 0.7 KB of memory for each."""
+"""Files that all kept handles together may refer to; a handle takes 0.7 KB of memory for each."""
 TABLES = 200
-"""Handles of delta-rs that are kept. Each takes up to 0.4 MB, nearly all of it for the commits since a checkpoint. What
-a batch needs of a table takes 0.01 MB and stays for every table."""
+"""Handles of delta-rs that are kept. Each takes up to 0.4 MB, nearly all of it for the commits since a checkpoint. The
+rest of an open table, which a batch needs, takes 0.01 MB and stays for every table."""
 
 
 @dataclass
 class TableCache:
-    """The open tables of a lake. Of those used last delta-rs's own handles stay as well: `held`, with their files."""
+    """The open tables of a lake.
+
+    `tails`: name -> open table. `held`: name -> number of files, of those tables whose delta-rs handle is kept, the
+    least recently used first.
+    """
 
     lake: Lake
     tails: dict[str, LogTail] = field(default_factory=dict)
@@ -49,38 +53,40 @@ class TableCache:
     lock: Lock = field(default_factory=Lock)
 
     def open(self, tables: Iterable[str]) -> dict[str, DeltaTable | None]:
-        """Return tables at their newest version; None where there is none. Raises TableError."""
+        """Return tables at their newest version; None for a table that does not exist. Raises TableError."""
         return whole(self.readable(tables))
 
     def readable(self, tables: Iterable[str]) -> dict[str, DeltaTable | TableError | None]:
-        """Return tables at their newest version; None where there is none, the error where one cannot be read."""
+        """Return tables at their newest version; None for one that does not exist, the error for an unreadable one."""
         names = sorted(tables)
         with ThreadPoolExecutor(THREADS) as pool:
-            return dict(zip(names, pool.map(self._tried, names), strict=True))
+            return dict(zip(names, pool.map(self._open_or_error, names), strict=True))
 
     def files(self, name: str) -> int:
-        """Return about how many files a table has, 0 where it is not open."""
+        """Return about how many files a table has, 0 if it is not open."""
         tail = self.tails.get(name)
-        return tail.files if tail else 0
+        if tail is None:
+            return 0
+        return tail.files
 
-    def _tried(self, name: str) -> DeltaTable | TableError | None:
+    def _open_or_error(self, name: str) -> DeltaTable | TableError | None:
         try:
-            return cast("DeltaTable | None", self._table(name))
+            return cast("DeltaTable | None", self._newest(name))
         except TableError as error:
             return error
-        except (DeltaError, OSError, ValueError) as error:  # ValueError: a log that delta-rs takes for nonsense
+        except (DeltaError, OSError, ValueError) as error:  # ValueError: delta-rs cannot parse the log
             return unreadable(self.lake, name, error)
 
-    def _table(self, name: str) -> LogTail | None:
+    def _newest(self, name: str) -> LogTail | None:
         tail = self.tails.get(name)
-        if tail is None or not self._renewed(tail):
-            tail = self._opened(name)
+        if tail is None or not self._catch_up(tail):
+            tail = self._open_anew(name)
         with self.lock:
             self._keep(name, tail)
         return tail
 
     def _keep(self, name: str, tail: LogTail | None) -> None:
-        """Keep an open table, and as many handles as may be."""
+        """Keep an open table, and drop the least recently used handles that are too many."""
         self.held.pop(name, None)
         if tail is None:
             self.tails.pop(name, None)
@@ -90,29 +96,31 @@ class TableCache:
             self.held[name] = tail.files
         files = sum(self.held.values())
         while files > FILES or len(self.held) > TABLES:
-            oldest, count = self.held.popitem(last=False)
-            files -= count
+            oldest, oldest_files = self.held.popitem(last=False)
+            files -= oldest_files
             if oldest in self.tails:
                 self.tails[oldest].handle = None
 
-    def _renewed(self, tail: LogTail) -> bool:
-        """Bring an open table to its newest version; False where the table of that name is another one by now.
+    def _catch_up(self, tail: LogTail) -> bool:
+        """Bring an open table to its newest version; return False if another table has its name now.
 
-        A look at two files says it: listing a log takes longer with each commit that is in it.
+        On a disk this looks at two files: listing a log would take longer with every commit in it.
         """
         try:
             return tail.renewed()
         except (DeltaError, OSError):
-            return False  # opening it anew says what is wrong, if it still is
+            return False  # if the fault persists, opening the table again raises it with its cause
 
-    def _opened(self, name: str) -> LogTail | None:
+    def _open_anew(self, name: str) -> LogTail | None:
         table = self.lake.open(name)
-        return None if table is None else LogTail.of(self.lake, name, table)
+        if table is None:
+            return None
+        return LogTail.of(self.lake, name, table)
 
 
 @dataclass(frozen=True)
 class SparkMetadata:
-    """What the router reads of a table's metadata."""
+    """The part of a table's metadata that the router reads."""
 
     configuration: dict[str, str]
     name: str | None = None
@@ -121,7 +129,7 @@ class SparkMetadata:
 
 @dataclass(frozen=True)
 class SparkProtocol:
-    """What the router reads of a table's protocol."""
+    """The part of a table's protocol that the router reads."""
 
     min_reader_version: int
     min_writer_version: int
@@ -131,7 +139,7 @@ class SparkProtocol:
 
 @dataclass(frozen=True)
 class SparkTable:
-    """A version of a table, by Delta's own snapshot: it answers what the router asks of a `DeltaTable`."""
+    """One version of a table, by Delta's own snapshot, with those methods of `DeltaTable` that the router calls."""
 
     snapshot: Any
 
@@ -145,24 +153,33 @@ class SparkTable:
 
     def metadata(self) -> SparkMetadata:
         """Return the table's properties, its name, and how it is divided."""
-        about = json.loads(self.snapshot.metadata().json())["metaData"]
-        divided = tuple(about.get("partitionColumns", ()))
-        return SparkMetadata(about.get("configuration", {}), about.get("name"), divided)
+        metadata = json.loads(self.snapshot.metadata().json())["metaData"]
+        return SparkMetadata(
+            configuration=metadata.get("configuration", {}),
+            name=metadata.get("name"),
+            partition_columns=tuple(metadata.get("partitionColumns", ())),
+        )
 
     def protocol(self) -> SparkProtocol:
-        """Return the versions and features that whoever reads or writes the table has to know."""
-        about = json.loads(self.snapshot.protocol().json())["protocol"]
-        features = (tuple(about.get(name, ())) for name in ("readerFeatures", "writerFeatures"))
-        return SparkProtocol(about["minReaderVersion"], about["minWriterVersion"], *features)
+        """Return the versions and features that readers and writers of the table must support."""
+        protocol = json.loads(self.snapshot.protocol().json())["protocol"]
+        return SparkProtocol(
+            min_reader_version=protocol["minReaderVersion"],
+            min_writer_version=protocol["minWriterVersion"],
+            reader_features=tuple(protocol.get("readerFeatures", ())),
+            writer_features=tuple(protocol.get("writerFeatures", ())),
+        )
 
     def bytes(self) -> int:
-        """Return the bytes of the files that the table has."""
+        """Return the bytes of the table's files."""
         return int(self.snapshot.sizeInBytes())
 
     def transaction_version(self, app_id: str) -> int | None:
-        """Return the version of a transaction id, None where the table has none of it."""
-        found = self.snapshot.transactions().get(app_id)
-        return int(found.get()) if found.isDefined() else None
+        """Return the version of a transaction id, None if the table does not have the id."""
+        version = self.snapshot.transactions().get(app_id)  # a Scala Option
+        if not version.isDefined():
+            return None
+        return int(version.get())
 
 
 @dataclass(frozen=True)
@@ -173,25 +190,27 @@ class SparkTables:
     lake: Lake
 
     def open(self, tables: Iterable[str]) -> dict[str, SparkTable | None]:
-        """Return tables at their newest version; None where there is none. Raises TableError."""
+        """Return tables at their newest version; None for a table that does not exist. Raises TableError."""
         return whole(self.readable(tables))
 
     def readable(self, tables: Iterable[str]) -> dict[str, SparkTable | TableError | None]:
-        """Return tables at their newest version; None where there is none, the error where one cannot be read."""
-        return {name: self._tried(name) for name in sorted(tables)}
+        """Return tables at their newest version; None for one that does not exist, the error for an unreadable one."""
+        return {name: self._open_or_error(name) for name in sorted(tables)}
 
     def files(self, name: str) -> int:
-        """Return 0: Delta on Spark does not say how many files a table has without looking."""
+        """Return 0: Delta on Spark knows the number of files only after reading the whole log."""
         return 0
 
-    def _tried(self, name: str) -> SparkTable | TableError | None:
+    def _open_or_error(self, name: str) -> SparkTable | TableError | None:
         try:
-            if (table := spark_table(self.spark, self.lake, name)) is not None:
-                check_log(self.lake, name, table.version())
-                table.transaction_version("")  # Delta reads the log when it is asked something, not before
+            table = spark_table(self.spark, self.lake, name)
+            if table is None:
+                return None
+            check_log(self.lake, name, table.version())
+            table.transaction_version("")  # Delta reads the log lazily: ask for anything, to see whether it can
         except TableError as error:
             return error
-        except Exception as error:  # whatever Spark raises concerns this table
+        except Exception as error:  # Py4J and Spark raise many types; each concerns this table only
             return unreadable(self.lake, name, error)
         return table
 
@@ -199,32 +218,39 @@ class SparkTables:
 T = TypeVar("T")
 
 
-def whole(found: Mapping[str, T | TableError]) -> dict[str, T]:
-    """Return tables of which each could be read. Raises the TableError of the first that could not."""
-    for table in found.values():
+def whole(tables: Mapping[str, T | TableError]) -> dict[str, T]:
+    """Return the tables if all could be read. Raises the TableError of the first that could not."""
+    for table in tables.values():
         if isinstance(table, TableError):
             raise table
-    return cast("dict[str, T]", dict(found))
+    return cast("dict[str, T]", dict(tables))
 
 
 def unreadable(lake: Lake, name: str, error: Exception) -> TableError:
-    """Return the error of a table that could not be opened: which file of its log is damaged, or what was raised."""
-    said = first_line(error)
-    found = TableError(name, f"it cannot be read: {said if DAMAGED_LOG in said else log_damage(lake, name) or said}")
-    found.__cause__ = error
-    return found
+    """Return the error of a table that could not be opened: the damaged file of its log, or the error's own text."""
+    reason = first_line(error)
+    if DAMAGED_LOG not in reason:
+        reason = log_damage(lake, name) or reason
+    table_error = TableError(name, f"it cannot be read: {reason}")
+    table_error.__cause__ = error
+    return table_error
 
 
 def check_log(lake: Lake, name: str, version: int, since: int = 0) -> None:
-    """Raise TableError where one of the newest files of a table's log is empty: what it committed is lost.
+    """Raise TableError if one of the newest files of a table's log is empty: its commit is lost.
 
-    Those before version `since` were looked at before. In an object store a file is there whole or not at all.
+    Files before version `since` have been checked before. Object stores write a file completely or not at all.
     """
-    if lake.on_disk(name) and (empty := lake.empty_commits(name, version, since)):
+    if not lake.on_disk(name):
+        return
+    empty = lake.empty_commits(name, version, since)
+    if empty:
         raise TableError(name, f"it cannot be read: {DAMAGED_LOG} damaged: {', '.join(empty)} is empty")
 
 
 def spark_table(spark: SparkSession, lake: Lake, name: str) -> SparkTable | None:
-    """Return the table of that name at its newest version, or None where there is none."""
+    """Return the table of that name at its newest version, None if there is none."""
     snapshot = delta_snapshot(spark, lake.spark_address(name))
-    return None if snapshot is None else SparkTable(snapshot)
+    if snapshot is None:
+        return None
+    return SparkTable(snapshot)

@@ -1,34 +1,34 @@
-"""Write and parse the ids of Delta transactions: which rows a table has is told from the ids in its log.
+"""Write and parse the ids of Delta transactions. The ids in a table's log tell which batches are in the table.
 
 A commit of the router has an id and a number, and no table takes the same pair twice. QUERY is the query with its run,
-NAME:RUN; a replay or a backfill has a run of its own. The number is that of a batch where the table does not say more.
+NAME:RUN; a replay or a backfill has a run of its own. The number is that of a batch, unless stated below.
 
-| kind | id | is in the log of, and says |
+| kind | id | in the log of: what was committed |
 |---|---|---|
 | rows | QUERY/ROUTE/SINK/TABLE | a sink's table or outbox: rows of a batch |
 | deletions | QUERY/ROUTE/SINK/TABLE/deletions | the remembered deletions of a table |
 | merge_refusals | QUERY/ROUTE/SINK/TABLE/dead_letters | dead letters: rows that a merge into TABLE refused |
 | moved_rows | QUERY/ROUTE/SINK/TABLE/quarantine | a quarantine: rows whose commit to TABLE failed |
-| quarantine | QUERY/ROUTE/SINK/quarantine/TABLE | a quarantine, TABLE: rows that wait there since they landed |
-| sink | QUERY/ROUTE/SINK | tables that a sink keeps itself, as receipts |
+| quarantine | QUERY/ROUTE/SINK/quarantine/TABLE | a quarantine, TABLE: rows that landed there |
+| sink | QUERY/ROUTE/SINK | a table that a sink writes itself, as receipts |
 | sink_refusals | QUERY/ROUTE/SINK/dead_letters | dead letters: rows that a sink refused |
 | bronze | QUERY/bronze/TABLE | bronze |
 | dead_letters | QUERY/dead_letters/TABLE | dead letters: records of a batch |
-| replayed | QUERY/dead_letters/replayed/PART | dead letters: what a replay took; the number is 0 |
+| replayed | QUERY/dead_letters/replayed/PART | dead letters: the ones that a replay took; the number is 0 |
 | release, unblock, held | QUERY/KIND/ROUTE/SINK/TABLE | a sink's table: rows that left the quarantine |
-| discard | QUERY/discard/ROUTE/SINK/TABLE | dead letters: rows that somebody discarded from the quarantine |
+| discard | QUERY/discard/ROUTE/SINK/TABLE | dead letters: rows that a person discarded from the quarantine |
 | refuse | QUERY/refuse/REASON/ROUTE/SINK/TABLE | dead letters: rows that TABLE refused when they were released |
 | ledger | QUERY/ledger | the ledger: a batch |
 | ledger_move | QUERY/ledger/REASON/ROUTE/SINK/TABLE | the ledger: rows that left the quarantine |
-| repair | QUERY/repair/TABLE | a table whose content a repair replaced; the number is a time |
+| repair | QUERY/repair/TABLE | a table: content replaced by a repair; the number is a time |
 | spark_repair | QUERY/repair | the same, by Delta on Spark |
-| widening | QUERY/wider | a table that was rewritten with wider types; the number is a time |
+| widening | QUERY/wider | a table: its rows rewritten with wider types; the number is a time |
 | view | NAME/views/VIEW/TABLE | a table of a view; the number is that of the refresh |
 | keyed | router/keyed | a table with one row per key; the number is the version of the commit |
 
-No name has a slash, table names alone have a dot, and all have one: so each id is of one kind, whatever routes and
-sinks are called. A table that a repair merges below the staging folder has ids, too (`repair/TABLE` and what follows
-from it); nobody reads them, and `parse` knows none of them.
+No name has a slash, and table names, all with a dot, are the only ones with one. So each id is of one kind, whatever
+routes and sinks are called. A table that a repair merges below the staging folder also has ids (`repair/TABLE`, and
+those made from it); nothing reads them, and `parse` returns None for them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ReleaseKind = Literal["release", "unblock", "held"]
-"""Rows leave the quarantine: after an approval, since their table can be written again, or let in by a person."""
+"""Why rows leave the quarantine: an approval, their table can be written again, or a person let them in."""
 Kind = Literal[
     "rows",
     "deletions",
@@ -109,12 +109,15 @@ _VALUES = {
     "reason": "release|unblock|held|discard|repair",
     "part": "0|[1-9][0-9]*",
 }
-"""What may stand for each field of a format: the rules of the configuration for names, and of tables for theirs."""
+"""The pattern of each field of a format: the configuration's rules for names, and the rule for names of tables."""
 
 
 def _pattern(template: str) -> re.Pattern[str]:
-    """Return the pattern of a format; no format has a character that means something to a pattern."""
-    return re.compile(re.sub(r"\{(\w+)\}", lambda field: f"(?P<{field[1]}>{_VALUES[field[1]]})", template), re.ASCII)
+    """Return the pattern of a format. Besides its fields a format has no character that is special in a pattern."""
+    pattern = template
+    for field, values in _VALUES.items():
+        pattern = pattern.replace(f"{{{field}}}", f"(?P<{field}>{values})")
+    return re.compile(pattern, re.ASCII)
 
 
 _PATTERNS = {kind: _pattern(template) for kind, template in FORMATS.items()}
@@ -123,10 +126,10 @@ _FIELDS = {kind: frozenset(pattern.groupindex) for kind, pattern in _PATTERNS.it
 
 @dataclass(frozen=True)
 class TransactionId:
-    """A transaction id of the router; `str` writes it. A field that its kind does not have is empty.
+    """A transaction id of the router, parsed; `str` gives its text. A field that its kind does not have is empty.
 
-    `query` is the query with its run, NAME:RUN; a view has the `name` of its query only. `reason` says why rows left
-    the quarantine: the kind of their release, `discard` or `repair`.
+    `query` is the query with its run, NAME:RUN; a view has the `name` of its query only. `reason` is why rows left the
+    quarantine: the kind of their release, `discard` or `repair`. Raises ValueError for other fields than the kind's.
     """
 
     kind: Kind
@@ -140,10 +143,10 @@ class TransactionId:
     view: str = ""
 
     def __post_init__(self) -> None:
-        filled = {field.name for field in fields(self) if field.name != "kind" and getattr(self, field.name) != ""}
+        filled = {field.name for field in fields(self) if getattr(self, field.name) != ""} - {"kind"}
         if filled != _FIELDS[self.kind]:
-            what = ", ".join(sorted(filled)) or "nothing"
-            raise ValueError(f"a transaction id `{FORMATS[self.kind]}` cannot be made of {what}")
+            names = ", ".join(sorted(filled)) or "nothing"
+            raise ValueError(f"a transaction id `{FORMATS[self.kind]}` cannot be made of {names}")
 
     def __str__(self) -> str:
         return FORMATS[self.kind].format_map(vars(self))
@@ -155,51 +158,53 @@ class TransactionId:
 
     @property
     def run(self) -> str:
-        """Return the run of the query; nothing where the id has none."""
+        """Return the run of the query, an empty text if the id has none."""
         return self.query.partition(":")[2]
 
     @property
     def target(self) -> str:
-        """Return the key of the target whose rows of a batch the commit brought, as manifests have it; else nothing."""
+        """Return the target of a batch's rows, as manifests name it; an empty text for ids of other commits."""
         if self.kind == "rows":
             return f"{self.route}/{self.sink}"
         if self.kind == "quarantine":
             return f"{self.route}/{self.sink}/quarantine"
-        return f"/{self.kind}" if self.kind in ("bronze", "dead_letters") else ""
+        if self.kind in ("bronze", "dead_letters"):
+            return f"/{self.kind}"
+        return ""
 
     def transaction(self, version: int) -> Transaction:
-        """Return what a commit is given to have this id with a number."""
+        """Return this id with a number, as delta-rs takes it."""
         return Transaction(str(self), version)
 
 
 @lru_cache(maxsize=10_000)  # the commits of a table have the same few ids, thousands of times
 def parse(app_id: str) -> TransactionId | None:
-    """Return what a transaction id says; None for an id that the router does not write."""
+    """Return the parsed transaction id; None for an id that the router does not write."""
     for kind, pattern in _PATTERNS.items():
         match = pattern.fullmatch(app_id)
         if match is None:
             continue
         transaction_id = TransactionId(kind, **match.groupdict())
-        # A sink may be called `quarantine`, and QUERY/release/ROUTE/quarantine/TABLE is a release of it, but for the
-        # one table that is the quarantine of a route called `release`.
-        if kind != "quarantine" or transaction_id.table == _quarantine(transaction_id):
-            return transaction_id
+        # QUERY/release/ROUTE/quarantine/TABLE can be read in two ways, as a route may be called `release` and a sink
+        # `quarantine`. It is of the kind `quarantine` only if TABLE is the quarantine of that route and sink.
+        if kind == "quarantine" and transaction_id.table != _quarantine_table(transaction_id):
+            continue
+        return transaction_id
     return None
 
 
-def _quarantine(rows: TransactionId) -> str:
+def _quarantine_table(rows: TransactionId) -> str:
     """Return the name of the quarantine of a sink."""
-    name = rows.query.partition(":")[0]
-    return f"quarantine.{underscored(name)}__{underscored(rows.route)}__{rows.sink}"
+    return f"quarantine.{underscored(rows.query_name)}__{underscored(rows.route)}__{rows.sink}"
 
 
 def transactions(ids: Mapping[str, int]) -> list[Transaction]:
-    """Return what a commit is given to have ids with their numbers."""
+    """Return ids with their numbers, as delta-rs takes them."""
     return [Transaction(app_id, version) for app_id, version in ids.items()]
 
 
 def batch_id(query: str, target: str, table: str) -> TransactionId:
-    """Return the id of the rows that batches of a query (with its run) bring to a table.
+    """Return the id under which batches of a query (with its run) commit rows to a table.
 
     `target` is the key in manifests: ROUTE/SINK, ROUTE/SINK/quarantine, /bronze or /dead_letters.
     """
@@ -208,10 +213,11 @@ def batch_id(query: str, target: str, table: str) -> TransactionId:
     if target == "/dead_letters":
         return TransactionId("dead_letters", query, table=table)
     route, sink, *quarantine = target.split("/")
-    return TransactionId("quarantine" if quarantine else "rows", query, route, sink, table)
+    kind: Kind = "quarantine" if quarantine else "rows"
+    return TransactionId(kind, query, route, sink, table)
 
 
-# What follows from a commit has an id that follows from the commit's, whatever that is.
+# A commit that follows from another one has an id made from the other's, of whichever kind that is.
 
 
 def table_id(sink: str, table: str) -> str:
@@ -220,7 +226,7 @@ def table_id(sink: str, table: str) -> str:
 
 
 def deletions_id(rows: str) -> str:
-    """Return the id under which a table's deletions are remembered, from the id of the rows that brought them."""
+    """Return the id under which a table's deletions are remembered, from the id of the rows that delete."""
     return f"{rows}/deletions"
 
 
@@ -230,20 +236,20 @@ def merge_refusals_id(rows: str) -> str:
 
 
 def moved_rows_id(rows: str) -> str:
-    """Return the id of rows that go to the quarantine, from the id of their commit, which failed."""
+    """Return the id of rows that move to the quarantine, from the id of their commit, which failed."""
     return f"{rows}/quarantine"
 
 
 def widening(rows: str) -> Transaction:
     """Return the id and number of a rewrite with wider types, from the id of the commit that needs it.
 
-    By its query it is known as one of the router's own. Every rewrite has a larger number than those before.
+    The query in the id marks the commit as the router's own. The number is a time, so that it always grows.
     """
     return Transaction(f"{rows.partition('/')[0]}/wider", time.time_ns())
 
 
 GUARD = str(TransactionId("keyed"))
-"""A second id of every commit to a table with one row per key: two commits with one id that began from one version
-conflict. delta-rs lets an append pass beside a merge otherwise, and a key that both have would be there twice."""
+"""A second id of every commit to a table with one row per key. Two commits with the same id that began from the same
+version conflict. Without it delta-rs would let an append pass next to a merge, and insert a key of both twice."""
 STAGED_MERGES = "repair"
-"""What stands for the sink in the ids of a table that a repair merges below the staging folder."""
+"""The name in place of the sink in the ids of a table that a repair merges below the staging folder."""

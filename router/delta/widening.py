@@ -1,7 +1,7 @@
-"""Make columns of a table wider, as int becomes bigint: which way a table may take, and the one that rewrites it once.
+"""Give columns of a table wider types, as int becomes bigint: choose the way, and rewrite the table if that is it.
 
-Delta's table feature typeWidening changes types without a rewrite, but delta-rs, and what builds on it, cannot read
-such a table any more, and every later commit is one of Spark's. So a table that the router made is rewritten, in one
+Delta's table feature typeWidening changes types without a rewrite. But delta-rs, and readers that are built on it,
+cannot read such a table any more, and only Spark can commit to it. So a table that the router made is rewritten, in one
 commit that removes its files, adds others with the same rows and changes the schema: see docs/decisions.
 """
 
@@ -36,98 +36,117 @@ if TYPE_CHECKING:
     from router.sinks import Widening
 
 LARGEST = 1 << 30
-"""Bytes of a table that is rewritten unasked."""
+"""Bytes of the largest table that is rewritten."""
 FEATURE = "delta.enableTypeWidening"
 FORBIDDING = ("delta.appendOnly", "delta.enableChangeDataFeed")
-"""Properties with which a table's files must not be replaced, or whose readers would see every row come again."""
+"""Properties of tables that are not rewritten: files must not be removed, or readers of changes would get every row."""
 KEEPS = "; the router did not make the table, or it is too large to be rewritten: see `widening` of the sink"
-"""What the reason of a dead letter says besides, where a table keeps its types."""
+"""The end of a dead letter's reason, if a value does not fit because its table keeps its types."""
 WIDENED = "router.widened"
-"""What a rewrite's commit says of itself: the columns that became wider."""
+"""The note of a rewrite's commit: the columns that became wider."""
 ROWS = 1 << 16
-"""Rows that are read at once of a file that is rewritten."""
+"""Rows that are read at once from a file that is rewritten."""
 TRIES = 8
 WAIT_SECONDS = 0.4
 
 
 def made_here(handle: Any, table: str) -> bool:
-    """Say whether the router made a table: one that was replaced or copied by somebody else is not its own."""
-    about = handle.metadata()
-    own = table.startswith(("outbox.", "quarantine."))
-    return own or about.name == made_as(table) or about.configuration.get(MADE) == table
+    """Return whether the router made a table; one that another writer replaced, or copied here, is not its own."""
+    if table.startswith(("outbox.", "quarantine.")):
+        return True
+    metadata = handle.metadata()
+    return bool(metadata.name == made_as(table) or metadata.configuration.get(MADE) == table)
 
 
 def way(handle: Any, table: str, asked: Widening) -> Literal["rewrite", "feature"] | None:
-    """Return how columns of an open table may become wider; None where they keep their types."""
-    if _on(handle, FEATURE):
+    """Return how columns of an open table may become wider, `asked` being the sink's option; None if they may not."""
+    if _is_true(handle, FEATURE):
         return "feature"
-    if made_here(handle, table) and not _hindrances(handle) and handle_bytes(handle) <= LARGEST:
+    if _may_be_rewritten(handle, table):
         return "rewrite"
-    return "feature" if asked == "feature" else None
+    if asked == "feature":
+        return "feature"
+    return None
+
+
+def _may_be_rewritten(handle: Any, table: str) -> bool:
+    if not made_here(handle, table) or unmergeable(handle):
+        return False
+    if any(_is_true(handle, name) for name in FORBIDDING):
+        return False
+    return handle_bytes(handle) <= LARGEST
 
 
 def handle_bytes(handle: Any) -> int:
-    """Return the bytes of the files of a table, which delta-rs or Spark has opened."""
-    return handle.bytes() if hasattr(handle, "bytes") else stored_bytes(handle)
+    """Return the bytes of the files of a table that delta-rs or Spark has opened."""
+    if hasattr(handle, "bytes"):  # a SparkTable
+        return int(handle.bytes())
+    return stored_bytes(handle)
 
 
-def _hindrances(handle: Any) -> set[str]:
-    return unmergeable(handle) | {name for name in FORBIDDING if _on(handle, name)}
-
-
-def _on(handle: Any, name: str) -> bool:
+def _is_true(handle: Any, name: str) -> bool:
+    """Return whether a property of a table is set to true."""
     return str(handle.metadata().configuration.get(name)).lower() == "true"
 
 
 def narrower(handle: Any, table: str, widened: str) -> bool:
-    """Say whether columns of a table still have to become wider. Raises TableError where they cannot any more."""
+    """Return whether columns of a table still have to become wider. Raises TableError if they no longer can."""
     have = {column.name: column.type for column in delta_schema(pa.schema(handle.schema().to_arrow()))}
     for column in delta_schema(to_arrow_schema(widened)):
-        both = common_type(have[column.name], column.type) if column.name in have else None
-        if both is None:
+        common = common_type(have[column.name], column.type) if column.name in have else None
+        if common is None:
             raise TableError(table, f"column {column.name} is another one than the rows were staged for")
-        if both != have[column.name]:
+        if common != have[column.name]:
             return True
     return False
 
 
 def wider_schema(columns: str, widened: str, *, new_fields: bool = True) -> str:
-    """Return a table's schema with wider types, both as Delta's JSON. What else fields say of themselves stays.
+    """Return a table's schema with wider types, both as Delta's JSON. The fields keep their metadata.
 
-    `new_fields`: structs gain the fields that they lack, too.
+    With `new_fields`, structs also gain the fields that they lack; the table itself gains no column.
     """
-    found, wider = json.loads(columns), json.loads(widened)
-    return json.dumps(_wider(found, {**wider, "fields": _known(found, wider)}, new_fields=new_fields))
+    table = json.loads(columns)
+    wider = json.loads(widened)
+    names = _field_names(table)
+    wider["fields"] = [field for field in wider["fields"] if field["name"] in names]
+    return json.dumps(_widen_type(table, wider, new_fields=new_fields))
 
 
-def _known(have: dict[str, Any], want: dict[str, Any]) -> list[dict[str, Any]]:
-    names = {field["name"] for field in have["fields"]}
-    return [field for field in want["fields"] if field["name"] in names]
+def _field_names(struct: dict[str, Any]) -> set[str]:
+    return {field["name"] for field in struct["fields"]}
 
 
-def _wider(have: Any, want: Any, *, new_fields: bool) -> Any:
-    """Return a type of Delta's JSON with the leaves of another one."""
+def _widen_type(have: Any, want: Any, *, new_fields: bool) -> Any:
+    """Return the type `have` with the leaves of `want`; both are of Delta's JSON: a name, or an object if nested."""
     if not isinstance(have, dict) or not isinstance(want, dict):
         return want
     if have["type"] == "struct":
-        kinds = {field["name"]: field for field in want["fields"]}
-        fields = [
-            {**field, "type": _wider(field["type"], kinds[field["name"]]["type"], new_fields=new_fields)}
-            if field["name"] in kinds
-            else field
-            for field in have["fields"]
-        ]
-        new = [field for field in want["fields"] if field not in _known(have, want)] if new_fields else []
-        return {**have, "fields": [*fields, *new]}
-    inner = [key for key in ("elementType", "keyType", "valueType") if key in have]
-    return {**have, **{key: _wider(have[key], want[key], new_fields=new_fields) for key in inner}}
+        wanted = {field["name"]: field["type"] for field in want["fields"]}
+        fields = []
+        for field in have["fields"]:
+            if field["name"] in wanted:
+                wider = _widen_type(field["type"], wanted[field["name"]], new_fields=new_fields)
+                fields.append({**field, "type": wider})
+            else:
+                fields.append(field)
+        if new_fields:
+            names = _field_names(have)
+            fields += [field for field in want["fields"] if field["name"] not in names]
+        return {**have, "fields": fields}
+    # An array has an elementType, a map a keyType and a valueType.
+    widened = dict(have)
+    for key in ("elementType", "keyType", "valueType"):
+        if key in have:
+            widened[key] = _widen_type(have[key], want[key], new_fields=new_fields)
+    return widened
 
 
 def rewrite(lake: Lake, table: str, handle: DeltaTable, widened: str, app_id: str) -> None:
-    """Give columns of a table their wider types; begin anew when another writer was faster. Runs anywhere.
+    """Give columns of a table their wider types; try again if another writer is faster. Runs anywhere.
 
-    `widened` is Delta's JSON of the columns; `app_id` the transaction id of the commit that needs them. Where they are
-    as wide already, nothing is done. On disk it needs as much room again as the table has. Raises TableError.
+    `widened` is Delta's JSON of the columns, `app_id` the transaction id of the commit that needs them. If they are
+    as wide already, nothing is done. On a disk it needs as much free space as the table takes. Raises TableError.
     """
 
     def work() -> None:
@@ -143,10 +162,12 @@ def rewrite(lake: Lake, table: str, handle: DeltaTable, widened: str, app_id: st
 
 
 def _rewrite(lake: Lake, table: str, handle: DeltaTable, widened: str, app_id: str) -> None:
-    schema, divided = wider_schema(handle.schema().to_json(), widened), handle.metadata().partition_columns
-    kinds = [column for column in delta_schema(to_arrow_schema(schema)) if column.name not in divided]
-    files = copied_rows(lake, (table, handle), table, pa.schema(kinds))
-    # From here on nothing is deleted: a commit that is said to have failed may be there. VACUUM takes what is not.
+    schema = wider_schema(handle.schema().to_json(), widened)
+    partition_columns = handle.metadata().partition_columns
+    in_files = [column for column in delta_schema(to_arrow_schema(schema)) if column.name not in partition_columns]
+    files = copied_rows(lake, (table, handle), table, pa.schema(in_files))
+    # From here on no file is deleted: a commit that seems to have failed may be in the log, and refer to the files. If
+    # it is not, VACUUM deletes them.
     once = widening(app_id)
     replace_content(
         handle,
@@ -154,20 +175,22 @@ def _rewrite(lake: Lake, table: str, handle: DeltaTable, widened: str, app_id: s
         ids={once.app_id: once.version},
         notes={WIDENED: ", ".join(names(widened))},
         schema=schema,
-        alone=True,  # else rows that came meanwhile would keep their old types
+        alone=True,  # rows that another commit appends meanwhile would keep their old types
     )
     handle.update_incremental()
 
 
 def copied_rows(lake: Lake, of: tuple[str, DeltaTable], table: str, schema: pa.Schema) -> list[StagedFile]:
-    """Stage the rows of an open table, with a schema, for that table or another, one partition apart from the other.
+    """Stage the rows of an open table, cast to a schema, for that table or another one.
 
-    `of` is the name of the former and the table itself; `target` of a file is its partition as JSON.
+    `of` is the name of the table that is read, and the open table; `table` the name of the one that the files are for.
+    A file holds rows of one partition, which is its `target`, as JSON: see `in_partition`.
     """
+    name, handle = of
     writer = Writer(Staging(lake, FILE_BYTES, HELD_BYTES), "wider")
     try:
-        for partition, rows in _rows(lake, *of):
-            writer.hold(partition, table, _batch(cast_to(rows, schema)), seen=True)
+        for partition, rows in _rows(lake, name, handle):
+            writer.hold(partition, table, _as_batch(cast_to(rows, schema)), seen=True)
             writer.flush()
         return writer.close()
     except BaseException:
@@ -176,29 +199,33 @@ def copied_rows(lake: Lake, of: tuple[str, DeltaTable], table: str, schema: pa.S
 
 
 def _rows(lake: Lake, table: str, handle: DeltaTable) -> Iterator[tuple[str, pa.Table]]:
-    """Yield the rows of a table's files, part by part, with their partition as JSON."""
-    found: Any = pa.table(handle.get_add_actions())
-    for action in found.to_pylist():
-        partition = json.dumps({name: _text(value) for name, value in (action.get("partition") or {}).items()})
+    """Yield the partition (as JSON) and rows of a table's files, up to `ROWS` rows at a time."""
+    actions: Any = pa.table(handle.get_add_actions())
+    for action in actions.to_pylist():
+        values = action.get("partition") or {}
+        partition = json.dumps({name: _partition_text(value) for name, value in values.items()})
         with lake.files.open_input_file(f"{table.replace('.', '/')}/{unquote(action['path'])}") as source:
+            # INT96 has nanoseconds, and years beyond 2262 would overflow.
             parquet = pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
             for batch in parquet.iter_batches(ROWS):
                 yield partition, pa.Table.from_batches([batch])
 
 
-def _batch(rows: pa.Table) -> pa.RecordBatch:
+def _as_batch(rows: pa.Table) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([column.combine_chunks() for column in rows.columns], schema=rows.schema)
 
 
-def _text(value: Any) -> str | None:
+def _partition_text(value: Any) -> str | None:
     """Return a partition's value as the log has it. Source: Delta protocol, "Partition Value Serialization"."""
-    if isinstance(value, datetime):
-        return value.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M:%S.%f") if value.tzinfo else str(value)
+    if value is None:
+        return None
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        return value.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M:%S.%f")
     if isinstance(value, bool):
         return str(value).lower()
-    return None if value is None else str(value)
+    return str(value)
 
 
 def in_partition(file: StagedFile) -> StagedFile:
-    """Return a file of copied rows with the partition that it is of."""
+    """Return a file of `copied_rows` with its partition, which that put into `target`."""
     return replace(file, partition=json.loads(file.target))

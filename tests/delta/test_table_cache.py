@@ -137,8 +137,8 @@ def test_a_table_is_opened_once_however_often_it_is_written(
 ) -> None:
     """Without it each batch reads the log of each of its tables anew: its own commit is taken for another table."""
     opened = list[str]()
-    open_table = TableCache._opened
-    monkeypatch.setattr(TableCache, "_opened", lambda self, name: opened.append(name) or open_table(self, name))
+    open_table = TableCache._open_anew
+    monkeypatch.setattr(TableCache, "_open_anew", lambda self, name: opened.append(name) or open_table(self, name))
     handles = TableCache(lake)
     for version in range(6):
         rows = pa.table({"id": [3], "tip": ["x"]}) if version == 3 else ROWS

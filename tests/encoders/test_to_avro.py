@@ -93,7 +93,7 @@ def test_events_go_back_into_the_schema_they_were_read_with(data: st.DataObject)
     assert [event(schema, schema.root, columns, read(text, one)) for one in written] == events
 
 
-def event(schema: Any, kind: Any, column: T.DataType, value: Any) -> Any:  # noqa: PLR0911 - one per kind of type
+def event(schema: Any, kind: Any, column: T.DataType, value: Any) -> Any:
     """Return a value of Avro as Spark has it."""
     if isinstance(kind, Union) and value is not None:
         others = [branch for branch in kind.branches if branch != NULL]

@@ -1,5 +1,6 @@
 """Tables with one row per key, merged by delta-rs.
 
-In: rows of an outbox and a table. Out: one commit that inserts, updates and deletes by key, with histories (`scd`), the
-order of rows (`row_order`), what is remembered of deletions (`row_versions`) and the checks before it (`row_checks`).
+Input: rows of an outbox, and a table. Output: one commit that inserts, updates and deletes by key. `upsert` runs the
+steps: check the rows (`row_checks`), read what the table holds of their keys (`row_versions`), find the newest rows
+(`row_order`), decide what they change (`scd`), write. `key_property` stores in a table by which keys it is merged.
 """

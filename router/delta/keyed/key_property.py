@@ -1,8 +1,8 @@
-"""What the rows of a table are told apart and ordered by, as a property of the table.
+"""Store in a table, as a property, by which keys and in which order its rows are merged.
 
-Other keys over the same rows would make one row of two, or two of one, and nobody could tell afterwards. So the table
-says by which keys it was merged, and a merge with others is refused. A table without the property, of an older version
-or of somebody else, is looked through once, for several rows of a key, and then gets it.
+A merge by other keys would make one row of two, or two of one, and nobody could tell afterwards. So the property names
+the keys, and a merge by others is refused. A table without the property, of an older version or another writer, is
+searched once for several rows of one key, and then gets it.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 KEYED_BY = "router.keyed"
 """The property: keys, order and history as JSON."""
 SHOWN = 3
-"""How many keys a sentence names, at most."""
+"""The most keys that an error names."""
 Hashes = npt.NDArray[np.uint64]
 
 
 def keyed_by(keyed: KeyedTable) -> str:
-    """Return the property's value: what a sink tells rows apart and orders them by."""
+    """Return the property's value for a sink."""
     order = list(keyed.newest_by) or [f"column {number}" for number in range(1, keyed.newest + 1)] or ["offset"]
     return json.dumps({"keys": list(keyed.keys), "order": order, "history": keyed.history})
 
 
 def keyed_of(handle: DeltaTable) -> KeyedTable | None:
-    """Return by what a table was merged: keys and history; None for a table that does not say so."""
+    """Return keys and history by which a table was merged; None for a table without the property."""
     stored = handle.metadata().configuration.get(KEYED_BY)
     if stored is None:
         return None
@@ -52,11 +52,13 @@ def keyed_of(handle: DeltaTable) -> KeyedTable | None:
 
 def own_properties(options: KeyedTable | TableOptions) -> dict[str, str]:
     """Return the properties that the router itself gives a new table."""
-    return {KEYED_BY: keyed_by(options)} if isinstance(options, KeyedTable) else {}
+    if not isinstance(options, KeyedTable):
+        return {}
+    return {KEYED_BY: keyed_by(options)}
 
 
 def refuse_other_keys(table: str, properties: Mapping[str, str | None], keyed: KeyedTable) -> None:
-    """Raise TableError where a table was merged by other keys, in another order, or with a history and now without."""
+    """Raise TableError if a table was merged by other keys, in another order, or only one of both has a history."""
     stored = properties.get(KEYED_BY)
     if stored is None or stored == keyed_by(keyed):
         return
@@ -66,16 +68,20 @@ def refuse_other_keys(table: str, properties: Mapping[str, str | None], keyed: K
     for name, value in now.items():
         if before.get(name) != value:
             changed.append(f"{name} {_text(before.get(name))} there, {_text(value)} in the sink")
-    what = f"it was merged in another way: {'; '.join(changed)}"
-    raise TableError(table, f"{what}. Go back to that, let `router refresh` rebuild it, or give the sink another table")
+    problem = f"it was merged in another way: {'; '.join(changed)}"
+    raise TableError(
+        table, f"{problem}. Go back to that, let `router refresh` rebuild it, or give the sink another table"
+    )
 
 
 def _text(value: object) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value).lower()
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return str(value).lower()
 
 
 def take_over(handle: DeltaTable, table: str, keyed: KeyedTable) -> None:
-    """Give a table its property where it has none. Raises TableError where it has several rows of a key.
+    """Give a table the property if it has none. Raises TableError if it has several rows of one key.
 
     Reads the keys of all rows, once in the life of a table.
     """
@@ -86,7 +92,7 @@ def take_over(handle: DeltaTable, table: str, keyed: KeyedTable) -> None:
 
 
 def refuse_repeated_keys(handle: DeltaTable, table: str, keyed: KeyedTable) -> None:
-    """Raise TableError where a table has several rows of a key; of a history, several current ones."""
+    """Raise TableError if a table has several rows of one key; of a history, several current ones."""
     repeated = repeated_keys(handle, keyed)
     if repeated:
         raise TableError(table, several_rows(repeated))
@@ -94,16 +100,20 @@ def refuse_repeated_keys(handle: DeltaTable, table: str, keyed: KeyedTable) -> N
 
 def several_rows(repeated: Sequence[Mapping[str, object]]) -> str:
     """Return the sentence about keys that have several rows."""
-    shown = "; ".join(", ".join(f"{name}={value}" for name, value in key.items()) for key in repeated[:SHOWN])
-    more = f" and {len(repeated) - SHOWN:,} more" if len(repeated) > SHOWN else ""
-    what = f"it has several rows for {shown}{more}, and a merge would not tell them apart"
-    return f"{what}; let `router refresh` rebuild it, or delete the rows that are too many"
+    shown: list[str] = []
+    for key in repeated[:SHOWN]:
+        shown.append(", ".join(f"{name}={value}" for name, value in key.items()))
+    keys = "; ".join(shown)
+    if len(repeated) > SHOWN:
+        keys = f"{keys} and {len(repeated) - SHOWN:,} more"
+    problem = f"it has several rows for {keys}, and a merge would not tell them apart"
+    return f"{problem}; let `router refresh` rebuild it, or delete the rows that are too many"
 
 
 def repeated_keys(handle: DeltaTable, keyed: KeyedTable) -> list[dict[str, object]]:
-    """Return the keys that have more than one row.
+    """Return the keys that have more than one row, sorted.
 
-    Holds eight bytes for each row, and the rows whose keys may be repeated.
+    Memory: holds eight bytes for each row, and the rows whose keys may be repeated.
     """
     hashes = [_hashes(part, keyed.keys) for part in _keys(handle, keyed)]
     if not hashes:
@@ -123,10 +133,12 @@ def repeated_keys(handle: DeltaTable, keyed: KeyedTable) -> list[dict[str, objec
 
 
 def _keys(handle: DeltaTable, keyed: KeyedTable) -> Iterator[pa.RecordBatch]:
-    """Yield the keys of a table's rows, of a history those of the current ones."""
+    """Yield the keys of a table's rows; of a history those of the current rows."""
     rows = handle.to_pyarrow_dataset(filesystem=native_files(handle))
-    current = pc.field("is_current") if keyed.history and "is_current" in rows.schema.names else None
-    yield from rows.to_batches(columns=list(keyed.keys), filter=current)
+    condition = None
+    if keyed.history and "is_current" in rows.schema.names:
+        condition = pc.field("is_current")
+    yield from rows.to_batches(columns=list(keyed.keys), filter=condition)
 
 
 def _hashes(part: pa.RecordBatch, keys: tuple[str, ...]) -> Hashes:

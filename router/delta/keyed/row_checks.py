@@ -27,8 +27,10 @@ REASON = "reason"
 
 @dataclass(frozen=True)
 class CheckedRows:
-    """The rows that a table takes, and those it refuses, with a `reason`; `added` and `widened` are the columns that it
-    needs for the former."""
+    """The rows that a table accepts, and those that it refuses, with a `reason`.
+
+    `added` and `widened` are the columns that the table needs for the accepted rows.
+    """
 
     rows: pa.Table
     refused: pa.Table
@@ -37,11 +39,11 @@ class CheckedRows:
 
 
 class EvolutionForbidden(TableError):  # noqa: N818 - as what it derives from, it says what is wrong
-    """The error of rows that need a table changed which must not change (`evolution: fail`): waiting does not help."""
+    """The error of rows that would change a table which must not change (`evolution: fail`). A retry does not help."""
 
 
 class Refusals:
-    """Rows with the reason why each is refused, the first that was found; empty for those that are not."""
+    """Rows with the first reason to refuse each one, in `why`; an empty text for those that are accepted."""
 
     def __init__(self, rows: pa.Table) -> None:
         self.rows = rows
@@ -51,25 +53,25 @@ class Refusals:
             self.why = np.array(rows.column(REFUSED).fill_null("").to_pylist(), dtype=object)
 
     def refuse(self, which: Mask, reason: str) -> None:
-        """Refuse rows that are not refused yet."""
+        """Refuse the marked rows, unless they are refused already."""
         self.why[which & (self.why == "")] = reason
 
     def split(self) -> tuple[pa.Table, pa.Table]:
-        """Return the rows that are left, and the refused ones with their reasons."""
-        kept = np.asarray(self.why == "", dtype=bool)
-        refused = self.rows.filter(pa.array(~kept))
-        return self.rows.filter(pa.array(kept)), refused.append_column(REASON, pa.array(self.why[~kept], pa.string()))
+        """Return the accepted rows, and the refused ones with their reasons."""
+        is_accepted = np.asarray(self.why == "", dtype=bool)
+        refused = self.rows.filter(pa.array(~is_accepted))
+        refused = refused.append_column(REASON, pa.array(self.why[~is_accepted], pa.string()))
+        return self.rows.filter(pa.array(is_accepted)), refused
 
 
 def check_rows(
     rows: pa.Table, have: pa.Schema | None, table: str, keyed: KeyedTable, *, widens: bool = True
 ) -> CheckedRows:
-    """Hold rows against a table and its sink's options; `have` is its schema, None where there is none yet.
+    """Compare rows with a table and its sink's options, and split them into accepted and refused ones.
 
-    Where the table's columns do not become wider (`widens`), rows with a value that does not fit are refused.
-
-    The rows must come from `comparable`. Raises EvolutionForbidden where the table must not change and would have to,
-    and TableError where it has to be mended first.
+    `have` is the table's schema, None if there is no table yet. With `widens` false the table keeps its types, and rows
+    with a value that does not fit are refused. The rows must come from `comparable`. Raises EvolutionForbidden if the
+    table would have to change and must not, and TableError if a person has to repair it first.
     """
     if have is not None:
         refuse_lost_keys(have, table, keyed)
@@ -77,64 +79,79 @@ def check_rows(
     for key in keyed.keys:
         checked.refuse(np.asarray(rows.column(key).is_null()), f"key {key} is null")
     if keyed.history:
-        timed = time_name(rows.schema, keyed)
-        checked.refuse(np.asarray(rows.column(timed).is_null()), "a history needs times, and this record has none")
+        time_column = rows.column(time_name(rows.schema, keyed))
+        checked.refuse(np.asarray(time_column.is_null()), "a history needs times, and this record has none")
     wanted = wanted_columns(rows, keyed)
     if have is None:
-        return CheckedRows(*checked.split(), wanted, pa.schema([]))
+        accepted, refused = checked.split()
+        return CheckedRows(accepted, refused, added=wanted, widened=pa.schema([]))
     _refuse_nulls(checked, have, keyed)
-    found = compare(delta_schema(have), wanted)
-    refusals = [*_conflicts(checked, found, table, keyed)]
+
+    diff = compare(delta_schema(have), wanted)
+    refusals = list(_conflicting_rows(checked, diff, table, keyed))
     if keyed.evolution != "evolve":
-        refusals += _frozen(checked, found, have, keyed)
-        found = SchemaDiff(
-            tuple(field for field in found.added if field.name in own_names(keyed)), (), {}, found.conflicts
-        )
-    elif not widens and found.widened:
-        checked.rows = _refuse_too_wide(checked, found, have, keyed)
-        found = narrow(have, wanted, found)
-    for rows_of, reason in refusals:
-        which = rows_of & ~checked.deletes
-        if keyed.evolution == "fail" and which.any():
+        refusals += _rows_that_change_the_table(checked, diff, have, keyed)
+        # The router's own columns are added in any case: an older version of the table may lack them.
+        own = tuple(field for field in diff.added if field.name in own_names(keyed))
+        diff = SchemaDiff(added=own, conflicts=diff.conflicts)
+    elif not widens and diff.widened:
+        checked.rows = _refuse_too_wide(checked, diff, have, keyed)
+        diff = narrow(have, wanted, diff)
+    # A row that deletes its key needs no values, so no value of it is a reason to refuse it.
+    for marked, reason in refusals:
+        to_refuse = marked & ~checked.deletes
+        if keyed.evolution == "fail" and to_refuse.any():
             raise EvolutionForbidden(
                 table, f"{reason}, and the sink says `evolution: fail`; change the table or the sink"
             )
-        checked.refuse(which, reason)
-    kept, refused = checked.split()
-    return CheckedRows(kept.drop_columns([*found.conflicts]), refused, pa.schema(found.added), pa.schema(found.widened))
-
-
-def wanted_columns(rows: pa.Table, keyed: KeyedTable) -> pa.Schema:
-    """Return the columns that a table of these rows has: those with a value, and those it has to have."""
-    deletes = rows.column(DELETED).fill_null(False)
-    data = rows.filter(pc.invert(deletes)) if pc.any(deletes).as_py() else rows
-    return wanted_schema(rows.schema, {name for name in data.column_names if data[name].null_count < len(data)}, keyed)
-
-
-def wanted_schema(rows: pa.Schema, valued: set[str], keyed: KeyedTable) -> pa.Schema:
-    """Return the columns that a table of such rows has; `valued` have a value in a row that deletes nothing."""
-    always = {*keyed.keys, *keyed.partition_by, *keyed.cluster_by, *order_names(keyed)}
-    fields = [field for field in delta_schema(rows) if field.name not in OUTBOX_ONLY]
-    flags = [pa.field(keyed.soft_delete, pa.bool_())] if keyed.soft_delete else []
-    kept = [field for field in fields if field.name in always or field.name in valued]
-    return pa.schema(
-        [*(_commented(field, keyed) for field in kept), *flags, *(HISTORY_COLUMNS if keyed.history else [])]
+        checked.refuse(to_refuse, reason)
+    accepted, refused = checked.split()
+    return CheckedRows(
+        rows=accepted.drop_columns([*diff.conflicts]),
+        refused=refused,
+        added=pa.schema(diff.added),
+        widened=pa.schema(diff.widened),
     )
 
 
-def _commented(field: pa.Field, keyed: KeyedTable) -> pa.Field:
-    comment = keyed.comments.get(field.name)
-    return field.with_metadata({"comment": comment}) if comment else field
+def wanted_columns(rows: pa.Table, keyed: KeyedTable) -> pa.Schema:
+    """Return the columns that a table needs for these rows: those with a value, and those that it must have."""
+    deletes = rows.column(DELETED).fill_null(False)
+    data = rows
+    if pc.any(deletes).as_py():
+        data = rows.filter(pc.invert(deletes))
+    with_values = {name for name in data.column_names if data[name].null_count < len(data)}
+    return wanted_schema(rows.schema, with_values, keyed)
+
+
+def wanted_schema(rows: pa.Schema, valued: set[str], keyed: KeyedTable) -> pa.Schema:
+    """Return the columns that a table needs for such rows; `valued` have a value in a row that deletes nothing."""
+    always = {*keyed.keys, *keyed.partition_by, *keyed.cluster_by, *order_names(keyed)}
+    fields: list[pa.Field] = []
+    for field in delta_schema(rows):
+        if field.name in OUTBOX_ONLY or field.name not in always | valued:
+            continue
+        comment = keyed.comments.get(field.name)
+        fields.append(field.with_metadata({"comment": comment}) if comment else field)
+    if keyed.soft_delete:
+        fields.append(pa.field(keyed.soft_delete, pa.bool_()))
+    if keyed.history:
+        fields += HISTORY_COLUMNS
+    return pa.schema(fields)
 
 
 def own_names(keyed: KeyedTable) -> set[str]:
-    """Return the columns that a table has for the router's sake."""
-    history = HISTORY_COLUMNS.names if keyed.history else ()
-    return {*order_names(keyed), *([keyed.soft_delete] if keyed.soft_delete else []), *history}
+    """Return the columns that the router adds to the route's."""
+    names = set(order_names(keyed))
+    if keyed.soft_delete:
+        names.add(keyed.soft_delete)
+    if keyed.history:
+        names.update(HISTORY_COLUMNS.names)
+    return names
 
 
 def _refuse_nulls(checked: Refusals, have: pa.Schema, keyed: KeyedTable) -> None:
-    """Refuse rows without a value that the table must have."""
+    """Refuse rows without a value in a column that is NOT NULL."""
     for field in have:
         if field.nullable or field.name in own_names(keyed):
             continue
@@ -146,55 +163,73 @@ def _refuse_nulls(checked: Refusals, have: pa.Schema, keyed: KeyedTable) -> None
 
 
 def refuse_lost_keys(have: pa.Schema, table: str, keyed: KeyedTable) -> None:
-    """Refuse a table whose rows cannot be told apart, or not be ordered. Raises TableError."""
+    """Raise TableError for a table without the columns that tell its rows apart, or that order them."""
     if "_offset" in have.names and ARRIVAL not in have.names:
-        what = f"an older version of the router ordered its rows by their offsets alone (it has no {ARRIVAL})"
-        raise TableError(table, f"{what}; `router refresh --tables {table}` rebuilds it")
-    if lost := [key for key in keyed.keys if key not in have.names]:
-        raise TableError(table, f"it has no column {lost[0]}, which is a key of the sink; give it back its column")
+        problem = f"an older version of the router ordered its rows by their offsets alone (it has no {ARRIVAL})"
+        raise TableError(table, f"{problem}; `router refresh --tables {table}` rebuilds it")
+    for key in keyed.keys:
+        if key not in have.names:
+            raise TableError(table, f"it has no column {key}, which is a key of the sink; give it back its column")
 
 
-def _conflicts(checked: Refusals, found: SchemaDiff, table: str, keyed: KeyedTable) -> Iterator[tuple[Mask, str]]:
-    """Return the rows with a value that the table can never take."""
-    for column, reason in found.conflicts.items():
+def _conflicting_rows(checked: Refusals, diff: SchemaDiff, table: str, keyed: KeyedTable) -> Iterator[tuple[Mask, str]]:
+    """Yield rows with a value that the table cannot store in any way, and why."""
+    for column, reason in diff.conflicts.items():
         if column in {*own_names(keyed), *keyed.keys}:
             raise TableError(table, f"{reason}; the sink cannot do without this column: give it back its type")
         yield np.asarray(checked.rows.column(column).is_valid()), reason
 
 
-def narrow(have: pa.Schema, wanted: pa.Schema, found: SchemaDiff) -> SchemaDiff:
-    """Return how a table changes whose columns do not become wider; nested fields may come."""
-    known, wider = delta_schema(have), {field.name for field in found.widened}
-    kept = [field.with_type(_kept(known, field)) if field.name in wider else field for field in wanted]
-    return compare(known, pa.schema(kept))
+def narrow(have: pa.Schema, wanted: pa.Schema, diff: SchemaDiff) -> SchemaDiff:
+    """Return how a table changes if its columns keep their types; it may still gain nested fields."""
+    table = delta_schema(have)
+    wider = {field.name for field in diff.widened}
+    columns: list[pa.Field] = []
+    for field in wanted:
+        if field.name in wider:
+            columns.append(field.with_type(_type_in_table(table, field)))
+        else:
+            columns.append(field)
+    return compare(table, pa.schema(columns))
 
 
-def _kept(known: pa.Schema, field: pa.Field) -> pa.DataType:
-    return type_within(known.field(field.name).type, delta_type(field.type), new_fields=True)
+def _type_in_table(table: pa.Schema, field: pa.Field) -> pa.DataType:
+    """Return a column's type for a table that does not become wider, with the column's new nested fields."""
+    return type_within(table.field(field.name).type, delta_type(field.type), new_fields=True)
 
 
-def _refuse_too_wide(checked: Refusals, found: SchemaDiff, have: pa.Schema, keyed: KeyedTable) -> pa.Table:
-    """Refuse rows with a value that does not fit a column; return the rows, where those that delete lack it."""
-    rows, known = checked.rows, delta_schema(have)
-    for field in found.widened:
-        column, kept = rows.column(field.name), _kept(known, rows.schema.field(field.name))
-        wrong = does_not_fit(column.cast(delta_type(column.type)), kept)
-        reason = too_wide(field.name, column.type, kept) + KEEPS
-        checked.refuse(wrong if field.name in keyed.keys else wrong & ~checked.deletes, reason)
-        column = pc.if_else(pa.array(wrong & checked.deletes), pa.scalar(None, column.type), column)
-        rows = rows.set_column(rows.schema.get_field_index(field.name), field.name, column) if wrong.any() else rows
+def _refuse_too_wide(checked: Refusals, diff: SchemaDiff, have: pa.Schema, keyed: KeyedTable) -> pa.Table:
+    """Refuse rows with a value that does not fit a column; return the rows, without such values in deletions."""
+    rows = checked.rows
+    table = delta_schema(have)
+    for field in diff.widened:
+        column = rows.column(field.name)
+        table_type = _type_in_table(table, rows.schema.field(field.name))
+        is_too_wide = does_not_fit(column.cast(delta_type(column.type)), table_type)
+        if not is_too_wide.any():
+            continue
+        reason = too_wide(field.name, column.type, table_type) + KEEPS
+        # A deletion needs its keys only. Its other values are set to null, or the cast to the table's type would fail.
+        if field.name in keyed.keys:
+            checked.refuse(is_too_wide, reason)
+        else:
+            checked.refuse(is_too_wide & ~checked.deletes, reason)
+        column = pc.if_else(pa.array(is_too_wide & checked.deletes), pa.scalar(None, column.type), column)
+        rows = rows.set_column(rows.schema.get_field_index(field.name), field.name, column)
     return rows
 
 
-def _frozen(checked: Refusals, found: SchemaDiff, have: pa.Schema, keyed: KeyedTable) -> Iterator[tuple[Mask, str]]:
-    """Return the rows that would change the table."""
-    known = {field.name: field.type for field in delta_schema(have)}
-    for field in (*found.added, *found.widened):
+def _rows_that_change_the_table(
+    checked: Refusals, diff: SchemaDiff, have: pa.Schema, keyed: KeyedTable
+) -> Iterator[tuple[Mask, str]]:
+    """Yield rows that a table which must not change cannot store, and why."""
+    types = {field.name: field.type for field in delta_schema(have)}
+    for field in (*diff.added, *diff.widened):
         if field.name in own_names(keyed):
             continue
         column = checked.rows.column(field.name)
-        if field.name in known:
-            reason = f"column {field.name} is {known[field.name]} in the table, which has no room for the value"
-            yield would_lose(column, known[field.name]), reason
+        if field.name in types:
+            reason = f"column {field.name} is {types[field.name]} in the table, which has no room for the value"
+            yield would_lose(column, types[field.name]), reason
         else:
             yield np.asarray(column.is_valid()), f"column {field.name} is not in the table"

@@ -1,5 +1,7 @@
-"""Which row of a key is the newest: columns that order rows, keys told apart as integers, and the rows of a batch that
-are newer than what a table holds."""
+"""Order the rows of a key: the columns that decide, and the rows of a batch that are newer than those of a table.
+
+Keys and order columns become integers (`codes`, `ranks`), so that numpy can sort and compare whole batches.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
 
 ARRIVAL = "_arrival"
-"""The column with the run and the batch that a record arrived in: see `router.engine.position`."""
+"""The column with the run and the batch in which a record arrived: see `router.engine.position`."""
 POSITION = {
     ARRIVAL: pa.int64(),
     "_timestamp": pa.timestamp("us", "UTC"),
@@ -25,21 +27,21 @@ POSITION = {
     "_partition": pa.int32(),
     "_offset": pa.int64(),
 }
-"""When a record arrived and where it was, the most important first: with these no two records are equally new.
+"""Arrival and position of a record, the most important first: with these no two records are equally new.
 
-Within one partition of a topic the offset alone decides: it is the order in which the records were written. Offsets of
-different partitions say nothing about each other, so there the others decide, in this order.
+Within one partition of a topic the offset alone decides, as the records were written in that order. Offsets of
+different partitions cannot be compared, so between partitions the other columns decide, in this order.
 """
 Codes = npt.NDArray[np.int64]
 
 
 def newest_names(count: int) -> tuple[str, ...]:
-    """Return what the columns are called that a sink orders by."""
+    """Return the names of the columns that a sink orders by."""
     return tuple(f"_newest_{number}" for number in range(1, count + 1))
 
 
 def order_names(keyed: KeyedTable) -> tuple[str, ...]:
-    """Return the columns that order rows, the most important one first. A table keeps those of each row's record."""
+    """Return the columns that order rows, the most important first. A table stores them for each row."""
     return (*newest_names(keyed.newest), *POSITION)
 
 
@@ -49,7 +51,7 @@ def keys_and_order(rows: pa.Table, keyed: KeyedTable) -> pa.Table:
 
 
 def comparable(rows: pa.Table, keyed: KeyedTable) -> pa.Table:
-    """Return rows whose order columns have the types that a table keeps, and values that all engines order alike."""
+    """Return rows whose order columns have a table's types, and values that all engines order alike."""
     for name in order_names(keyed):
         column = rows.column(name)
         rows = rows.set_column(rows.schema.get_field_index(name), name, _comparable(column, POSITION.get(name)))
@@ -57,28 +59,32 @@ def comparable(rows: pa.Table, keyed: KeyedTable) -> pa.Table:
 
 
 def _comparable(column: pa.ChunkedArray, kind: pa.DataType | None) -> pa.ChunkedArray:
+    # Engines differ in whether -0.0 is less than 0.0, and in where NaN comes: NaN becomes null, the oldest.
     if pa.types.is_floating(column.type):
         column = pc.add(column.cast(pa.float64()), 0.0)  # -0.0 becomes 0.0
         return pc.if_else(pc.is_nan(column), pa.scalar(None, pa.float64()), column)
     if kind is None and pa.types.is_integer(column.type):
         kind = pa.int64()
-    return column if kind in (None, column.type) else column.cast(kind)
+    if kind is None or kind == column.type:
+        return column
+    return column.cast(kind)
 
 
 def ranks(columns: list[pa.ChunkedArray]) -> Codes:
-    """Return the place of each row when all are ordered by columns, the first one first; equal rows share a place."""
+    """Return the rank of each row, from 0, by columns, the most important first; equal rows share a rank."""
     numbers = [_numbers(column) for column in columns]
-    by = np.lexsort(numbers[::-1])
-    differs = np.zeros(max(0, len(by) - 1), dtype=bool)
+    order = np.lexsort(numbers[::-1])  # the last one given to lexsort counts most
+    differs = np.zeros(max(0, len(order) - 1), dtype=bool)
     for column in numbers:
-        differs |= np.diff(column[by]) != 0
-    found = np.empty(len(by), dtype=np.int64)
-    found[by] = np.concatenate([np.zeros(min(1, len(by)), np.int64), np.cumsum(differs)])
-    return found
+        differs |= np.diff(column[order]) != 0
+    # Along the order the rank grows by one at each row that differs from the row before.
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[order] = np.concatenate([np.zeros(min(1, len(order)), np.int64), np.cumsum(differs)])
+    return rank
 
 
 def _numbers(column: pa.ChunkedArray) -> Codes:
-    """Return integers that are ordered as the values are, nulls first."""
+    """Return integers that have the order of the values, nulls first."""
     if pa.types.is_integer(column.type) and not column.null_count:
         return np.asarray(column.to_numpy(), dtype=np.int64)
     if not len(column):
@@ -89,33 +95,36 @@ def _numbers(column: pa.ChunkedArray) -> Codes:
 
 
 def codes(columns: list[pa.ChunkedArray]) -> Codes:
-    """Return an integer per row, the same for rows with the same values in all columns. There are no nulls."""
-    found = np.zeros(len(columns[0]), np.int64)
+    """Return an integer per row, the same for rows with the same values in all columns. The columns have no nulls."""
+    combined = np.zeros(len(columns[0]), np.int64)
     for column in columns:
-        coded = column.combine_chunks().dictionary_encode()
-        each = coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-        found = np.unique(found * (len(coded.dictionary) + 1) + each, return_inverse=True)[1].astype(np.int64)
-    return found
+        encoded = column.combine_chunks().dictionary_encode()
+        indices = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+        # `unique` numbers the combinations so far from 0, so that the product stays small.
+        combinations = combined * (len(encoded.dictionary) + 1) + indices
+        combined = np.unique(combinations, return_inverse=True)[1].astype(np.int64)
+    return combined
 
 
 DELETED = "_deleted"
-"""A column of rows: true where the row deletes its key."""
+"""A column of rows: true if the row deletes its key."""
 HELD = ("_there", "_live")
-"""Columns of a state: the table has a row of the key; that row is not flagged as deleted. A remembered deletion has
-neither."""
+"""Columns of a state: whether the table has a row of the key, and whether that row is not flagged as deleted. Both are
+false in a remembered deletion."""
 REFUSED = "_refused"
-"""A column that rows may have: why they cannot go into the table, where that was found out before."""
+"""A column that rows may have: why they cannot go into the table, if an earlier step has found that out."""
 OUTBOX_ONLY = ("_key", "_table", DELETED, REFUSED)
-"""Columns of rows that no table keeps."""
+"""Columns of rows that no table stores."""
 NEVER = np.iinfo(np.int64).min
 
 
 @dataclass(frozen=True)
 class NewerRows:
-    """Rows that are newer than what a table holds. A run is the rows of one key, oldest first; it begins at `starts`.
+    """Rows that are newer than those of a table, ordered by key, and by age within a key, the oldest first.
 
-    `deleted` is by row, `there` and `live` are by run. `late` counts the rows that are not
-    newer: the table has a newer row or deletion of their key, or that very record.
+    The rows of one key are a run; `starts` has the number of each run's first row. `deleted` has a value per row,
+    `there` and `live` (see `HELD`) have one per run. `late` counts the rows of the batch that are not newer: the table
+    has a newer row or deletion of their key, or that very record.
     """
 
     rows: pa.Table
@@ -137,32 +146,45 @@ class NewerRows:
 
 
 def newer_rows(rows: pa.Table, state: pa.Table, keyed: KeyedTable) -> NewerRows:
-    """Return what of a batch is newer than a state: keys, order columns, `_there` and `_live` of each row.
+    """Return the rows of a batch that are newer than a state of the table.
 
-    The keys of rows must not be null, and both must come from `comparable`.
+    `state` has keys, order columns, `_there` and `_live` of each row that the table holds of these keys. Keys must not
+    be null, and rows and state must come from `comparable`.
     """
     count = len(rows)
     key = codes([joined(rows, state, name) for name in keyed.keys])
     order = RecordOrder.of(rows, state, keyed, key)
     keys = int(key.max()) + 1 if len(key) else 0
 
-    # Of the rows that came several times, as after a new start from the topic's beginning, the first arrival counts.
+    # Of a record that arrived several times, as after a start from the topic's beginning, the first arrival counts.
     newer = np.flatnonzero(order.newer_than_held(count) & ~order.repeated()[:count])
     newer = newer[np.lexsort((order.rank[newer], key[newer]))]
     starts = np.flatnonzero(np.diff(key[newer], prepend=-1) != 0)
     chosen = rows.take(pa.array(newer))
     run_keys = key[newer[starts]]
-    there, live = (_any(key[count:], mask_of(state, name), keys)[run_keys] for name in HELD)
-    return NewerRows(chosen, starts, mask_of(chosen, DELETED), there, live, count - len(newer))
+    there, live = (_keys_with(mask_of(state, name), key[count:], keys)[run_keys] for name in HELD)
+    return NewerRows(
+        rows=chosen,
+        starts=starts,
+        deleted=mask_of(chosen, DELETED),
+        there=there,
+        live=live,
+        late=count - len(newer),
+    )
 
 
 @dataclass(frozen=True)
 class RecordOrder:
     """The order of the records of a batch and of those that a table holds, the batch's first.
 
-    `newest` ranks what the sink orders by; all records have the same rank where it orders by nothing else than the
-    record. `source` numbers the partitions of topics. `across` ranks records of different partitions by arrival and
-    time, `rank` puts all records into one order. `unknown` are records without an offset: of rows that others wrote.
+    Each field has a value per record:
+
+    - `key`: the number of its key.
+    - `newest`: its rank by the columns that the sink orders by; 0 if there are none.
+    - `source`: the number of its topic and partition. `offset`: its offset, as a number of the same order.
+    - `across`: its rank among records of other partitions, by arrival and time.
+    - `rank`: its place in the order of all records.
+    - `unknown`: it has no offset, since its row was not written by the router.
     """
 
     key: Codes
@@ -191,7 +213,7 @@ class RecordOrder:
         return cls(key, newest, source, offset, across, rank, unknown)
 
     def repeated(self) -> Codes:
-        """Return which records came before: a record of the same key, partition and offset arrived earlier."""
+        """Return the records that are repetitions: one of the same key, partition and offset arrived earlier."""
         order = np.lexsort((self.across, self.offset, self.source, self.newest, self.key))
         same = np.ones(max(0, len(order) - 1), dtype=bool)
         for numbers in (self.key, self.newest, self.source, self.offset):
@@ -201,20 +223,22 @@ class RecordOrder:
         return repeated
 
     def newer_than_held(self, count: int) -> Mask:
-        """Return which of the first `count` records are newer than all records after them of the same key."""
+        """Return which of the first `count` records, the batch's, are newer than all of the table with the same key."""
         newer = np.ones(count, dtype=bool)
-        held = count + np.argsort(self.key[count:], kind="stable")
-        begins = np.searchsorted(self.key[held], self.key[:count], side="left")
-        ends = np.searchsorted(self.key[held], self.key[:count], side="right")
-        # A key has one or two records in a table (a row, a deletion), so this loop is short. It is as long as the
-        # longest history where a batch is merged again.
+        # The table's records sorted by key: those of a record's key are the slice from `begins` to `ends`.
+        table_records = count + np.argsort(self.key[count:], kind="stable")
+        begins = np.searchsorted(self.key[table_records], self.key[:count], side="left")
+        ends = np.searchsorted(self.key[table_records], self.key[:count], side="right")
+        # Compare with the first record of the slice, then with the second, and so on. A key has one or two records in a
+        # table (a row, a deletion), so the loop is short; if a batch is merged again it is as long as the longest
+        # history.
         for nth in range(int((ends - begins).max(initial=0))):
             compared = np.flatnonzero(newer & (begins + nth < ends))
-            newer[compared] = self._is_newer(compared, held[begins[compared] + nth])
+            newer[compared] = self._is_newer(compared, table_records[begins[compared] + nth])
         return newer
 
     def _is_newer(self, records: Codes, others: Codes) -> Mask:
-        """Return whether each record is newer than the other record at the same place."""
+        """Return whether each of `records` is newer than the record at the same place in `others`."""
         across = np.where(
             self.across[records] == self.across[others],
             self.source[records] > self.source[others],
@@ -227,13 +251,14 @@ class RecordOrder:
 
 
 def _rising_with_offset(arrived: Codes, key: Codes, source: Codes, offset: Codes) -> Codes:
-    """Return the rank of each record's arrival and time, or that of an earlier record of its key and partition.
+    """Return the rank of each record's arrival, at least that of earlier records of its key and partition.
 
-    Clocks of producers differ: without it a later offset of one partition could count as older than an earlier one
-    by way of a record of another partition, and no order would hold for all three.
+    Clocks of producers differ. Without this, a record could have a larger offset than another one of its partition but
+    an earlier time, and a third record, of another partition, could lie between: no order would hold for all three.
     """
     order = np.lexsort((offset, source, key))
     changes = (np.diff(key[order], prepend=-1) != 0) | (np.diff(source[order], prepend=-1) != 0)
+    # The running maximum within each group: every group gets a range of numbers above those of the group before.
     group = np.cumsum(changes)
     span = int(arrived.max(initial=0)) + 1
     rising = np.empty(len(arrived), np.int64)
@@ -242,7 +267,7 @@ def _rising_with_offset(arrived: Codes, key: Codes, source: Codes, offset: Codes
 
 
 def joined(rows: pa.Table, state: pa.Table, name: str) -> pa.ChunkedArray:
-    """Return a column of rows followed by that of a state, in the type of the rows."""
+    """Return a column of rows followed by the same column of a state, in the type of the rows."""
     column = rows.column(name)
     return pa.chunked_array([*column.chunks, *state.column(name).cast(column.type).chunks], column.type)
 
@@ -252,7 +277,8 @@ def mask_of(table: pa.Table, name: str) -> Mask:
     return np.asarray(table.column(name).fill_null(False), dtype=bool)
 
 
-def _any(key: Codes, mask: Mask, keys: int) -> Mask:
-    found = np.zeros(keys, dtype=bool)
-    found[key[mask]] = True
-    return found
+def _keys_with(mask: Mask, key: Codes, keys: int) -> Mask:
+    """Return for each of the key numbers below `keys` whether a row of it is marked; `key` has those of the rows."""
+    marked_keys = np.zeros(keys, dtype=bool)
+    marked_keys[key[mask]] = True
+    return marked_keys

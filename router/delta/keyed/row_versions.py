@@ -1,4 +1,7 @@
-"""What a table holds of given keys: how new the row of each is, and which keys were deleted when."""
+"""Read how new a table's rows of given keys are, and remember which keys were deleted when.
+
+Both are a state: a table with the keys, the order columns and `HELD`, and with HISTORY_COLUMNS for a history.
+"""
 
 from __future__ import annotations
 
@@ -27,29 +30,34 @@ if TYPE_CHECKING:
 
 
 DELETIONS = "_deletions"
-"""The folder below a table's that remembers its deletions: a Delta table of keys and order columns, which the table's
-readers do not see, and which goes when the table does."""
+"""The folder below a table's in which its deletions are remembered, a Delta table of keys and order columns. Readers of
+the table do not see it, and it is deleted with the table."""
 DELETED_AT = "_deleted_at"
 ROWS = 1 << 18
-"""Rows that are looked through at once: the keys of the batch are hashed anew for each."""
+"""Rows that are searched at once for the keys of the batch, which are hashed again each time."""
 SWEPT = 64
-"""Commits after which deletions that were kept long enough are forgotten."""
+"""Commits after which expired deletions are forgotten."""
 
 
 def versions_schema(rows: pa.Schema, keyed: KeyedTable) -> pa.Schema:
     """Return the columns of a state, in the types of rows."""
-    keys = keys_and_order(rows.empty_table(), keyed).schema
-    return pa.schema([*keys, *((name, pa.bool_()) for name in HELD), *(HISTORY_COLUMNS if keyed.history else [])])
+    fields = list(keys_and_order(rows.empty_table(), keyed).schema)
+    fields += [pa.field(name, pa.bool_()) for name in HELD]
+    if keyed.history:
+        fields += HISTORY_COLUMNS
+    return pa.schema(fields)
 
 
 def held_versions(table: DeltaTable, rows: pa.Table, keyed: KeyedTable) -> pa.Table:
-    """Return what a table holds of the keys of `rows`, as a state; of a history all rows, also those that are past.
+    """Return a table's rows of the keys of `rows`, as a state; of a history all rows, not only the current ones.
 
-    Only files that may hold one of the keys are read.
+    Reads only files that may contain one of the keys.
     """
     schema = versions_schema(rows.schema, keyed)
-    extra = [keyed.soft_delete] if keyed.soft_delete else []
-    rows_of_keys = _scan(table, rows, keyed, [*schema.names, *extra])
+    names = list(schema.names)
+    if keyed.soft_delete:
+        names.append(keyed.soft_delete)
+    rows_of_keys = _scan(table, rows, keyed, names)
     live = pa.array(np.ones(len(rows_of_keys), dtype=bool))
     if keyed.soft_delete in rows_of_keys.column_names:
         live = pc.invert(rows_of_keys.column(keyed.soft_delete).fill_null(False))
@@ -57,68 +65,77 @@ def held_versions(table: DeltaTable, rows: pa.Table, keyed: KeyedTable) -> pa.Ta
 
 
 def deletions_table(lake: Lake, table: str) -> DeltaTable | None:
-    """Return the memory of a table's deletions; most tables have none, and looking costs less than opening."""
-    log = f"{_name(table).replace('.', '/')}/_delta_log"
-    there = lake.files.get_file_info(log).type is not fs.FileType.NotFound
-    return lake.open(_name(table)) if there else None
+    """Return the table of a table's remembered deletions, None if there is none."""
+    name = _deletions_name(table)
+    # Most tables have none, and to look for the log costs less than to try to open it.
+    log = lake.files.get_file_info(f"{name.replace('.', '/')}/_delta_log")
+    if log.type is fs.FileType.NotFound:
+        return None
+    return lake.open(name)
 
 
 def remembered_deletions(lake: Lake, table: str, rows: pa.Table, keyed: KeyedTable) -> pa.Table:
-    """Return what is remembered of the deletion of the keys of `rows`, as a state."""
+    """Return the remembered deletions of the keys of `rows`, as a state."""
     schema = versions_schema(rows.schema, keyed)
-    memory = deletions_table(lake, table)
-    if memory is None:
+    deletions = deletions_table(lake, table)
+    if deletions is None:
         return schema.empty_table()
-    return _as_state(_scan(memory, rows, keyed, schema.names), schema, there=False, live=None)
+    return _as_state(_scan(deletions, rows, keyed, schema.names), schema, there=False, live=None)
 
 
 def remember_deletions(lake: Lake, table: str, gone: pa.Table, keyed: KeyedTable, once: Transaction) -> None:
-    """Remember deletions under a transaction id, and forget, now and then, those that were kept long enough."""
-    have, now = deletions_table(lake, table), datetime.now(timezone.utc)
-    if have is not None and has_transaction(have, once):
+    """Remember deletions under a transaction id, and from time to time forget those that were kept long enough."""
+    deletions = deletions_table(lake, table)
+    if deletions is not None and has_transaction(deletions, once):
         return
+    now = datetime.now(timezone.utc)
+    # Integers are stored as bigint: the column of the table itself may become wider one day.
     for index, field in enumerate(gone.schema):
-        if pa.types.is_integer(field.type):  # the table's own column may be widened one day
+        if pa.types.is_integer(field.type):
             gone = gone.set_column(index, field.name, gone.column(index).cast(pa.int64()))
     write_rows(
-        have or lake.address(_name(table)),
+        deletions or lake.address(_deletions_name(table)),
         gone.append_column(DELETED_AT, pa.array([now] * len(gone), TIMESTAMP)),
         ids={once.app_id: once.version},
         new_columns=True,
         storage_options=lake.delta_options(table),
     )
     # A history needs its deletions for as long as a row may come late, so it keeps them.
-    if have is not None and not keyed.history and have.version() % SWEPT == 0:
-        have.delete(f"{DELETED_AT} < '{(now - keyed.deletions_kept).strftime('%Y-%m-%dT%H:%M:%S.%fZ')}'")
+    if deletions is not None and not keyed.history and deletions.version() % SWEPT == 0:
+        expired_before = (now - keyed.deletions_kept).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        deletions.delete(f"{DELETED_AT} < '{expired_before}'")
 
 
 def deletions_remembered(lake: Lake, table: str, once: Transaction) -> bool:
-    """Say whether the deletions of a transaction id are remembered already."""
-    have = deletions_table(lake, table)
-    return have is not None and has_transaction(have, once)
+    """Return whether the deletions of a transaction id are remembered already."""
+    deletions = deletions_table(lake, table)
+    return deletions is not None and has_transaction(deletions, once)
 
 
 def _scan(table: DeltaTable, rows: pa.Table, keyed: KeyedTable, names: list[str]) -> pa.Table:
-    """Return the rows of a table that have a key of `rows`, of those columns that there are.
-
-    Files are left out by the bounds of their keys. Rows are not left out by the reader: it cannot compare the texts of
-    a file that a merge has written, which come as views.
-    """
+    """Return the rows of a table that have a key of `rows`, with those of the columns `names` that the table has."""
     content = table.to_pyarrow_dataset(filesystem=native_files(table))
     schema = content.schema
     keys = cast_to(rows, pa.schema([schema.field(key) for key in keyed.keys]))
-    files = list(content.get_fragments(_bounds(keys)))
-    asked = [name for name in names if name in schema.names]
-    found = pa.schema([schema.field(name) for name in asked]).empty_table()
+    files = list(content.get_fragments(_within_bounds(keys)))
+    columns = [name for name in names if name in schema.names]
+    columns_schema = pa.schema([schema.field(name) for name in columns])
     if not files or not len(rows):
-        return found
+        return columns_schema.empty_table()
     values = {key: pc.unique(keys.column(key)) for key in keyed.keys}
-    some = ds.FileSystemDataset(files, schema, content.format, content.filesystem)
-    parts = [part.filter(_among(part, values)) for part in some.to_batches(columns=asked, batch_size=ROWS)]
-    return pa.Table.from_batches([part for part in parts if len(part)], found.schema)
+    # Files were skipped by the bounds of their keys. Rows are filtered here, not by the reader: a merge writes texts
+    # that are read as views, which the reader cannot compare.
+    with_keys = ds.FileSystemDataset(files, schema, content.format, content.filesystem)
+    parts: list[pa.RecordBatch] = []
+    for batch in with_keys.to_batches(columns=columns, batch_size=ROWS):
+        part = batch.filter(_may_match(batch, values))
+        if len(part):
+            parts.append(part)
+    return pa.Table.from_batches(parts, columns_schema)
 
 
-def _bounds(keys: pa.Table) -> ds.Expression:
+def _within_bounds(keys: pa.Table) -> ds.Expression:
+    """Return the condition that each key is between the smallest and the largest of `keys`."""
     condition = ds.scalar(True)
     for name, column in zip(keys.column_names, keys.columns, strict=True):
         if not pa.types.is_boolean(column.type):
@@ -127,23 +144,26 @@ def _bounds(keys: pa.Table) -> ds.Expression:
     return condition
 
 
-def _among(part: pa.RecordBatch, values: dict[str, pa.Array]) -> pa.Array:
-    """Return which rows may have one of the keys."""
-    masks = [pc.is_in(part.column(key), value_set=known) for key, known in values.items()]
+def _may_match(batch: pa.RecordBatch, values: dict[str, pa.Array]) -> pa.Array:
+    """Return the rows whose key columns all have one of the values, if not always those of one and the same key."""
+    masks = [pc.is_in(batch.column(key), value_set=key_values) for key, key_values in values.items()]
     return reduce(pc.and_, masks)
 
 
-def _name(table: str) -> str:
+def _deletions_name(table: str) -> str:
     return f"{table}.{DELETIONS}"
 
 
-def _as_state(found: pa.Table, schema: pa.Schema, *, there: bool, live: pa.Array | None) -> pa.Table:
-    """Return rows with the columns of a state; those that they lack are null."""
-    flags = dict(zip(HELD, (pa.array(np.full(len(found), there)), live), strict=True))
+def _as_state(rows: pa.Table, schema: pa.Schema, *, there: bool, live: pa.Array | None) -> pa.Table:
+    """Return rows with the columns of a state; columns that they lack are null. `there` and `live`: see `HELD`."""
+    there_name, live_name = HELD
+    flags = {there_name: pa.array(np.full(len(rows), there)), live_name: live}
     columns = []
     for field in schema:
         column = flags.get(field.name)
-        if column is None and field.name in found.column_names:
-            column = found.column(field.name)
-        columns.append(pa.nulls(len(found), field.type) if column is None else column)
+        if column is None and field.name in rows.column_names:
+            column = rows.column(field.name)
+        if column is None:
+            column = pa.nulls(len(rows), field.type)
+        columns.append(column)
     return cast_to(pa.table(columns, names=schema.names), schema)

@@ -1,8 +1,10 @@
-"""What newer rows change in a table with keys that keeps one row per key, or a history (SCD, types 1 and 2).
+"""Decide what newer rows change in a table with one row per key, or with a history (SCD, types 1 and 2).
 
-One row per key: the newer rows of a key become one change of its row. A history: every state is a row, valid up to the
-next one's time. A state is never valid from before its predecessor was, nor before its key was deleted: if a record's
-time is earlier than that of the record before it, it counts from then on.
+One row per key (`latest_changes`): the newer rows of a key become one change of its row.
+
+A history (`history_changes`): every state of a key is a row, valid up to the time of the next one. A state never begins
+before the state, or the deletion, that precedes it: if a record's time is earlier than that of the record before it,
+the earlier record's time counts.
 """
 
 from __future__ import annotations
@@ -35,17 +37,28 @@ if TYPE_CHECKING:
     from router.sinks import KeyedTable
 
 OP = "__op"
+NO_CHANGE = -1
 INSERT, UPDATE, PATCH, FLAG, DELETE, CLOSE = range(6)
-"""What becomes of a row: it is new; all its columns change; some do; its deletion is noted; it goes; its times do."""
+"""The kinds of change, in the column `__op`:
+
+| kind | the row of the table |
+|---|---|
+| INSERT | is new |
+| UPDATE | gets new values in all columns |
+| PATCH | gets new values in the columns `KeyedTable.columns` and in those of the order |
+| FLAG | is flagged as deleted (`soft_delete`) |
+| DELETE | is deleted |
+| CLOSE | gets other times (history) |
+"""
 
 
 @dataclass(frozen=True)
 class TableChanges:
     """What a batch changes in one table.
 
-    `rows` have the columns of the table and `__op`; at most one of those that are no INSERT matches a row of the
-    table, by its key, in a history by key and record. `deletions` have the keys and order columns of the rows that were
-    the last of their key and deleted it, of a history those of all that delete. `late` rows changed nothing.
+    `rows` have the columns of the table and `__op`. At most one of them, INSERTs apart, matches a row of the table: by
+    key, in a history by key and record. `deletions` have the keys and order columns of the rows that deleted their key
+    and were its last; in a history of all rows that delete. `late` rows changed nothing.
     """
 
     rows: pa.Table
@@ -59,30 +72,38 @@ class TableChanges:
     @property
     def counts(self) -> dict[str, int]:
         """Return how many rows changed nothing, and how many rows of the table were inserted, updated and deleted."""
-        updated = self.count(UPDATE, PATCH, FLAG, CLOSE)
-        return {"late": self.late, "inserted": self.count(INSERT), "updated": updated, "deleted": self.count(DELETE)}
+        return {
+            "late": self.late,
+            "inserted": self.count(INSERT),
+            "updated": self.count(UPDATE, PATCH, FLAG, CLOSE),
+            "deleted": self.count(DELETE),
+        }
 
 
-def latest_changes(found: NewerRows, keyed: KeyedTable) -> TableChanges:
-    """Return what newer rows make of a table with one row per key, as if they had come one by one, oldest first."""
-    deciding = _Deciding.of(found)
+def latest_changes(newer: NewerRows, keyed: KeyedTable) -> TableChanges:
+    """Return the changes of a table with one row per key, as if the newer rows had come one by one, oldest first."""
+    deciding = _Deciding.of(newer)
     if keyed.when_matched == "ignore":
-        ops, last = _first_wins(found, deciding, keyed), np.where(deciding.deletes, found.last, deciding.first)
+        ops = _first_row_wins(newer, deciding, keyed)
+        ordering = np.where(deciding.deletes, newer.last, deciding.first)
     else:
-        ops, last = _last_wins(found, deciding, keyed), found.last
-    some = np.flatnonzero(ops >= 0)
-    rows = _resulting_rows(found, deciding, keyed, last).take(pa.array(some))
-    rows = rows.append_column(OP, pa.array(ops[some].astype(np.int8)))
-    gone = found.last[deciding.deletes & (not keyed.soft_delete)]
-    return TableChanges(rows, keys_and_order(found.rows, keyed).take(pa.array(gone)), found.late)
+        ops = _last_row_wins(newer, deciding, keyed)
+        ordering = newer.last
+    changed = np.flatnonzero(ops != NO_CHANGE)
+    rows = _resulting_rows(newer, deciding, keyed, ordering).take(pa.array(changed))
+    rows = rows.append_column(OP, pa.array(ops[changed].astype(np.int8)))
+    # With `soft_delete` the row itself remembers its deletion.
+    deleting = newer.last[deciding.deletes & (not keyed.soft_delete)]
+    deletions = keys_and_order(newer.rows, keyed).take(pa.array(deleting))
+    return TableChanges(rows, deletions, newer.late)
 
 
 @dataclass(frozen=True)
 class _Deciding:
-    """The rows that decide what becomes of each run, -1 where there is none.
+    """The rows that decide the change of each run (the newer rows of one key), by number; -1 if there is no such row.
 
     `data` is the last row that deletes nothing, `again` the last deletion before it, `first` the first row after that
-    deletion. `deletes` says that the run ends with a deletion.
+    deletion. `deletes`: the run ends with a deletion.
     """
 
     data: Codes
@@ -91,51 +112,78 @@ class _Deciding:
     deletes: Mask
 
     @classmethod
-    def of(cls, found: NewerRows) -> _Deciding:
-        at, runs = np.arange(len(found.rows)), found.runs
-        data = _last(np.where(~found.deleted, at, -1), found.starts)
-        again = _last(np.where(found.deleted & (at < data[runs]), at, -1), found.starts)
-        first = -_last(np.where(~found.deleted & (at > again[runs]), -at, -len(at) - 1), found.starts)
-        return cls(data, again, np.where(data >= 0, first, -1), found.deleted[found.last])
+    def of(cls, newer: NewerRows) -> _Deciding:
+        row_numbers = np.arange(len(newer.rows))
+        runs = newer.runs
+        data = _largest_of_runs(np.where(~newer.deleted, row_numbers, -1), newer.starts)
+        again = _largest_of_runs(np.where(newer.deleted & (row_numbers < data[runs]), row_numbers, -1), newer.starts)
+        # The smallest number is the largest negative one.
+        after_deletion = ~newer.deleted & (row_numbers > again[runs])
+        first = -_largest_of_runs(np.where(after_deletion, -row_numbers, -len(row_numbers) - 1), newer.starts)
+        return cls(
+            data=data,
+            again=again,
+            first=np.where(data >= 0, first, -1),
+            deletes=newer.deleted[newer.last],
+        )
 
 
-def _last(values: Codes, starts: Codes) -> Codes:
-    return np.maximum.reduceat(values, starts) if len(starts) else values[:0]
+def _largest_of_runs(values: Codes, starts: Codes) -> Codes:
+    if len(starts) == 0:  # `reduceat` takes no empty array
+        return values[:0]
+    return np.maximum.reduceat(values, starts)
 
 
-def _last_wins(found: NewerRows, deciding: _Deciding, keyed: KeyedTable) -> Codes:
-    """Return the change of each run when newer rows win."""
-    fresh = ~found.live | (deciding.again >= 0)
-    whole = np.where(fresh | (keyed.columns is None), UPDATE, PATCH)
-    there = (
-        np.where(deciding.data >= 0, whole, FLAG) if keyed.soft_delete else np.where(deciding.deletes, DELETE, whole)
-    )
-    absent = np.full(len(there), INSERT) if keyed.soft_delete else np.where(deciding.deletes, -1, INSERT)
-    return np.where(found.there, there, absent)
+def _last_row_wins(newer: NewerRows, deciding: _Deciding, keyed: KeyedTable) -> Codes:
+    """Return the change of each run if newer rows replace older ones."""
+    # A row that is inserted after a deletion takes nothing from the row before it.
+    is_new_row = ~newer.live | (deciding.again >= 0)
+    update = np.where(is_new_row | (keyed.columns is None), UPDATE, PATCH)
+    if keyed.soft_delete:
+        in_table = np.where(deciding.data >= 0, update, FLAG)
+    else:
+        in_table = np.where(deciding.deletes, DELETE, update)
+    return np.where(newer.there, in_table, _changes_of_absent_keys(deciding, keyed))
 
 
-def _first_wins(found: NewerRows, deciding: _Deciding, keyed: KeyedTable) -> Codes:
-    """Return the change of each run when the first row wins, until it is deleted."""
-    fresh = (~found.live | (deciding.again >= 0)) & (deciding.data >= 0)
-    gone = FLAG if keyed.soft_delete else DELETE
-    there = np.where(deciding.deletes & ~(fresh & bool(keyed.soft_delete)), gone, np.where(fresh, UPDATE, -1))
-    absent = np.full(len(there), INSERT) if keyed.soft_delete else np.where(deciding.deletes, -1, INSERT)
-    return np.where(found.there, there, absent)
+def _first_row_wins(newer: NewerRows, deciding: _Deciding, keyed: KeyedTable) -> Codes:
+    """Return the change of each run if the first row of a key stays until it is deleted."""
+    is_new_row = (~newer.live | (deciding.again >= 0)) & (deciding.data >= 0)
+    update = np.where(is_new_row, UPDATE, NO_CHANGE)
+    if keyed.soft_delete:
+        # A new row that is deleted again replaces the old one, with the flag set.
+        in_table = np.where(deciding.deletes & ~is_new_row, FLAG, update)
+    else:
+        in_table = np.where(deciding.deletes, DELETE, update)
+    return np.where(newer.there, in_table, _changes_of_absent_keys(deciding, keyed))
 
 
-def _resulting_rows(found: NewerRows, deciding: _Deciding, keyed: KeyedTable, last: Codes) -> pa.Table:
-    """Return the row that each run leaves: its columns may come from several records."""
-    data = deciding.first if keyed.when_matched == "ignore" else deciding.data
-    others = data if keyed.columns is None else deciding.first
+def _changes_of_absent_keys(deciding: _Deciding, keyed: KeyedTable) -> Codes:
+    """Return the change of each run if the table has no row of its key."""
+    if keyed.soft_delete:
+        return np.full(len(deciding.deletes), INSERT)
+    return np.where(deciding.deletes, NO_CHANGE, INSERT)
+
+
+def _resulting_rows(newer: NewerRows, deciding: _Deciding, keyed: KeyedTable, ordering: Codes) -> pa.Table:
+    """Return the row that each run results in; its columns may come from several records.
+
+    Keys and order columns come from the row `ordering`, the columns `keyed.columns` from the row that wins, and all
+    others from the first row of the key, as they do not change later. A column is null if there is no such row.
+    """
+    winning = deciding.first if keyed.when_matched == "ignore" else deciding.data
+    changing = keyed.columns
     columns = {}
-    for name in found.rows.column_names:
+    for name in newer.rows.column_names:
         if name in OUTBOX_ONLY:
             continue
         if name in order_names(keyed) or name in keyed.keys:
-            at = last
+            row_numbers = ordering
+        elif changing is None or name in changing:
+            row_numbers = winning
         else:
-            at = data if name in (keyed.columns or ()) else others
-        columns[name] = found.rows.column(name).take(pa.array(at, mask=at < 0))
+            row_numbers = deciding.first
+        columns[name] = newer.rows.column(name).take(pa.array(row_numbers, mask=row_numbers < 0))
     if keyed.soft_delete:
         columns[keyed.soft_delete] = pa.array(deciding.deletes)
     return pa.table(columns)
@@ -143,21 +191,24 @@ def _resulting_rows(found: NewerRows, deciding: _Deciding, keyed: KeyedTable, la
 
 TIMESTAMP = pa.timestamp("us", "UTC")
 HISTORY_COLUMNS = pa.schema([("valid_from", TIMESTAMP), ("valid_to", TIMESTAMP), ("is_current", pa.bool_())])
-"""What a table with a history has beside the columns of its rows."""
+"""The columns that a history has besides those of its rows."""
 
 
 def time_name(schema: pa.Schema, keyed: KeyedTable) -> str:
-    """Return the column that a state is valid from: what rows are ordered by, if that is a time, or the record's."""
-    first = newest_names(keyed.newest)[:1]
-    return first[0] if first and pa.types.is_timestamp(schema.field(first[0]).type) else "_timestamp"
+    """Return the column with the time from which a state is valid: the first order column if it is a time, or the
+    record's time."""
+    for name in newest_names(keyed.newest)[:1]:
+        if pa.types.is_timestamp(schema.field(name).type):
+            return name
+    return "_timestamp"
 
 
 @dataclass(frozen=True)
 class _Records:
-    """The records of keys, in order: those of a batch and those that a table, or its remembered deletions, hold.
+    """The records of a batch and of a state, each once, ordered by key and age. A run is the records of one key.
 
-    `places` are their rows in the batch followed by the state. `deleted` says that a record deletes its key, `held`
-    that the table has it; a run is the records of one key, which begins where `first` is true.
+    Per record: `places` is its row number in the batch followed by the state. `deleted`: it deletes its key. `held`: it
+    is in the state. `first`: it is the first of its run.
     """
 
     places: Codes
@@ -170,10 +221,11 @@ class _Records:
         """Return the records of a batch together with a state, each once."""
         key = codes([joined(rows, state, name) for name in keyed.keys])
         order = RecordOrder.of(rows, state, keyed, key)
-        held = np.concatenate([np.zeros(len(rows), dtype=bool), np.ones(len(state), dtype=bool)])
+        in_state = np.concatenate([np.zeros(len(rows), dtype=bool), np.ones(len(state), dtype=bool)])
         deleted = np.concatenate([mask_of(rows, DELETED), ~mask_of(state, HELD[0])])
-        # A record that came again is the one that the table has.
-        by_record = np.lexsort((~held, order.offset, order.source, key))
+        # If a record of the batch is in the state already, keep that of the state, which sorts first. Rows of other
+        # writers have no offset, and cannot be told to be the same.
+        by_record = np.lexsort((~in_state, order.offset, order.source, key))
         again = np.ones(max(0, len(by_record) - 1), dtype=bool)
         for numbers in (key, order.source, order.offset):
             again &= np.diff(numbers[by_record]) == 0
@@ -183,52 +235,59 @@ class _Records:
         places = np.flatnonzero(once)
         places = places[np.lexsort((order.rank[places], key[places]))]
         first = np.diff(key[places], prepend=-1) != 0
-        return cls(places, deleted[places], held[places], first)
+        return cls(places, deleted[places], in_state[places], first)
 
 
 def history_changes(rows: pa.Table, state: pa.Table, keyed: KeyedTable) -> TableChanges:
-    """Return the states that the rows of a batch add to a history, and those whose time changes by them.
+    """Return the states that the rows of a batch add to a history, and the states whose times they change.
 
-    A history is a function of its records: whichever batches they come in, and in whatever order, the states are the
-    same. `state` has all rows of the keys of `rows` that the table holds, with HISTORY_COLUMNS, and all remembered
-    deletions. A row that comes late takes its place between them: the state before it ends earlier, and its own ends
-    where the next one begins. No time of a record is null.
+    A history is a function of its records: it is the same in whichever batches and order they arrive. `state` has all
+    of the table's rows of the keys of `rows`, with HISTORY_COLUMNS, and all remembered deletions. A late row takes its
+    place between them: the state before it ends earlier, and its own ends when the next one begins. No record's time
+    is null.
     """
     records = _Records.of(rows, state, keyed)
-    valid_from, valid_to, is_current = _validity(records, _times(rows, state, keyed)[records.places])
+    times = _times(rows, state, keyed)[records.places]
+    valid_from, valid_to, is_current = _validity(records, times)
+    has_other_times = _differs(state, records, len(rows), (valid_from, valid_to, is_current))
     new = np.flatnonzero(~records.held & ~records.deleted)
-    other_time = _differs(state, records, len(rows), (valid_from, valid_to, is_current))
-    touched = np.concatenate([new, np.flatnonzero(records.held & ~records.deleted & other_time)])
+    closed = np.flatnonzero(records.held & ~records.deleted & has_other_times)
+    touched = np.concatenate([new, closed])
 
     names = [name for name in rows.column_names if name not in OUTBOX_ONLY]
-    both = pa.concat_tables([rows.select(names), _as_rows(state, rows.select(names).schema)])
+    new_rows = rows.select(names)
+    both = pa.concat_tables([new_rows, _as_rows(state, new_rows.schema)])
     changes = both.take(pa.array(records.places[touched]))
+    ops = np.concatenate([np.full(len(new), INSERT), np.full(len(closed), CLOSE)])
     columns = {
-        "valid_from": _moments(valid_from[touched]),
-        "valid_to": _moments(valid_to[touched], is_current[touched]),
+        "valid_from": _timestamps(valid_from[touched]),
+        "valid_to": _timestamps(valid_to[touched], null=is_current[touched]),
         "is_current": pa.array(is_current[touched]),
-        OP: pa.array(np.where(np.arange(len(touched)) < len(new), INSERT, CLOSE).astype(np.int8)),
+        OP: pa.array(ops.astype(np.int8)),
     }
     for name, column in columns.items():
         changes = changes.append_column(name, column)
     deletions = records.places[~records.held & records.deleted]
     remembered = keys_and_order(rows, keyed).take(pa.array(deletions))
-    return TableChanges(changes, remembered, len(rows) - len(new) - len(deletions))
+    late = len(rows) - len(new) - len(deletions)
+    return TableChanges(changes, remembered, late)
 
 
 def _times(rows: pa.Table, state: pa.Table, keyed: KeyedTable) -> Codes:
-    """Return the time of each record in microseconds, as it was sent. Rows of others have that of their state only."""
+    """Return the time of each record in microseconds; rows of other writers may have the time of their state only."""
     name = time_name(rows.schema, keyed)
     of_state = pc.coalesce(state.column(name).cast(TIMESTAMP), state.column("valid_from").cast(TIMESTAMP))
     times = pa.chunked_array([*rows.column(name).cast(TIMESTAMP).chunks, *of_state.chunks], TIMESTAMP)
-    return np.asarray(times.cast(pa.int64()).fill_null(NEVER), dtype=np.int64)
+    return _microseconds(times)
 
 
 def _validity(records: _Records, times: Codes) -> tuple[Codes, Codes, Mask]:
-    """Return from when and up to when each record counts, and whether it still does.
+    """Return from when and up to when each record is valid, and whether it is current.
 
-    No record counts from before the one before it did. The time of a deletion counts if it ends a state.
+    No record is valid from before the one that precedes it was.
     """
+    # A deletion that ends no state, as the first record of a key or after another deletion, must not move the begin of
+    # the states after it: its time is set to the smallest.
     after_nothing = records.first.copy()
     after_nothing[1:] |= records.deleted[:-1]
     times = np.where(records.deleted & after_nothing, NEVER, times)
@@ -237,31 +296,36 @@ def _validity(records: _Records, times: Codes) -> tuple[Codes, Codes, Mask]:
     run = np.cumsum(records.first) - 1
     rising = np.maximum.accumulate(run * len(values) + ranks) - run * len(values)
     valid_from = values[rising] if len(values) else times
+    # The last record of a run is current; each other one ends when the next begins.
     is_current = np.append(records.first[1:], True)[: len(times)]
     valid_to = np.append(valid_from[1:], 0)[: len(times)]
     return valid_from, valid_to, is_current
 
 
 def _differs(state: pa.Table, records: _Records, count: int, validity: tuple[Codes, Codes, Mask]) -> Mask:
-    """Return for which records the table holds another time; False for those that it does not hold."""
+    """Return the records of the state with other times than `validity` (see `_validity`) has for them.
+
+    `count` is the number of rows in the batch, which come before the state in `records.places`.
+    """
     valid_from, valid_to, is_current = validity
-    held = np.flatnonzero(records.held)
-    places = records.places[held] - count
-    before = state.select(HISTORY_COLUMNS.names).take(pa.array(places))
-    ends = np.where(is_current[held], NEVER, valid_to[held])
-    stored_from, stored_to = (
-        np.asarray(before.column(name).cast(TIMESTAMP).cast(pa.int64()).fill_null(NEVER), dtype=np.int64)
-        for name in ("valid_from", "valid_to")
-    )
+    in_state = np.flatnonzero(records.held)
+    stored = state.select(HISTORY_COLUMNS.names).take(pa.array(records.places[in_state] - count))
+    ends = np.where(is_current[in_state], NEVER, valid_to[in_state])
+    differs_in_time = _microseconds(stored.column("valid_from")) != valid_from[in_state]
+    differs_in_time |= _microseconds(stored.column("valid_to")) != ends
+    differs_in_time |= mask_of(stored, "is_current") != is_current[in_state]
     differs = np.zeros(len(records.places), dtype=bool)
-    differs[held] = (
-        (stored_from != valid_from[held]) | (stored_to != ends) | (mask_of(before, "is_current") != is_current[held])
-    )
+    differs[in_state] = differs_in_time
     return differs
 
 
+def _microseconds(times: pa.ChunkedArray) -> Codes:
+    """Return times as integers, null as NEVER."""
+    return np.asarray(times.cast(TIMESTAMP).cast(pa.int64()).fill_null(NEVER), dtype=np.int64)
+
+
 def _as_rows(state: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return a state with the columns of rows: what only rows have is null, and stays as it is in the table."""
+    """Return a state with the columns of rows. A column that a state lacks is null; a CLOSE does not write it."""
     columns = []
     for field in schema:
         if field.name in state.column_names:
@@ -271,5 +335,5 @@ def _as_rows(state: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=pa.schema([field.with_nullable(True) for field in schema]))
 
 
-def _moments(micros: Codes, none: Mask | None = None) -> pa.Array:
-    return pa.array(micros, pa.int64(), mask=none).cast(TIMESTAMP)
+def _timestamps(microseconds: Codes, null: Mask | None = None) -> pa.Array:
+    return pa.array(microseconds, pa.int64(), mask=null).cast(TIMESTAMP)

@@ -1,8 +1,8 @@
-"""Bring the rows of one batch into one keyed table, once per transaction id. Runs on executors.
+"""Merge the rows of one batch into one keyed table, once per transaction id. Runs on executors.
 
-`upsert` reads what the table holds of the rows' keys, decides what they change, and writes the changes with delta-rs in
-one Delta commit: an append where everything is new, else a MERGE. `merge_engine` says which engine writes a table, and
-why: delta-rs where it can, which is quick, else Delta on Spark, which decides by the same functions.
+`upsert` reads the table's rows of the same keys, decides what changes, and writes the changes with delta-rs in one
+Delta commit: an append if all rows are new, else a MERGE. `merge_engine` chooses between delta-rs, which is quick, and
+Delta on Spark, which decides by the same functions.
 """
 
 from __future__ import annotations
@@ -65,13 +65,16 @@ if TYPE_CHECKING:
 TRIES = 8
 WAIT_SECONDS = 0.4
 EXPIRES = "delta.setTransactionRetentionDuration"
-"""The property of a table that forgets transaction ids: one that is not there says nothing then."""
+"""The property of a table that forgets transaction ids: a missing id then does not mean a missing batch."""
 
 
 @dataclass(frozen=True)
 class TableUpsert:
-    """The upsert of one batch into one table. `known`: the sink has merged into it before; `merged`: the last batch
-    that this process knows to be in it."""
+    """The upsert of one batch into one table.
+
+    `app_id` and `version` are the transaction id. `known`: the sink has merged into the table before. `merged`: the
+    last batch that this process knows to be in the table.
+    """
 
     table: str
     app_id: str
@@ -94,10 +97,11 @@ class TableUpsert:
 
 @dataclass(frozen=True)
 class UpsertResult:
-    """What became of the rows: `applied` and `refused` (with a `reason`) are all of them.
+    """The result of an upsert.
 
-    Of the applied ones `late` changed nothing, others went into rows that were inserted, updated or deleted. `again`:
-    the table had the batch already. `committed`: it has its transaction id, which what changes nothing leaves out.
+    Each row is either `applied` or in `refused`, with a `reason`. Of the applied rows `late` changed nothing; the
+    others went into rows of the table that were `inserted`, `updated` or `deleted`. `again`: the table had the batch
+    already. `committed`: the table has the batch's transaction id; if nothing changes there is no commit.
     """
 
     applied: int
@@ -111,12 +115,11 @@ class UpsertResult:
 
 
 def upsert(lake: Lake, work: TableUpsert, rows: pa.Table, tries: int = TRIES) -> UpsertResult:
-    """Merge rows into a table: the columns of the route, `_topic`, `_partition`, `_offset`, `_timestamp`, `_deleted`,
-    and `_newest_1` onwards where the sink orders by them.
+    """Merge rows into a table; try again if another writer is faster.
 
-    Doing it again with the same transaction id changes nothing and returns the same counts of applied and refused
-    rows. When another writer is faster it begins anew. Raises NeedsSpark where only Delta on Spark can write the
-    table, TableError where nobody can.
+    `rows` have the columns of the route, those of `row_order.POSITION`, `_deleted`, and `_newest_1` onwards if the sink
+    orders by columns. A second upsert with the same transaction id changes nothing, and returns the same counts of
+    applied and refused rows. Raises NeedsSpark if only Delta on Spark can write the table, TableError if nothing can.
     """
     rows = comparable(rows, work.keyed)
     try:
@@ -136,37 +139,52 @@ def _upsert(lake: Lake, work: TableUpsert, rows: pa.Table) -> UpsertResult:
         refuse_older(table, work)
         refuse_other_keys(work.table, table.metadata().configuration, work.keyed)
     _leave_to_spark(table, work.keyed)
-    chosen = way(table, work.table, work.keyed.widening) if table else None
-    have = to_arrow(table) if table else None
-    checked = check_rows(rows, have, work.table, work.keyed, widens=chosen is not None)
+
+    widening_way = None
+    have = None
+    if table is not None:
+        widening_way = way(table, work.table, work.keyed.widening)
+        have = to_arrow(table)
+    checked = check_rows(rows, have, work.table, work.keyed, widens=widening_way is not None)
     if checked.widened:
-        wider = f"wider types are needed for {', '.join(checked.widened.names)}"
-        raise NeedsRewrite(wider, to_delta(checked.widened)) if chosen == "rewrite" else NeedsSpark(wider)
+        why = f"wider types are needed for {', '.join(checked.widened.names)}"
+        if widening_way == "rewrite":
+            raise NeedsRewrite(why, to_delta(checked.widened))
+        raise NeedsSpark(why)
     if not len(checked.rows):
         return UpsertResult(0, checked.refused)
-    table = _grown(lake, work, table, checked.added)
-    once, deleting = work.ids
+
+    table = _with_columns(lake, work, table, checked.added)
+    once, deletions_once = work.ids
     again = has_transaction(table, once)
-    deletes = not work.keyed.soft_delete and pc.any(checked.rows.column(DELETED)).as_py()
-    if again and not (deletes and not row_versions.deletions_remembered(lake, work.table, deleting)):
+    if again and not _must_remember_deletions(lake, work, checked.rows):
         return UpsertResult(len(checked.rows), checked.refused, again=True, committed=True)
     changes = _changes(lake, work, table, checked.rows)
     if not again:
         _commit(work, table, changes)
+    # After the commit, in a table of its own. A process that is killed in between remembers them at the next attempt.
     if len(changes.deletions):
-        row_versions.remember_deletions(lake, work.table, changes.deletions, work.keyed, deleting)
+        row_versions.remember_deletions(lake, work.table, changes.deletions, work.keyed, deletions_once)
     committed = again or has_transaction(table, once)
     return UpsertResult(len(checked.rows), checked.refused, **changes.counts, again=again, committed=committed)
 
 
-def _grown(lake: Lake, work: TableUpsert, table: DeltaTable | None, added: pa.Schema) -> DeltaTable:
-    """Return the table with columns that it lacks. One that is made is there before its first files: what a process
-    that dies leaves behind is a table, not a folder of files."""
+def _must_remember_deletions(lake: Lake, work: TableUpsert, rows: pa.Table) -> bool:
+    """Return whether rows of a committed batch delete keys, and this is not remembered yet."""
+    if work.keyed.soft_delete or not pc.any(rows.column(DELETED)).as_py():
+        return False
+    _, deletions_once = work.ids
+    return not row_versions.deletions_remembered(lake, work.table, deletions_once)
+
+
+def _with_columns(lake: Lake, work: TableUpsert, table: DeltaTable | None, added: pa.Schema) -> DeltaTable:
+    """Add columns to the table, or create it with them; return it."""
     if table is not None:
         take_over(table, work.table, work.keyed)
         if added:
             add_columns(table, to_delta(added))
         return table
+    # Create it before its first files are written: a process that dies then leaves a table, not a folder of files.
     keyed = work.keyed
     table = create_table(
         lake,
@@ -187,75 +205,79 @@ def _leave_to_spark(table: DeltaTable | None, keyed: KeyedTable) -> None:
 
 
 def _changes(lake: Lake, work: TableUpsert, table: DeltaTable, rows: pa.Table) -> TableChanges:
-    """Return what the rows change, as the table is now."""
+    """Return the changes that the rows make to the table as it is now."""
     rows = as_stored(rows, to_arrow(table))
-    held = [
-        row_versions.remembered_deletions(lake, work.table, rows, work.keyed),
-        row_versions.held_versions(table, rows, work.keyed),
-    ]
-    return changes_of(rows, pa.concat_tables(held), work.keyed)
+    deletions = row_versions.remembered_deletions(lake, work.table, rows, work.keyed)
+    versions = row_versions.held_versions(table, rows, work.keyed)
+    return changes_of(rows, pa.concat_tables([deletions, versions]), work.keyed)
 
 
 def as_stored(rows: pa.Table, have: pa.Schema) -> pa.Table:
-    """Return rows with the columns that a table has, in its types, and those that no table keeps."""
-    known = {field.name: field for field in have}
-    kept = [known.get(field.name, field) for field in rows.schema if field.name in {*known, *OUTBOX_ONLY}]
-    return cast_to(rows, pa.schema(kept))
+    """Return rows with the columns that a table has, in its types, and those of `OUTBOX_ONLY`."""
+    in_table = {field.name: field for field in have}
+    fields = []
+    for field in rows.schema:
+        if field.name in in_table:
+            fields.append(in_table[field.name])
+        elif field.name in OUTBOX_ONLY:
+            fields.append(field)
+    return cast_to(rows, pa.schema(fields))
 
 
 def changes_of(rows: pa.Table, held: pa.Table, keyed: KeyedTable) -> TableChanges:
-    """Return what rows change in a table that holds a state of their keys."""
+    """Return the changes that rows make to a table; `held` is its state of their keys."""
     if keyed.history:
         return history_changes(rows, held, keyed)
     return latest_changes(newer_rows(rows, held, keyed), keyed)
 
 
 def _commit(work: TableUpsert, table: DeltaTable, changes: TableChanges) -> None:
+    """Write changes in one commit: a MERGE if they touch rows of the table, an append if all are new."""
     ids = {work.app_id: work.version, GUARD: table.version() + 1}
     if changes.count(UPDATE, PATCH, FLAG, DELETE, CLOSE):
         write_merge(table, changes, work.keyed, ids, work.notes)
     elif len(changes.rows):
         rows = cast_to(changes.rows, to_arrow(table))
-        write_rows(table, rows, ids=ids, notes=work.notes, writer_properties=_written(to_arrow(table)))
+        write_rows(table, rows, ids=ids, notes=work.notes, writer_properties=_writer_properties(to_arrow(table)))
 
 
 def refuse_absent(lake: Lake, work: TableUpsert) -> None:
-    """Refuse to make a table that was there before, or in a folder that holds something else. Raises TableError."""
+    """Raise TableError if a table that is gone must not be created again, or its folder contains other files."""
     if work.known and work.keyed.dropped == "wait":
-        what = f"{lake.address(work.table)} was dropped; bring it back, or say `dropped: remake`"
-        raise TableError(work.table, what)
-    found = lake.files.get_file_info(fs.FileSelector(work.table.replace(".", "/"), allow_not_found=True))
-    if any(not entry.base_name.startswith(("_", ".")) for entry in found):
+        problem = f"{lake.address(work.table)} was dropped; bring it back, or say `dropped: remake`"
+        raise TableError(work.table, problem)
+    entries = lake.files.get_file_info(fs.FileSelector(work.table.replace(".", "/"), allow_not_found=True))
+    if any(not entry.base_name.startswith(("_", ".")) for entry in entries):
         raise TableError(work.table, f"{lake.address(work.table)} holds files and no Delta table; move them away")
     lake.note_location(work.table)
 
 
 def refuse_older(table: DeltaTable, work: TableUpsert) -> None:
-    """Refuse a table that lacks a batch which was merged into it: an older copy was put back. Raises TableError.
+    """Raise TableError for a table without a batch that was merged into it: an older copy was put back.
 
-    One that is to be made anew when it is gone (`dropped: remake`) may be another one than before.
+    With `dropped: remake` the table may be another one than before.
     """
     if work.merged is None or work.keyed.dropped != "wait" or EXPIRES in table.metadata().configuration:
         return
     if not has_transaction(table, Transaction(work.app_id, work.merged)):
-        what = "which was merged into it: an older copy was put back, or another table stands in its place"
+        problem = "which was merged into it: an older copy was put back, or another table stands in its place"
         choice = f"Restore it, let `router repair {work.table}` make it whole again from bronze, or start with --accept"
         raise TableError(
-            work.table, f"it lacks batch {work.merged}, {what}. {choice} lost-tables to go on with it as it is"
+            work.table, f"it lacks batch {work.merged}, {problem}. {choice} lost-tables to go on with it as it is"
         )
 
 
 LARGE = 4 << 30
-"""Bytes of a table that one task may have to rewrite in one merge: above, Spark does it in many. delta-rs took 25 s for
-0.9 GB whose every file was touched, on two cores that were busy otherwise."""
+"""Bytes of the largest table that delta-rs merges into: one task may have to rewrite all of it, where Spark uses many.
+delta-rs took 25 s for 0.9 GB of which every file was touched, on two cores that were busy otherwise."""
 
 
 class NeedsSpark(Exception):  # noqa: N818 - an answer, no error
-    """The answer that delta-rs cannot merge into a table, and why."""
+    """The answer that delta-rs cannot merge into a table, with the reason."""
 
 
 class NeedsRewrite(NeedsSpark):
-    """The answer that a table has to be rewritten first, with columns (Delta's JSON) that are wider."""
+    """The answer that a table has to be rewritten first; `columns` (Delta's JSON) are those that become wider."""
 
     def __init__(self, why: str, columns: str) -> None:
         super().__init__(why)
@@ -271,15 +293,18 @@ class MergeEngine:
 
 
 def merge_engine(table: DeltaTable | None, keyed: KeyedTable) -> MergeEngine:
-    """Return who writes a table, or makes it where there is none. What a table needs counts more than a wish."""
+    """Return the engine for a table, or for creating it. A table that needs Spark gets it, whatever the option says."""
     if keyed.engine == "spark":
         return MergeEngine("spark", "the engine is given")
+    why_spark = ""
     if table is None:
-        needs = made_by_spark(keyed)
+        why_spark = made_by_spark(keyed)
     else:
-        needs = f"it has {', '.join(sorted(features))}" if (features := unmergeable(table)) else ""
-    if needs:
-        return MergeEngine("spark", needs)
+        features = unmergeable(table)
+        if features:
+            why_spark = f"it has {', '.join(sorted(features))}"
+    if why_spark:
+        return MergeEngine("spark", why_spark)
     if keyed.engine == "arrow":
         return MergeEngine("arrow", "the engine is given")
     size = stored_bytes(table) if table else 0
@@ -289,30 +314,35 @@ def merge_engine(table: DeltaTable | None, keyed: KeyedTable) -> MergeEngine:
 
 
 ROWS_PER_CORE = 12 * 8192
-"""Rows for each core that a merge has to have room for. With rows of 640 bytes, on two cores, it failed with 10 MB,
-had not ended after minutes with 30 and with 64, and took 25 s with 100."""
+"""Rows for each core that a merge must have memory for. With rows of 640 bytes, on two cores, it failed with 10 MB, had
+not ended after minutes with 30 and 64 MB, and took 25 s with 100 MB."""
 FEWEST_ROWS = 1000
-"""Rows of a row group at least: fewer cost more in a file's footer than they save."""
+"""The fewest rows of a row group: less cost more in a file's footer than they save."""
 SAFE_CHARACTERS = frozenset(string.ascii_letters + string.digits + " -_.:@/#+=,")
-"""The characters of a text that reads the same between quotes in every SQL."""
+"""Characters that mean the same in a quoted text in every SQL."""
 
 
 def write_merge(
     table: DeltaTable, changes: TableChanges, keyed: KeyedTable, ids: Mapping[str, int], notes: Mapping[str, str]
 ) -> None:
-    """Write changes, some of which touch rows of the table. What they do not name of a row stays as it is."""
+    """Write changes in one MERGE. Columns that a change does not set keep their values: see `columns_set`."""
     have = to_arrow(table)
     names = [field.name for field in have if field.name in changes.rows.column_names]
     rows = cast_to(changes.rows, pa.schema([have.field(name) for name in names]))
     rows = rows.append_column(OP, changes.rows.column(OP))
+    max_spill_size = None
+    row_groups = {}
+    if keyed.memory:
+        max_spill_size = _memory_before_spill(rows, keyed.memory)
+        row_groups = _row_groups(rows, keyed.memory)
     merger = table.merge(
         rows,
         merge_condition(rows, keyed, quoted),
         source_alias="s",
         target_alias="t",
-        streamed_exec=False,  # delta-rs then takes bounds from the rows, and leaves out files by their statistics
-        max_spill_size=_pool(rows, keyed.memory) if keyed.memory else None,
-        writer_properties=_written(have, **(_row_groups(rows, keyed.memory) if keyed.memory else {})),
+        streamed_exec=False,  # delta-rs then reads the bounds of the rows, and skips files by their statistics
+        max_spill_size=max_spill_size,
+        writer_properties=_writer_properties(have, **row_groups),
         commit_properties=CommitProperties(custom_metadata=dict(notes), app_transactions=transactions(ids)),
         post_commithook_properties=HOOKS,
     )
@@ -326,28 +356,34 @@ def write_merge(
     merger.execute()
 
 
-def _pool(rows: pa.Table, memory: int) -> int:
-    """Return the bytes that a merge may hold before it spills; raise NeedsSpark where it would not get far with them.
+def _memory_before_spill(rows: pa.Table, memory: int) -> int:
+    """Return the bytes that a merge may hold before it spills to disk. Raises NeedsSpark if that is too little.
 
-    What cannot be spilled are the rows of the batch. And DataFusion needs room for some of its batches for each core:
-    with less it fails, or, with a little more, stands still for ever.
+    The rows of the batch cannot be spilled. And DataFusion needs memory for some of its batches on each core: with less
+    it fails or, with a little more, never ends.
     """
-    pool, each = memory // 2, max(1, rows.nbytes // max(1, len(rows)))
-    if pool < rows.nbytes + ROWS_PER_CORE * (os.cpu_count() or 1) * each:
+    spill_at = memory // 2
+    if spill_at < rows.nbytes + ROWS_PER_CORE * (os.cpu_count() or 1) * _bytes_per_row(rows):
         raise NeedsSpark("a merge of its rows does not fit into `memory`")
-    return pool
+    return spill_at
 
 
-def _written(schema: pa.Schema, **more: int) -> WriterProperties:
-    """Return how delta-rs writes files: compressed as it does where it is told nothing."""
+def _writer_properties(schema: pa.Schema, **more: int) -> WriterProperties:
+    """Return delta-rs's writer properties for a table; the compression is its default."""
     return without_bounds_of_floats(schema, compression="SNAPPY", **more)
 
 
 def _row_groups(rows: pa.Table, memory: int) -> dict[str, int]:
-    """Return how files are written within some memory: a row group is held until it is whole, for each of a few files,
-    and does not count as memory that could be spilled."""
-    each = max(1, rows.nbytes // max(1, len(rows)))
-    return {"max_row_group_size": min(1 << 20, max(FEWEST_ROWS, memory // 64 // each))}
+    """Return writer properties that keep row groups within `memory`.
+
+    A row group is held until it is complete, for each of a few files at once, and is not counted when DataFusion
+    decides to spill.
+    """
+    return {"max_row_group_size": min(1 << 20, max(FEWEST_ROWS, memory // 64 // _bytes_per_row(rows)))}
+
+
+def _bytes_per_row(rows: pa.Table) -> int:
+    return max(1, int(rows.nbytes) // max(1, len(rows)))
 
 
 def columns_set(op: int, names: list[str], keyed: KeyedTable) -> list[str]:
@@ -356,27 +392,32 @@ def columns_set(op: int, names: list[str], keyed: KeyedTable) -> list[str]:
         return names
     if op == CLOSE:
         return list(HISTORY_COLUMNS.names)
-    own = [*order_names(keyed), *([keyed.soft_delete] if keyed.soft_delete else [])]
-    return [name for name in names if name in own or (op == PATCH and name in (keyed.columns or ()))]
+    # FLAG and PATCH: the order of the newer record and the flag, and for a PATCH the columns that may change.
+    columns = set(order_names(keyed))
+    if keyed.soft_delete:
+        columns.add(keyed.soft_delete)
+    if op == PATCH:
+        columns.update(keyed.columns or ())
+    return [name for name in names if name in columns]
 
 
 def assignments(names: list[str], quote: Quote) -> dict[str, str]:
-    """Return columns with the values that they get."""
+    """Return column -> the value that it gets from the source, in SQL."""
     return {quote(name): f"s.{quote(name)}" for name in names}
 
 
 def merge_condition(rows: pa.Table, keyed: KeyedTable, quote: Quote) -> str:
-    """Return the condition under which a change (a row with its `__op`) is for a row of the table.
-
-    Literal bounds of the rows that are there leave out the files of all others.
-    """
-    parts = [f"t.{quote(key)} = s.{quote(key)}" for key in keyed.keys]
+    """Return the SQL condition under which a change (`s`, a row with its `__op`) concerns a row of the table (`t`)."""
+    conditions = [f"t.{quote(key)} = s.{quote(key)}" for key in keyed.keys]
+    # The bounds of the keys that match, as literals: by them engines skip the files of all other keys.
     touching = rows.filter(pa.array(np.asarray(rows.column(OP)) != INSERT))
-    parts += [part for key in keyed.keys for part in _bounds(quote(key), touching.column(key))]
-    if keyed.history:  # a state is found by its record; rows that others wrote have none
-        parts += [_same_or_null(quote(name)) for name in ("_topic", "_partition", "_offset")]
-        parts.append(f"s.{OP} = {CLOSE}")
-    return " AND ".join(parts)
+    for key in keyed.keys:
+        conditions += _bounds(quote(key), touching.column(key))
+    # A state of a history is found by its record; in rows of other writers these columns are null.
+    if keyed.history:
+        conditions += [_same_or_null(quote(name)) for name in ("_topic", "_partition", "_offset")]
+        conditions.append(f"s.{OP} = {CLOSE}")
+    return " AND ".join(conditions)
 
 
 def _same_or_null(name: str) -> str:
@@ -387,20 +428,24 @@ def _bounds(key: str, values: pa.ChunkedArray) -> list[str]:
     if pa.types.is_boolean(values.type):
         return []
     bounds = pc.min_max(values)
-    low, high = _literal(bounds["min"]), _literal(bounds["max"])
-    return [f"t.{key} >= {low}", f"t.{key} <= {high}"] if low and high else []
+    low = _literal(bounds["min"])
+    high = _literal(bounds["max"])
+    if low is None or high is None:
+        return []
+    return [f"t.{key} >= {low}", f"t.{key} <= {high}"]
 
 
 def _literal(value: pa.Scalar) -> str | None:
-    """Return a key as SQL that reads the same in every engine, None where there is no such text."""
+    """Return a key as a literal that means the same in every engine, None if there is no such literal."""
+    if not value.is_valid:
+        return None
     if pa.types.is_integer(value.type):
-        return str(value.as_py()) if value.is_valid else None
-    if pa.types.is_string(value.type):
-        text = value.as_py()
-        return f"'{text}'" if text is not None and SAFE_CHARACTERS.issuperset(text) else None
+        return str(value.as_py())
+    if pa.types.is_string(value.type) and SAFE_CHARACTERS.issuperset(value.as_py()):
+        return f"'{value.as_py()}'"
     return None
 
 
 def quoted(name: str) -> str:
-    """Return a name as delta-rs takes it: with its case, and whatever is in it."""
+    """Return a column's name quoted for delta-rs, which otherwise folds its case."""
     return '"' + name.replace('"', '""') + '"'
