@@ -325,6 +325,18 @@ class Opening:
     answer: GivenAnswer | None = None
 
 
+@dataclass(frozen=True)
+class ApiState:
+    """What the driver knows of the API that a sink sends to.
+
+    `circuit_open`: nothing is sent, because the API does not work. `limit_used` is the share of the stated rate limit
+    that is used, 0 to 1; None without one.
+    """
+
+    circuit_open: bool = False
+    limit_used: float | None = None
+
+
 class ApplyingSink(Sink, ABC):
     """A sink that consumes a route's events from its outbox, a Delta table in which the engine stages them.
 
@@ -354,6 +366,10 @@ class ApplyingSink(Sink, ABC):
     def tasks_at_most(self) -> int:
         """Return how many tasks of a detached sink wait for its API at once: a local run gets as many threads more."""
         return 1
+
+    def api_state(self) -> ApiState | None:
+        """Return how the API of the sink is, at no cost; None if the driver does not know. Any thread may call it."""
+        return None
 
     def prepare(self, opening: Opening) -> Self:
         """Return this sink made ready, once, at the start of a stream. Runs on the driver.

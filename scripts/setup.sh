@@ -99,6 +99,22 @@ ensure_java() {
     echo "$JAVA_HOME" >.venv/java-home
 }
 
+ensure_promtool() { # tests check metrics and alerts with it; without it they are left out, and say so
+    if command -v promtool >/dev/null || ! may_install; then
+        return
+    fi
+    # Debian's package would start a server, and in a container that may wait for one that never comes.
+    local policy=/usr/sbin/policy-rc.d
+    if [ -e "$policy" ]; then
+        apt_install prometheus || say "  left out"
+        return
+    fi
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod +x "$policy"
+    apt_install prometheus || say "  left out"
+    rm -f "$policy"
+}
+
 install_packages() {
     .venv/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]' 2>&1 |
         tee .venv/pip.log |
@@ -136,6 +152,7 @@ step "packages pinned in constraints.txt (about 700 MB, a few minutes on a fresh
 step "jars of Spark's connectors (70 MB, kept in Spark's own cache)" fetch_spark_jars
 step "jars of the embedded Kafka (43 MB, kept in ${ROUTER_CACHE:-$HOME/.cache/spark-event-router})" fetch_kafka_jars
 step "the embedded schema registry (109 MB, kept there, too)" fetch_registry
+step "promtool, which checks metrics and alerts in tests" ensure_promtool
 step "archive of the JVM's classes, for quick starts (200 MB, kept there, too)" archive_classes
 fingerprint >.venv/ready
 say "complete in $((SECONDS - begin)) s, with $(.venv/bin/python -V) and Java of $JAVA_HOME"
