@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import asdict
 from datetime import datetime, timezone
@@ -32,6 +33,8 @@ def parse_interval(ctx: click.Context, option: click.Parameter, text: str | None
     """Return the length of an interval on the command line."""
     if text is None:
         return None
+    # `5m` is what everybody types.
+    text = re.sub(r"(?<=\d)\s*m$", " min", text)
     try:
         return interval(text)
     except ValueError as error:
@@ -44,7 +47,7 @@ def parse_interval(ctx: click.Context, option: click.Parameter, text: str | None
     "--max-age",
     metavar="INTERVAL",
     callback=parse_interval,
-    help="Exit with 2 if records wait and the last batch ended longer ago: 5 min.",
+    help="Exit with 2 if records wait and the last batch ended longer ago: 5m.",
 )
 @json_option
 @plugin_option

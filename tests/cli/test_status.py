@@ -146,7 +146,7 @@ def test_a_stream_that_makes_no_step_is_down(run: Run, board: StatusBoard, monke
 
 @pytest.mark.parametrize(
     ("lag", "max_age", "code"),
-    [(0, "5 min", 0), (9, "5 min", 2), (9, "2 h", 0), (None, "5 min", 2)],
+    [(0, "5 min", 0), (9, "5m", 2), (9, "2 h", 0), (None, "5 min", 2)],
     ids=["idle", "late", "in time", "lag unknown"],
 )
 def test_a_batch_is_due_if_records_wait(run: Run, board: StatusBoard, lag: int | None, max_age: str, code: int) -> None:

@@ -66,7 +66,9 @@ STATE = MetricDefinition(
 )
 PROGRESS = MetricDefinition("router_last_progress_timestamp_seconds", "gauge", "When the stream made its last step.")
 BATCH = MetricDefinition(
-    "router_last_batch_timestamp_seconds", "gauge", "When the last batch ended; 0 before the first."
+    "router_last_batch_timestamp_seconds",
+    "gauge",
+    "When the last batch ended; before the first, when the process started.",
 )
 BATCHES = MetricDefinition("router_batches_total", "counter", "Finished batches.")
 STEPS = MetricDefinition("router_batch_step_seconds", "histogram", "Seconds of a batch's steps.", ("step",))
@@ -174,7 +176,7 @@ class _Collector:
             state.add_metric([name], float(name == snapshot.state))
         yield state
         yield _single(PROGRESS, snapshot.progress)
-        yield _single(BATCH, snapshot.batches[0].ended if snapshot.batches else 0.0)
+        yield _single(BATCH, snapshot.batches[0].ended if snapshot.batches else snapshot.started)
         yield _single(BATCHES, snapshot.finished)
         yield self._steps()
         yield from self._records()

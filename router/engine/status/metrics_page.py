@@ -21,6 +21,9 @@ Counts begin when the process starts. Times are in seconds since 1970: `time() -
 is an age. A series that is not known is left out. Tables beyond `metrics: {tables_at_most: 500}` share the label
 `table="(others)"`: those that got rows longest ago, or have the fewest quarantined rows.
 
+The [alerts](deploy/alerts.yaml), the cases that [test them](deploy/alerts.test.yaml), and the
+[dashboard](deploy/grafana-dashboard.json) for Grafana use these names.
+
 | metric | kind | labels | is |
 |---|---|---|---|
 """
