@@ -65,8 +65,11 @@ def status(file: Path, max_age: timedelta | None, as_json: bool, plugin_files: t
     now = time.time()
     down = summary.is_down(config, max_age, now)
     troubles = summary.troubles()
-    code = 2 if down else int(bool(troubles))
-    reasons = [down, *troubles] if down else troubles
+    code = int(bool(troubles))
+    reasons = troubles
+    if down:
+        code = 2
+        reasons = [down, *troubles]
     if as_json:
         show_json(_document(summary, code, reasons))
     else:
@@ -96,21 +99,26 @@ def _headline(summary: StreamSummary, now: float) -> str:
 
 def _sentences(summary: StreamSummary, now: float) -> list[tuple[str, str]]:
     """Return what is known, a line for each subject; always the same ones."""
-    if summary.source == "stream":
-        said_by = f"the stream, at {summary.address}"
-    else:
-        said_by = "lake and checkpoint; start with `--ui`, or `ui`, to see what the stream does now"
+    newest = "-"
+    if summary.newest_record is not None:
+        newest = f"{_age(summary.newest_record, now)} old"
     return [
-        ("seen by", said_by),
+        ("seen by", _witness(summary)),
         ("last batch", _last_batch(summary, now)),
         ("lag", _lag(summary, now)),
-        ("newest record", "-" if summary.newest_record is None else f"{_age(summary.newest_record, now)} old"),
+        ("newest record", newest),
         ("tables", _tables(summary)),
         ("dead letters", _dead_letters(summary)),
         ("quarantine", _quarantine(summary, now)),
         ("outboxes", _outboxes(summary, now)),
         ("warning", summary.warning or "-"),
     ]
+
+
+def _witness(summary: StreamSummary) -> str:
+    if summary.source == "stream":
+        return f"the stream, at {summary.address}"
+    return "lake and checkpoint; start with `--ui`, or `ui`, to see what the stream does now"
 
 
 def _age(moment: float, now: float) -> str:

@@ -90,15 +90,15 @@ class StreamSummary:
 
     def troubles(self) -> list[str]:
         """Return what somebody should look at, though the stream does its work."""
-        found: list[str] = []
+        troubles: list[str] = []
         if self.state == "waiting":
-            found.append(f"it waits: {self.cause}")
+            troubles.append(f"it waits: {self.cause}")
         if self.blocked:
-            found.append(f"{len(self.blocked)} tables cannot be written")
+            troubles.append(f"tables that cannot be written: {len(self.blocked)}")
         if self.quarantined:
-            found.append(f"{sum(self.quarantined.values()):,} rows are quarantined")
-        found += [f"the circuit of {sink} is open" for sink in self.open_circuits]
-        return found + self.unread
+            troubles.append(f"{sum(self.quarantined.values()):,} rows are quarantined")
+        troubles += [f"the circuit of {sink} is open" for sink in self.open_circuits]
+        return troubles + self.unread
 
 
 def age(moment: float, now: float) -> str:
