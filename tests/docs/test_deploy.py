@@ -157,7 +157,6 @@ def test_the_program_of_an_image_is_where_a_submission_looks_for_it():
 
 def test_the_unit_starts_a_run_and_leaves_alone_what_a_person_has_to_mend():
     unit = configparser.ConfigParser(interpolation=None)
-    unit.optionxform = str  # type: ignore[assignment,method-assign]
     unit.read_string((DEPLOY / "event-router@.service").read_text())
     service = unit["Service"]
     program, command, *arguments = shlex.split(service["ExecStart"].replace("%i", "games"))
