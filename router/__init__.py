@@ -32,6 +32,7 @@ from router.parts import (
 )
 from router.reader import read
 from router.sinks import (
+    ApiState,
     ApplyingSink,
     Batch,
     GivenAnswer,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "RAW_SCHEMA",
+    "ApiState",
     "ApplyingSink",
     "ArrowDecoder",
     "ArrowDecoding",

@@ -347,6 +347,18 @@ class Opening:
     answer: GivenAnswer | None = None
 
 
+@dataclass(frozen=True)
+class ApiState:
+    """What the driver knows of the API that a sink sends to.
+
+    `circuit_open`: nothing is sent, because the API does not work. `limit_used` is the share of the stated rate limit
+    that is used, 0 to 1; None without one.
+    """
+
+    circuit_open: bool = False
+    limit_used: float | None = None
+
+
 class ApplyingSink(Sink, ABC):
     """A sink that sends a route's events, batch by batch, from its outbox: a Delta table in which they are staged.
 
@@ -376,6 +388,10 @@ class ApplyingSink(Sink, ABC):
     def tasks_at_most(self) -> int:
         """Return how many tasks of a detached sink may wait for its API at once; a local run adds as many threads."""
         return 1
+
+    def api_state(self) -> ApiState | None:
+        """Return how the API of the sink is, at no cost; None if the driver does not know. Any thread may call it."""
+        return None
 
     def prepare(self, opening: Opening) -> Self:
         """Return a copy that is ready to apply. Called once, at the start of a stream. Runs on the driver.

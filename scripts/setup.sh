@@ -99,6 +99,25 @@ ensure_java() {
     echo "$JAVA_HOME" >.venv/java-home
 }
 
+ensure_test_programs() { # tests check metrics and alerts by promtool, and post at nginx's limits; without them they are left out
+    local missing=() policy=/usr/sbin/policy-rc.d
+    command -v promtool >/dev/null || missing+=(prometheus)
+    [ -x /usr/sbin/nginx ] || command -v nginx >/dev/null || missing+=(nginx)
+    if [ ${#missing[@]} = 0 ] || ! may_install; then
+        return
+    fi
+    apt-get update -qq >&2 || true
+    if [ -e "$policy" ]; then
+        apt_install "${missing[@]}" || say "  left out"
+        return
+    fi
+    # Debian's packages would start their servers, and in a container that may wait for one that never comes.
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod +x "$policy"
+    apt_install "${missing[@]}" || say "  left out"
+    rm -f "$policy"
+}
+
 install_packages() { # by uv, which takes half the time of pip and checks the hashes; where it cannot, by pip
     install_by_uv || {
         say "  uv could not (.venv/uv.log): pip does it"
@@ -144,6 +163,7 @@ prepare_spark() {
 prepare_servers() {
     step "jars of the embedded Kafka (43 MB, kept in ${ROUTER_CACHE:-$HOME/.cache/spark-event-router})" fetch_kafka_jars
     step "the embedded schema registry (109 MB, kept there, too)" fetch_registry
+    step "promtool and nginx, which tests use" ensure_test_programs
 }
 
 prepare_all() { # what mostly computes beside what mostly waits for the network

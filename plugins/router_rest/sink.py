@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import PrivateAttr
 from pyspark.sql import functions as F
 
-from router import Batch, Encoding, Opening, Outcome, Resent, Server, StartError, row
+from router import ApiState, Batch, Encoding, Opening, Outcome, Resent, Server, StartError, row
 from router_encoders.outbox_rows import PLACE, as_it_is, order_key, own_columns, type_of
 from router_encoders.templates import parse
 from router_rest.delivery.batcher import BY_HOST, LIMIT
@@ -79,6 +79,12 @@ class Rest(RestOptions):
         from router_rest.batch import tasks_of
 
         return tasks_of(self)
+
+    def api_state(self) -> ApiState | None:
+        """Return whether the circuit is open, and how much of the rate limit is used."""
+        from router_rest.rate_limit.server import api_state
+
+        return api_state(self.limit)
 
     @property
     def folder(self) -> Path:

@@ -55,6 +55,7 @@ COMMANDS = {
     "replay": ("router.cli.replay:replay", "Send dead letters and parked rows again."),
     "run": ("router.cli.run:run", "Run a configuration."),
     "schema": ("router.cli.plugins:schema", "Print the configuration's JSON Schema, for editors."),
+    "status": ("router.cli.status:status", "Say in ten lines how a stream is, and in an exit code."),
     "submit": ("router.cli.submit:submit", "Run a configuration on a cluster, by spark-submit."),
     "tables": ("router.cli.tables:tables", "List every table with its state."),
     "test": ("router.cli.check:test", "Run route tests: records in, rows expected."),
@@ -70,7 +71,7 @@ GROUPS = {
     "Write a configuration": ("check", "test", "graph", "size", "schema"),
     "Run it": ("doctor", "run", "submit", "maintain", "grants", "warm-up", "bench", "simulate"),
     "Look at what became of records": (
-        *("ledger", "dead-letters", "tables", "verify", "views", "expectations", "lineage", "explain-table"),
+        *("status", "ledger", "dead-letters", "tables", "verify", "views", "expectations", "lineage", "explain-table"),
     ),
     "Mend tables, send again": ("repair", "refresh", "backfill", "replay", "approve", "quarantine"),
     "Extend it": ("plugins",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -134,9 +134,15 @@ def _served(config: Config, board: StatusBoard) -> Iterator[None]:
         yield
         return
     server = import_module("router.engine.status.server").StatusServer(board, config.ui, config.metrics)
-    with server:
+    with ExitStack() as readers:
+        readers.enter_context(server)
         if server.address is not None:
             logging.getLogger("router").info("%s: status at http://%s:%d/", config.name, *server.address)
+            reader = import_module("router.engine.status.file_reader").StatusFileReader(board, config)
+            readers.enter_context(reader)
+            if config.source.kafka is not None:
+                ends = import_module("router.engine.status.source_ends").SourceEnds(board, config.source.kafka)
+                readers.enter_context(ends)
         yield
 
 

@@ -10,6 +10,7 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -325,7 +326,7 @@ class _StreamRun:
 
     def _open_detached_sinks(self) -> None:
         about = self.config, self.spark, self.lake, self.checkpoint, self.options.stop, self.executors
-        self.detached = DetachedSinks.of(*about, once=self._once)
+        self.detached = DetachedSinks.of(*about, once=self._once, sent=self.status.sent)
         self.detached.check(self.options.accept)
         if not self._once:
             self.detached.start()
@@ -499,7 +500,8 @@ class _StreamRun:
         for entry in progress.sources:
             positions |= _by_partition(entry.endOffset)
             ends |= _by_partition(entry.latestOffset)
-        self.status.source_is_at(positions, ends)
+        read = datetime.fromisoformat(progress.timestamp.replace("Z", "+00:00"))
+        self.status.source_is_at(positions, ends, read.timestamp())
 
 
 def _by_partition(offsets: str | None) -> dict[tuple[str, int], int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import json
 import os
 import re
@@ -16,6 +17,8 @@ import yaml
 
 from router.cli.submit import INSTALLED_PROGRAM
 from router.config.loader import load
+from router.config.models import Ui
+from router.errors import StartError
 from router.registry import load_registry
 
 DEPLOY = Path(__file__).parents[2] / "docs" / "deploy"
@@ -60,7 +63,22 @@ def test_the_configuration_in_the_manifest_is_good(tmp_path):
     path = tmp_path / "games.yaml"
     path.write_text(maps[0]["data"]["games.yaml"])
 
-    assert load(path, load_registry(), environ={"KAFKA": "broker:9092"}).config.name == "games"
+    config = load(path, load_registry(), environ={"KAFKA": "broker:9092", "UI_TOKEN": "x"}).config
+    assert config.name == "games"
+    assert config.ui is not None
+    (job,) = [one for one in documents("kubernetes.yaml") if one["kind"] == "Job"]
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert [port["containerPort"] for port in container["ports"]] == [config.ui.host_and_port[1]], "the probes ask it"
+
+
+def test_kubernetes_asks_the_health_checks():
+    """Without it a stream that is stuck stays so until somebody looks."""
+    (job,) = [one for one in documents("kubernetes.yaml") if one["kind"] == "Job"]
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    probes = {name: container[name]["httpGet"]["path"] for name in container if name.endswith("Probe")}
+    assert probes == {"startupProbe": "/healthz", "livenessProbe": "/healthz", "readinessProbe": "/readyz"}
+    named = {port["name"] for port in container["ports"]}
+    assert {container[name]["httpGet"]["port"] for name in probes} <= named
 
 
 KINDS = {
@@ -132,6 +150,22 @@ def test_the_program_of_an_image_is_where_a_submission_looks_for_it():
     assert program in (DEPLOY / "kubernetes.yaml").read_text()
     assert f'"$home/{Path(program).name}"' in (DEPLOY / "install.sh").read_text()
     assert f"${{ROUTER_HOME:-{Path(program).parent}}}" in (DEPLOY / "install.sh").read_text()
+
+
+# ---- systemd
+
+
+def test_the_unit_starts_a_run_and_leaves_alone_what_a_person_has_to_mend():
+    unit = configparser.ConfigParser(interpolation=None)
+    unit.read_string((DEPLOY / "event-router@.service").read_text())
+    service = unit["Service"]
+    program, command, *arguments = shlex.split(service["ExecStart"].replace("%i", "games"))
+    assert (Path(program).name, command) == ("router", "run")
+    assert arguments == ["games.yaml", "--ui", "${UI}"]
+    assert Ui(address=service["Environment"].removeprefix("UI=")).host_and_port == ("127.0.0.1", 4480)
+    assert program == "/opt/router/venv/bin/router", "install.sh puts it there"
+    assert (service["Restart"], int(service["RestartPreventExitStatus"])) == ("on-failure", StartError.exit_code)
+    assert service["KillMode"] == "mixed", "a run ends after its batch, and needs its JVM for it"
 
 
 # ---- others

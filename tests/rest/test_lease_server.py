@@ -372,3 +372,20 @@ def test_a_question_that_fails_ends_nobody(server: LeaseServer, caplog: pytest.L
 
 def test_leave_says_for_how_long() -> None:
     assert "3.0 s" in str(Leave(3.0))
+
+
+def test_the_state_of_a_limit_is_known_to_the_driver(monkeypatch: pytest.MonkeyPatch, server: LeaseServer) -> None:
+    """Without it nobody sees which API is away, or why rows go out slowly."""
+    monkeypatch.setitem(module._servers, ("127.0.0.1", "test"), server)
+    assert module.api_state("api-of-a-test") is None, "nothing was sent to it"
+
+    server.admit("a", "api-of-a-test", Pace((RateLimit(10, None, 60.0),), 4))
+    server.count_earlier("api-of-a-test", [EarlierCall(1.0, "", 4, 0)])
+    state = module.api_state("api-of-a-test")
+    assert state is not None
+    assert (state.circuit_open, state.limit_used) == (False, 0.4)
+
+    server.admit("b", "without-a-limit", Pace((), 4))
+    unlimited = module.api_state("without-a-limit")
+    assert unlimited is not None
+    assert unlimited.limit_used is None

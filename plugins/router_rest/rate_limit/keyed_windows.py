@@ -72,6 +72,10 @@ class KeyedWindows:
         """Return when a call may be sent at the earliest: now, for there are keys that have sent nothing."""
         return now
 
+    def used_share(self, now: float) -> float | None:
+        """Return nothing: each key has its own limit."""
+        return None
+
     def spare(self, seconds: float) -> None:
         """Leave so many seconds of each short window unused, for calls that go out late."""
         self._spared = seconds

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from router import ApiState
 from router_rest.rate_limit.coordinator import Coordinator
 from router_rest.rate_limit.protocol import SecureChannel, ServerAddress, TaskReport, nonce
 
@@ -144,6 +145,22 @@ class LeaseServer:
         Raises ConnectionError when the server has ended.
         """
         found: Outlook = self._ask(self._limits[limit].coordinator.outlook)
+        return found
+
+    def state(self, limit: str) -> ApiState | None:
+        """Return whether the circuit of a limit is open, and how much of the limit is used; None for one without tasks.
+
+        Raises ConnectionError when the server has ended.
+        """
+        sessions = self._limits.get(limit)
+        if sessions is None:
+            return None
+        coordinator = sessions.coordinator
+
+        def read_state() -> ApiState:
+            return ApiState(coordinator.outlook().out, coordinator.windows.used_share(time.monotonic()))
+
+        found: ApiState = self._ask(read_state)
         return found
 
     def totals(self, limit: str) -> Mapping[str, float]:
@@ -290,6 +307,20 @@ def lease_server(host: str = "127.0.0.1", bind: str = "") -> LeaseServer:
         if server is None or not server.running:
             server = _servers[host, bind] = LeaseServer(host, bind=bind or None).start()
         return server
+
+
+def api_state(limit: str) -> ApiState | None:
+    """Return how the API under a limit is, by the servers of this process; None if none has sent anything to it."""
+    with _lock:
+        servers = [server for server in _servers.values() if server.running]
+    for server in servers:
+        try:
+            state = server.state(limit)
+        except ConnectionError:  # it has just ended
+            continue
+        if state is not None:
+            return state
+    return None
 
 
 class EarlierCall(NamedTuple):

@@ -294,6 +294,11 @@ class SlidingWindows:
         free = max((quota.free for quota in self._quotas), default=-inf)
         return free, [(quota.window.empty_at, quota.window.used(now)) for quota in self._quotas]
 
+    def used_share(self, now: float) -> float | None:
+        """Return how much of the limit counts that is used the most, 0 to 1; None without a limit."""
+        shares = [quota.window.used(now) / quota.window.most for quota in self._quotas]
+        return min(1.0, max(shares)) if shares else None
+
     def adopt(self, now: float, free: float, counted: Iterable[tuple[float, int]]) -> None:
         """Begin with what other windows counted, in new ones."""
         for quota, (until, used) in zip(self._quotas, counted, strict=True):

@@ -30,6 +30,8 @@ from router.errors import SinkError, StartError, TableError, first_line
 from router.sinks import Applied, Batch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
@@ -68,10 +70,11 @@ class DetachedSink(OutboxSink):
     """One sink with a streaming query of its own over its outbox.
 
     With `once` the query ends when all rows of the outbox are sent, else when `stop` is set. `failed` is the error that
-    ended it before; `ended` is its last batch.
+    ended it before; `ended` is its last batch. `sent` is called with the key and the counts of each batch.
     """
 
     once: bool = False
+    sent: Callable[[str, Applied], None] | None = None
     failed: BaseException | None = None
     began: bool = False
     ended: int | None = None
@@ -196,6 +199,8 @@ class DetachedSink(OutboxSink):
         batch = Batch(*about, guards=self.executors.guarded)
         counts = applier.apply(self.sink, events.count(), events, batch)
         self.book(run, number, {"batch_id": number, **ledger.of_sink(self.key, counts)})
+        if self.sent:
+            self.sent(self.key, counts)
         self._tell(number, counts, time.monotonic() - began)
         self.ended = number
         self.pauses.succeeded()
@@ -258,10 +263,11 @@ class DetachedSinks:
         executors: Executors,
         *,
         once: bool,
+        sent: Callable[[str, Applied], None] | None = None,
     ) -> DetachedSinks:
-        """Return the detached sinks of a configuration whose sinks are open."""
+        """Return the detached sinks of a configuration whose sinks are open; see `DetachedSink`."""
         about = config, spark, lake, checkpoint, stop, executors
-        return cls(tuple(DetachedSink(*about, *found, once=once) for found in config.detached_sinks()))
+        return cls(tuple(DetachedSink(*about, *found, once=once, sent=sent) for found in config.detached_sinks()))
 
     def check(self, accept: str) -> None:
         """Raise StartError where the ledger has sent rows of an outbox and no checkpoint says which."""

@@ -152,6 +152,26 @@ def offsets_in(text: str) -> Offsets:
     return {topic: {int(number): at for number, at in by.items()} for topic, by in found.items()}
 
 
+def processed_offsets(checkpoint: Lake) -> dict[tuple[str, int], int]:
+    """Return the offset behind the last record of each partition of Kafka that the last finished batch has processed.
+
+    Empty before the first batch, for other sources, and if Spark's note is damaged.
+    """
+    notes = SparkNotes(checkpoint)
+    finished = notes.numbers("commits")
+    if not finished:
+        return {}
+    offsets: dict[tuple[str, int], int] = {}
+    try:
+        by_topic = offsets_in(notes.text(f"offsets/{finished[-1]}") or "")
+        for topic, by_partition in by_topic.items():
+            for partition, offset in by_partition.items():
+                offsets[topic, int(partition)] = int(offset)
+    except (ValueError, AttributeError, IndexError, TypeError):
+        return {}
+    return offsets
+
+
 def with_offsets(text: str | None, offsets: Offsets) -> str:
     """Return a note about a batch (version, metadata, one line per source) with other offsets."""
     head = text.split("\n")[:2] if text else ["v1", '{"batchWatermarkMs":0,"batchTimestampMs":0,"conf":{}}']

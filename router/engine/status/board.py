@@ -7,13 +7,16 @@ import threading
 import time
 from collections import Counter, deque
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from router.engine.status.snapshot import (
     BatchStatus,
+    DeadLetterStatus,
+    FreshnessStatus,
     PartitionStatus,
+    QuarantineStatus,
     SinkStatus,
     StreamSnapshot,
     TableStatus,
@@ -22,12 +25,13 @@ from router.engine.status.snapshot import (
 from router.errors import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
+    from router.delta.commit import TableCommit
     from router.engine.checkpoint_store import Manifest
     from router.engine.status.snapshot import State
     from router.parts import BatchReport
-    from router.sinks import Applied
+    from router.sinks import ApiState, Applied
 
 BATCHES = 200
 """Finished batches that are kept."""
@@ -36,6 +40,21 @@ WARNINGS = 100
 STEP_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 """The upper bounds of the histogram of a step's seconds; the last bucket has no bound."""
 OUTCOMES = ("read", "decoded", "failed", "unmatched", "dead_letters")
+FRESHNESS_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 86400.0)
+"""The upper bounds of the histogram of how old records were; the last bucket has no bound."""
+REASONS = 300
+"""Reasons of dead letters that are kept apart; those with other reasons are counted by stage, route and sink."""
+UNREAD = 1_000
+"""Batches whose dead letters may wait to be read; of more only the number is counted."""
+
+
+@dataclass(frozen=True)
+class CommittedFiles:
+    """Files of one table that a batch has committed, and when."""
+
+    paths: tuple[str, ...]
+    rows: int
+    committed: float
 
 
 class StatusBoard(logging.Handler):
@@ -57,6 +76,15 @@ class StatusBoard(logging.Handler):
         self._partitions: dict[tuple[str, int], PartitionStatus] = {}
         self._steps: dict[str, list[float]] = {}
         self._warnings: deque[Warned] = deque(maxlen=WARNINGS)
+        self._arrivals: dict[str, deque[list[float]]] = {}
+        """For each outbox when rows came into it and how many of those are still there, the oldest first."""
+        self._dead_letters: dict[tuple[str, str, str, str | None], DeadLetterStatus] = {}
+        self._quarantined: tuple[QuarantineStatus, ...] = ()
+        self._freshness: FreshnessStatus | None = None
+        self._read: dict[str, float] = {}
+        self._is_read = False
+        self._unread: deque[CommittedFiles] = deque()
+        self._newest_records: CommittedFiles | None = None
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -124,6 +152,7 @@ class StatusBoard(logging.Handler):
             for work in manifest.commits:
                 if work.place in manifest.quarantined:
                     continue
+                self._note_files(work, now)
                 status = self._table(work.table)
                 self._tables[work.table] = replace(
                     status, rows=status.rows + work.rows, batch=manifest.batch, committed=now
@@ -133,12 +162,41 @@ class StatusBoard(logging.Handler):
             for key, counts in applied.items():
                 self._add_applied(key, counts, sum(part.landed.get(key, 0) for part in manifest.partitions))
 
+    def sent(self, key: str, counts: Applied) -> None:
+        """Note what a detached sink (ROUTE/SINK) did with rows of its outbox."""
+        with self._guard:
+            self._add_applied(key, counts, landed=0)
+
+    def waited(self, key: str, arrivals: Iterable[tuple[float, int]]) -> None:
+        """Note rows that were in an outbox before the stream started: when they came, and how many."""
+        with self._guard:
+            route, _, sink = key.partition("/")
+            status = self._sinks.get(key) or SinkStatus(route, sink)
+            queue = self._arrivals.setdefault(key, deque())
+            for time_of_arrival, rows in sorted(arrivals, reverse=True):
+                queue.appendleft([time_of_arrival, rows])
+                status = replace(status, backlog=status.backlog + rows)
+            # Some may have been sent since: the board has counted that, but had no rows to take it from.
+            self._take_sent(queue, int(sum(rows for _, rows in queue)) - status.backlog)
+            self._sinks[key] = replace(status, oldest=queue[0][0] if queue else None)
+
     def _table(self, table: str) -> TableStatus:
         return self._tables.get(table) or TableStatus(table)
+
+    def api_is(self, key: str, state: ApiState) -> None:
+        """Note how the API of a sink (ROUTE/SINK) is."""
+        route, _, sink = key.partition("/")
+        with self._guard:
+            before = self._sinks.get(key) or SinkStatus(route, sink)
+            self._sinks[key] = replace(before, circuit_open=state.circuit_open, limit_used=state.limit_used)
 
     def _add_applied(self, key: str, counts: Applied, landed: int) -> None:
         route, _, sink = key.partition("/")
         before = self._sinks.get(key) or SinkStatus(route, sink)
+        queue = self._arrivals.setdefault(key, deque())
+        if landed:
+            queue.append([time.time(), landed])
+        self._take_sent(queue, counts.done)
         self._sinks[key] = replace(
             before,
             applied=before.applied + counts.applied,
@@ -146,7 +204,85 @@ class StatusBoard(logging.Handler):
             parked=before.parked + counts.parked,
             in_doubt=before.in_doubt + counts.in_doubt,
             backlog=before.backlog + landed - counts.done,
+            oldest=queue[0][0] if queue else None,
         )
+        if counts.dead:
+            self._add_dead_letters("apply", route, sink, None, counts.dead)
+
+    def _take_sent(self, queue: deque[list[float]], rows: int) -> None:
+        """Take the oldest rows out of a queue: a sink sends them in about the order in which they came."""
+        while rows > 0 and queue:
+            taken = min(rows, int(queue[0][1]))
+            rows -= taken
+            queue[0][1] -= taken
+            if queue[0][1] <= 0:
+                queue.popleft()
+
+    def _note_files(self, work: TableCommit, now: float) -> None:
+        """Keep the files of records and dead letters for whoever reads them."""
+        if work.target == "/dead_letters":
+            paths = tuple(file.path for file in work.files)
+            if self._is_read and len(self._unread) < UNREAD:
+                self._unread.append(CommittedFiles(paths, work.rows, now))
+            elif self._is_read:
+                self._add_dead_letters("unknown", "", "", None, work.rows)
+        elif work.target == "/bronze" and self._is_read:
+            # The newest batch is enough: a reader that is behind leaves others out. It may have a table for each topic.
+            before = self._newest_records
+            of_batch = before.paths if before is not None and before.committed == now else ()
+            self._newest_records = CommittedFiles((*of_batch, *(file.path for file in work.files)), work.rows, now)
+
+    def read_files(self) -> None:
+        """Note that somebody reads files of batches from now on: see `unread_dead_letters` and `unread_records`."""
+        self._is_read = True
+
+    def unread_dead_letters(self) -> CommittedFiles | None:
+        """Return the oldest dead letters that nobody has read, and forget them; None if there are none."""
+        with self._guard:
+            return self._unread.popleft() if self._unread else None
+
+    def unread_records(self) -> CommittedFiles | None:
+        """Return the newest records that nobody has read, and forget them; None if there are none."""
+        with self._guard:
+            newest = self._newest_records
+            self._newest_records = None
+            return newest
+
+    def dead_letters_are(self, counts: Mapping[tuple[str, str, str, str | None], int]) -> None:
+        """Add dead letters by stage, route, sink and reason."""
+        with self._guard:
+            self._read["dead_letters"] = time.time()
+            for (stage, route, sink, reason), count in counts.items():
+                self._add_dead_letters(stage, route, sink, reason, count)
+
+    def _add_dead_letters(self, stage: str, route: str, sink: str, reason: str | None, count: int) -> None:
+        key = (stage, route, sink, None if reason is None else printable(reason))
+        if key not in self._dead_letters and len(self._dead_letters) >= REASONS:
+            key = (stage, route, sink, None)
+        before = self._dead_letters.get(key)
+        total = count + (before.count if before else 0)
+        self._dead_letters[key] = DeadLetterStatus(*key, count=total, last=time.time())
+
+    def quarantine_is(self, quarantined: Iterable[QuarantineStatus]) -> None:
+        """Note all rows that are quarantined now."""
+        with self._guard:
+            self._read["quarantine"] = time.time()
+            self._quarantined = tuple(quarantined)
+
+    def was_read(self, kind: str) -> None:
+        """Note that something was read now, also if it was as before."""
+        with self._guard:
+            self._read[kind] = time.time()
+
+    def records_were(self, counts: Iterable[float], newest: float) -> None:
+        """Add how old the records of a batch were (see `FreshnessStatus`), and the time of the newest of them."""
+        with self._guard:
+            self._read["freshness"] = time.time()
+            sums = list(counts)
+            if self._freshness is not None:
+                newest = max(newest, self._freshness.newest)
+                sums = [before + more for before, more in zip(self._freshness.counts, sums, strict=True)]
+            self._freshness = FreshnessStatus(tuple(sums), newest)
 
     def finished(self, report: BatchReport) -> None:
         """Note the report of a batch."""
@@ -180,20 +316,30 @@ class StatusBoard(logging.Handler):
         counts[-2] += 1
         counts[-1] += seconds
 
-    def source_is_at(self, positions: Mapping[tuple[str, int], int], ends: Mapping[tuple[str, int], int]) -> None:
-        """Note how far partitions of the source are processed, and where they end."""
+    def source_is_at(
+        self,
+        positions: Mapping[tuple[str, int], int],
+        ends: Mapping[tuple[str, int], int],
+        read: float | None = None,
+    ) -> None:
+        """Note how far partitions of the source are processed, and where they ended at a time; by default now."""
+        read = time.time() if read is None else read
         with self._guard:
             for (topic, partition), position in positions.items():
                 self._move(topic, partition, position=position)
             for (topic, partition), end in ends.items():
-                self._move(topic, partition, end=end)
+                self._move(topic, partition, end=end, read=read)
 
-    def _move(self, topic: str, partition: int, *, position: int | None = None, end: int | None = None) -> None:
+    def _move(
+        self, topic: str, partition: int, *, position: int | None = None, end: int | None = None, read: float = 0.0
+    ) -> None:
         known = self._partitions.get((topic, partition)) or PartitionStatus(topic, partition)
-        if position is not None:
+        # Whoever reads the checkpoint may be later with an older batch.
+        if position is not None and position >= (known.position or 0):
             known = replace(known, position=position)
-        if end is not None:
-            known = replace(known, end=end)
+        # Two ask for ends: an answer that is older than the one before would let the lag go back and forth.
+        if end is not None and read >= (known.read or 0.0):
+            known = replace(known, end=end, read=read)
         self._partitions[topic, partition] = known
 
     def snapshot(self) -> StreamSnapshot:
@@ -208,6 +354,10 @@ class StatusBoard(logging.Handler):
                 sinks=tuple(self._sinks.values()),
                 partitions=tuple(self._partitions.values()),
                 step_seconds={step: tuple(counts) for step, counts in self._steps.items()},
+                dead_letters=tuple(self._dead_letters.values()),
+                quarantined=self._quarantined,
+                freshness=self._freshness,
+                read=dict(self._read),
                 warnings=tuple(self._warnings),
             )
 

@@ -1,30 +1,154 @@
 """The status of a stream as Prometheus metrics. Names follow https://prometheus.io/docs/practices/naming/.
 
 Times are timestamps and not ages: a monitor computes the age when it looks. Series are bounded: of tables those that
-got a batch last have their own, the others share one.
+got a batch last have their own, the others share one. `METRICS` has each metric with its labels and what it is; the
+page docs/metrics.md is made of it.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.exposition import generate_latest
 
-from router.engine.status.board import STEP_SECONDS
+from router.engine.label.layout import Stage
+from router.engine.status.board import FRESHNESS_SECONDS, STEP_SECONDS
 from router.engine.status.snapshot import State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from prometheus_client.metrics_core import Metric
 
-    from router.engine.status.snapshot import StreamSnapshot, TableStatus
+    from router.engine.status.snapshot import SinkStatus, StreamSnapshot
 
 OTHERS = "(others)"
 """The label of the tables that have no series of their own; no table has such a name."""
+STAGES = (*get_args(Stage), "unknown")
+"""Stages of dead letters: each has a series from the start, without which a monitor misses the first dead letters."""
+
+
+@dataclass(frozen=True)
+class MetricDefinition:
+    """A metric: its name as a monitor sees it, its kind, its labels, and what it is. `values` explains a label."""
+
+    name: str
+    kind: Literal["gauge", "counter", "histogram", "info"]
+    description: str
+    labels: tuple[str, ...] = ()
+    values: str = ""
+
+    def family(self) -> Any:
+        """Return the metric without samples."""
+        if self.kind == "gauge":
+            return GaugeMetricFamily(self.name, self.description, labels=self.labels)
+        if self.kind == "counter":
+            return CounterMetricFamily(self.name.removesuffix("_total"), self.description, labels=self.labels)
+        if self.kind == "histogram":
+            return HistogramMetricFamily(self.name, self.description, labels=self.labels)
+        return InfoMetricFamily(self.name.removesuffix("_info"), self.description)
+
+
+BUILD = MetricDefinition(
+    "router_build_info", "info", "The version of the router and the name of the stream.", ("version", "query")
+)
+STATE = MetricDefinition(
+    "router_state",
+    "gauge",
+    "1 for the state that the stream is in.",
+    ("state",),
+    "starting, running, waiting, ended, failed",
+)
+PROGRESS = MetricDefinition("router_last_progress_timestamp_seconds", "gauge", "When the stream made its last step.")
+BATCH = MetricDefinition(
+    "router_last_batch_timestamp_seconds",
+    "gauge",
+    "When the last batch ended; before the first, when the process started.",
+)
+BATCHES = MetricDefinition("router_batches_total", "counter", "Finished batches.")
+STEPS = MetricDefinition("router_batch_step_seconds", "histogram", "Seconds of a batch's steps.", ("step",))
+RECORDS = MetricDefinition(
+    "router_records_total",
+    "counter",
+    "Records of the source, by what became of them.",
+    ("outcome",),
+    "read, decoded, failed (to decode), unmatched, dead_letters",
+)
+ROUTE_ROWS = MetricDefinition(
+    "router_route_rows_total",
+    "counter",
+    "Rows of a route, by what became of them.",
+    ("route", "outcome"),
+    "matched, landed, refused, dropped, frozen, quarantined",
+)
+LAG = MetricDefinition(
+    "router_source_lag_records",
+    "gauge",
+    "Records of a topic's partition that are still to be processed.",
+    ("topic", "partition"),
+)
+LAG_READ = MetricDefinition(
+    "router_source_end_read_timestamp_seconds",
+    "gauge",
+    "When the broker was last asked where the partition that was asked for longest ago ends.",
+)
+FRESHNESS = MetricDefinition(
+    "router_freshness_seconds", "histogram", "Seconds from the time of a record until its batch was in bronze."
+)
+NEWEST = MetricDefinition(
+    "router_newest_record_timestamp_seconds", "gauge", "The time of the newest record that is in bronze."
+)
+TABLE_ROWS = MetricDefinition("router_table_rows_total", "counter", "Rows that a table got.", ("table",))
+TABLE_COMMITTED = MetricDefinition(
+    "router_table_committed_timestamp_seconds", "gauge", "When a table got its last rows.", ("table",)
+)
+BLOCKED = MetricDefinition(
+    "router_blocked_tables", "gauge", "Tables that cannot be written now; their rows are quarantined."
+)
+DEAD_LETTERS = MetricDefinition(
+    "router_dead_letters_total",
+    "counter",
+    "Dead letters, by the stage that refused them.",
+    ("stage",),
+    ", ".join(STAGES),
+)
+QUARANTINED = MetricDefinition(
+    "router_quarantined_rows", "gauge", "Rows that wait in the quarantine for their table.", ("table",)
+)
+SINK_ROWS = MetricDefinition(
+    "router_sink_rows_total",
+    "counter",
+    "Rows of a sink that applies, by what became of them.",
+    ("route", "sink", "outcome"),
+    "applied, dead, parked, in_doubt",
+)
+OUTBOX_ROWS = MetricDefinition(
+    "router_outbox_rows", "gauge", "Rows of an outbox that are still to be sent.", ("route", "sink")
+)
+OUTBOX_OLDEST = MetricDefinition(
+    "router_outbox_oldest_row_timestamp_seconds",
+    "gauge",
+    "When the oldest row that is still to be sent came into the outbox.",
+    ("route", "sink"),
+)
+LIMIT_USED = MetricDefinition(
+    "router_limit_used_ratio", "gauge", "The share of its stated rate limit that a sink uses.", ("route", "sink")
+)
+CIRCUIT = MetricDefinition(
+    "router_circuit_open", "gauge", "1 if a sink sends nothing, because its API does not work.", ("route", "sink")
+)
+METRICS = (
+    *(BUILD, STATE, PROGRESS, BATCH, BATCHES, STEPS, RECORDS, ROUTE_ROWS, LAG, LAG_READ, FRESHNESS, NEWEST),
+    *(TABLE_ROWS, TABLE_COMMITTED, BLOCKED, DEAD_LETTERS, QUARANTINED),
+    *(SINK_ROWS, OUTBOX_ROWS, OUTBOX_OLDEST, LIMIT_USED, CIRCUIT),
+)
+"""All metrics, in the order in which they are shown."""
+OUTCOMES_OF_SINK = ("applied", "dead", "parked", "in_doubt")
 
 
 def metrics_text(snapshot: StreamSnapshot, tables_at_most: int) -> bytes:
@@ -44,83 +168,126 @@ class _Collector:
     def collect(self) -> Iterator[Metric]:
         """Yield each metric with its samples."""
         snapshot = self.snapshot
-        info = InfoMetricFamily("router_build", "The version of the router and the name of the stream.")
+        info = BUILD.family()
         info.add_metric([], {"version": snapshot.version, "query": snapshot.query})
         yield info
-        state = GaugeMetricFamily("router_state", "1 for the state that the stream is in.", labels=["state"])
+        state = STATE.family()
         for name in get_args(State):
             state.add_metric([name], float(name == snapshot.state))
         yield state
-        progress = "router_last_progress_timestamp_seconds"
-        yield GaugeMetricFamily(progress, "When the stream made its last step.", value=snapshot.progress)
+        yield _single(PROGRESS, snapshot.progress)
+        yield _single(BATCH, snapshot.batches[0].ended if snapshot.batches else snapshot.started)
+        yield _single(BATCHES, snapshot.finished)
+        yield self._steps()
         yield from self._records()
-        yield from self._steps()
         yield from self._source()
         yield from self._tables()
+        yield self._dead_letters()
+        yield self._quarantined()
         yield from self._sinks()
 
+    def _steps(self) -> Metric:
+        steps = STEPS.family()
+        for step, counts in self.snapshot.step_seconds.items():
+            steps.add_metric([step], _buckets(STEP_SECONDS, counts), sum_value=counts[-1])
+        return steps  # type: ignore[no-any-return]
+
     def _records(self) -> Iterator[Metric]:
-        snapshot = self.snapshot
-        records = CounterMetricFamily(
-            "router_records", "Records of the source, by what became of them.", labels=["outcome"]
-        )
-        for outcome, count in snapshot.records.items():
+        records = RECORDS.family()
+        for outcome, count in self.snapshot.records.items():
             records.add_metric([outcome], count)
         yield records
-        rows = CounterMetricFamily(
-            "router_route_rows", "Rows of a route, by what became of them.", labels=["route", "outcome"]
-        )
-        for route, counts in snapshot.routes.items():
+        rows = ROUTE_ROWS.family()
+        for route, counts in self.snapshot.routes.items():
             for outcome, count in counts.items():
                 rows.add_metric([route, outcome], count)
         yield rows
-        yield CounterMetricFamily("router_batches", "Finished batches.", value=snapshot.finished)
-
-    def _steps(self) -> Iterator[Metric]:
-        steps = HistogramMetricFamily("router_batch_step_seconds", "Seconds of a batch's steps.", labels=["step"])
-        for step, counts in self.snapshot.step_seconds.items():
-            bounds = [*map(str, STEP_SECONDS), "+Inf"]
-            buckets = list(zip(bounds, counts, strict=False))
-            steps.add_metric([step], buckets, sum_value=counts[-1])
-        yield steps
 
     def _source(self) -> Iterator[Metric]:
-        lag = GaugeMetricFamily(
-            "router_source_lag_records", "Records that are still to be processed.", labels=["topic", "partition"]
-        )
+        lag = LAG.family()
+        times: list[float] = []
         for partition in self.snapshot.partitions:
             if partition.lag is not None:
                 lag.add_metric([partition.topic, str(partition.partition)], partition.lag)
+            if partition.read is not None:
+                times.append(partition.read)
         yield lag
+        if times:
+            yield _single(LAG_READ, min(times))
+        freshness = self.snapshot.freshness
+        if freshness is not None:
+            ages = FRESHNESS.family()
+            ages.add_metric([], _buckets(FRESHNESS_SECONDS, freshness.counts), sum_value=freshness.counts[-1])
+            yield ages
+            yield _single(NEWEST, freshness.newest)
 
     def _tables(self) -> Iterator[Metric]:
-        rows = CounterMetricFamily("router_table_rows", "Rows that a table got.", labels=["table"])
-        committed = GaugeMetricFamily(
-            "router_table_committed_timestamp_seconds", "When a table got its last rows.", labels=["table"]
-        )
+        rows = TABLE_ROWS.family()
+        committed = TABLE_COMMITTED.family()
         newest_first = sorted(self.snapshot.tables, key=attrgetter("committed"), reverse=True)
         for table in newest_first[: self.tables_at_most]:
             rows.add_metric([table.table], table.rows)
             if table.committed:
                 committed.add_metric([table.table], table.committed)
-        others: list[TableStatus] = newest_first[self.tables_at_most :]
+        others = newest_first[self.tables_at_most :]
         if others:
             rows.add_metric([OTHERS], sum(table.rows for table in others))
         yield rows
         yield committed
-        blocked = sum(1 for table in self.snapshot.tables if table.blocked)
-        yield GaugeMetricFamily("router_blocked_tables", "Tables that cannot be written now.", value=blocked)
+        yield _single(BLOCKED, sum(1 for table in self.snapshot.tables if table.blocked))
+
+    def _dead_letters(self) -> Metric:
+        counts: Counter[str] = Counter(dict.fromkeys(STAGES, 0))
+        for letters in self.snapshot.dead_letters:
+            counts[letters.stage] += letters.count
+        family = DEAD_LETTERS.family()
+        for stage, count in counts.items():
+            family.add_metric([stage], count)
+        return family  # type: ignore[no-any-return]
+
+    def _quarantined(self) -> Metric:
+        rows: Counter[str] = Counter()
+        for waiting in self.snapshot.quarantined:
+            rows[waiting.table] += waiting.rows
+        most_first = rows.most_common()
+        family = QUARANTINED.family()
+        for table, count in most_first[: self.tables_at_most]:
+            family.add_metric([table], count)
+        others = most_first[self.tables_at_most :]
+        if others:
+            family.add_metric([OTHERS], sum(count for _, count in others))
+        return family  # type: ignore[no-any-return]
 
     def _sinks(self) -> Iterator[Metric]:
-        rows = CounterMetricFamily(
-            "router_sink_rows", "Rows of an applying sink, by what became of them.", labels=["route", "sink", "outcome"]
-        )
-        backlog = GaugeMetricFamily(
-            "router_outbox_rows", "Rows of an outbox that are still to be sent.", labels=["route", "sink"]
-        )
+        rows = SINK_ROWS.family()
         for sink in self.snapshot.sinks:
-            for outcome in ("applied", "dead", "parked", "in_doubt"):
+            for outcome in OUTCOMES_OF_SINK:
                 rows.add_metric([sink.route, sink.sink, outcome], getattr(sink, outcome))
-            backlog.add_metric([sink.route, sink.sink], sink.backlog)
         yield rows
-        yield backlog
+        yield _of_sinks(OUTBOX_ROWS, self.snapshot.sinks, "backlog")
+        yield _of_sinks(OUTBOX_OLDEST, self.snapshot.sinks, "oldest")
+        yield _of_sinks(LIMIT_USED, self.snapshot.sinks, "limit_used")
+        yield _of_sinks(CIRCUIT, self.snapshot.sinks, "circuit_open")
+
+
+def _single(definition: MetricDefinition, value: float) -> Metric:
+    """Return a metric without labels."""
+    family = definition.family()
+    family.add_metric([], value)
+    return family  # type: ignore[no-any-return]
+
+
+def _of_sinks(definition: MetricDefinition, sinks: Sequence[SinkStatus], attribute: str) -> Metric:
+    """Return a metric with a sample of each sink for which the attribute is known."""
+    family = definition.family()
+    for sink in sinks:
+        value = getattr(sink, attribute)
+        if value is not None:
+            family.add_metric([sink.route, sink.sink], float(value))
+    return family  # type: ignore[no-any-return]
+
+
+def _buckets(bounds: tuple[float, ...], counts: tuple[float, ...]) -> list[tuple[str, float]]:
+    """Return the buckets of a histogram, of counts up to each bound and then of all."""
+    names = [*map(str, bounds), "+Inf"]
+    return list(zip(names, counts, strict=False))

@@ -42,7 +42,11 @@ class TableStatus:
 
 @dataclass(frozen=True)
 class SinkStatus:
-    """What an applying sink did since the stream started, in rows; `backlog` has those that it still has to send."""
+    """What an applying sink did since the stream started, in rows; `backlog` has those that it still has to send.
+
+    `oldest` is when the first of the backlog came into the outbox, in seconds since 1970; None if nothing waits.
+    `circuit_open` and `limit_used` are about the sink's API: see `ApiState`; None if they are not known.
+    """
 
     route: str
     sink: str
@@ -51,19 +55,65 @@ class SinkStatus:
     parked: int = 0
     in_doubt: int = 0
     backlog: int = 0
+    oldest: float | None = None
+    circuit_open: bool | None = None
+    limit_used: float | None = None
+
+
+@dataclass(frozen=True)
+class DeadLetterStatus:
+    """Dead letters of one stage, route, sink and reason since the stream started, and when the last of them came.
+
+    Without a reason they are those with all other reasons, or those whose files could not be read.
+    """
+
+    stage: str
+    route: str
+    sink: str
+    reason: str | None
+    count: int
+    last: float
+
+
+@dataclass(frozen=True)
+class QuarantineStatus:
+    """The quarantined rows of a table that wait for one reason: `approval`, `table` or `release`.
+
+    `oldest` is the time of the oldest record, in seconds since 1970, if that is known.
+    """
+
+    table: str
+    route: str
+    sink: str
+    waits_for: str
+    rows: int
+    cause: str | None = None
+    oldest: float | None = None
+
+
+@dataclass(frozen=True)
+class FreshnessStatus:
+    """How old records were when their batch was in bronze: a histogram, and the time of the newest record.
+
+    `counts` has the records up to each bound of `FRESHNESS_SECONDS`, then all of them, then the sum of their ages.
+    """
+
+    counts: tuple[float, ...]
+    newest: float
 
 
 @dataclass(frozen=True)
 class PartitionStatus:
     """A partition of the source: the offset after the last one that was processed, and the end of the partition.
 
-    What is not known yet is None.
+    `read` is when the end was asked for, in seconds since 1970. What is not known yet is None.
     """
 
     topic: str
     partition: int
     position: int | None = None
     end: int | None = None
+    read: float | None = None
 
     @property
     def lag(self) -> int | None:
@@ -88,7 +138,8 @@ class StreamSnapshot:
 
     `cause` says what a waiting or failed stream waits for, or failed of, since `since`. `progress` is the time of the
     last step. `records` has totals since the start by outcome, `routes` those of each route. `finished` batches there
-    were since the start, and `batches` are the last of them, the newest first.
+    were since the start, and `batches` are the last of them, the newest first. `read` says when what stands in files
+    was read last: `dead_letters`, `freshness`, `outboxes`, `quarantine`; without `ui` these are not known.
     """
 
     query: str
@@ -108,6 +159,10 @@ class StreamSnapshot:
     sinks: tuple[SinkStatus, ...] = ()
     partitions: tuple[PartitionStatus, ...] = ()
     step_seconds: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    dead_letters: tuple[DeadLetterStatus, ...] = ()
+    quarantined: tuple[QuarantineStatus, ...] = ()
+    freshness: FreshnessStatus | None = None
+    read: dict[str, float] = field(default_factory=dict)
     warnings: tuple[Warned, ...] = ()
 
     @property

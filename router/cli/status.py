@@ -1,0 +1,183 @@
+"""`router status`: a stream at a glance, for a person in ten lines and for cron by its exit code."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import asdict
+from datetime import datetime, timezone
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from router.cli import config_argument, plugin_option
+from router.cli.listing import json_option, show_json, show_sentences
+from router.config.loader import load
+from router.config.models import interval
+from router.errors import printable
+from router.registry import load_registry
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+    from pathlib import Path
+
+    from router.engine.status.summary import StreamSummary
+
+TIMES = ("since", "batch_ended", "progress", "lag_read", "newest_record", "quarantined_since", "outbox_since")
+NAMED = 3
+"""Tables and sinks that a line names."""
+
+
+def parse_interval(ctx: click.Context, option: click.Parameter, text: str | None) -> timedelta | None:
+    """Return the length of an interval on the command line."""
+    if text is None:
+        return None
+    # `5m` is what everybody types.
+    text = re.sub(r"(?<=\d)\s*m$", " min", text)
+    try:
+        return interval(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r} {error}") from None
+
+
+@click.command(short_help="Say in ten lines how a stream is, and in an exit code.")
+@config_argument
+@click.option(
+    "--max-age",
+    metavar="INTERVAL",
+    callback=parse_interval,
+    help="Exit with 2 if records wait and the last batch ended longer ago: 5m.",
+)
+@json_option
+@plugin_option
+def status(file: Path, max_age: timedelta | None, as_json: bool, plugin_files: tuple[Path, ...]) -> None:
+    """Say how the stream of the configuration FILE is.
+
+    A stream with `ui` answers itself. Of any other, and of one that is down, this reads lock, checkpoint, ledger and
+    quarantine, and asks the brokers for the lag. Exit code 0: it does its work; 1: it does, and somebody should look
+    (it waits, a table cannot be written, rows are quarantined, an API is away); 2: it is down, has failed or is stuck,
+    or --max-age is over. Needs no Spark.
+    """
+    config = load(file, load_registry(plugin_files)).config
+    module = import_module("router.engine.status.summary")
+    summary: StreamSummary = module.stream_summary(config)
+    now = time.time()
+    down = summary.is_down(config, max_age, now)
+    troubles = summary.troubles()
+    code = int(bool(troubles))
+    reasons = troubles
+    if down:
+        code = 2
+        reasons = [down, *troubles]
+    if as_json:
+        show_json(_document(summary, code, reasons))
+    else:
+        click.echo(printable(_headline(summary, now)))
+        sentences = [("why", "; ".join(reasons) or "all is well"), *_sentences(summary, now)]
+        lines = [(name, printable(sentence)) for name, sentence in sentences]
+        show_sentences(lines)
+    raise SystemExit(code)
+
+
+def _document(summary: StreamSummary, code: int, reasons: list[str]) -> dict[str, Any]:
+    document: dict[str, Any] = {**asdict(summary), "exit_code": code, "why": reasons}
+    for name in TIMES:
+        if document[name] is not None:
+            document[name] = datetime.fromtimestamp(document[name], timezone.utc)
+    return document
+
+
+def _headline(summary: StreamSummary, now: float) -> str:
+    state = summary.state
+    if summary.since is not None and state != "running":
+        state = f"{state} for {_age(summary.since, now)}"
+    if summary.step:
+        state = f"{state}, {summary.step}"
+    return f"{summary.name}: {state}"
+
+
+def _sentences(summary: StreamSummary, now: float) -> list[tuple[str, str]]:
+    """Return what is known, a line for each subject; always the same ones."""
+    newest = "-"
+    if summary.newest_record is not None:
+        newest = f"{_age(summary.newest_record, now)} old"
+    return [
+        ("seen by", _witness(summary)),
+        ("last batch", _last_batch(summary, now)),
+        ("lag", _lag(summary, now)),
+        ("newest record", newest),
+        ("tables", _tables(summary)),
+        ("dead letters", _dead_letters(summary)),
+        ("quarantine", _quarantine(summary, now)),
+        ("outboxes", _outboxes(summary, now)),
+        ("warning", summary.warning or "-"),
+    ]
+
+
+def _witness(summary: StreamSummary) -> str:
+    if summary.source == "stream":
+        return f"the stream, at {summary.address}"
+    return "lake and checkpoint; start with `--ui`, or `ui`, to see what the stream does now"
+
+
+def _age(moment: float, now: float) -> str:
+    text: str = import_module("router.engine.status.summary").age(moment, now)
+    return text
+
+
+def _last_batch(summary: StreamSummary, now: float) -> str:
+    if summary.batch is None or summary.batch_ended is None:
+        return "none yet"
+    return f"{summary.batch}, {_age(summary.batch_ended, now)} ago, {summary.batch_records or 0:,} records"
+
+
+def _lag(summary: StreamSummary, now: float) -> str:
+    if summary.lag is None:
+        return "-"
+    if summary.lag_read is None:
+        return f"{summary.lag:,} records"
+    return f"{summary.lag:,} records, {_age(summary.lag_read, now)} ago"
+
+
+def _tables(summary: StreamSummary) -> str:
+    text = "-" if summary.tables is None else f"{summary.tables:,} got rows since the start"
+    if not summary.blocked:
+        return text
+    causes = [f"{table} ({cause})" for table, cause in sorted(summary.blocked.items())]
+    return f"{text}; cannot be written: {_named(causes)}; see `router tables`"
+
+
+def _dead_letters(summary: StreamSummary) -> str:
+    since = "since the start" if summary.source == "stream" else "in the last batch"
+    if not summary.dead_letters:
+        return f"none {since}"
+    by_cause = ", ".join(f"{count:,} {cause}" for cause, count in sorted(summary.dead_letters.items()))
+    return f"{by_cause} {since}; see `router dead-letters`"
+
+
+def _quarantine(summary: StreamSummary, now: float) -> str:
+    if not summary.quarantined:
+        return "no rows"
+    tables = [f"{table} ({rows:,} rows)" for table, rows in sorted(summary.quarantined.items())]
+    since = ""
+    if summary.quarantined_since is not None:
+        since = f"; the oldest record is {_age(summary.quarantined_since, now)} old"
+    return f"{_named(tables)}{since}; see `router quarantine list`"
+
+
+def _outboxes(summary: StreamSummary, now: float) -> str:
+    if not summary.outboxes:
+        return "no rows"
+    sinks = [f"{sink} ({rows:,} rows)" for sink, rows in sorted(summary.outboxes.items())]
+    since = ""
+    if summary.outbox_since is not None:
+        since = f"; the oldest came {_age(summary.outbox_since, now)} ago"
+    return f"{_named(sinks)}{since}"
+
+
+def _named(names: list[str]) -> str:
+    """Return the first names, and how many others there are."""
+    others = len(names) - NAMED
+    text = ", ".join(names[:NAMED])
+    return f"{text} and {others} more" if others > 0 else text

@@ -1,0 +1,132 @@
+"""Ask the brokers of a Kafka source from the driver's Python, without Spark: with librdkafka, by the source's options.
+
+The options of the source are those of Kafka's client for Java. What librdkafka names otherwise is translated; a login
+that it does not know is refused with the option's name, and whoever only wants to look goes without.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+
+from router.errors import StartError
+
+if TYPE_CHECKING:
+    from router.config.models import KafkaSource
+
+SECONDS = 5.0
+"""Time limit for an answer of the brokers."""
+SECURITY = ("security.", "sasl.", "ssl.")
+"""What the options of a login begin with; others, such as sizes of fetches, are of no concern to a question."""
+EQUALS: dict[str, tuple[str, ...]] = {
+    "security.protocol": ("security.protocol",),
+    "sasl.mechanism": ("sasl.mechanism",),
+    "ssl.key.password": ("ssl.key.password",),
+    "ssl.cipher.suites": ("ssl.cipher.suites",),
+}
+"""Option of Java's client -> the settings of librdkafka that get its value."""
+EQUALS_OF_PEM_TRUSTSTORE = {
+    "ssl.truststore.location": ("ssl.ca.location",),
+    "ssl.truststore.certificates": ("ssl.ca.pem",),
+}
+EQUALS_OF_PEM_KEYSTORE = {
+    "ssl.keystore.location": ("ssl.certificate.location", "ssl.key.location"),
+    "ssl.keystore.certificate.chain": ("ssl.certificate.pem",),
+    "ssl.keystore.key": ("ssl.key.pem",),
+}
+EQUALS_OF_PKCS12_KEYSTORE = {
+    "ssl.keystore.location": ("ssl.keystore.location",),
+    "ssl.keystore.password": ("ssl.keystore.password",),
+}
+LOGIN_MODULES = re.compile(r"\.(?:PlainLoginModule|ScramLoginModule)\s")
+LOGIN_OPTION = re.compile(r'(\w+)\s*=\s*"((?:[^"\\]|\\.)*)"')
+"""An option of a login module, as Java's JAAS writes it."""
+PEM = "PEM"
+_SILENT = logging.getLogger(f"{__name__}.librdkafka")
+_SILENT.setLevel(logging.CRITICAL + 1)
+
+Offsets = dict[tuple[str, int], int]
+"""Offsets by topic and partition."""
+
+
+def client_settings(kafka: KafkaSource) -> dict[str, str]:
+    """Return the settings of librdkafka for the brokers of a source.
+
+    Raises StartError for an option of the login that librdkafka has no equal of.
+    """
+    settings = {"bootstrap.servers": kafka.servers}
+    options = {key.removeprefix("kafka."): value.get_secret_value() for key, value in kafka.options.items()}
+    equals = dict(EQUALS)
+    if options.pop("ssl.truststore.type", "JKS").upper() == PEM:
+        equals |= EQUALS_OF_PEM_TRUSTSTORE
+    keystore = options.pop("ssl.keystore.type", "JKS").upper()
+    if keystore == PEM:
+        equals |= EQUALS_OF_PEM_KEYSTORE
+    if keystore == "PKCS12":
+        equals |= EQUALS_OF_PKCS12_KEYSTORE
+
+    for name, value in options.items():
+        if not name.startswith(SECURITY):
+            continue
+        if name == "sasl.jaas.config":
+            settings |= _login(value)
+        elif name == "ssl.endpoint.identification.algorithm":
+            settings[name] = value or "none"
+        elif name in equals:
+            settings |= dict.fromkeys(equals[name], value)
+        else:
+            raise StartError(f"librdkafka has no equal of kafka.{name} as it is set for the source")
+    return settings
+
+
+def _login(jaas: str) -> dict[str, str]:
+    """Return user and password of a login as Java writes it."""
+    if not LOGIN_MODULES.search(jaas):
+        raise StartError("librdkafka has no equal of the login module in kafka.sasl.jaas.config")
+    options = {name: re.sub(r"\\(.)", r"\1", value) for name, value in LOGIN_OPTION.findall(jaas)}
+    return {"sasl.username": options.get("username", ""), "sasl.password": options.get("password", "")}
+
+
+def admin_client(kafka: KafkaSource) -> AdminClient:
+    """Return a client for questions about topics and groups. Raises StartError for options that it cannot take."""
+    settings: dict[str, Any] = {
+        **client_settings(kafka),
+        "socket.timeout.ms": str(int(SECONDS * 1000)),
+        # Else a question about a topic would create it.
+        "allow.auto.create.topics": "false",
+        "logger": _SILENT,
+    }
+    try:
+        return AdminClient(settings)
+    except KafkaException:
+        # Its text has the values of settings, and so secrets.
+        raise StartError("librdkafka refuses the options of the source") from None
+
+
+def end_offsets(admin: AdminClient, kafka: KafkaSource) -> Offsets:
+    """Return the offset behind the last record of each partition of a source: two requests to the brokers.
+
+    Raises KafkaException or TimeoutError if they do not answer.
+    """
+    partitions: list[TopicPartition] = []
+    for topic, metadata in admin.list_topics(timeout=SECONDS).topics.items():
+        if is_read(kafka, topic):
+            partitions += [TopicPartition(topic, number) for number in metadata.partitions]
+    if not partitions:
+        return {}
+    ends: Offsets = {}
+    latest: Any = dict.fromkeys(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+    for partition, answer in admin.list_offsets(latest, request_timeout=SECONDS).items():
+        ends[partition.topic, partition.partition] = answer.result(SECONDS).offset
+    return ends
+
+
+def is_read(kafka: KafkaSource, topic: str) -> bool:
+    """Say whether a source reads a topic."""
+    if kafka.pattern:
+        return re.fullmatch(kafka.pattern, topic) is not None
+    return topic in kafka.topics

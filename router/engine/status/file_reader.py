@@ -1,0 +1,246 @@
+"""What a board cannot be told, for it stands in files: why dead letters came, how old records were, what waits where.
+
+One thread reads it, at its own pace: after each round it rests twenty times as long as it has read, so that it takes at
+most a twentieth of a core. It reads what has changed: the files that a batch has committed, and a quarantine with a new
+version. The stream waits for none of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+from deltalake.exceptions import DeltaError
+
+from router.delta.lake import native_files
+from router.delta.table_cache import TableCache
+from router.engine.checkpoint_store import lake_and_checkpoint
+from router.engine.label.layout import quarantine_of
+from router.engine.quarantine.table import quarantined_in
+from router.engine.start.spark_checkpoint import processed_offsets
+from router.engine.status.board import FRESHNESS_SECONDS
+from router.engine.status.snapshot import QuarantineStatus
+from router.errors import RouterError, TableError
+from router.sinks import ApplyingSink, TableSink
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from deltalake import DeltaTable
+    from typing_extensions import Self
+
+    from router.config.models import Config
+    from router.delta.lake import Lake
+    from router.engine.quarantine.table import Quarantined
+    from router.engine.status.board import CommittedFiles, StatusBoard
+
+log = logging.getLogger("router")
+SHORTEST_PAUSE = 1.0
+LONGEST_PAUSE = 600.0
+PAUSE_PER_SECOND = 20.0
+"""Seconds of rest for each second of reading."""
+QUARANTINE_SECONDS = 10.0
+"""Seconds between two looks for new versions of quarantines, which are two requests each."""
+CLOSING_SECONDS = 10.0
+WAITS_FOR = {"release": "approval", "unblock": "table", "held": "release"}
+"""Why rows wait, by the kind of their release, in the words of `router quarantine list`."""
+CAUSE = ["stage", "route", "sink", "reason"]
+
+
+class StatusFileReader:
+    """A thread that reads what a board lacks. Use it as a context."""
+
+    def __init__(self, board: StatusBoard, config: Config) -> None:
+        self.board = board
+        self.config = config
+        self._started = time.time()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="status reader", daemon=True)
+        self._quarantines: dict[str, tuple[int, list[QuarantineStatus]]] = {}
+        """Table -> its version when it was read, and what waited in it."""
+        self._looked = 0.0
+        self._outboxes_are_read = False
+        self._position_is_read = False
+        self._tables: TableCache | None = None
+
+    def __enter__(self) -> Self:
+        self.board.read_files()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join(CLOSING_SECONDS)
+
+    def _run(self) -> None:
+        pause = 0.0
+        while not self._ended.wait(pause):
+            began = time.monotonic()
+            try:
+                self.read()
+            except (DeltaError, OSError, RouterError, pa.ArrowException, ValueError) as error:
+                # Storage that is away, or files that maintenance has removed: the stream says what is wrong.
+                log.debug("the status is not complete: %s", error)
+            spent = time.monotonic() - began
+            pause = min(LONGEST_PAUSE, max(SHORTEST_PAUSE, PAUSE_PER_SECOND * spent))
+
+    def read(self) -> None:
+        """Read once what has changed since the last time."""
+        lake, checkpoint = lake_and_checkpoint(self.config)
+        if not self._position_is_read and self.config.source.kafka is not None:
+            self.board.source_is_at(processed_offsets(checkpoint), {})
+            self._position_is_read = True
+        self._ask_sinks()
+        self._read_dead_letters(lake)
+        self._read_records(lake)
+        if not self._outboxes_are_read:
+            self._read_outboxes(lake)
+            self._outboxes_are_read = True
+        if time.monotonic() >= self._looked + QUARANTINE_SECONDS:
+            self._looked = time.monotonic()
+            self._read_quarantines(lake)
+
+    def _ask_sinks(self) -> None:
+        for route, name, sink in self.config.all_sinks():
+            if not isinstance(sink, ApplyingSink):
+                continue
+            state = sink.api_state()
+            if state is not None:
+                self.board.api_is(f"{route}/{name}", state)
+
+    def _read_dead_letters(self, lake: Lake) -> None:
+        counts: Counter[tuple[str, str, str, str | None]] = Counter()
+        while (committed := self.board.unread_dead_letters()) is not None:
+            counts += count_causes(lake, committed)
+        self.board.dead_letters_are(counts)
+
+    def _read_records(self, lake: Lake) -> None:
+        """Read the times of the records that a batch has put into bronze."""
+        committed = self.board.unread_records()
+        if committed is None:
+            return
+        counts = np.zeros(len(FRESHNESS_SECONDS) + 2)
+        newest = 0.0
+        for path in committed.paths:
+            with lake.files.open_input_file(path) as file:
+                times = pq.read_table(file, columns=["timestamp"], use_threads=False)["timestamp"].drop_null()
+            if not len(times):
+                continue
+            seconds = times.cast(pa.int64()).to_numpy() / 1_000_000
+            counts += ages_by_bound(committed.committed - seconds)
+            newest = max(newest, float(seconds.max()))
+        if newest:
+            self.board.records_were(counts.tolist(), newest)
+
+    def _read_quarantines(self, lake: Lake) -> None:
+        """Read the quarantines that have a new version."""
+        if self._tables is None:
+            self._tables = TableCache(lake)
+        places: dict[str, tuple[str, str]] = {}
+        for route, sink, _ in self.config.all_sinks():
+            places[quarantine_of(self.config.name, route, sink)] = (route, sink)
+        for table, handle in self._tables.readable(places).items():
+            if handle is None or isinstance(handle, TableError):
+                self._quarantines.pop(table, None)
+                continue
+            before = self._quarantines.get(table)
+            if before is None or before[0] != handle.version():
+                self._quarantines[table] = handle.version(), self._waiting(lake, (*places[table], table))
+        waiting: list[QuarantineStatus] = []
+        for _, of_table in self._quarantines.values():
+            waiting += of_table
+        self.board.quarantine_is(waiting)
+
+    def _waiting(self, lake: Lake, place: tuple[str, str, str]) -> list[QuarantineStatus]:
+        # The handle of the cache knows the version only; what is in the table needs one with all its files.
+        table = lake.open(place[2])
+        if table is None:
+            return []
+        return [quarantine_status(found) for found in quarantined_in(lake, table, place)]
+
+    def _read_outboxes(self, lake: Lake) -> None:
+        """Note the rows that were in outboxes before the stream started; the board counts those that came since."""
+        table = lake.open(self.config.ledger)
+        if table is not None:
+            for key, arrivals in waiting_in_outboxes(table, self.config, self._started).items():
+                self.board.waited(key, arrivals)
+        self.board.was_read("outboxes")
+
+
+def quarantine_status(found: Quarantined) -> QuarantineStatus:
+    """Return what is shown of quarantined rows."""
+    place = found.place
+    oldest = None if found.since is None else found.since.timestamp()
+    waits_for = WAITS_FOR[found.kind]
+    return QuarantineStatus(place.table, place.route, place.sink, waits_for, found.rows, found.cause, oldest)
+
+
+def count_causes(lake: Lake, committed: CommittedFiles) -> Counter[tuple[str, str, str, str | None]]:
+    """Count dead letters in files by stage, route, sink and reason; those of files that are gone by none of them."""
+    counts: Counter[tuple[str, str, str, str | None]] = Counter()
+    for path in committed.paths:
+        try:
+            with lake.files.open_input_file(path) as file:
+                rows = pq.read_table(file, columns=CAUSE, use_threads=False)
+        except (OSError, pa.ArrowException):
+            continue
+        for row in rows.group_by(CAUSE, use_threads=False).aggregate([([], "count_all")]).to_pylist():
+            cause = (row["stage"] or "", row["route"] or "", row["sink"] or "", row["reason"])
+            counts[cause] += row["count_all"]
+    missing = committed.rows - counts.total()
+    if missing > 0:
+        counts["unknown", "", "", None] += missing
+    return counts
+
+
+def ages_by_bound(ages: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return how many ages are at most each bound of `FRESHNESS_SECONDS`, how many there are, and their sum."""
+    ages = np.maximum(ages, 0.0)  # clocks of producers may be ahead
+    in_order = np.sort(ages)
+    up_to_bounds = np.searchsorted(in_order, FRESHNESS_SECONDS, side="right")
+    return np.concatenate([up_to_bounds, [len(ages), ages.sum()]]).astype(np.float64)
+
+
+def waiting_in_outboxes(ledger: DeltaTable, config: Config, until: float) -> dict[str, list[tuple[float, int]]]:
+    """Return by ROUTE/SINK when the rows that wait in an outbox came, and how many, by the ledger up to a time.
+
+    A sink sends rows in about the order in which they came: those that wait are the last ones.
+    """
+    landed: dict[str, list[tuple[float, int]]] = {}
+    backlog: Counter[str] = Counter()
+    outboxes = {f"{route}/{name}" for route, name, sink in config.all_sinks() if not isinstance(sink, TableSink)}
+    if not outboxes:
+        return {}
+    ends_before = pa.scalar(round(until * 1_000_000), pa.timestamp("us", "UTC"))
+    chosen = (ds.field("query") == config.name) & (ds.field("finished") <= ends_before)
+    chosen &= ds.field("route").is_valid() & ds.field("backlog").is_valid() & (ds.field("backlog") != 0)
+    reading = ledger.to_pyarrow_dataset(filesystem=native_files(ledger)).to_batches(
+        columns=["route", "sink", "backlog", "finished"], filter=chosen, batch_readahead=2, fragment_readahead=1
+    )
+    for part in reading:
+        for row in part.to_pylist():
+            key = f"{row['route']}/{row['sink']}"
+            if key not in outboxes:
+                continue
+            backlog[key] += row["backlog"]
+            if row["backlog"] > 0:
+                landed.setdefault(key, []).append((row["finished"].timestamp(), row["backlog"]))
+    return {key: _last_rows(landed.get(key, []), count) for key, count in backlog.items() if count > 0}
+
+
+def _last_rows(arrivals: list[tuple[float, int]], count: int) -> list[tuple[float, int]]:
+    """Return the last arrivals that have so many rows together."""
+    last: list[tuple[float, int]] = []
+    for time_of_arrival, rows in sorted(arrivals, reverse=True):
+        if count <= 0:
+            break
+        last.append((time_of_arrival, min(rows, count)))
+        count -= rows
+    return last

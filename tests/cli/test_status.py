@@ -1,0 +1,248 @@
+"""`router status` says how a stream is: of a running one by its server, of any other by what it has left."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner, Result
+from confluent_kafka import Producer
+from deltalake import write_deltalake
+
+from router.cli import commands
+from router.config.loader import load
+from router.config.models import Metrics, Ui
+from router.delta.lake import Lake
+from router.engine.checkpoint_store import CheckpointStore
+from router.engine.ledger import SCHEMA as LEDGER
+from router.engine.quarantine.table import PendingRelease, Place, write
+from router.engine.start.run_lock import alone
+from router.engine.status.board import StatusBoard
+from router.engine.status.server import StatusServer
+from router.engine.status.snapshot import QuarantineStatus
+from router.parts import BatchReport
+from router.registry import load_registry
+from router.sinks import ApiState, Applied
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from router_demo.kafka import EmbeddedKafka
+
+    Run = Callable[..., Result]
+
+TEXT = """\
+name: games
+lake: ./lake
+source: {files: {path: ./in}}
+decode: {json: "game string"}
+routes:
+  - {name: games, match: {sql: "event.game IS NOT NULL"}, sinks: [{delta: silver.games}, {delta: silver.more}]}
+dead_letters: ops.dead
+ui: {address: "127.0.0.1:1"}
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "games.yaml").write_text(TEXT)
+
+    def call(*arguments: str, **environ: str) -> Result:
+        done = CliRunner(env=environ).invoke(commands, ["status", "games.yaml", *arguments], prog_name="router")
+        assert isinstance(done.exception, SystemExit | None), done.output
+        return done
+
+    return call
+
+
+@pytest.fixture
+def checkpoint(run: Run, tmp_path: Path) -> Lake:
+    return Lake.at(load(tmp_path / "games.yaml", load_registry(), environ={}).config.checkpoint_path())
+
+
+@pytest.fixture
+def board(run: Run, tmp_path: Path) -> Iterator[StatusBoard]:
+    """Return the board of a stream that can be asked at the configuration's address."""
+    board = StatusBoard("games")
+    board.enter("running")
+    with StatusServer(board, Ui(address="127.0.0.1:0"), Metrics()) as server:
+        assert server.address is not None
+        text = TEXT.replace("127.0.0.1:1", "{}:{}".format(*server.address))
+        (tmp_path / "games.yaml").write_text(text)
+        yield board
+
+
+def book(*rows: dict[str, Any], hours_ago: float = 1.0) -> None:
+    """Write the rows of batch 3 into the ledger."""
+    finished = datetime.now(timezone.utc) - timedelta(hours=hours_ago)
+    whole = {**dict.fromkeys(LEDGER.names), "query": "games", "run": "r", "batch_id": 3, "finished": finished}
+    write_deltalake("lake/ops/ledger", pa.Table.from_pylist([{**whole, **row} for row in rows], LEDGER), mode="append")
+
+
+def read_rows(count: int) -> dict[str, Any]:
+    source = {"topic": "t", "partition": 0, "from_offset": 0, "to_offset": count - 1}
+    return {**source, "read": count, "decoded": count - 2, "failed": 2, "unmatched": 1}
+
+
+def test_a_running_stream_is_asked(run: Run, board: StatusBoard) -> None:
+    """Without it an operator at night reads the log to see whether the stream is alive."""
+    board.finished(BatchReport("games", 7, 1200, 1200, 0, 0, 0, 1, 1, {}))
+    board.source_is_at({("t", 0): 5}, {("t", 0): 1209})
+    board.step(8, "land", 0, 1)
+    done = run()
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    assert lines[0] == "games: running, batch 8, land"
+    assert len(lines) == 11
+    assert "all is well" in done.output
+    assert "1,204 records" in done.output
+    assert re.search(r"7, \d+ s ago, 1,200 records", done.output)
+
+
+def test_what_somebody_should_look_at_is_the_exit_code_1(run: Run, board: StatusBoard) -> None:
+    """Without it cron reports nothing while rows pile up."""
+    board.quarantine_is([QuarantineStatus("silver.uno", "games", "delta", "table", 12, "its log is damaged")])
+    board.api_is("games/rest", ApiState(circuit_open=True))
+    board.waited("games/rest", [(time.time() - 7200, 30)])
+    board.dead_letters_are({("schema", "games", "", "amount"): 3})
+    done = run("--json")
+    assert done.exit_code == 1
+    document = json.loads(done.output)
+    assert (document["state"], document["source"], document["exit_code"]) == ("running", "stream", 1)
+    assert document["why"] == ["12 rows are quarantined", "the circuit of games/rest is open"]
+    assert document["quarantined"] == {"silver.uno": 12}
+    assert document["outboxes"] == {"games/rest": 30}
+    assert document["dead_letters"] == {"schema": 3}
+    shown = run().output
+    assert "games/rest (30 rows); the oldest came 2 h ago" in shown
+    board.sent("games/rest", Applied(30, 0))
+    assert json.loads(run("--json").output)["outboxes"] == {}
+
+
+def test_a_wait_and_a_failure_are_told_apart(run: Run, board: StatusBoard) -> None:
+    """Without it a broker that is restarted wakes somebody up, or a dead stream nobody."""
+    board.enter("waiting", "no broker answers")
+    done = run()
+    assert (done.exit_code, "it waits: no broker answers" in done.output) == (1, True)
+    board.enter("failed", "the batch does not balance")
+    done = run()
+    assert (done.exit_code, "it has failed: the batch does not balance" in done.output) == (2, True)
+
+
+def test_a_stream_that_makes_no_step_is_down(run: Run, board: StatusBoard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a stream whose JVM is stuck looks alive."""
+    now = time.time()
+    monkeypatch.setattr("router.cli.status.time.time", lambda: now + 601)
+    done = run()
+    assert (done.exit_code, "no step for 10 min" in done.output) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("lag", "max_age", "code"),
+    [(0, "5 min", 0), (9, "5m", 2), (9, "2 h", 0), (None, "5 min", 2)],
+    ids=["idle", "late", "in time", "lag unknown"],
+)
+def test_a_batch_is_due_if_records_wait(run: Run, board: StatusBoard, lag: int | None, max_age: str, code: int) -> None:
+    """Without it cron wakes somebody up because nobody plays at night."""
+    board.finished(BatchReport("games", 7, 1, 1, 0, 0, 0, 1, 1, {}))
+    if lag is not None:
+        board.source_is_at({("t", 0): 5}, {("t", 0): 5 + lag})
+    future = time.time() + 3600
+    board.enter("running")
+    board._snapshot = board._snapshot.__class__(**{**vars(board._snapshot), "progress": future})
+    patched = pytest.MonkeyPatch()
+    patched.setattr("router.cli.status.time.time", lambda: future)
+    try:
+        assert run("--max-age", max_age).exit_code == code
+    finally:
+        patched.undo()
+
+
+def test_a_stream_of_another_name_is_not_taken_for_it(run: Run, tmp_path: Path, board: StatusBoard) -> None:
+    """Without it a stream that is down is shown as the one that has taken its port."""
+    file = tmp_path / "games.yaml"
+    file.write_text(file.read_text().replace("name: games\n", "name: others\n", 1))
+    done = run()
+    assert (done.exit_code, done.output.splitlines()[0]) == (2, "others: down")
+
+
+def test_a_stream_that_is_down_has_left_what_it_did(run: Run, checkpoint: Lake) -> None:
+    """Without it nobody knows since when nothing comes, for the stream cannot be asked."""
+    book(read_rows(500), {"route": "games", "sink": "delta", "matched": 400, "refused": 5, "landed": 395})
+    write(
+        CheckpointStore(checkpoint),
+        PendingRelease(Place("games", "delta", "silver.games"), cause="its log is damaged", blocked=True),
+    )
+    done = run()
+    assert done.exit_code == 2
+    assert done.output.splitlines()[0] == "games: down"
+    assert "3, 60 min ago, 500 records" in done.output
+    assert "2 failed, 5 refused, 1 unmatched in the last batch" in done.output
+    assert "silver.games (its log is damaged)" in done.output
+
+
+def test_a_stream_without_a_server_is_seen_by_its_lock(run: Run, checkpoint: Lake) -> None:
+    """Without it a stream that was started without `ui` is reported as down."""
+    book(read_rows(500))
+    with alone(checkpoint, "games"):
+        done = run()
+        assert (done.exit_code, done.output.splitlines()[0]) == (0, "games: running")
+        assert run("--max-age", "5 min").exit_code == 2
+
+
+def test_a_stream_that_drains_its_source_may_be_down(run: Run, tmp_path: Path) -> None:
+    """Without it a nightly run is reported all day."""
+    file = tmp_path / "games.yaml"
+    file.write_text(TEXT + "trigger: {once: true}\n")
+    book(read_rows(5))
+    assert run().exit_code == 0
+    assert run("--max-age", "10 min").exit_code == 2
+
+
+def test_what_cannot_be_read_is_named(run: Run, checkpoint: Lake, tmp_path: Path) -> None:
+    """Without it a damaged note ends the command that is called because something is wrong."""
+    checkpoint.write("spark/metadata", b"{")
+    document = json.loads(run("--json").output)
+    assert document["unread"][0].startswith("checkpoint: ")
+    assert document["exit_code"] == 2
+
+
+def test_a_bad_interval_is_refused(run: Run) -> None:
+    done = run("--max-age", "soon")
+    assert "is not an interval" in done.output
+
+
+def test_at_80_columns_no_line_is_longer(run: Run, board: StatusBoard) -> None:
+    """Without it half of a name stands on the next line."""
+    waiting = [
+        QuarantineStatus(f"silver.a_tournament_of_the_longest_evenings_{n}", "g", "t", "table", 1) for n in range(5)
+    ]
+    board.quarantine_is(waiting)
+    shown = run(COLUMNS="80", TTY_COMPATIBLE="1", FORCE_COLOR="1").output
+    assert max(len(line) for line in shown.splitlines()) <= 80
+    assert "and 2 more" in shown
+
+
+def test_the_lag_of_a_stream_that_is_down_is_asked(
+    run: Run, tmp_path: Path, checkpoint: Lake, broker: EmbeddedKafka
+) -> None:
+    """Without it nobody sees how much there is to catch up when the stream starts again."""
+    topic = "status-of-a-lake"
+    broker.create_topic(topic)
+    producer = Producer({"bootstrap.servers": broker.servers})
+    for _ in range(5):
+        producer.produce(topic, b"{}")
+    assert producer.flush(30) == 0
+    source = f'{{kafka: {{servers: "{broker.servers}", topics: [{topic}]}}}}'
+    (tmp_path / "games.yaml").write_text(TEXT.replace("{files: {path: ./in}}", source))
+    checkpoint.write("spark/offsets/0", f"v1\n{{}}\n{json.dumps({topic: {'0': 2}})}".encode())
+    checkpoint.write("spark/commits/0", b"v1\n{}")
+    document = json.loads(run("--json").output)
+    assert (document["state"], document["lag"]) == ("down", 3)
