@@ -10,9 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router_rest.rate_limit.client import SILENT, TICK, CallToken, Gone, LeaseClient, Leave
+from router_rest.rate_limit.client import (
+    CATCHING_UP,
+    CLOSEST,
+    SILENT,
+    TICK,
+    CallToken,
+    Gone,
+    LeaseClient,
+    Leave,
+    TaskTokens,
+)
 from router_rest.rate_limit.protocol import Pace
-from router_rest.rate_limit.sliding_window import RateLimit
+from router_rest.rate_limit.sliding_window import RateLimit, Run
 from tests.rest.virtual import Api, World, simulate
 
 if TYPE_CHECKING:
@@ -285,3 +295,34 @@ def test_retries_come_from_the_budget_of_all() -> None:
     made = simulate(story())
     assert min(made) >= 10
     assert sum(made) <= 0.2 * 1000 + 10 * 13
+
+
+def next_opens_after_a_late_call(tokens: TaskTokens) -> float:
+    """Return how long after a call that went out 15 ms late the next one may."""
+    tokens.may(1, 10, 0)
+    tokens.give([Run(100.0, 0.02, 5, 1, 0.5)], 0.0)
+    assert tokens.take(100.015) is not None
+    due = tokens.due(100.015)
+    assert due is not None
+    return due - 100.015
+
+
+def test_calls_make_up_for_time_unless_the_api_wants_them_apart() -> None:
+    """nginx without a burst refuses a call that comes early; elsewhere a task that stood still would lose its share."""
+    catching_up, apart = TaskTokens(), TaskTokens()
+    apart.keep_apart(200.0)
+
+    assert next_opens_after_a_late_call(catching_up) == pytest.approx(CATCHING_UP * 0.02)
+    assert next_opens_after_a_late_call(apart) == pytest.approx(CLOSEST * 0.02)
+
+
+def test_a_token_knows_that_it_is_early() -> None:
+    tokens = TaskTokens()
+    next_opens_after_a_late_call(tokens)
+
+    early, in_time = tokens.take(100.03), tokens.take(100.05)
+
+    assert early is not None
+    assert early.early
+    assert in_time is not None
+    assert not in_time.early

@@ -12,7 +12,7 @@ from collections import Counter, deque
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
-from math import ceil, floor
+from math import ceil, floor, inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
@@ -37,8 +37,11 @@ SILENT = 100
 """Ticks without a message, after which the driver counts as gone; a blocked loop is one."""
 SAMPLES = 256
 """Messages of which the fastest says how far the clocks are apart."""
-CLOSEST = 0.985
-"""The part of the usual step between two calls of a task when the first went out late: else the next would be early."""
+CLOSEST, CATCHING_UP = 0.985, 0.6
+"""The part of the usual step between two calls of a task when the first went out late: at an API that refuses calls for
+coming early, and at others, where calls may make up for the time."""
+STRICT = 10.0
+"""Seconds for which an API counts as such after it has refused a call that came early."""
 MOST_KEYS = 10_000
 """Keys whose last call is known."""
 APART = 0.002
@@ -48,9 +51,13 @@ MORE = 1.25
 
 
 class CallToken(NamedTuple):
-    """A token in use: until when a call may go out with it, by this machine's clock."""
+    """A token in use: until when a call may go out with it, by this machine's clock.
+
+    `early`: the call before it was less than a step away.
+    """
 
     until: float
+    early: bool = False
 
 
 class LeaseClient:
@@ -144,6 +151,7 @@ class LeaseClient:
         seconds: float = 0.0,
         timeout: bool = False,
         key: str = "",
+        early: bool = False,
     ) -> None:
         """Note how the attempt ended for which a token was taken.
 
@@ -157,6 +165,7 @@ class LeaseClient:
             seconds: How long the attempt took.
             timeout: The attempt ended because it took too long.
             key: The key that the token was for.
+            early: The token was used early after the one before.
         """
         tokens = self._tokens
         tokens.out -= 1
@@ -170,6 +179,8 @@ class LeaseClient:
         if pause is not None:
             tokens.count("asking", 1)
             tokens.note("pause", max(pause, tokens.pause or 0.0))
+        if throttled and early:
+            tokens.keep_apart(self._loop.time() + STRICT)
         if throttled and self._keyed:
             tokens.refused(key)
         if self._waiting:
@@ -405,6 +416,7 @@ class TaskTokens:
         self._runs: deque[TokenRun] = deque()
         self._last_use: dict[str, float] = {}
         """When the last token of each key was used, where tokens are held."""
+        self._strict_until = -inf
         self._held = 0
         self._received = self._number = 0
         self._lives = 0.0
@@ -426,11 +438,16 @@ class TaskTokens:
                 self._lapse(now)
                 return self.take(now, rows, key)
             if run.rows >= rows:
-                token = CallToken(run.first + run.lives)
+                early = now < self._last_use.get(key, 0.0) + run.step * CLOSEST
+                token = CallToken(run.first + run.lives, early)
                 self.note_use(now, key)
                 self._use(run)
                 return token
         return None
+
+    def keep_apart(self, until: float) -> None:
+        """Let no call make up for time until a moment: the API refuses calls that come early."""
+        self._strict_until = until
 
     def note_use(self, now: float, key: str) -> None:
         """Note that a token of a key is used now: the next call is kept apart from this one."""
@@ -449,7 +466,9 @@ class TaskTokens:
         """Return when the next token of a run may be used: calls stay apart when one goes out late."""
         if run.step < APART:
             return run.first
-        return max(run.first, self._last_use.get(run.key, 0.0) + run.step * CLOSEST)
+        last_use = self._last_use.get(run.key, 0.0)
+        closest = CLOSEST if last_use < self._strict_until else CATCHING_UP
+        return max(run.first, last_use + run.step * closest)
 
     def give(self, runs: Iterable[Run], offset: float) -> None:
         """Add tokens; `offset` is by how much this machine's clock is ahead of the driver's."""
