@@ -403,23 +403,6 @@ def test_jobs_wait_until_a_key_may_be_called_again(clock: Clock) -> None:
     assert tasks.received["b"] == 1
 
 
-def test_tasks_that_send_late_leave_more_of_the_limit(clock: Clock) -> None:
-    """The driver knows how late calls go out; the API sees those of a moment in which all stood still at once."""
-
-    def got(late: float) -> int:
-        tasks = Tasks(Coordinator(limited(200), clock), "a", "b")
-        for turn in range(200):
-            if turn == 100:
-                before = sum(tasks.received.values())
-            for who in ("a", "b"):
-                tasks.say(who, wants=1000, late=late)
-            clock.now += 0.05
-        return sum(tasks.received.values()) - before
-
-    assert got(0.004) >= 0.975 * 1000
-    assert 0.94 * 1000 <= got(0.05) <= 0.955 * 1000
-
-
 @pytest.mark.parametrize(("said", "kept"), [(2.0, 2.0), (1e9, 300.0), (0.0, 0.0)])
 def test_retry_after_stops_all_but_not_for_ever(clock: Clock, said: float, kept: float) -> None:
     """Never earlier than was asked for; and an absurd number must not stop a table for years."""

@@ -10,9 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router_rest.rate_limit.client import SILENT, TICK, CallToken, Gone, LeaseClient, Leave
+from router_rest.rate_limit.client import (
+    CATCHING_UP,
+    CLOSEST,
+    SILENT,
+    TICK,
+    CallToken,
+    Gone,
+    LeaseClient,
+    Leave,
+    TaskTokens,
+)
 from router_rest.rate_limit.protocol import Pace
-from router_rest.rate_limit.sliding_window import RateLimit
+from router_rest.rate_limit.sliding_window import RateLimit, Run
 from tests.rest.virtual import Api, World, simulate
 
 if TYPE_CHECKING:
@@ -43,20 +53,6 @@ def test_tasks_use_one_limit_together_and_keep_it(tasks: list[int]) -> None:
     assert len(api.arrivals) / (end - start) >= 930
     assert api.most_at_once <= 128
     assert world.messages < 2.2 * sum(tasks)
-
-
-def test_what_expires_unused_is_used_by_others() -> None:
-    """Where each sixth call comes too late for its token, a sixth of what is paid for would be lost."""
-    api = Api()
-
-    async def story() -> None:
-        world = World(Pace(ONE, 128), api)
-        await asyncio.gather(*(world.post([1] * 1500, in_flight=64, stalls=0.018) for _ in range(4)))
-
-    simulate(story())
-    seconds = api.arrivals[-1][0] - api.arrivals[0][0]
-    assert api.highest(1.0) <= 1000
-    assert len(api.arrivals) / seconds >= 900
 
 
 def test_a_task_is_as_fast_as_its_calls_in_flight() -> None:
@@ -145,8 +141,8 @@ def test_a_limit_that_is_cut_is_found(pace: Pace, retry_after: float | None) -> 
 
     begin = api.arrivals[0][0]
     assert api.rate(begin + 10, begin + 58) >= 400 * (0.93 if retry_after is None else 0.88)
-    # a pace is tried for two seconds before it is lowered further
-    assert api.rate(begin + 48, begin + 58, 429) <= 0.05 * 400
+    # 5 % are tolerated, and a higher pace is tried now and then
+    assert api.rate(begin + 48, begin + 58, 429) <= 0.06 * 400
 
 
 def test_a_limit_that_is_back_is_used() -> None:
@@ -299,3 +295,34 @@ def test_retries_come_from_the_budget_of_all() -> None:
     made = simulate(story())
     assert min(made) >= 10
     assert sum(made) <= 0.2 * 1000 + 10 * 13
+
+
+def next_opens_after_a_late_call(tokens: TaskTokens) -> float:
+    """Return how long after a call that went out 15 ms late the next one may."""
+    tokens.may(1, 10, 0)
+    tokens.give([Run(100.0, 0.02, 5, 1, 0.5)], 0.0)
+    assert tokens.take(100.015) is not None
+    due = tokens.due(100.015)
+    assert due is not None
+    return due - 100.015
+
+
+def test_calls_make_up_for_time_unless_the_api_wants_them_apart() -> None:
+    """nginx without a burst refuses a call that comes early; elsewhere a task that stood still would lose its share."""
+    catching_up, apart = TaskTokens(), TaskTokens()
+    apart.keep_apart(200.0)
+
+    assert next_opens_after_a_late_call(catching_up) == pytest.approx(CATCHING_UP * 0.02)
+    assert next_opens_after_a_late_call(apart) == pytest.approx(CLOSEST * 0.02)
+
+
+def test_a_token_knows_that_it_is_early() -> None:
+    tokens = TaskTokens()
+    next_opens_after_a_late_call(tokens)
+
+    early, in_time = tokens.take(100.03), tokens.take(100.05)
+
+    assert early is not None
+    assert early.early
+    assert in_time is not None
+    assert not in_time.early

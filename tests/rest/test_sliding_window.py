@@ -69,47 +69,6 @@ def test_no_window_holds_more_than_its_limit(
             assert most_in(rows_used, limit.seconds) <= limit.rows
 
 
-@given(st.lists(LIMITS, min_size=1, max_size=3), QUESTIONS, st.data())
-def test_no_window_holds_more_when_unused_tokens_come_back(
-    limits: list[RateLimit], questions: list[tuple[float, int, int, float, float | None]], data: st.DataObject
-) -> None:
-    """A token that comes back late, or is given back as another one's, must not become a second call."""
-    windows, now = SlidingWindows(limits, SHARE), 50.0
-    used: list[tuple[float, int]] = []
-    unused: list[tuple[float, float, int, int]] = []
-    most_rows = min((int(one.rows) for one in limits if one.rows is not None), default=6)
-    for wait, many, rows, factor, _ in questions:
-        now += wait
-        windows.spare(data.draw(st.sampled_from([0.0, 0.03, 1.0])))
-        for back in [one for one in unused if one[0] <= now]:
-            unused.remove(back)
-            windows.refund(*back[1:])
-        size = min(rows, most_rows)
-        run = windows.deal(now, now + 0.1, calls=many, rows=size, factor=factor)
-        for when in tokens(run) if run else ():
-            last_use = when + run.lives
-            if data.draw(st.booleans()):
-                used.append((data.draw(st.sampled_from([when, last_use])), size))
-            else:  # told at once, or after it has left every window
-                told = now + data.draw(st.sampled_from([0.0, 0.2, 3.0]))
-                unused.append((told, last_use, 1, size))
-
-    for limit in limits:
-        if limit.calls is not None:
-            assert most_in([(when, 1) for when, _ in used], limit.seconds) <= limit.calls
-        if limit.rows is not None:
-            assert most_in(used, limit.seconds) <= limit.rows
-
-
-def test_more_of_a_limit_stays_unused_where_calls_are_late() -> None:
-    """Calls of many tasks that stand still together come together: the second after that has more of them."""
-    prompt, late = (SlidingWindows([RateLimit(200, None, 1.0)], SHARE) for _ in range(2))
-    late.spare(60.0)
-
-    assert len(all_of(prompt, 10.0)) >= 0.975 * 2000
-    assert 0.94 * 2000 <= len(all_of(late, 10.0)) <= 0.951 * 2000
-
-
 def all_of(windows: SlidingWindows, seconds: float, rows: int = 1) -> list[float]:
     """Return the tokens that a task gets that always wants more."""
     dealt, now = [], 0.0

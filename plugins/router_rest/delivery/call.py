@@ -354,7 +354,8 @@ class Delivery:
                 call.doubtful = frozenset(call.offsets)
             raise
         finally:
-            self.lease.saw(**saw, key=call.limit)  # once for each token, whatever happens: it counts what is in flight
+            # once for each token, whatever happens: it counts what is in flight
+            self.lease.saw(**saw, key=call.limit, early=token.token.early)
         call.attempts += 1
         return attempt
 

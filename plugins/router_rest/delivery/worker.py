@@ -36,6 +36,7 @@ from router_rest.delivery.receipts import (
 )
 from router_rest.http_client.client import HttpClient
 from router_rest.rate_limit.client import LeaseClient, LeaseEnded
+from router_rest.rate_limit.timers import run_with_precise_timers
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -111,7 +112,7 @@ def _run(job: TaskJob, feed: Feed) -> None:
     """Make the calls of a task, in a thread of its own."""
     try:
         with suppress(Broken):
-            asyncio.run(_send(job, feed))
+            run_with_precise_timers(_send(job, feed))
     except BaseException as error:
         feed.failed = error
     finally:

@@ -43,13 +43,13 @@ TOLERATED = 0.05
 """The part of the calls that may be refused before the pace is lowered."""
 PERIOD = 2.0
 """Seconds for which calls are counted before they say something of the pace."""
-FEWEST_CALLS = 100
+FEWEST_CALLS = 300
 """Calls of a period: of fewer a share says little, so that it lasts longer."""
 SETTLING = 0.3
 """Seconds after a change in which answers do not count: their calls went out at the pace before."""
 STEP = 0.9
 """The pace of a try, as a part of the pace before."""
-SAME = 0.97
+SAME = 0.96
 """Accepted calls that fell by less than this did not fall with the pace."""
 FIRST_WAIT, LONGEST_WAIT = 10.0, 160.0
 """Seconds before the next try: twice as long each time one fails."""

@@ -12,7 +12,7 @@ from collections import Counter, deque
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
-from math import ceil, floor
+from math import ceil, floor, inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
@@ -36,26 +36,28 @@ BEATS = 10
 SILENT = 100
 """Ticks without a message, after which the driver counts as gone; a blocked loop is one."""
 SAMPLES = 256
-"""Messages by which the clocks are compared."""
-CLOSEST = 0.9
-"""The part of the usual step between two calls of a task when the first went out late: else the next would be early."""
+"""Messages of which the fastest says how far the clocks are apart."""
+CLOSEST, CATCHING_UP = 0.985, 0.6
+"""The part of the usual step between two calls of a task when the first went out late: at an API that refuses calls for
+coming early, and at others, where calls may make up for the time."""
+STRICT = 10.0
+"""Seconds for which an API counts as such after it has refused a call that came early."""
 MOST_KEYS = 10_000
 """Keys whose last call is known."""
-TIMER = 0.001
-"""Seconds by which a timer of the loop may be late; calls so close to each other are not kept apart."""
+APART = 0.002
+"""Seconds between two calls: closer ones are not kept apart, for servers count milliseconds."""
 MORE = 1.25
 """Tokens to ask for ahead, as a multiple of those expected to be used, while tokens live long."""
 
 
 class CallToken(NamedTuple):
-    """A token in use: since when a call could have gone out with it, and until when it may, by this machine's clock.
+    """A token in use: until when a call may go out with it, by this machine's clock.
 
-    `last_use`: until when by the driver's.
+    `early`: the call before it was less than a step away.
     """
 
-    since: float
     until: float
-    last_use: float
+    early: bool = False
 
 
 class LeaseClient:
@@ -81,7 +83,8 @@ class LeaseClient:
         self._ended: LeaseEnded | None = None
         self._waiting: deque[WaitingCall] = deque()
         self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._clocks = ClockComparison()
+        self._ahead: deque[float] = deque(maxlen=SAMPLES)
+        """By how much this machine's clock was ahead of the driver's, by each of the last messages."""
         self._said = 0.0
         self._saying: asyncio.TimerHandle | None = None
         self._waking: asyncio.TimerHandle | None = None
@@ -93,15 +96,15 @@ class LeaseClient:
         """Connect to the driver as one of its tasks. Raises Gone."""
         reached = await reach(address, sink)
         lease = cls(reached.reader, reached.writer, reached.channel, sized=reached.sized, keyed=reached.keyed)
-        lease.watch(reached.now, reached.asked)
+        lease.watch(reached.now)
         return lease
 
-    def watch(self, now: float, asked: float | None = None) -> None:
+    def watch(self, now: float) -> None:
         """Begin to read the driver's messages and to send reports.
 
-        `now` is the time by the driver's clock when it answered what was `asked` at a moment of this one.
+        `now` is the time by the driver's clock.
         """
-        self._clocks.heard(self._loop.time(), now, asked)
+        self._ahead.append(self._loop.time() - now)
         self._tasks = [asyncio.ensure_future(self._listen()), asyncio.ensure_future(self._tick())]
 
     async def token(self, rows: int = 1, key: str = "") -> CallToken:
@@ -116,7 +119,7 @@ class LeaseClient:
             token = await self._wait(rows, key)
         elif self._tokens.low:
             self._say_soon()
-        return token._replace(since=max(now, token.since))
+        return token
 
     async def again(self, rows: int = 1, key: str = "") -> CallToken:
         """Wait for another token: a call is sent once more. Raises Leave or Gone, and keeps the old token then."""
@@ -131,11 +134,8 @@ class LeaseClient:
 
     async def in_time(self, token: CallToken, rows: int = 1, key: str = "") -> CallToken:
         """Return the token if it is good now, else wait for another one. Raises Leave or Gone, and keeps it then."""
-        while (now := self._loop.time()) > token.until:
-            self._tokens.late(now - token.since)
-            expired, token = token, await self.again(rows, key)
-            self._tokens.unused(expired.last_use, 1, rows)
-        self._tokens.late(now - token.since)
+        while self._loop.time() > token.until:
+            token = await self.again(rows, key)
         return token
 
     def saw(
@@ -150,6 +150,7 @@ class LeaseClient:
         seconds: float = 0.0,
         timeout: bool = False,
         key: str = "",
+        early: bool = False,
     ) -> None:
         """Note how the attempt ended for which a token was taken.
 
@@ -163,6 +164,7 @@ class LeaseClient:
             seconds: How long the attempt took.
             timeout: The attempt ended because it took too long.
             key: The key that the token was for.
+            early: The token was used early after the one before.
         """
         tokens = self._tokens
         tokens.out -= 1
@@ -176,6 +178,8 @@ class LeaseClient:
         if pause is not None:
             tokens.count("asking", 1)
             tokens.note("pause", max(pause, tokens.pause or 0.0))
+        if throttled and early:
+            tokens.keep_apart(self._loop.time() + STRICT)
         if throttled and self._keyed:
             tokens.refused(key)
         if self._waiting:
@@ -274,7 +278,7 @@ class LeaseClient:
         self._said = self._loop.time()
         named = self._sized or self._keyed
         report = self._tokens.report(self._said, [(one.rows, one.key) for one in self._waiting], sized=named)
-        self._write({"report": report.message(), "at": self._said})
+        self._write({"report": report.message()})
 
     def _write(self, message: Mapping[str, Any]) -> None:
         if not self._writer.transport.is_closing():
@@ -298,7 +302,7 @@ class LeaseClient:
             while line := await self._reader.readline():
                 self._quiet = 0
                 message = self._channel.open(line)
-                self._clocks.heard(self._loop.time(), message["now"], message.get("at"))
+                self._ahead.append(self._loop.time() - message["now"])
                 if "grant" in message:
                     self._granted(Grant.read(message["grant"]))
                 if "credentials" in message:
@@ -316,7 +320,8 @@ class LeaseClient:
         if grant.state == "leave":
             self._end(Leave(grant.again))
             return
-        tokens.give(grant.runs, self._clocks.ahead, self._clocks.doubt)
+        # The fastest message says best how far the clocks are apart: with it no token is used too early.
+        tokens.give(grant.runs, min(self._ahead))
         self._serve()
         if tokens.low or (self._waiting and tokens.cap > cap):
             self._say_soon()
@@ -382,33 +387,6 @@ class HeldToken:
         self.token = await self.lease.in_time(self.token, self.rows, self.key)
 
 
-class ClockComparison:
-    """How far this machine's clock is ahead of the driver's: of all messages those that were fastest say it best.
-
-    A message that comes bounds it from above by the time since it was sent, one that was answered from below.
-    """
-
-    def __init__(self) -> None:
-        self._above: deque[float] = deque(maxlen=SAMPLES)
-        self._below: deque[float] = deque(maxlen=SAMPLES)
-
-    def heard(self, now: float, theirs: float, asked: float | None = None) -> None:
-        """Note a message that was sent at `theirs` by the driver's clock, after it got one that was sent at `asked`."""
-        self._above.append(now - theirs)
-        if asked is not None:
-            self._below.append(asked - theirs)
-
-    @property
-    def ahead(self) -> float:
-        """Return by how much this clock is ahead at most: a token is never used too early by it."""
-        return min(self._above)
-
-    @property
-    def doubt(self) -> float:
-        """Return by how much it may be less."""
-        return max(0.0, self.ahead - max(self._below)) if self._below else 0.0
-
-
 @dataclass
 class TokenRun:
     """The rest of a run of tokens, on this machine's clock."""
@@ -419,8 +397,6 @@ class TokenRun:
     rows: int
     lives: float
     key: str
-    ahead: float
-    """By how much this clock was taken to be ahead of the driver's."""
 
 
 class TaskTokens:
@@ -439,6 +415,7 @@ class TaskTokens:
         self._runs: deque[TokenRun] = deque()
         self._last_use: dict[str, float] = {}
         """When the last token of each key was used, where tokens are held."""
+        self._strict_until = -inf
         self._held = 0
         self._received = self._number = 0
         self._lives = 0.0
@@ -460,14 +437,23 @@ class TaskTokens:
                 self._lapse(now)
                 return self.take(now, rows, key)
             if run.rows >= rows:
-                until = run.first + run.lives
-                token = CallToken(run.first, until, until - run.ahead)
-                if len(self._last_use) >= MOST_KEYS:
-                    self._last_use.clear()
-                self._last_use[key] = now
+                early = now < self._last_use.get(key, 0.0) + run.step * CLOSEST
+                token = CallToken(run.first + run.lives, early)
+                # Not when the call is written: what lies between, some 0.5 ms each time, would add up to lost tokens.
+                self.note_use(now, key)
                 self._use(run)
                 return token
         return None
+
+    def keep_apart(self, until: float) -> None:
+        """Let no call make up for time until a moment: the API refuses calls that come early."""
+        self._strict_until = until
+
+    def note_use(self, now: float, key: str) -> None:
+        """Note that a token of a key is used now: the next call is kept apart from this one."""
+        if len(self._last_use) >= MOST_KEYS:
+            self._last_use.clear()
+        self._last_use[key] = now
 
     def due(self, now: float) -> float | None:
         """Return when the next token can be used; None: there is none, or no call may be in flight now."""
@@ -478,14 +464,16 @@ class TaskTokens:
 
     def _opens(self, run: TokenRun) -> float:
         """Return when the next token of a run may be used: calls stay apart when one goes out late."""
-        apart = run.step * CLOSEST - TIMER
-        return run.first if apart <= 0 else max(run.first, self._last_use.get(run.key, 0.0) + apart)
+        if run.step < APART:
+            return run.first
+        last_use = self._last_use.get(run.key, 0.0)
+        closest = CLOSEST if last_use < self._strict_until else CATCHING_UP
+        return max(run.first, last_use + run.step * closest)
 
-    def give(self, runs: Iterable[Run], offset: float, doubt: float = 0.0) -> None:
-        """Add tokens; `offset` is by how much this machine's clock is ahead of the driver's, `doubt` how much less."""
+    def give(self, runs: Iterable[Run], offset: float) -> None:
+        """Add tokens; `offset` is by how much this machine's clock is ahead of the driver's."""
         for run in runs:
-            lives = max(run.lives - doubt, run.lives / 2)
-            self._runs.append(TokenRun(run.first + offset, run.step, run.calls, run.rows, lives, run.key, offset))
+            self._runs.append(TokenRun(run.first + offset, run.step, run.calls, run.rows, run.lives, run.key))
             self._held += run.calls
             self._received += run.calls
             self._lives = run.lives
@@ -500,8 +488,6 @@ class TaskTokens:
     def drop(self) -> None:
         """Drop all tokens."""
         self.count("lapsed", self._held)
-        for run in self._runs:
-            self._give_back(run, run.calls)
         self._runs.clear()
         self._held = 0
 
@@ -522,16 +508,6 @@ class TaskTokens:
     def note(self, name: str, value: Any) -> None:
         """Set a value of the next report."""
         self._counts[name] = value
-
-    def late(self, seconds: float) -> None:
-        """Note by how much a call went out later than it might."""
-        if seconds > self._counts.get("late", 0.0):
-            self.note("late", seconds)
-
-    def unused(self, last_use: float, calls: int, rows: int) -> None:
-        """Note tokens that were not used, and after what time, by the driver's clock, none of them could be."""
-        last, more, of_them = self._counts.get("unused", (last_use, 0, 0))
-        self.note("unused", (min(last, last_use), more + calls, of_them + rows))
 
     def refused(self, key: str) -> None:
         """Note a key whose call was refused: the first few say whether it is one key or many."""
@@ -609,16 +585,12 @@ class TaskTokens:
             late = now - run.lives - run.first
             if late > 0:
                 gone = min(run.calls, floor(late / run.step) + 1) if run.step else run.calls
-                self._give_back(run, gone)
                 run.first += gone * run.step
                 run.calls -= gone
                 self._held -= gone
         if self._held < before:
             self.count("lapsed", before - self._held)
             self._runs = deque(run for run in self._runs if run.calls)
-
-    def _give_back(self, run: TokenRun, calls: int) -> None:
-        self.unused(run.first + run.lives - run.ahead, calls, calls * run.rows)
 
 
 WITHIN = 10.0
@@ -650,15 +622,14 @@ class Gone(LeaseEnded):
 class DriverConnection:
     """A connection to the driver on which both sides have proved that they know the secret.
 
-    `now`: the time by the driver's clock, as it answered what was `asked` at a moment of this one. `sized`: rows are
-    limited, so the driver needs to know how many a call has; `keyed`: each key is.
+    `now`: the time by the driver's clock. `sized`: rows are limited, so the driver needs to know how many a call has;
+    `keyed`: each key is.
     """
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     channel: SecureChannel
     now: float
-    asked: float
     sized: bool
     keyed: bool
 
@@ -687,9 +658,8 @@ async def _introduced(
     theirs, own = str(json.loads(await reader.readline())["nonce"]), nonce()
     channel = SecureChannel(address.secret, "task", theirs, own)
     sealed = channel.seal({"limit": address.name, "sink": sink}).decode().strip()
-    asked = asyncio.get_running_loop().time()
     writer.write(json.dumps({"nonce": own, "sealed": sealed}).encode() + b"\n")
     answer = channel.open(await reader.readline())
     if "refused" in answer:
         raise Gone(f"sink {sink}: {answer['refused']}")
-    return DriverConnection(reader, writer, channel, answer["now"], asked, answer["sized"], answer["keyed"])
+    return DriverConnection(reader, writer, channel, answer["now"], answer["sized"], answer["keyed"])

@@ -49,14 +49,6 @@ CREDIT = 16
 """Unused retries that a task may have at a time."""
 SOON = 2.0
 """Seconds: RateLimit headers about a shorter time are those of a bucket that is refilled all the time; ignore them."""
-LATE_SINCE = 5.0
-"""Seconds for which a call that went out late counts."""
-LATEST = 1.0
-"""Seconds that a task is taken to send late until it has shown otherwise: it starts together with others."""
-UNKNOWN_FOR = 2.0
-"""Seconds from a task's start until it has shown that."""
-SPARE_OF_LATE = 2.0
-"""Seconds of a limit that stay unused for each second by which calls are late: more is late than tasks can see."""
 SETTLED = 0.01
 """Seconds between two adjustments of the tasks' calls in flight."""
 
@@ -98,8 +90,6 @@ class Coordinator:
         self._hold = False
         self._used_up = -inf
         """Until then all keys that tasks asked for had used up their limits."""
-        self._late: dict[int, float] = {}
-        """By how much calls went out late, by the second until which that counts."""
         self._settled, self._unsettled = -inf, False
         self._drafts: dict[str, GrantDraft] = {}
         self._caps: dict[str, tuple[int, int]] = {}
@@ -107,7 +97,6 @@ class Coordinator:
     def enter(self, who: str) -> None:
         """Begin to serve a task."""
         self._tasks[who] = TaskState(self._clock())
-        self._note_late(self._clock() + UNKNOWN_FOR, LATEST)
         self._turns.append(who)
         self._concurrency.enter(who)
         self._settled = -inf
@@ -131,9 +120,6 @@ class Coordinator:
             self.totals[name] += getattr(report, name)
         task.ended += report.ok + report.throttled + report.failed + report.lapsed
         task.credit -= report.retried
-        self._note_late(now + LATE_SINCE, report.late)
-        if report.unused is not None and isinstance(self.windows, SlidingWindows):
-            self.windows.refund(*report.unused)
         task.wants = task.beyond(report)
         demand = report.out + max(report.waiting, sum(many for _, many, *_ in report.wants))
         self._unsettled = True
@@ -147,7 +133,6 @@ class Coordinator:
         """Return the grants that tasks are to get now, by task."""
         now = self._clock()
         self._allow(now)
-        self._spare(now)
         if self._hold:
             self._hold = False
             for who in self._tasks:
@@ -175,15 +160,6 @@ class Coordinator:
         if self._circuit.since is not None:
             again = max(again, self._circuit.next_probe())
         return Outlook(self._circuit.since is not None, again - now, len(self._tasks))
-
-    def _note_late(self, until: float, seconds: float) -> None:
-        """Note by how much a call was late, and until which moment that counts."""
-        self._late[ceil(until)] = max(seconds, self._late.get(ceil(until), 0.0))
-
-    def _spare(self, now: float) -> None:
-        """Leave as much of the limits unused as calls are late by now."""
-        self._late = {until: late for until, late in self._late.items() if until > now}
-        self.windows.spare(SPARE_OF_LATE * max(self._late.values(), default=0.0))
 
     def _learn(self, now: float, report: TaskReport) -> None:
         """Adapt the circuit breaker, the rate and the concurrency to the results of calls."""

@@ -49,7 +49,6 @@ class KeyedWindows:
         self._limits, self._share, self._most = tuple(limits), share, most
         self._kept: OrderedDict[str, SlidingWindows] = OrderedDict()
         self._forgotten: dict[int, ForgottenKeys] = {}
-        self._spared = 0.0
         self.paced = any(one.seconds <= SHORT for one in self._limits)
         self.sized = any(one.rows is not None for one in self._limits)
 
@@ -65,7 +64,6 @@ class KeyedWindows:
             if len(self._kept) > self._most:
                 self._forget(now, *self._kept.popitem(last=False))
         self._kept.move_to_end(key)
-        found.spare(self._spared)
         return found
 
     def next(self, now: float, rows: int) -> float:
@@ -75,10 +73,6 @@ class KeyedWindows:
     def used_share(self, now: float) -> float | None:
         """Return nothing: each key has its own limit."""
         return None
-
-    def spare(self, seconds: float) -> None:
-        """Leave so many seconds of each short window unused, for calls that go out late."""
-        self._spared = seconds
 
     def succeed(self, before: KeyedWindows | SlidingWindows) -> None:
         """Take over the counts of windows of the same length, so that a restated limit does not begin at zero."""

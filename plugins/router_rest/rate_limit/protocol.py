@@ -34,7 +34,7 @@ class Pace:
     """The pace at which an API may be called, by all tasks of all sinks that share the limit together.
 
     `share` is the part of each limit that is used at most; the rest allows for calls that arrive earlier or later than
-    planned, and is more while tasks send late.
+    planned.
     """
 
     limits: tuple[RateLimit, ...] = ()
@@ -76,10 +76,6 @@ class TaskReport:
     """Of those that failed."""
     lapsed: int = 0
     """Tokens that expired unused."""
-    unused: tuple[float, int, int] | None = None
-    """Of these the calls and rows that may be had again, and after what time none could be used, by the driver."""
-    late: float = 0.0
-    """The longest time from when a call might be sent to when it was, seconds."""
     retried: int = 0
     """Of those sent."""
     denied: int = 0
@@ -112,13 +108,12 @@ class TaskReport:
     @classmethod
     def read(cls, message: Mapping[str, Any]) -> TaskReport:
         """Read a message; leave out times from the API's headers that are no finite numbers."""
-        left, pause, unused = message.get("left"), message.get("pause"), message.get("unused")
+        left = message.get("left")
+        pause = message.get("pause")
         numbers = {name: message[name] for name in COUNTS if name in message}
         return cls(
             **numbers,
             seconds=message.get("seconds", 0.0),
-            late=message.get("late", 0.0),
-            unused=(unused[0], max(0, unused[1]), max(0, unused[2])) if unused else None,
             pause=pause if pause is not None and _is_time(pause) else None,
             refused_keys=tuple(message.get("refused_keys", ())),
             left=(left[0], left[1]) if left and all(map(_is_time, left)) else None,

@@ -348,8 +348,6 @@ class TaskSession:
         self.who = who
         self.sink = sink
         self.heard = asyncio.get_running_loop().time()
-        self.asked: float | None = None
-        """When the task sent its last message, by its clock."""
         self._writer = writer
         self._channel = channel
 
@@ -360,7 +358,7 @@ class TaskSession:
             transport.abort()
         elif not transport.is_closing():
             now = asyncio.get_running_loop().time()
-            transport.write(self._channel.seal({**message, "now": now, "at": self.asked}))
+            transport.write(self._channel.seal({**message, "now": now}))
 
     def open(self, line: bytes) -> Any:
         """Return the message of a line. Raises ValueError for a line that this task has not sealed."""
@@ -400,7 +398,6 @@ class LimitSessions:
             while line := await reader.readline():
                 session.heard = loop.time()
                 message = session.open(line)
-                session.asked = message.get("at", session.asked)
                 if "report" in message:
                     self.coordinator.receive(session.who, TaskReport.read(message["report"]))
                     self._deal_at(session.heard)

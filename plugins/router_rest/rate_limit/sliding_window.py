@@ -5,7 +5,7 @@ Pure: the caller gives the time. Every token is for a moment, and tokens are giv
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import insort
 from dataclasses import dataclass
 from math import floor, inf
 from typing import TYPE_CHECKING
@@ -20,17 +20,11 @@ SHORT = 5.0
 LOOSE = 0.1
 """Seconds that a token lives while less than half of every limit is used."""
 FEW = 0.005
-"""The part of a limit whose tokens may live so long at a time, or be made up for: APIs take small bursts."""
+"""The part of a limit whose tokens may live so long at a time: APIs take small bursts."""
 LATE = 0.75
 """The part of a limit's slack by which a token may be used late; the rest is for lumps and for the network."""
 LUMPS = 0.2
 """The part of a limit's slack within which tokens count as one lump, of one moment: there are fewer to count."""
-BUNCH = 10
-"""Tokens that may be used in a bunch, because they live so long or make up for others: APIs take small bursts."""
-CATCH_UP = 0.75
-"""The part of the usual step between two calls while they make up for a few that did not go out."""
-SPARE = 0.95
-"""The part of a short limit that is used at least, however late calls go out."""
 GENTLE = 0.25
 """Seconds that a reduced pace adds between two calls at most: a tenth of 1 call per second would wait for ten."""
 
@@ -124,21 +118,6 @@ class SlidingWindow:
             self._opened = left
         insort(self._lumps, (left, cost))
 
-    def refund(self, last_use: float, cost: int) -> int:
-        """Take back tokens that were not used, of which none could be used after `last_use`; return how much.
-
-        They are taken off lumps that leave no later than they would have: a window in which this counts too little is
-        one in which the unused tokens still count, so none gets more than `most`.
-        """
-        left, at = cost, bisect_right(self._lumps, (last_use + self.seconds, inf))
-        while left and at:
-            at -= 1
-            leaves, one = self._lumps[at]
-            self._lumps[at] = leaves, one - min(one, left)
-            left -= min(one, left)
-        self._sum -= cost - left
-        return cost - left
-
     @property
     def empty_at(self) -> float:
         """Return when nothing counts any more."""
@@ -163,42 +142,21 @@ class Quota:
     def __init__(self, most: float, seconds: float, share: float) -> None:
         if most < 1:
             most, seconds = 1, seconds / most
-        self.share, self.slack = share, seconds / share - seconds
+        slack = seconds / share - seconds
         self.short = seconds <= SHORT
-        self.step = self.least = seconds / (most * share) if self.short else 0.0
-        """Seconds between two calls or rows, by now and at the least."""
-        self.owed = 0.0
-        """Seconds of tokens that nobody used, and that what follows makes up for by a shorter step."""
-        self.lives = min(LOOSE, self.slack * LATE) if self.short else LOOSE
+        self.step = seconds / (most * share) if self.short else 0.0
+        """Seconds between two calls or rows."""
+        self.lives = min(LOOSE, slack * LATE) if self.short else LOOSE
+        """Seconds for which a token may be used."""
         # the pace of a short limit leaves its slack unused; a long limit has no pace, its window is longer by the slack
-        self.window = SlidingWindow(floor(most), seconds if self.short else seconds / share, self.slack * LUMPS)
+        self.window = SlidingWindow(floor(most), seconds if self.short else seconds / share, slack * LUMPS)
         self.free = -inf
         """When the pace allows the next token."""
 
     def pace(self, cost: int, factor: float) -> float:
         """Return the seconds that `cost` takes at a part of the pace."""
-        whole = (CATCH_UP * self.least if self.owed > 0 else self.step) * cost
+        whole = self.step * cost
         return min(whole / factor, whole + GENTLE)
-
-    def spare(self, seconds: float) -> None:
-        """Leave so many seconds of each window unused, as far as `SPARE` allows, and what the share says at least."""
-        if self.short:
-            span = self.window.seconds
-            self.step = self.least * max(1.0, min((span + seconds) / (span + self.slack), self.share / SPARE))
-            slack = self.step * (span + self.slack) / self.least - span
-            few = min(LATE * slack, BUNCH * self.step)
-            self.lives = min(LOOSE, max(LATE * self.slack, few))
-
-    def refund(self, last_use: float, cost: int) -> None:
-        """Take back tokens that were not used; see `SlidingWindow.refund`."""
-        back = self.window.refund(last_use, cost)
-        if self.short:
-            bunch = max(1.0, FEW * self.window.most, min(BUNCH, self.slack / self.step))
-            self.owed = min(self.owed + back * self.step, bunch * self.step)
-
-    def take(self, cost: int) -> None:
-        """Note that tokens follow at this pace."""
-        self.owed = max(0.0, self.owed - (self.step - CATCH_UP * self.least) * cost)
 
 
 class SlidingWindows:
@@ -263,9 +221,10 @@ class SlidingWindows:
         step = max(own, *paces, 0.0)
         loose = self._loose(now, first)
         room = [(quota.window.most - quota.window.used(first)) // cost for quota, cost in self._costs(rows)]
-        if loose:
-            room += [floor(quota.window.most * FEW) // cost for quota, cost in self._costs(rows) if quota.short]
         fit = floor((until - first) / step) + 1 if step else calls
+        if loose:
+            # Few at a time: those that live so long can go out together.
+            room += [floor(quota.window.most * FEW) // cost for quota, cost in self._costs(rows) if quota.short]
         run = Run(first, step, max(1, min(calls, fit, *room)), rows, LOOSE if loose else self._lives)
         self._take(run, paces, own)
         return run
@@ -275,17 +234,6 @@ class SlidingWindows:
         for quotas, cost in ((self._calls, calls), (self._rows, rows)):
             for quota in quotas if cost else ():
                 quota.window.take(at, cost)
-
-    def refund(self, last_use: float, calls: int, rows: int) -> None:
-        """Take back tokens that were not used, of which none could be used after `last_use`."""
-        for quotas, cost in ((self._calls, calls), (self._rows, rows)):
-            for quota in quotas:
-                quota.refund(last_use, cost)
-
-    def spare(self, seconds: float) -> None:
-        """Leave so many seconds of each short window unused, for calls that go out late."""
-        for quota in self._quotas:
-            quota.spare(seconds)
 
     def counted(self, now: float) -> tuple[float, list[tuple[float, int]]]:
         """Return when the pace allows the next token; of each window how long something counts, and how much."""
@@ -337,7 +285,6 @@ class SlidingWindows:
         self._last, self._free = last, last + own
         for (quota, cost), pace in zip(self._costs(run.rows), paces, strict=True):
             quota.free = last + pace
-            quota.take(run.calls * cost)
             lump = max(1, min(run.calls, floor(quota.window.grain / run.step) if run.step else run.calls))
             for done in range(0, run.calls, lump):
                 many = min(lump, run.calls - done)
