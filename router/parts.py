@@ -20,7 +20,7 @@ from router.columns import row
 from router.decoding import ArrowDecoding, decode_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     import pyarrow as pa
@@ -224,10 +224,10 @@ class ArrowDecoder(Decoder, ABC):
 
 def _decoding_task(
     decoding: ArrowDecoding, raw_columns: list[str]
-) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the function of one task, for mapInArrow: it keeps the raw columns and adds the decoded ones."""
 
-    def decode(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+    def decode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for records in batches:
             added = decode_batch(records, decoding)
             raw = records.select(raw_columns)
