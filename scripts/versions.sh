@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run the tests that need no Kafka with another Python, Spark and Delta, in a virtual environment below .versions:
+# Run the tests with another Python, Spark and Delta, in a virtual environment below .versions:
 #   scripts/versions.sh PYTHON SPARK DELTA [ARGUMENT OF PYTEST...]
 # All other packages are those of constraints.txt. Safe to repeat: what is installed stays.
 set -euo pipefail
@@ -33,13 +33,13 @@ install() {
     say "Python $python, Spark $spark, Delta $delta in $home (about 700 MB, a few minutes) ..."
     "$found" -m venv --clear "$home"
     constraints >"$home/constraints.txt"
-    "$home/bin/python" -m pip install --quiet --disable-pip-version-check -c "$home/constraints.txt" -e '.[dev]'
+    .venv/bin/uv pip install --quiet --no-progress --python "$home/bin/python" -c "$home/constraints.txt" -e '.[dev]' ||
+        "$home/bin/python" -m pip install --quiet --disable-pip-version-check -c "$home/constraints.txt" -e '.[dev]'
     touch "$home/complete"
 }
 
 [ -e "$home/complete" ] && [ "$home/complete" -nt pyproject.toml ] || install
 export JAVA_HOME=${JAVA_HOME:-$(cat .venv/java-home)}
-say "Delta's and the Avro connector's jars of Spark $spark ..."
-"$home/bin/python" -m router.engine.spark.connectors avro >/dev/null || # a mirror may lack it: tests of Avro fail then
-    "$home/bin/python" -m router.engine.spark.connectors delta >/dev/null
-exec "$home/bin/python" -m pytest -m "not slow and not kafka" "$@"
+say "jars of Spark $spark ..."
+"$home/bin/python" -m router.engine.spark.connectors >/dev/null
+exec "$home/bin/python" -m pytest -n 2 --dist loadscope --no-loadscope-reorder -m "not slow" "$@"
