@@ -120,14 +120,15 @@ def test_reasons_are_bounded(board: StatusBoard, monkeypatch: pytest.MonkeyPatch
 
 def test_how_old_records_are_is_read_from_bronze(board: StatusBoard, reader: StatusFileReader, lake: Lake) -> None:
     """Without it nobody sees that rows of an hour ago come in now, for the lag is 0."""
+    now = datetime.now(timezone.utc)  # of the test: the tests before it may have taken minutes
     ages = [0.0, 3.0, 200.0, 200_000.0]
-    records = [{"timestamp": NOW - timedelta(seconds=age)} for age in ages]
+    records = [{"timestamp": now - timedelta(seconds=age)} for age in ages]
     work = staged(lake, "/bronze", "bronze.all", BRONZE_SCHEMA, [*records, {}])
     board.carried_out(manifest(work), {}, {})
     reader.read()
     freshness = board.snapshot().freshness
     assert freshness is not None
-    assert freshness.newest == pytest.approx(NOW.timestamp(), abs=0.001)
+    assert freshness.newest == pytest.approx(now.timestamp(), abs=0.001)
     assert freshness.counts[-2] == 4, "a record without a time has no age"
     by_bound = dict(zip(board_module.FRESHNESS_SECONDS, freshness.counts, strict=False))
     assert (by_bound[300.0], by_bound[86400.0]) == (3, 3)
