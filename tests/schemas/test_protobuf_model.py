@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 from google.protobuf import descriptor_pb2
-from pyspark.sql.pandas.types import to_arrow_type
 
+from router.spark_internals import arrow_type
 from router_schemas.protobuf.decode import MessageReader, decode, reader
 from router_schemas.protobuf.merge import MessageVersion, merge
 from router_schemas.protobuf.model import MOST
@@ -68,7 +68,7 @@ def test_the_two_types_are_one() -> None:
         Leaf=[Spec("x", 1, "google.protobuf.Struct")],
     )
 
-    assert to_arrow_type(found.spark_type, timestamp_utc=True).equals(found.type)
+    assert arrow_type(found.spark_type).equals(found.type)
 
 
 def test_a_message_that_contains_itself_ends_in_bytes() -> None:
