@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import to_arrow_type
+
+from router.spark_internals import arrow_type
 
 Values = st.SearchStrategy[Any]
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -23,7 +24,7 @@ def struct(**fields: T.DataType) -> T.StructType:
 
 def rows_of(columns: T.StructType, rows: list[dict[str, Any]]) -> pa.StructArray:
     """Return rows as tasks get them."""
-    return pa.array(rows, to_arrow_type(columns, timestamp_utc=True))
+    return pa.array(rows, arrow_type(columns))
 
 
 def whole(bits: int) -> Values:
