@@ -269,11 +269,11 @@ def as_dead_letters(refused: pa.Table, route: str, sink: str, batch: int) -> pa.
     columns["value"] = pa.array([_json(row) for row in refused.select(names).to_pylist()], pa.binary())
     columns["batch_id"] = pa.array([batch] * count, pa.int64())
     arrays = []
-    for field_ in DEAD_SCHEMA:
-        if field_.name in columns:
-            arrays.append(columns[field_.name].cast(field_.type))
+    for column in DEAD_SCHEMA:
+        if column.name in columns:
+            arrays.append(columns[column.name].cast(column.type))
         else:
-            arrays.append(pa.nulls(count, field_.type))
+            arrays.append(pa.nulls(count, column.type))
     return pa.Table.from_arrays(arrays, schema=DEAD_SCHEMA).combine_chunks().to_batches()[0]
 
 

@@ -340,9 +340,9 @@ class TableMerge:
         if self.work.keyed.columns or not self.checks:
             return self.rows
         absent = {}
-        for field_ in have:
-            if field_.name not in self.rows.columns:
-                absent[field_.name] = F.lit(None).cast(to_spark_type(field_.type))
+        for column in have:
+            if column.name not in self.rows.columns:
+                absent[column.name] = F.lit(None).cast(to_spark_type(column.type))
         complete_rows = self.rows.withColumns(absent)
         stays = ~F.col(DELETED)
         refusals = []
@@ -394,9 +394,9 @@ class TableMerge:
         names = keys_and_order(decision.have.empty_table(), decision.keyed).schema.names
         deletions = answered.filter(F.col(OP) == DELETION)
         columns = []
-        for field_ in deletions.select(*[quoted(name) for name in names]).schema:
-            kind = LongType() if isinstance(field_.dataType, IntegralType) else field_.dataType
-            columns.append(F.col(quoted(field_.name)).cast(kind).alias(field_.name))
+        for column in deletions.select(*[quoted(name) for name in names]).schema:
+            kind = LongType() if isinstance(column.dataType, IntegralType) else column.dataType
+            columns.append(F.col(quoted(column.name)).cast(kind).alias(column.name))
         rows = deletions.select(*columns, F.current_timestamp().alias(row_versions.DELETED_AT))
         append_by_spark(rows, f"{self.address}/{row_versions.DELETIONS}", once)
 

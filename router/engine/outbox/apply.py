@@ -355,7 +355,7 @@ def wants_opening(sink: Sink) -> bool:
 def opened(config: Config, spark: SparkSession, folder: Path, *, trial: bool = False) -> Config:
     """Return the configuration with its sinks prepared; the decoder must be prepared already. No job runs.
 
-    With `trial` they change nothing. Raises StartError with route and sink, and OSError if a service is unavailable: then
+    With `trial` they change nothing. Raises StartError with route and sink, and OSError if a service is unavailable:
     try again later.
     """
     if not any(wants_opening(sink) for route in config.routes for sink in route.sinks):
