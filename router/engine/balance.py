@@ -1,4 +1,4 @@
-"""The balance of a batch: where every record went, and the proof that none is missing.
+"""Count where every record of a batch went, and check that none is missing.
 
 Per source partition: read = decoded + failed + bare; decoded = matched somewhere + unmatched. Per route and sink:
 matched = landed + refused + dropped + quarantined. Per table: the rows its sink counted = the rows in the footers of
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("router")
 BRONZE = "/bronze"
-"""The key of bronze, where others are of a route and its sink."""
+"""The key of bronze; all others name a route and its sink."""
 SUMS = ("read", "failed", "bare", "unmatched", "unknown")
 KEYED = ("matched", "refused", "dropped", "violated", "landed", "rejected", "frozen", "quarantined")
 NAMED = 50

@@ -1,6 +1,6 @@
 """Store small files of the router's own next to a Spark checkpoint, in the folder `store`; each is written atomically.
 
-| folder | file | says |
+| folder | file | contains |
 |---|---|---|
 | `manifests/RUN` | BATCH.json | what a batch was decided to be, before anything of it is committed |
 | `applied/RUN` | BATCH.json | what sinks have applied of a batch, by sink, and the tables that have got rows by it |
@@ -90,7 +90,7 @@ class Manifest:
     counted. The configuration of a later start may be another one. `quarantined`: place (ROUTE/SINK/TABLE) ->
     why a table could not be written after all, so that the rows of its commit go to the quarantine. `lookups`: the
     version of each table that events were looked up in. `tries`: place -> how often the commit has failed for what can
-    never pass, where the rows have no quarantine of their own.
+    never pass, if the rows have no quarantine of their own.
     """
 
     batch: int

@@ -2,7 +2,7 @@
 
 Every record has an arrival: the run that read it first, and the batch. Bronze, dead letters and tables that keep one
 row per key store it, so that a record that is processed again keeps it. It orders the records of different partitions:
-their offsets say nothing about each other.
+their offsets cannot be compared.
 
 A source without offsets (files, Delta tables, any `format:`) gets them here: its records are numbered on from the last
 one in the ledger. A batch that is read again gets the same numbers, however many cores read it: the files of a batch

@@ -39,7 +39,7 @@ CONSUMER = {
 }
 """The options of a task's consumer that the configuration does not set.
 
-Before a task ends, its consumer asks for records beyond the last one, and Spark's question for the partition's range
+Before a task ends, its consumer requests records beyond the last one, and Spark's question for the partition's range
 waits behind that request: with Kafka's default of 500 ms, half a second per task of every batch that reaches the end
 of the topic. More than 500 records a poll and 1 MB a request take a third off the reading of a backlog.
 """

@@ -34,7 +34,7 @@ Conditions = dict[str, str]
 
 
 def with_violations(rows: DataFrame, schema: str, conditions: Conditions) -> DataFrame:
-    """Add the column `_violates` to rows of a table: the first condition that does not hold, also where it is null.
+    """Add the column `_violates` to rows of a table: the first condition that is false or null.
 
     `schema` is the table's, as Delta's JSON: columns that the rows lack are filled in as Delta does. A condition that
     cannot be analysed on them is left to Delta. Lazy.

@@ -474,7 +474,7 @@ class _Task:
     ) -> tuple[pa.RecordBatch, Numbers | None]:
         """Cast rows to the schema of a table that may not change, without the columns that it does not have.
 
-        Rows that lose a value by it are counted as frozen, or go to the quarantine where the sink has one. Without a
+        Rows that lose a value by it are counted as frozen, or go to the quarantine if the sink has one. Without a
         quarantine, a row with a value too wide for its column is a dead letter.
         """
         frozen = self.work.demands.frozen.get(target.place(table))

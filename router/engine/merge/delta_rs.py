@@ -1,7 +1,7 @@
 """Merge an outbox into its tables with delta-rs: one Spark job in which every task merges the tables it owns.
 
-A task holds the rows of one table at a time. A small outbox is merged by the same functions in the driver, where that
-is the only machine. A table that cannot be written does not stop the others.
+A task holds the rows of one table at a time. On one machine a small outbox is merged by the same functions in the
+driver. A table that cannot be written does not stop the others.
 """
 
 from __future__ import annotations

@@ -402,7 +402,7 @@ class TableMerge:
 
 
 def _column_or_null(frame: DataFrame, name: str, kind: Any) -> Column:
-    """Return a column, null where the frame does not have it."""
+    """Return a column, null if the frame lacks it."""
     column = F.lit(None)
     if name in frame.columns:
         column = F.col(quoted(name))
