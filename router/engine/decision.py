@@ -170,7 +170,7 @@ class BatchDecider:
 
         counted = partitions(landed.counts)
         self._stop_on(destination.faults(plan.layout, landed, counted), steps)
-        quarantined = set()
+        quarantined: set[str] = set()
         for partition in counted:
             quarantined.update(partition.quarantined)
         with steps.step("decide"):

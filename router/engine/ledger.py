@@ -403,9 +403,7 @@ def _endings(ledger: ds.Dataset, of_query: pc.Expression, batches: int) -> list[
         if latest is not None:
             rows = pa.concat_tables([latest, rows])
         latest = _latest(rows, batches)
-    if latest is None:
-        return []
-    return latest.to_pylist()
+    return latest.to_pylist() if latest is not None else []
 
 
 def _latest(ended: pa.Table, batches: int) -> pa.Table:

@@ -103,7 +103,7 @@ class Rows:
         offsets = batch.column("offset").to_numpy(zero_copy_only=False)
         self.of: list[Counts] = []
         for code, source in enumerate(self.sources):
-            # Most batches are of one source partition: they need no mask.
+            # A batch of one source partition needs no mask.
             source_offsets = offsets
             if len(self.sources) > 1:
                 source_offsets = offsets[self.codes == code]
