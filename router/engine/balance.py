@@ -1,4 +1,4 @@
-"""The balance of a batch: where every record went, and the proof that none is missing.
+"""Count where every record of a batch went, and check that none is missing.
 
 Per source partition: read = decoded + failed + bare; decoded = matched somewhere + unmatched. Per route and sink:
 matched = landed + refused + dropped + quarantined. Per table: the rows its sink counted = the rows in the footers of
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("router")
 BRONZE = "/bronze"
-"""The key of bronze, where others are of a route and its sink."""
+"""The key of bronze; all others name a route and its sink."""
 SUMS = ("read", "failed", "bare", "unmatched", "unknown")
 KEYED = ("matched", "refused", "dropped", "violated", "landed", "rejected", "frozen", "quarantined")
 NAMED = 50
@@ -62,21 +62,37 @@ class Partition:
 
 def partitions(counts: Iterable[dict[str, Any]]) -> tuple[Partition, ...]:
     """Add up the counts of tasks by source partition, sorted."""
-    found: dict[tuple[str, int], dict[str, Any]] = {}
+    sums: dict[tuple[str, int], dict[str, Any]] = {}
     for count in counts:
-        place = {name: count[name] for name in ("topic", "partition", "first", "last")}
-        blank = {**place, **{name: Counter() for name in KEYED}, **dict.fromkeys(SUMS, 0), "unknown_fields": {}}
-        have = found.setdefault((count["topic"], count["partition"]), blank)
-        have["first"] = min(have["first"], count["first"])
-        have["last"] = max(have["last"], count["last"])
+        source = (count["topic"], count["partition"])
+        if source not in sums:
+            sums[source] = _blank_sums(count)
+        partition_sums = sums[source]
+        partition_sums["first"] = min(partition_sums["first"], count["first"])
+        partition_sums["last"] = max(partition_sums["last"], count["last"])
         for name in SUMS:
-            have[name] += count.get(name, 0)
+            partition_sums[name] += count.get(name, 0)
         for name in KEYED:
-            have[name].update(count.get(name, {}))
-        add_named(have["unknown_fields"], count.get("unknown_fields", {}))
-    return tuple(
-        Partition(**{**found[key], **{name: dict(found[key][name]) for name in KEYED}}) for key in sorted(found)
-    )
+            partition_sums[name].update(count.get(name, {}))
+        add_named(partition_sums["unknown_fields"], count.get("unknown_fields", {}))
+    partitions_in_order = []
+    for source in sorted(sums):
+        partition_sums = sums[source]
+        # Counters only add up: what the manifest keeps are plain dictionaries.
+        for name in KEYED:
+            partition_sums[name] = dict(partition_sums[name])
+        partitions_in_order.append(Partition(**partition_sums))
+    return tuple(partitions_in_order)
+
+
+def _blank_sums(count: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a `Partition` for the source partition of a count, with nothing counted yet."""
+    blank: dict[str, Any] = {name: count[name] for name in ("topic", "partition", "first", "last")}
+    blank.update(dict.fromkeys(SUMS, 0))
+    for name in KEYED:
+        blank[name] = Counter()
+    blank["unknown_fields"] = {}
+    return blank
 
 
 def add_named(have: dict[str, int], more: Mapping[str, int]) -> None:
@@ -95,12 +111,13 @@ class UnknownFieldReport:
     def report(self, query: str, counted: tuple[Partition, ...]) -> None:
         """Log the fields that no batch has had before."""
         for name, count in sorted(keyed(counted, "unknown_fields").items()):
-            if name not in self.named and len(self.named) < NAMED:
-                self.named.add(name)
-                what = "%s: the schema lacks the field %s, which %d of %d records have; the ledger counts them"
-                log.info(what, query, name, count, total(counted, "read"))
-                if len(self.named) == NAMED:
-                    log.info("%s: the schema lacks %d fields by now; no other is named", query, NAMED)
+            if name in self.named or len(self.named) >= NAMED:
+                continue
+            self.named.add(name)
+            message = "%s: the schema lacks the field %s, which %d of %d records have; the ledger counts them"
+            log.info(message, query, name, count, total(counted, "read"))
+            if len(self.named) == NAMED:
+                log.info("%s: the schema lacks %d fields by now; no other is named", query, NAMED)
 
 
 def total(counted: Iterable[Partition], kind: str) -> int:
@@ -124,40 +141,52 @@ def imbalances(
     The two sides of each comparison come from different places: labels of the plan, counts made while rows are
     sorted, and the footers of the files.
     """
-    in_files: Counter[str] = Counter()
-    for file in files:
-        in_files[file.target] += file.rows
-    found = [sentence for partition in counted for sentence in _partition(layout, partition)]
-    landed, rejected, refused = (keyed(counted, kind) for kind in ("landed", "rejected", "refused"))
+    sentences = []
+    for partition in counted:
+        sentences += _imbalances_of_partition(layout, partition)
+
+    landed = keyed(counted, "landed")
     expected = {target.key: landed[target.key] for target in layout.all_targets}
     if layout.bronze:
         expected[BRONZE] = total(counted, "read") - keyed(counted, "dropped")[BRONZE]
-    dead = total(counted, "failed") + sum(rejected.values()) + sum(refused.values())
-    expected["/dead_letters"] = dead + (total(counted, "unmatched") if unmatched_are_dead else 0)
+    dead = total(counted, "failed") + keyed(counted, "rejected").total() + keyed(counted, "refused").total()
+    if unmatched_are_dead:
+        dead += total(counted, "unmatched")
+    expected["/dead_letters"] = dead
+
+    in_files: Counter[str] = Counter()
+    for file in files:
+        in_files[file.target] += file.rows
     for key in sorted(expected.keys() | in_files.keys()):
-        if expected.get(key, 0) != in_files[key]:
-            found.append(f"{key}: {expected.get(key, 0)} rows counted, {in_files[key]} rows in its files")
-    return found
+        rows = expected.get(key, 0)
+        if rows != in_files[key]:
+            sentences.append(f"{key}: {rows} rows counted, {in_files[key]} rows in its files")
+    return sentences
 
 
-def _partition(layout: Layout, partition: Partition) -> list[str]:
-    where = f"{partition.topic}/{partition.partition}"
-    found = []
-    if len(layout.routes) == 1:  # with several routes a record may match more than once
+def _imbalances_of_partition(layout: Layout, partition: Partition) -> list[str]:
+    source = f"{partition.topic}/{partition.partition}"
+    decoded = partition.decoded
+    unmatched = partition.unmatched
+    sentences = []
+    if len(layout.routes) == 1:
         matched = sum(partition.matched.values())
-        if partition.decoded != matched + partition.unmatched:
-            found.append(f"{where}: {partition.decoded} decoded, {matched} matched and {partition.unmatched} unmatched")
+        if decoded != matched + unmatched:
+            sentences.append(f"{source}: {decoded} decoded, {matched} matched and {unmatched} unmatched")
     elif layout.routes:
-        matched = max((partition.matched.get(route.name, 0) for route in layout.routes), default=0)
-        if not matched <= partition.decoded - partition.unmatched <= sum(partition.matched.values()):
-            found.append(f"{where}: {partition.decoded} decoded do not agree with {partition.unmatched} unmatched")
+        # With several routes a record may match more than once, so their sum is an upper bound only.
+        most_of_a_route = max(partition.matched.get(route.name, 0) for route in layout.routes)
+        if not most_of_a_route <= decoded - unmatched <= sum(partition.matched.values()):
+            sentences.append(f"{source}: {decoded} decoded do not agree with {unmatched} unmatched")
+
     for route in layout.routes:
-        lost = partition.refused.get(route.name, 0) + partition.dropped.get(route.name, 0)
+        matched = partition.matched.get(route.name, 0)
+        not_landed = partition.refused.get(route.name, 0) + partition.dropped.get(route.name, 0)
         for target in route.targets:
-            went = sum(partition.landed.get(key, 0) + partition.rejected.get(key, 0) for key in target.keys)
-            if partition.matched.get(route.name, 0) != went + lost:
-                found.append(
-                    f"{where}, {target.key}: {partition.matched.get(route.name, 0)} matched, {went} landed, "
-                    f"quarantined or refused there, {lost} refused or dropped by the route"
+            landed = sum(partition.landed.get(key, 0) + partition.rejected.get(key, 0) for key in target.keys)
+            if matched != landed + not_landed:
+                sentences.append(
+                    f"{source}, {target.key}: {matched} matched, {landed} landed, "
+                    f"quarantined or refused there, {not_landed} refused or dropped by the route"
                 )
-    return found
+    return sentences

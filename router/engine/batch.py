@@ -1,18 +1,18 @@
-"""A batch, from its offsets to its report: nine steps, each one call of `Batches.process`.
+"""Process a batch from its offsets to its report: nine steps, each one call of `Batches.process`.
 
-| step | does | killed after it, the next start |
+| step | what it does | if the process is killed after it, the next start |
 |---|---|---|
-| 1 read, 2 decode, 3 label | say lazily how raw records become labelled rows (`label`) | reads the batch again |
-| 4 land | stages a Parquet file per table and task, in one Spark job (`land`) | the same; files nobody refers to stay |
-| 5 decide | compares files with tables (`commit.schema_evolution`), writes the manifest | finishes what it says |
-| 6 commit | one Delta commit per table (`commit.committers`) | skips the tables that have it |
-| 7 quarantine | keeps rows whose table cannot be written (`quarantine`); `land` does where it is known | the same |
-| 8 apply | gives each outbox to its sink (`outbox`, `merge`) | goes on with the sinks without a mark |
-| 9 ledger | says what became of every record | writes it once, by its transaction id |
+| 1 read, 2 decode, 3 label | plans lazily how raw records become labelled rows (`label`) | reads the batch again |
+| 4 land | stages a Parquet file per table and task, in one Spark job (`land`) | the same; unreferenced files stay |
+| 5 decide | compares files with tables (`commit.schema_evolution`), writes the manifest | finishes what it decided |
+| 6 commit | makes one Delta commit per table (`commit.committers`) | skips the tables that have it |
+| 7 quarantine | keeps rows whose table cannot be written (`quarantine`); `land` does if it is known before | the same |
+| 8 apply | gives each outbox to its sink (`outbox`, `merge`) | continues with the sinks without a mark |
+| 9 ledger | writes what became of every record | writes it once, by its transaction id |
 
-Steps 1 to 5 are a `BatchDecider`'s, which writes staged files only. The manifest is the line: before it a batch may be
-read and decided again, after it no row changes its kind. A batch is in the ledger before Spark commits its offsets. In
-what a stream and a replay differ, says their `Destination`.
+A `BatchDecider` does steps 1 to 5 and writes staged files only. Writing the manifest is the commit point: before it a
+batch may be read and decided again, after it no row goes elsewhere. A batch is in the ledger before Spark commits its
+offsets. A `Destination` holds the choices in which a stream and a replay differ.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("router")
 HOPELESS = 3
-"""Tries after which a commit that can never succeed leaves the batch."""
+"""Tries of a commit that can never succeed; after them the batch continues without it."""
 
 
 @dataclass
 class Batches:
     """The batches of one query.
 
-    `fingerprint` is the configuration's. `prepared` is a planner that may have begun already. `tables` opens tables;
-    None makes a cache of them.
+    `fingerprint` is that of the configuration. `prepared` is a planner that may have planned before. `tables` opens
+    tables; if it is None, the batches open them through a cache of their own.
     """
 
     config: Config
@@ -104,7 +104,8 @@ class Batches:
             resending=self.store.run if self.destination.resends else None,
         )
         self.quarantine = Quarantine(config, self.lake, self.store, self.committers, self.query)
-        if not self.committers.only_spark:  # it looks with delta-rs
+        # The notes of blocked tables are read with delta-rs, which `commit: spark` must not use.
+        if not self.committers.only_spark:
             self.quarantine.note_again()
         self.decider.forget_released(self.quarantine.blocked())
         self.ordinal = ordinal_of(self.store, self.lake, config.ledger, config.name)
@@ -112,21 +113,26 @@ class Batches:
         self.unknown = UnknownFieldReport()
 
     def process(self, raw: DataFrame, batch: int) -> BatchReport:
-        """Take one batch of raw records to its end. Calling it again with the same batch id changes nothing."""
+        """Process one batch of raw records to its end. Calling it again with the same batch id changes nothing."""
         steps = Steps(batch, self.watch)
         with steps.step("plan"):
-            known = self.store.manifest(batch)
-            cut_off = self._cut_off(known) if known else None
+            earlier_manifest = self.store.manifest(batch)
+            manifest_to_finish = None
+            if earlier_manifest is not None:
+                manifest_to_finish = self._manifest_to_finish(earlier_manifest)
             records = with_arrival(raw, self.ordinal, batch)
-            plan = self.decider.plan(records, refresh=cut_off is None)  # 1 read, 2 decode, 3 label
-        if cut_off is not None:
-            return self.carry_out(cut_off, plan, steps, replay=True)
-        if self.decider.demands.blocked:  # some may have been released meanwhile
+            # 1 read, 2 decode, 3 label: lazy. A decided batch needs no new schemas: its rows are staged already.
+            plan = self.decider.plan(records, refresh=manifest_to_finish is None)
+        if manifest_to_finish is not None:
+            return self.carry_out(manifest_to_finish, plan, steps, replay=True)
+
+        # Some tables may have been released since the last batch.
+        if self.decider.demands.blocked:
             self.decider.forget_released(self.quarantine.blocked())
-        frozen = self.decider.demands.frozen
+        frozen_before = self.decider.demands.frozen
         decision = self.decider.land_and_decide(plan, steps, self.destination)  # 4 land, 5 decide
-        self._tell_frozen(decision.plan.layout, frozen)
-        manifest = self._write_manifest(decision, steps, new=known is None)
+        self._log_frozen_columns(decision.plan.layout, frozen_before)
+        manifest = self._write_manifest(decision, steps, new=earlier_manifest is None)
         self.unknown.report(self.config.name, manifest.partitions)
         return self.carry_out(manifest, decision.plan, steps, decision.tables)
 
@@ -139,9 +145,9 @@ class Batches:
         *,
         replay: bool = False,
     ) -> BatchReport:
-        """Do what a manifest says, from the commits to the report.
+        """Do what a manifest decides, from the commits to the report.
 
-        `opened` has tables that are open already; `replay`: it may have been done in part before.
+        `opened` has tables that are open already. `replay`: parts of the manifest may have been done before.
         """
         with steps.step("commit", len(manifest.commits)):
             failed = self._commit(manifest, opened, steps)  # 6 commit
@@ -152,46 +158,56 @@ class Batches:
             entry = ledger.LedgerEntry(self.config.ledger, str(TransactionId("ledger", self.query)), manifest.batch)
             rows = self.destination.ledger_rows(manifest, applied.counts)
             ledger.append(self.committers, entry, rows, tables=self.tables)
-        tables = {work.table for work in manifest.commits} | applied.tables
+        tables = {commit.table for commit in manifest.commits} | applied.tables
         blocked = self.decider.demands.blocked
         self.destination.follow(CarriedOut(manifest, plan, applied.counts, tables, blocked), steps)
         return ledger.report(self.config.name, plan.layout, manifest, steps.seconds, applied.counts)
 
-    def _cut_off(self, manifest: Manifest) -> Manifest | None:
-        """Return the manifest of a batch that a crash has interrupted; None where the batch must be decided again.
+    def _manifest_to_finish(self, manifest: Manifest) -> Manifest | None:
+        """Return the manifest of a batch that a crash interrupted; None if the batch must be decided again.
 
-        Without its staged files a batch is decided again; tables that have its rows already skip them. The sink of an
-        outbox reads them after their commit, too.
+        Without its staged files a batch is decided again; tables that have its rows already skip them. Raises
+        BatchError if a second decision would write rows twice, or under another configuration.
         """
-        tables = self.tables.readable({work.table for work in manifest.commits})
-        left = [work for work in manifest.commits if not self._done(work, tables[work.table], manifest)]
-        missing = self.committers.missing([*left, *self.outboxes.unapplied(manifest)])
+        tables = self.tables.readable({commit.table for commit in manifest.commits})
+        unfinished = [
+            commit for commit in manifest.commits if not self._is_done(commit, tables[commit.table], manifest)
+        ]
+        # The sink of an outbox reads the staged files after their commit, so those must still be there as well.
+        missing = self.committers.missing([*unfinished, *self.outboxes.unapplied(manifest)])
         if not missing:
             return manifest
-        where = f"{missing[0]} is not there whole"
-        if any(work.place in manifest.quarantined for work in manifest.commits if work not in left):
-            what = f"{where}, and other rows of the batch are in the quarantine already: restore that file"
+
+        problem = f"{missing[0]} is not there whole"
+        finished = [commit for commit in manifest.commits if commit not in unfinished]
+        if any(commit.place in manifest.quarantined for commit in finished):
+            what = f"{problem}, and other rows of the batch are in the quarantine already: restore that file"
             raise BatchError(self.config.name, manifest.batch, what)
-        if manifest.config != self.fingerprint and len(left) < len(manifest.commits):
+        if manifest.config != self.fingerprint and finished:
             raise BatchError(
                 self.config.name,
                 manifest.batch,
                 "it was cut off when some tables had it, and must be read again for the others; but the configuration "
-                f"has changed since ({manifest.config}), and {where}. Start once with the former one, then change it",
+                f"has changed since ({manifest.config}), and {problem}. Start once with the former one, then change it",
             )
-        log.warning("%s, batch %d: deciding it again, it was cut off, and %s", self.config.name, manifest.batch, where)
+        log.warning(
+            "%s, batch %d: deciding it again, it was cut off, and %s", self.config.name, manifest.batch, problem
+        )
         return None
 
-    def _done(self, work: TableCommit, table: Any, manifest: Manifest) -> bool:
-        """Say whether the rows of a commit are in their table, or in the quarantine."""
-        if work.place in manifest.quarantined:
-            return self.quarantine.has(work)
-        return table is not None and not isinstance(table, TableError) and is_committed(table, work)
+    def _is_done(self, commit: TableCommit, table: Any, manifest: Manifest) -> bool:
+        """Return whether the rows of a commit are in their table, or in the quarantine."""
+        if commit.place in manifest.quarantined:
+            return self.quarantine.has(commit)
+        if table is None or isinstance(table, TableError):
+            return False
+        return is_committed(table, commit)
 
     def _write_manifest(self, decision: BatchDecision, steps: Steps, *, new: bool) -> Manifest:
-        """Write down what is decided, and return it. Raises BatchError or StartError, with no file left, if it may not.
+        """Write the manifest of a decision, and return it.
 
-        `new`: the batch has never been decided before.
+        `new`: the batch has never been decided before. Raises BatchError or StartError if the batch must not be
+        committed, and RunningError if another run has decided it; its staged files are deleted then.
         """
         batch = steps.batch
         demands = self.decider.demands
@@ -210,7 +226,7 @@ class Batches:
                 allowed={key: sorted(names) for key, names in demands.allowed.items()},
                 frozen=frozen_as_text(demands.frozen),
                 lookups=self.decider.planner.lookups.versions(),
-                quarantined=self._behind_quarantined(commits),
+                quarantined=self._outboxes_behind_quarantine(commits),
             )
             with steps.step("manifest"):
                 self.quarantine.block(demands.blocked)
@@ -229,74 +245,90 @@ class Batches:
         what = f"the quarantine would have {size:,} bytes of {most:,} that it may have (`quarantine: at_most`)"
         return [f"{what}; see `router quarantine list`"]
 
-    def _behind_quarantined(self, commits: tuple[TableCommit, ...]) -> dict[str, str]:
+    def _outboxes_behind_quarantine(self, commits: tuple[TableCommit, ...]) -> dict[str, str]:
         """Return the outboxes whose earlier rows are quarantined, with the cause: later rows queue behind those."""
         blocked = self.decider.demands.blocked
-        outboxes = [work.place for work in commits if work.table.startswith("outbox.")]
-        return {place: blocked[place] for place in outboxes if place in blocked}
+        causes: dict[str, str] = {}
+        for commit in commits:
+            if commit.table.startswith("outbox.") and commit.place in blocked:
+                causes[commit.place] = blocked[commit.place]
+        return causes
 
-    def _tell_frozen(self, layout: Layout, before: dict[str, dict[str, Any]]) -> None:
-        """Log once what tables leave out, or put into the quarantine, from now on."""
-        asked = [target for target in layout.targets if target.evolution == "quarantine"]
-        places = {target.key: target.quarantine.table for target in asked if target.quarantine}
-        evolving = {target.key for target in layout.targets if target.evolution == "evolve"}
+    def _log_frozen_columns(self, layout: Layout, before: dict[str, dict[str, Any]]) -> None:
+        """Log once which columns tables leave out, or put into the quarantine, from now on."""
+        quarantines: dict[str, str | None] = {}
+        evolving = set()
+        for target in layout.targets:
+            if target.evolution == "quarantine" and target.quarantine:
+                quarantines[target.key] = target.quarantine.table
+            if target.evolution == "evolve":
+                evolving.add(target.key)
+
         for place, columns in self.decider.demands.frozen.items():
-            if new := sorted(set(columns) - set(before.get(place, {}))):
-                target, _ = place.rsplit("/", 1)
-                what = "rows land without it"
-                if target in places:
-                    what = f"rows with what is new wait in {places[target]} for `router approve`"
-                elif target in evolving:
-                    what = "values that do not fit make dead letters; see `widening` of the sink"
-                log.warning("%s: %s has no place for all of %s; %s", self.config.name, place, ", ".join(new), what)
+            new = sorted(set(columns) - set(before.get(place, {})))
+            if not new:
+                continue
+            target_key, _ = place.rsplit("/", 1)
+            outcome = "rows land without it"
+            if target_key in quarantines:
+                outcome = f"rows with what is new wait in {quarantines[target_key]} for `router approve`"
+            elif target_key in evolving:
+                outcome = "values that do not fit make dead letters; see `widening` of the sink"
+            log.warning("%s: %s has no place for all of %s; %s", self.config.name, place, ", ".join(new), outcome)
 
     def _commit(self, manifest: Manifest, tables: dict[str, Any] | None, steps: Steps) -> list[TableError]:
-        """Commit what the manifest says; return the errors of tables that could not be written."""
-        commits = tuple(work for work in manifest.commits if work.place not in manifest.quarantined)
-        tables = tables or self.tables.readable({work.table for work in commits})
+        """Make the commits of a manifest; return the errors of tables that could not be written."""
+        commits = tuple(commit for commit in manifest.commits if commit.place not in manifest.quarantined)
+        if not tables:
+            tables = self.tables.readable({commit.table for commit in commits})
         tell = partial(steps.tell, "commit", of=len(commits))
         _, failed = self.committers.attempt(commits, tables, manifest.notes(self.query), tell)
-        bad = {error.table for error in failed}
-        self.decider.evolution.committed([work for work in commits if work.table not in bad])
+        failed_tables = {error.table for error in failed}
+        self.decider.evolution.committed([commit for commit in commits if commit.table not in failed_tables])
         return failed
 
     def _quarantine(self, manifest: Manifest, failed: list[TableError], layout: Layout) -> Manifest:
-        """Move the rows of tables that could not be written into the quarantine; return what the manifest says now.
+        """Move the rows of tables that could not be written into the quarantine; return the manifest as it is then.
 
-        Raises the TableError of a table that has no quarantine: the stream waits for the router's own tables, unless
-        what is wrong can never pass. Then an outbox is quarantined after three tries, and StartError names another one.
+        Raises the TableError of a table that has no quarantine: the stream waits for the router's own tables. If the
+        error can never pass, an outbox is quarantined after three tries, and any other table raises StartError.
         """
         have_quarantine = {target.key for target in layout.targets if target.quarantine}
         for error in failed:
-            works = [work for work in manifest.commits if work.table == error.table]
-            if not {work.target for work in works} <= have_quarantine:
-                manifest = self._tried(manifest, works, error)
+            failed_commits = [commit for commit in manifest.commits if commit.table == error.table]
+            if not {commit.target for commit in failed_commits} <= have_quarantine:
+                manifest = self._count_try(manifest, failed_commits, error)
             handle = self.tables.readable([error.table])[error.table]
-            places = {work.place: error.what for work in works if not self._done(work, handle, manifest)}
-            manifest = replace(manifest, quarantined={**manifest.quarantined, **places})
+            causes = {}
+            for commit in failed_commits:
+                if not self._is_done(commit, handle, manifest):
+                    causes[commit.place] = error.what
+            manifest = replace(manifest, quarantined={**manifest.quarantined, **causes})
+
+        # The manifest first: after a crash it says which rows still have to be moved.
         if failed:
             demands = self.decider.demands
             self.decider.demands = replace(demands, blocked={**manifest.quarantined, **demands.blocked})
             self.quarantine.block(self.decider.demands.blocked)
             self.store.decide(manifest)
-        for work in manifest.commits:
-            if work.place in manifest.quarantined and not self.quarantine.has(work):
-                self.quarantine.take(work, manifest)
+        for commit in manifest.commits:
+            if commit.place in manifest.quarantined and not self.quarantine.has(commit):
+                self.quarantine.take(commit, manifest)
         return manifest
 
-    def _tried(self, manifest: Manifest, works: list[TableCommit], error: TableError) -> Manifest:
-        """Count a failure of a table without a quarantine, and return what the manifest says now.
+    def _count_try(self, manifest: Manifest, commits: list[TableCommit], error: TableError) -> Manifest:
+        """Count a failure of a table without a quarantine; return the manifest with it, or raise the error.
 
-        The manifest has the number of tries, so that a process that dies, or is started again, goes on counting.
+        The manifest keeps the number of tries, so that a process that is started again continues counting.
         """
         if not never_passes(error):
             raise error
-        tries = {work.place: manifest.tries.get(work.place, 0) + 1 for work in works}
+        tries = {commit.place: manifest.tries.get(commit.place, 0) + 1 for commit in commits}
         manifest = replace(manifest, tries={**manifest.tries, **tries})
         self.store.decide(manifest)
         if max(tries.values()) < HOPELESS:
             raise error
-        if not all(work.table.startswith("outbox.") for work in works):
+        if not all(commit.table.startswith("outbox.") for commit in commits):
             what = f"{self.config.name}, batch {manifest.batch}: {error}. That cannot pass by itself, and"
             todo = "nothing lands without this table: make it writable again, or move it away for a new one"
             raise StartError(f"{what} {todo}") from error

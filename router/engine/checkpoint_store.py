@@ -1,6 +1,6 @@
-"""What the router keeps beside a Spark checkpoint: one folder, `store`, of small files, each there whole or not at all.
+"""Store small files of the router's own next to a Spark checkpoint, in the folder `store`; each is written atomically.
 
-| folder | file | says |
+| folder | file | contains |
 |---|---|---|
 | `manifests/RUN` | BATCH.json | what a batch was decided to be, before anything of it is committed |
 | `applied/RUN` | BATCH.json | what sinks have applied of a batch, by sink, and the tables that have got rows by it |
@@ -19,8 +19,8 @@
 | | source | the source that the checkpoint counts |
 | | format | the version of all this |
 
-A run is the life of one Spark checkpoint, which numbers its batches from 0: what another run decided about a batch of
-the same number must never be taken for this one's.
+A run is the life of one Spark checkpoint, which numbers its batches from 0: the decision of another run about a batch
+of the same number must never be taken for one of this run.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ if TYPE_CHECKING:
     from router.config.models import Config
 
 REPLAY = "replay-"
-"""What the names of replays begin with: they stand where a run's id does."""
+"""The prefix of the names of replays, which take the place of a run's id."""
 KEPT = 100
 """Manifests that are kept for operators to read; the router needs the last one only."""
 FORMAT = b"3"
 MERGED = "merged"
-"""The key in a mark under which tables stand; those of sinks have a slash."""
-WAYS = {
+"""The key of the merged tables in a mark; the keys of sinks have a slash."""
+RECOVERY_HINTS = {
     "manifests": "It says what a batch was decided to be. Restore it from a copy",
     "applied": "It says which sinks have a batch. Restore it from a copy; or delete it, and the sinks of a batch that "
     "was cut off get its rows again, as after a crash before the mark",
@@ -73,7 +73,7 @@ WAYS = {
     "runs.json": "It says in which order runs began. Restore it from a copy; or delete it, and the ledger says so",
     "replays": "It says which replay was cut off. Restore it from a copy; or delete it, and begin another",
 }
-"""What a file of each folder says, and what a person can do where it is damaged."""
+"""By folder or file: what it contains, and what a person can do if it is damaged."""
 
 
 def lake_and_checkpoint(config: Config) -> tuple[Lake, Lake]:
@@ -86,11 +86,11 @@ def lake_and_checkpoint(config: Config) -> tuple[Lake, Lake]:
 class Manifest:
     """The decision of a batch: the commits to make and the counts to report.
 
-    `config` is the fingerprint of the configuration it was decided under, `targets` the keys (`route/sink`) that the
-    counts are about. The configuration of a later start may be another one. `quarantined`: place (ROUTE/SINK/TABLE) ->
+    `config` is the fingerprint of the configuration it was decided under, `targets` the keys (`route/sink`) that are
+    counted. The configuration of a later start may be another one. `quarantined`: place (ROUTE/SINK/TABLE) ->
     why a table could not be written after all, so that the rows of its commit go to the quarantine. `lookups`: the
     version of each table that events were looked up in. `tries`: place -> how often the commit has failed for what can
-    never pass, where the rows have no quarantine of their own.
+    never pass, if the rows have no quarantine of their own.
     """
 
     batch: int
@@ -108,34 +108,35 @@ class Manifest:
     @property
     def moved(self) -> Counter[str]:
         """Return the rows that went from their commit to the quarantine, by target."""
-        found: Counter[str] = Counter()
-        for work in self.commits:
-            found[work.target] += work.rows if work.place in self.quarantined else 0
-        return +found
+        rows: Counter[str] = Counter()
+        for commit in self.commits:
+            if commit.place in self.quarantined:
+                rows[commit.target] += commit.rows
+        return +rows  # without targets that moved no row
 
     @property
     def demands(self) -> Demands:
-        """Return the demands under which the batch was landed; casts stand in the columns of the commits."""
-        allowed = {key: frozenset(names) for key, names in self.allowed.items()}
-        frozen = {
-            place: {
-                name: delta_type(to_arrow_schema(kind).field(name).type) if kind else None
-                for name, kind in kinds.items()
-            }
-            for place, kinds in self.frozen.items()
-        }
-        return Demands({}, self.conflicts, allowed, frozen)
+        """Return the demands under which the batch was landed; the columns of the commits have the casts."""
+        allowed = {target: frozenset(names) for target, names in self.allowed.items()}
+        frozen: dict[str, dict[str, Any]] = {}
+        for place, columns in self.frozen.items():
+            frozen[place] = {name: _frozen_type(name, text) for name, text in columns.items()}
+        return Demands(casts={}, conflicts=self.conflicts, allowed=allowed, frozen=frozen)
 
     def notes(self, query: str) -> dict[str, str]:
-        """Return what every commit says about its batch: query, number and offsets."""
-        spans = {f"{p.topic}/{p.partition}": [p.first, p.last] for p in self.partitions}
-        return {
+        """Return what every commit of the batch notes in its table's history: query, number and offsets."""
+        spans = {}
+        for partition in self.partitions:
+            spans[f"{partition.topic}/{partition.partition}"] = [partition.first, partition.last]
+        notes = {
             "router.query": query,
             "router.batch": str(self.batch),
             "router.configuration": self.config,
             "router.offsets": str(spans),
-            **({"router.lookups": json.dumps(self.lookups)} if self.lookups else {}),
         }
+        if self.lookups:
+            notes["router.lookups"] = json.dumps(self.lookups)
+        return notes
 
     def dump(self) -> bytes:
         """Return the manifest as JSON."""
@@ -143,19 +144,39 @@ class Manifest:
         return json.dumps(vars(self), default=vars, separators=(",", ":")).encode()
 
     @classmethod
-    def of(cls, found: dict[str, Any]) -> Manifest:
-        """Return a manifest from what `dump` made of one, by way of JSON."""
-        commits = tuple(TableCommit(**{**c, "files": tuple(map(StagedFile.of, c["files"]))}) for c in found["commits"])
-        counted = tuple(Partition(**part) for part in found["partitions"])
-        return cls(**{**found, "commits": commits, "partitions": counted, "targets": tuple(found["targets"])})
+    def of(cls, content: dict[str, Any]) -> Manifest:
+        """Return a manifest from the JSON object that `dump` wrote."""
+        commits = []
+        for commit in content["commits"]:
+            files = tuple(StagedFile.of(file) for file in commit["files"])
+            commits.append(TableCommit(**{**commit, "files": files}))
+        fields = {
+            **content,
+            "targets": tuple(content["targets"]),
+            "commits": tuple(commits),
+            "partitions": tuple(Partition(**partition) for partition in content["partitions"]),
+        }
+        return cls(**fields)
 
 
 def frozen_as_text(frozen: dict[str, dict[str, pa.DataType | None]]) -> dict[str, dict[str, str | None]]:
-    """Return the types of frozen columns as Delta's JSON."""
-    return {
-        place: {name: to_delta(pa.schema([(name, kind)])) if kind else None for name, kind in kinds.items()}
-        for place, kinds in frozen.items()
-    }
+    """Return the types of frozen columns as Delta's JSON; None for a column that its table lacks."""
+    texts: dict[str, dict[str, str | None]] = {}
+    for place, columns in frozen.items():
+        texts[place] = {}
+        for name, kind in columns.items():
+            text = None
+            if kind is not None:
+                text = to_delta(pa.schema([(name, kind)]))
+            texts[place][name] = text
+    return texts
+
+
+def _frozen_type(name: str, text: str | None) -> pa.DataType | None:
+    """Return the type of a frozen column from what `frozen_as_text` made of it."""
+    if not text:
+        return None
+    return delta_type(to_arrow_schema(text).field(name).type)
 
 
 @dataclass(frozen=True)
@@ -166,17 +187,18 @@ class CheckpointStore:
     run: str = ""
 
     def begin(self) -> None:
-        """Note the format. Raises StartError where an older version of the router has written the checkpoint."""
-        said = self.read("format")
-        if said == FORMAT:
+        """Note the format. Raises StartError if an older version of the router wrote the checkpoint."""
+        written_format = self.read("format")
+        if written_format == FORMAT:
             return
-        if said == b"":
+        if written_format == b"":
             raise StartError(
                 f"{self.place('format')} is damaged: it is empty. It says which version of the router wrote the "
                 f"checkpoint; write {FORMAT.decode()} into it if that was this one"
             )
-        found = self.checkpoint.files.get_file_info(["spark/metadata", "manifests", "store/format"])
-        if any(info.type is not fs.FileType.NotFound for info in found):
+        # The earliest versions wrote no format: a checkpoint with files but without a format is theirs.
+        older_files = self.checkpoint.files.get_file_info(["spark/metadata", "manifests", "store/format"])
+        if any(info.type is not fs.FileType.NotFound for info in older_files):
             raise StartError(
                 f"the checkpoint {self.checkpoint.root} was written by another version of the router, which this one "
                 "cannot go on from; give this run a new checkpoint and a new lake"
@@ -184,24 +206,26 @@ class CheckpointStore:
         self.write("format", FORMAT)
 
     def read(self, path: str) -> bytes | None:
-        """Return the content of a file, or None where there is none."""
+        """Return the content of a file, or None if there is none."""
         return self.checkpoint.read(f"store/{path}")
 
     def load(self, path: str) -> Any:
-        """Return what a JSON file says, or None where there is none. Raises StartError where it is damaged.
+        """Return the content of a JSON file, or None if there is none. Raises StartError if it is damaged.
 
-        Half a note must not be taken for none: rows would be written twice, or forgotten.
+        A damaged note must not be taken for none: rows would be written twice, or forgotten.
         """
         text = self.read(path)
+        if text is None:
+            return None
         try:
-            return None if text is None else json.loads(text)
+            return json.loads(text)
         except ValueError as error:
-            raise StartError(self.damage(path, text or b"")) from error
+            raise StartError(self.damage(path, text)) from error
 
     def damage(self, path: str, text: bytes) -> str:
-        """Return the sentence about a file that is not whole."""
-        what = "cut off or overwritten" if text else "empty"
-        return f"{self.place(path)} is damaged: it is {what}. {WAYS[path.partition('/')[0]]}"
+        """Return the message about a damaged file."""
+        state = "cut off or overwritten" if text else "empty"
+        return f"{self.place(path)} is damaged: it is {state}. {RECOVERY_HINTS[path.partition('/')[0]]}"
 
     def place(self, path: str) -> str:
         """Return the address of a file."""
@@ -212,28 +236,33 @@ class CheckpointStore:
         self.checkpoint.write(f"store/{path}", content)
 
     def delete(self, path: str) -> None:
-        """Delete a file, where it is there."""
+        """Delete a file, if it exists."""
         self.checkpoint.delete(f"store/{path}")
 
     def paths(self, folder: str) -> list[str]:
         """Return the JSON files below a folder, at any depth."""
         selector = fs.FileSelector(f"store/{folder}", recursive=True, allow_not_found=True)
-        found = self.checkpoint.files.get_file_info(selector)
-        return sorted(entry.path.removeprefix("store/") for entry in found if entry.path.endswith(".json"))
+        entries = self.checkpoint.files.get_file_info(selector)
+        return sorted(entry.path.removeprefix("store/") for entry in entries if entry.path.endswith(".json"))
 
     def manifest(self, batch: int) -> Manifest | None:
-        """Return the manifest of a batch, or None where it was never decided."""
-        found = self.load(self.manifest_path(batch))
-        return None if found is None else Manifest.of(found)
+        """Return the manifest of a batch, or None if it was never decided."""
+        content = self.load(self.manifest_path(batch))
+        if content is None:
+            return None
+        return Manifest.of(content)
 
     def decide(self, manifest: Manifest, *, new: bool = False) -> None:
         """Write a manifest; delete the oldest one.
 
-        Raises RunningError where the batch is `new` and another run has decided it meanwhile.
+        Raises RunningError if the batch is `new` and another run has decided it meanwhile.
         """
-        path, content = f"store/{self.manifest_path(manifest.batch)}", manifest.dump()
+        path = f"store/{self.manifest_path(manifest.batch)}"
+        content = manifest.dump()
         if not new:
             self.checkpoint.write(path, content)
+        # A first decision is created, not written, so that of two runs one fails. If the storage took the file and its
+        # answer got lost, a retry finds the same content.
         elif not self.checkpoint.create(path, content) and self.checkpoint.read(path) != content:
             raise RunningError(
                 f"another run has decided batch {manifest.batch} of {self.checkpoint.root}; this one ends"
@@ -243,46 +272,56 @@ class CheckpointStore:
 
     def applied(self, batch: int) -> dict[str, Applied]:
         """Return what sinks have applied of this batch, by key."""
-        return {key: Applied(*counts) for key, counts in self._mark(batch).items() if key != MERGED}
+        applied = {}
+        for key, counts in self._mark(batch).items():
+            if key != MERGED:
+                applied[key] = Applied(*counts)
+        return applied
 
     def merged(self, batch: int) -> dict[str, list[str]]:
         """Return the tables that merges of this batch have changed, by the sink's key."""
-        found: dict[str, list[str]] = self._mark(batch).get(MERGED, {})
-        return found
+        tables: dict[str, list[str]] = self._mark(batch).get(MERGED, {})
+        return tables
 
     def mark_applied(self, batch: int, key: str, counts: Applied, merged: Iterable[str] = ()) -> None:
         """Note that a sink has applied this batch, and the tables that it has merged into; delete the oldest mark."""
         mark = self._mark(batch)
-        tables = {**mark.get(MERGED, {}), key: sorted(merged)} if merged else mark.get(MERGED)
-        found = {**mark, key: counts, **({MERGED: tables} if tables else {})}
-        self.write(self._applied(batch), json.dumps(found).encode())
+        tables = mark.get(MERGED)
+        if merged:
+            tables = {**mark.get(MERGED, {}), key: sorted(merged)}
+        mark[key] = counts
+        if tables:
+            mark[MERGED] = tables
+        self.write(self._mark_path(batch), json.dumps(mark).encode())
         if batch >= KEPT:
-            self.delete(self._applied(batch - KEPT))
+            self.delete(self._mark_path(batch - KEPT))
 
     def _mark(self, batch: int) -> dict[str, Any]:
-        return self.load(self._applied(batch)) or {}
+        return self.load(self._mark_path(batch)) or {}
 
     def manifest_path(self, batch: int) -> str:
-        """Return where the manifest of a batch is in the store."""
+        """Return the path of a batch's manifest in the store."""
         return f"manifests/{self.run}/{batch:010d}.json"
 
-    def _applied(self, batch: int) -> str:
+    def _mark_path(self, batch: int) -> str:
         return f"applied/{self.run}/{batch:010d}.json"
 
 
 @dataclass(frozen=True)
 class LearntSchemas:
-    """What a decoder has learnt, in a store; without one, for as long as a check runs."""
+    """The schemas that a decoder has learnt, in a store; without a store, in memory."""
 
     store: CheckpointStore | None = None
     known: dict[str, bytes] = field(default_factory=dict)
 
     def read(self, name: str) -> bytes | None:
-        """Return what was written under a name, or None."""
-        return self.store.read(f"schemas/{name}") if self.store else self.known.get(name)
+        """Return the content of a name, or None."""
+        if self.store:
+            return self.store.read(f"schemas/{name}")
+        return self.known.get(name)
 
     def write(self, name: str, content: bytes) -> None:
-        """Write whole or not at all; replaces what was there."""
+        """Write the content of a name, atomically; it replaces an earlier one."""
         if self.store:
             self.store.write(f"schemas/{name}", content)
         else:

@@ -1,8 +1,8 @@
 """The first half of a batch: land its records and decide how their rows go into tables.
 
-Nothing is written here but staged files, no table is blocked, and no batch stops but for what its destination asks.
-`Batches` carries out what is decided: manifest, commits, quarantine, ledger. A rebuild puts the staged rows in place of
-a table's content instead (`reprocess`), and a trial deletes them.
+It writes nothing but staged files, blocks no table, and stops a batch only for a fault that the destination finds.
+`Batches` carries out the decision: manifest, commits, quarantine, ledger. A rebuild instead replaces the content of a
+table by the staged rows (`reprocess`), and a trial deletes them.
 """
 
 from __future__ import annotations
@@ -53,18 +53,20 @@ class BatchDecision:
 
 
 def tables_of(config: Config, spark: SparkSession, lake: Lake) -> Any:
-    """Return what opens the tables of a configuration: Delta on Spark where only that may write them."""
-    return SparkTables(spark, lake) if config.commit == "spark" else TableCache(lake)
+    """Return what opens the tables of a configuration: Delta on Spark if only that may write them."""
+    if config.commit == "spark":
+        return SparkTables(spark, lake)
+    return TableCache(lake)
 
 
 @dataclass
 class BatchDecider:
     """The decisions of a query's batches. The decoder must be prepared already.
 
-    `query` is the query with its run: transaction ids begin with it. `tables` opens the tables as rows are to find
-    them. With `only` rows of other tables land nowhere. `staging` is the folder for staged files, None for those of the
-    tables. What the object keeps between batches (demands, known names, the size of files) only saves work: a new
-    process starts without it.
+    `query` is the query with its run: transaction ids begin with it. `tables` opens the tables of the lake. With `only`
+    rows of other tables do not land. `staging` is the folder for staged files, None for the folders of the tables. What
+    the object keeps between batches (demands, names of tables, the size of files) only saves work: a new process starts
+    without it.
     """
 
     config: Config
@@ -104,30 +106,41 @@ class BatchDecider:
         staging: str | None = None,
         executors: Executors | None = None,
     ) -> BatchDecider:
-        """Return the decisions for the tables of a lake; what is not given follows from the configuration."""
+        """Return the decider for the tables of a lake; arguments that are None follow from the configuration."""
         if staging is None and config.commit == "spark":
             staging = f"{STAGING}/{config.name}"
         if tables is None:
             tables = tables_of(config, spark, lake)
-        planner = planner or Planner(config, config.decode, quiet=only is not None)
-        return cls(config, spark, lake, query, planner, tables, only, staging, executors or Executors())
+        if planner is None:
+            planner = Planner(config, config.decode, quiet=only is not None)
+        return cls(
+            config=config,
+            spark=spark,
+            lake=lake,
+            query=query,
+            planner=planner,
+            tables=tables,
+            only=only,
+            staging=staging,
+            executors=executors or Executors(),
+        )
 
     def plan(self, records: DataFrame, *, refresh: bool = True) -> Plan:
-        """Return the plan of a batch. With `refresh` the decoder and lookups first take what is new. Lazy."""
+        """Return the plan of a batch. With `refresh` decoder and lookups are updated first. Lazy."""
         if refresh:
             self.planner.refresh()
         return self.planner.plan(records)
 
     def forget_released(self, blocked: dict[str, str]) -> None:
-        """Take the tables that are blocked now, by place, in place of those that were: some may have been released."""
+        """Replace the blocked tables, by place, by those of now: some may have been released."""
         for place in self.demands.blocked.keys() - blocked.keys():
             self.evolution.committed_batches.forget(place.rpartition("/")[2])
         self.demands = replace(self.demands, blocked=blocked)
 
     def land_and_decide(self, plan: Plan, steps: Steps, destination: Destination) -> BatchDecision:
-        """Stage the rows of a batch, again while tables demand other rows, and decide how they go into tables.
+        """Stage the rows of a batch, decide how they go into tables, and land it again if tables demand other rows.
 
-        Raises BatchError, with no file left, if the destination finds a fault or a table may not change.
+        Raises BatchError if the destination finds a fault or a table may not change; its files are deleted then.
         """
         for _ in range(TRIES):
             plan, landed = self._land(plan, steps)
@@ -149,19 +162,29 @@ class BatchDecider:
 
     def _decide(self, plan: Plan, landed: Landed, steps: Steps, destination: Destination) -> BatchDecision | None:
         """Return the decision about staged files; None if tables demand that the batch lands otherwise."""
+        # Files of some tables could not be written: their rows land in the quarantine instead.
         if landed.failed:
-            faults = destination.faults_of_failed_files(landed)
-            self._stop_on(faults, steps)
+            self._stop_on(destination.faults_of_failed_files(landed), steps)
             self.demands = replace(self.demands, blocked={**landed.failed, **self.demands.blocked})
             return None
+
         counted = partitions(landed.counts)
         self._stop_on(destination.faults(plan.layout, landed, counted), steps)
-        quarantined = {place for part in counted for place in part.quarantined}
+        quarantined: set[str] = set()
+        for partition in counted:
+            quarantined.update(partition.quarantined)
         with steps.step("decide"):
             decision = self.evolution.decide(
-                plan.layout, landed.files, self.demands, steps.batch, quarantined, landed.named
+                layout=plan.layout,
+                files=landed.files,
+                demands=self.demands,
+                batch=steps.batch,
+                quarantined=quarantined,
+                named=landed.named,
             )
         self._stop_on(decision.refused, steps)
+
+        # Only demands on tables of this batch make it land again; the others are kept for later batches.
         demands = decision.demands
         if not destination.limits_names:
             demands = replace(demands, allowed={})

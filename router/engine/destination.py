@@ -1,6 +1,6 @@
-"""What the rows of a batch are for: the choices in which a stream, a replay, a backfill and a rebuild differ.
+"""The destination of a batch's rows: the choices in which a stream, a replay, a backfill and a rebuild differ.
 
-Everything else is the way of every batch: `BatchDecider` lands its records and decides, `Batches` carries that out.
+All else is the same for every batch: `BatchDecider` lands its records and decides, `Batches` carries the decision out.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CarriedOut:
-    """A batch that is in the ledger: what sinks did, by ROUTE/SINK, and the tables that got rows.
+    """A batch that is in the ledger: the counts of its sinks, by ROUTE/SINK, and the tables that got rows.
 
-    `blocked` says by place (ROUTE/SINK/TABLE) why others cannot be written.
+    `blocked` has by place (ROUTE/SINK/TABLE) why other tables cannot be written.
     """
 
     manifest: Manifest
@@ -40,7 +40,7 @@ class CarriedOut:
 
 @dataclass
 class Destination:
-    """A destination that takes every row of its batch, and after which nothing follows; `run` is the run of the batch.
+    """A destination that takes every row of its batch and does nothing afterwards. `run` is the run of the batch.
 
     `limits_names`: a sink may make only so many tables (`at_most`). `resends`: sinks have had the rows before, and get
     them under the name of the run.
@@ -53,40 +53,53 @@ class Destination:
     run: str
 
     def faults(self, layout: Layout, landed: Landed, counted: tuple[Partition, ...]) -> list[str]:
-        """Return why a batch must not be committed: expectations that say `fail`, else what does not balance."""
+        """Return why a batch must not be committed: violated expectations with `fail`, else what does not balance."""
+        failing = [f"{BRONZE}/{name}" for name in layout.bronze_failing]
+        for route in layout.routes:
+            failing += [f"{route.name}/{name}" for name in route.failing]
         violated = keyed(counted, "violated")
-        failing = [f"{route.name}/{name}" for route in layout.routes for name in route.failing]
-        failing += [f"{BRONZE}/{name}" for name in layout.bronze_failing]
-        named = [f"{key.removeprefix('/')} on {violated[key]} rows" for key in sorted(failing) if violated[key]]
-        if named:
-            return [f"expectations do not hold: {', '.join(named)}"]
-        wrong = imbalances(layout, counted, landed.files, self.config.unmatched == "dead_letters")
-        return [f"the batch does not balance: {'; '.join(wrong)}"] if wrong else []
+        broken = [f"{key.removeprefix('/')} on {violated[key]} rows" for key in sorted(failing) if violated[key]]
+        if broken:
+            return [f"expectations do not hold: {', '.join(broken)}"]
+
+        sentences = imbalances(layout, counted, landed.files, self.config.unmatched == "dead_letters")
+        if sentences:
+            return [f"the batch does not balance: {'; '.join(sentences)}"]
+        return []
 
     def faults_of_failed_files(self, landed: Landed) -> list[str]:
-        """Return why a batch must stop if files of some tables could not be staged; without a reason these wait."""
+        """Return why a batch must stop if files of some tables could not be staged.
+
+        Without a reason the rows of these tables are quarantined.
+        """
         return []
 
     def faults_of_decision(self, decision: BatchDecision, batch: int) -> list[str]:
-        """Return why a batch that is decided must not be committed after all."""
+        """Return why a decided batch must still not be committed."""
         return []
 
     def chosen(self, decision: BatchDecision, batch: int) -> tuple[TableCommit, ...]:
-        """Return what is to be committed of a decision; staged files of other rows are deleted.
+        """Return the commits of a decision that are to be made; delete the staged files of the others.
 
-        Raises StartError if nothing of it may be.
+        Raises StartError if none of them may be made.
         """
         return decision.commits
 
     def ledger_rows(self, manifest: Manifest, applied: dict[str, Applied]) -> list[dict[str, Any]]:
-        """Return what the ledger says of a batch."""
-        about = self.config.name, self.run
-        rows = ledger.rows(*about, manifest.batch, manifest.targets, manifest.partitions, applied)
-        rows += ledger.of_moved(*about, manifest)
+        """Return the rows of the ledger about a batch."""
+        rows = ledger.rows(
+            self.config.name,
+            self.run,
+            manifest.batch,
+            targets=manifest.targets,
+            counted=manifest.partitions,
+            applied=applied,
+        )
+        rows += ledger.of_moved(self.config.name, self.run, manifest)
         return [{**row, "configuration": manifest.config} for row in rows]
 
     def follow(self, done: CarriedOut, steps: Steps) -> None:
-        """Do what follows once a batch is in the ledger."""
+        """Do what comes after a batch is in the ledger."""
 
     def close(self, *, finish: bool = False) -> None:
-        """End what runs beside the batches; with `finish` what is due is done first."""
+        """End what runs while the batches do; with `finish` do first what is due."""

@@ -1,9 +1,9 @@
-"""Rows of CSV, JSON, Parquet and Avro files as raw records: each row becomes a JSON object.
+"""Read the rows of CSV, JSON, Parquet and Avro files as raw records: each row becomes a JSON object.
 
-A stream lists the files of a batch; their rows are read here, a batch of files at a time: Spark fixes the columns of a
-stream when it starts, and files get new ones while it runs. The columns that are known stand in the store of the
-checkpoint, by the name `rows`, where the decoder `rows` reads them before each batch. Known columns keep their type. A
-value that does not go into it without loss, and a line that is no row, stand as text in the field `_rescued`.
+The stream lists the files of a batch, and their rows are read here, a batch of files at a time: Spark fixes the columns
+of a stream when it starts, and files get new ones while it runs. The known columns are in the store of the checkpoint,
+under the name `rows`, where the decoder `rows` reads them before each batch. Known columns keep their type. A value
+that does not fit into it without loss, and a line that is no row, are kept as text in the field `_rescued`.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ RESCUED = "_rescued"
 BROKEN = "_line"
 """The column, and the key in `_rescued`, of a line that is no row."""
 FILE_COLUMNS = {"_path": "file_path", "_changed": "file_modification_time", "_block": "file_block_start"}
-"""What is read of a row's file beside the row, by the names of Spark's `_metadata`."""
+"""Columns about the file of a row, and their names in Spark's `_metadata`."""
 FIRST = 20
-"""Files that the columns are learnt from before the first batch."""
+"""Files from which the columns are learnt before the first batch."""
 THREADS = 8
 REFUSED = re.compile(r"[ ,;{}()\n\t=.`]+")
-"""What Delta takes in no name of a column, and what expressions would have to quote."""
+"""Characters that Delta allows in no column name, or that expressions would have to quote."""
 INFERRED_TIMES = "yyyy-MM-dd[['T'][ ]HH:mm[:ss[.SSSSSS]][XXX]]"
 """The texts of JSON that are times: Spark would take `2026` for one, and cut nanoseconds."""
 GUESSES: tuple[tuple[str, str], ...] = (
@@ -55,7 +55,7 @@ GUESSES: tuple[tuple[str, str], ...] = (
     ("date", r"^\d{4}-\d\d-\d\d$"),
     ("timestamp", r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:\d\d)?$"),
 )
-"""The types that a column of text is taken for when all of its values look so. A number with a leading zero is text."""
+"""The types that a column of text gets if all of its values look like them. A number with a leading zero is text."""
 TYPES = {
     "bigint": T.LongType(),
     "double": T.DoubleType(),
@@ -68,48 +68,51 @@ TYPES = {
 
 @dataclass(frozen=True)
 class FileRows:
-    """The rows of a source of files; `memory` has the columns that are known."""
+    """The rows of a source of files; `memory` has the known columns."""
 
     spark: SparkSession
     files: FilesSource
     memory: Memory
 
     def learn(self) -> None:
-        """Learn the columns of the first files, where none are known yet. Runs some jobs."""
+        """Learn the columns of the first files, if none are known yet. Runs some jobs."""
         if self.memory.read(LEARNT) is not None:
             return
         try:
             listed = self.spark.read.format("binaryFile").options(**listing_options(self.files)).load(self.files.path)
-            found = [row["path"] for row in listed.select("path").limit(FIRST).collect()]
-        except AnalysisException:  # the folder is not there yet
-            found = []
-        if found:
-            self._learnt(self._parts(found))
+            paths = [row["path"] for row in listed.select("path").limit(FIRST).collect()]
+        except AnalysisException:  # the folder does not exist yet
+            return
+        if paths:
+            self._learn_columns(self._parts(paths))
 
     def records(self, listed: DataFrame) -> DataFrame:
-        """Return the rows of files as raw records. Needs the columns `path` and `modificationTime`; adds `block`, the
-        place in the file where the part begins that a task reads.
+        """Return the rows of files as raw records.
 
-        Learns new columns first. Raises StartError with the file that cannot be read.
+        Needs the columns `path` and `modificationTime`; adds `block`, the place in the file where the part begins that
+        a task reads. Learns new columns first. Raises StartError with the file that cannot be read.
         """
-        found = [row["path"] for row in listed.select("path").collect()]
-        parts = self._parts(sorted(found)) if found else []
-        known = self._learnt(parts)
+        paths = sorted(row["path"] for row in listed.select("path").collect())
+        parts = []
+        if paths:
+            parts = self._parts(paths)
+        known = self._learn_columns(parts)
+        if not parts:
+            empty = "value binary, topic string, timestamp timestamp, block bigint"
+            return self.spark.createDataFrame([], empty)
         if self.files.format == "json":
-            parts = [self._exact(part, known, sorted(found)) for part in parts]
-        rows = [self._rows(part, known) for part in parts]
-        empty = "value binary, topic string, timestamp timestamp, block bigint"
-        return reduce(DataFrame.unionByName, rows) if rows else self.spark.createDataFrame([], empty)
+            parts = [self._read_again_as_text(part, known, paths) for part in parts]
+        return reduce(DataFrame.unionByName, [self._rows(part, known) for part in parts])
 
-    # the files of a batch, by what columns they have
+    # The files of a batch, grouped by their columns
 
     def _parts(self, paths: list[str]) -> list[DataFrame]:
-        """Return frames over files that have the same columns; those of text formats have texts only, or guessed types.
+        """Return a frame for the files of each set of columns; those of text formats have texts only, or guessed types.
 
-        Each has the columns of FILE_COLUMNS besides.
+        Each also has the columns of FILE_COLUMNS.
         """
         try:
-            return [self._of_file(frame) for frame in getattr(self, f"_{self.files.format}")(paths)]
+            return [_with_file_columns(frame) for frame in getattr(self, f"_{self.files.format}")(paths)]
         except StartError:
             raise
         except Exception as error:
@@ -125,47 +128,58 @@ class FileRows:
                 return StartError(f"{what}. Mend it, or move it out of the folder, and start again")
         return StartError(f"files cannot be read together: {first_line(error)}")
 
-    @staticmethod
-    def _of_file(frame: DataFrame) -> DataFrame:
-        return frame.select("*", *(F.col(f"_metadata.{name}").alias(new) for new, name in FILE_COLUMNS.items()))
-
     def _reader(self, **options: str) -> Any:
-        listing = listing_options(self.files)  # the files are chosen already
-        given = {key: value for key, value in self.files.options.items() if key not in listing}
-        return self.spark.read.format(self.files.format).options(**{**options, **given})
+        # Options that choose files would leave out some of those that the stream has chosen.
+        listing = listing_options(self.files)
+        configured = {key: value for key, value in self.files.options.items() if key not in listing}
+        return self.spark.read.format(self.files.format).options(**{**options, **configured})
 
     def _csv(self, paths: list[str]) -> list[DataFrame]:
-        """Return a frame for each header: by its own columns a file is read, whatever their order."""
-        given = {"header": "true", "mode": "PERMISSIVE", "columnNameOfCorruptRecord": BROKEN, "enforceSchema": "true"}
+        """Return a frame for each header: a file is read by its own columns, whatever their order."""
+        options = {
+            "header": "true",
+            "mode": "PERMISSIVE",
+            "columnNameOfCorruptRecord": BROKEN,
+            "enforceSchema": "true",
+        }
         if self.files.options.get("header", "true").lower() != "true":
-            columns = self._reader(**given).load(paths).columns
-            return [self._reader(**given).schema(_texts(columns)).load(paths)]
+            columns = self._reader(**options).load(paths).columns
+            return [self._reader(**options).schema(_texts(columns)).load(paths)]
+
+        # The header is the first line that is not empty, in the part of the file that begins at byte 0.
         lines = self.spark.read.format("text").load(paths).where(F.length(F.trim("value")) > 0)
         lines = lines.select("value", F.col("_metadata.file_path").alias("path"), F.col("_metadata.file_block_start"))
-        firsts = lines.where("file_block_start = 0").withColumn("at", F.monotonically_increasing_id()).groupBy("path")
-        found = firsts.agg(F.min_by("value", "at").alias("line")).collect()
-        by_header: dict[str, list[str]] = {}
-        for row in found:  # an empty file has no line
-            by_header.setdefault(row["line"].lstrip("\ufeff"), []).append(row["path"])
-        mark = self.files.options.get("sep", self.files.options.get("delimiter", ","))
+        numbered = lines.where("file_block_start = 0").withColumn("number", F.monotonically_increasing_id())
+        headers = numbered.groupBy("path").agg(F.min_by("value", "number").alias("line")).collect()
+        paths_by_header: dict[str, list[str]] = {}
+        for row in headers:  # an empty file has none
+            header = row["line"].lstrip("\ufeff")
+            paths_by_header.setdefault(header, []).append(row["path"])
+
+        separator = self.files.options.get("sep", self.files.options.get("delimiter", ","))
         frames = []
-        for header, of_header in by_header.items():
-            columns = next(csv.reader([header], delimiter=mark))
-            frames.append(self._reader(**given).schema(_texts(columns)).load(sorted(of_header)))
+        for header, paths_of_header in paths_by_header.items():
+            columns = next(csv.reader([header], delimiter=separator))
+            frames.append(self._reader(**options).schema(_texts(columns)).load(sorted(paths_of_header)))
         return frames
 
     def _json(self, paths: list[str]) -> list[DataFrame]:
         return [self._json_reader().load(paths)]
 
     def _json_reader(self) -> Any:
-        given = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": BROKEN, "dropFieldIfAllNull": "true"}
-        # without it a field whose name differs by case only is an error of the whole file
-        return self._reader(**given, inferTimestamp="true", timestampFormat=INFERRED_TIMES)
+        # Without these a field whose name differs by case only is an error of the whole file.
+        return self._reader(
+            mode="PERMISSIVE",
+            columnNameOfCorruptRecord=BROKEN,
+            dropFieldIfAllNull="true",
+            inferTimestamp="true",
+            timestampFormat=INFERRED_TIMES,
+        )
 
-    def _exact(self, part: DataFrame, known: T.StructType, paths: list[str]) -> DataFrame:
-        """Return the rows of JSON files with the text of numbers and of what gets another type, as the files have it.
+    def _read_again_as_text(self, part: DataFrame, known: T.StructType, paths: list[str]) -> DataFrame:
+        """Return the rows of JSON files with numbers, and columns that change their type, as the text in the files.
 
-        Spark makes doubles of them before anybody can ask whether something is lost.
+        Spark makes doubles of numbers before a cast can find out whether something is lost.
         """
         kinds = {field.name.lower(): field.dataType for field in known}
         fields = []
@@ -176,9 +190,11 @@ class FileRows:
             is_exact = kind == field.dataType and not isinstance(kind, T.DoubleType)
             are_nested = isinstance(kind, NESTED) and isinstance(field.dataType, NESTED)
             is_known = type(kind) in PLAIN or isinstance(kind, NESTED)
-            as_text = is_known and not is_exact and not are_nested and field.name != BROKEN
-            fields.append(T.StructField(field.name, T.StringType()) if as_text else field)
-        return self._of_file(self._json_reader().schema(T.StructType(fields)).load(paths))
+            if is_known and not is_exact and not are_nested and field.name != BROKEN:
+                fields.append(T.StructField(field.name, T.StringType()))
+            else:
+                fields.append(field)
+        return _with_file_columns(self._json_reader().schema(T.StructType(fields)).load(paths))
 
     def _parquet(self, paths: list[str]) -> list[DataFrame]:
         try:
@@ -187,41 +203,40 @@ class FileRows:
             return self._by_schema(paths)
 
     def _avro(self, paths: list[str]) -> list[DataFrame]:
-        return self._by_schema(paths)  # Spark would take the columns of one of them for all
+        # Spark would read all files with the columns of one of them.
+        return self._by_schema(paths)
 
     def _by_schema(self, paths: list[str]) -> list[DataFrame]:
         with ThreadPoolExecutor(THREADS) as pool:
             schemas = [*pool.map(lambda path: self._reader().load(path).schema.json(), paths)]
-        by_schema: dict[str, list[str]] = {}
+        paths_by_schema: dict[str, list[str]] = {}
         for path, schema in zip(paths, schemas, strict=True):
-            by_schema.setdefault(schema, []).append(path)
-        return [self._reader().load(of_schema) for of_schema in by_schema.values()]
+            paths_by_schema.setdefault(schema, []).append(path)
+        return [self._reader().load(paths_of_schema) for paths_of_schema in paths_by_schema.values()]
 
-    # columns: known, new, rescued
+    # Columns: known, new, rescued
 
     def known(self) -> T.StructType:
-        """Return the columns that are known, with `_rescued`."""
+        """Return the known columns, with `_rescued`."""
         text = self.memory.read(LEARNT)
-        return T.StructType([]) if text is None else T.StructType.fromJson(_json_of(text))
+        if text is None:
+            return T.StructType([])
+        return T.StructType.fromJson(_json_of(text))
 
-    def _learnt(self, parts: Iterable[DataFrame]) -> T.StructType:
-        """Return the known columns with those that are new in files, and note them."""
+    def _learn_columns(self, parts: Iterable[DataFrame]) -> T.StructType:
+        """Return the known columns and those that are new in files, and store them."""
         before = self.known()
         names = [field.name for field in before]
-        hints = _hints(self.files.schema_hints)
-        known = {field.name.lower(): field for field in [*before, *(hint for hint in hints if hint.name not in names)]}
-        known.pop(RESCUED, None)
+        columns = {field.name.lower(): field for field in before}
+        for hint in _hints(self.files.schema_hints):
+            if hint.name not in names:
+                columns[hint.name.lower()] = hint
+        columns.pop(RESCUED, None)
         for part in parts:
-            fields = [field for field in part.schema if field.name not in (BROKEN, *FILE_COLUMNS)]
-            if self.files.format == "csv":
-                fields = _guessed(part, [field for field in fields if _name(field.name).lower() not in known])
-            for field in fields:
-                name = _name(field.name)
-                had = known.get(name.lower())
-                kind = _keepable(field.dataType) if had is None else grown(had.dataType, field.dataType)
-                if kind is not None:
-                    known[name.lower()] = T.StructField(had.name if had else name, kind)
-        after = T.StructType([*known.values(), T.StructField(RESCUED, T.MapType(T.StringType(), T.StringType()))])
+            self._add_columns(columns, part)
+
+        rescued = T.StructField(RESCUED, T.MapType(T.StringType(), T.StringType()))
+        after = T.StructType([*columns.values(), rescued])
         if after != before:
             new = [field.name for field in after if field.name not in names]
             if names and new:
@@ -229,35 +244,69 @@ class FileRows:
             self.memory.write(LEARNT, after.json().encode())
         return after
 
+    def _add_columns(self, columns: dict[str, T.StructField], part: DataFrame) -> None:
+        """Add the columns of files to those that are known, by their name in lower case; let types grow."""
+        fields = [field for field in part.schema if field.name not in (BROKEN, *FILE_COLUMNS)]
+        # All columns of CSV are text: guess the types of the new ones from their values.
+        if self.files.format == "csv":
+            fields = _guess_types(part, [field for field in fields if _name(field.name).lower() not in columns])
+        for field in fields:
+            name = _name(field.name)
+            column = columns.get(name.lower())
+            if column is None:
+                columns[name.lower()] = T.StructField(name, _keepable(field.dataType))
+                continue
+            kind = grown(column.dataType, field.dataType)
+            if kind is not None:
+                columns[name.lower()] = T.StructField(column.name, kind)
+
     def _rows(self, part: DataFrame, known: T.StructType) -> DataFrame:
-        hinted = {hint.name.lower() for hint in _hints(self.files.schema_hints)}
-        kinds = {field.name.lower(): field for field in known if field.name != RESCUED}
+        """Return the rows of files as raw records, with what does not fit into the known columns in `_rescued`."""
+        hinted_names = {hint.name.lower() for hint in _hints(self.files.schema_hints)}
+        known_columns = {field.name.lower(): field for field in known if field.name != RESCUED}
         values: dict[str, Column] = {}
         rescued: dict[str, Column] = {}
         for field in part.schema:
             if field.name in FILE_COLUMNS:
                 continue
             column = F.col(f"`{field.name.replace('`', '``')}`")
-            had = kinds.get(_name(field.name).lower())
-            if field.name == BROKEN or had is None or had.name in values:
+            known_column = known_columns.get(_name(field.name).lower())
+            # Two columns of a file may have names that differ by case only: the second one is rescued.
+            if field.name == BROKEN or known_column is None or known_column.name in values:
                 rescued[field.name] = _text(column, field.dataType)
                 continue
-            is_hinted = had.name.lower() in hinted
-            values[had.name], lost = _taken(column, field.dataType, had.dataType, hinted=is_hinted)
-            if lost is not None:
-                rescued[field.name] = F.when(lost, _text(column, field.dataType))
+            value, loses = _cast_to_known(
+                column, field.dataType, known_column.dataType, hinted=known_column.name.lower() in hinted_names
+            )
+            values[known_column.name] = value
+            if loses is not None:
+                rescued[field.name] = F.when(loses, _text(column, field.dataType))
         if rescued:
-            pairs = [cell for name, value in rescued.items() for cell in (F.lit(name), value)]
-            found = F.map_filter(F.create_map(*pairs), lambda _, value: value.isNotNull())
-            values[RESCUED] = F.when(F.size(found) > 0, found)
-        row = F.struct(*(value.alias(name) for name, value in values.items()))
-        text = F.to_json(row, TIMES) if values else F.lit("{}")
-        about = (F.col("_path").alias("topic"), F.col("_changed").alias("timestamp"), F.col("_block").alias("block"))
-        return part.select(text.cast("binary").alias("value"), *about)
+            pairs = []
+            for name, text in rescued.items():
+                pairs += [F.lit(name), text]
+            texts = F.map_filter(F.create_map(*pairs), lambda _, text: text.isNotNull())
+            values[RESCUED] = F.when(F.size(texts) > 0, texts)
+
+        row = F.lit("{}")
+        if values:
+            row = F.to_json(F.struct(*[value.alias(name) for name, value in values.items()]), TIMES)
+        return part.select(
+            row.cast("binary").alias("value"),
+            F.col("_path").alias("topic"),
+            F.col("_changed").alias("timestamp"),
+            F.col("_block").alias("block"),
+        )
+
+
+def _with_file_columns(frame: DataFrame) -> DataFrame:
+    """Return rows of files with the columns of FILE_COLUMNS."""
+    about_file = [F.col(f"_metadata.{name}").alias(column) for column, name in FILE_COLUMNS.items()]
+    return frame.select("*", *about_file)
 
 
 def listing_options(files: FilesSource) -> dict[str, str]:
-    """Return the options that say which files there are, and those of Spark's list of files that it has seen."""
+    """Return the options that choose files, and those of Spark's list of the files that it has seen."""
     named = {"pathGlobFilter", "recursiveFileLookup", "modifiedBefore", "modifiedAfter"}
     named |= {"maxFileAge", "latestFirst", "maxCachedFiles", "fileNameOnly"}
     return {key: value for key, value in files.options.items() if key in named}
@@ -270,15 +319,21 @@ def _json_of(text: bytes) -> Any:
 
 
 def hinted(files: FilesSource | None) -> dict[str, bytes]:
-    """Return what the decoder `rows` knows by `schema_hints` alone, as it stands in the store. Needs a session."""
+    """Return the content of the store that `schema_hints` alone give the decoder `rows`. Needs a session."""
+    if files is None:
+        return {}
+    hints = _hints(files.schema_hints)
+    if not hints:
+        return {}
     rescued = T.StructField(RESCUED, T.MapType(T.StringType(), T.StringType()))
-    hints = _hints(files.schema_hints) if files else []
-    return {LEARNT: T.StructType([*hints, rescued]).json().encode()} if hints else {}
+    return {LEARNT: T.StructType([*hints, rescued]).json().encode()}
 
 
 def _hints(ddl: str | None) -> list[T.StructField]:
-    found = T.StructType.fromDDL(ddl) if ddl else None
-    return list(found) if isinstance(found, T.StructType) else []
+    if not ddl:
+        return []
+    kind = T.StructType.fromDDL(ddl)
+    return list(kind) if isinstance(kind, T.StructType) else []
 
 
 def _texts(columns: list[str]) -> T.StructType:
@@ -286,43 +341,51 @@ def _texts(columns: list[str]) -> T.StructType:
     names: list[str] = []
     for k, column in enumerate(columns):
         name = column.strip() or f"_c{k}"
-        names.append(name if name.lower() not in {other.lower() for other in names} else f"{name}_{k}")
+        if name.lower() in {other.lower() for other in names}:
+            name = f"{name}_{k}"
+        names.append(name)
     return T.StructType([T.StructField(name, T.StringType()) for name in [*names, BROKEN]])
 
 
 def _name(column: str) -> str:
-    """Return the name of a column as a table can have it."""
+    """Return the name of a column as a table can store it."""
     return REFUSED.sub("_", column)
 
 
-def _guessed(part: DataFrame, fields: list[T.StructField]) -> list[T.StructField]:
-    """Return columns of text with the type that all of their values have; those without a value are left for later."""
+def _guess_types(part: DataFrame, fields: list[T.StructField]) -> list[T.StructField]:
+    """Return columns of text with the type that all of their values have, without columns that have no value yet."""
     if not fields:
         return []
-    columns = [F.col(f"`{field.name.replace('`', '``')}`") for field in fields]
-    asked = [F.count(column).alias(f"n{k}") for k, column in enumerate(columns)]
-    for k, column in enumerate(columns):
+    # One job counts, for each column, its values and those that do not fit into each type.
+    counts = []
+    for k, field in enumerate(fields):
+        column = F.col(f"`{field.name.replace('`', '``')}`")
+        counts.append(F.count(column).alias(f"n{k}"))
         for kind, form in GUESSES:
             _, keeps_all = cast_text(column, TYPES[kind], hinted=False)
             fits = F.trim(column).rlike(form) & F.coalesce(keeps_all, F.lit(False))
-            asked.append(F.count_if(column.isNotNull() & ~fits).alias(f"{kind}{k}"))
-    found = part.select(*asked).collect()[0]
-    kinds = [next((kind for kind, _ in GUESSES if not found[f"{kind}{k}"]), "string") for k in range(len(fields))]
-    return [
-        T.StructField(field.name, TYPES[kind])
-        for k, (field, kind) in enumerate(zip(fields, kinds, strict=True))
-        if found[f"n{k}"]
-    ]
+            counts.append(F.count_if(column.isNotNull() & ~fits).alias(f"{kind}{k}"))
+    counted = part.select(*counts).collect()[0]
+
+    guessed = []
+    for k, field in enumerate(fields):
+        if not counted[f"n{k}"]:
+            continue
+        kind = next((kind for kind, _ in GUESSES if not counted[f"{kind}{k}"]), "string")
+        guessed.append(T.StructField(field.name, TYPES[kind]))
+    return guessed
 
 
 def grown(known: T.DataType, found: T.DataType) -> T.DataType | None:
-    """Return the type that holds the values of both as they are, with fields of both; None where there is none."""
+    """Return the type that holds the values of both as they are, with fields of both; None if there is none."""
     if known == found:
         return known
     if isinstance(known, T.StructType) and isinstance(found, T.StructType):
         fields = {field.name: field.dataType for field in known}
         for field in found:
-            kind = grown(fields[field.name], field.dataType) if field.name in fields else field.dataType
+            kind: T.DataType | None = field.dataType
+            if field.name in fields:
+                kind = grown(fields[field.name], field.dataType)
             if kind is None:
                 return None
             fields[field.name] = kind
@@ -337,7 +400,7 @@ def grown(known: T.DataType, found: T.DataType) -> T.DataType | None:
 
 
 def _keepable(kind: T.DataType) -> T.DataType:
-    """Return the type that a new column gets: text for what the decoder has no type for."""
+    """Return the type that a new column gets: text if the decoder has no type for it."""
     if isinstance(kind, T.ByteType):
         return T.ShortType()
     return kind if _decodes(kind) else T.StringType()
@@ -359,7 +422,7 @@ NESTED = (T.StructType, T.ArrayType, T.MapType)
 
 
 def _text(column: Column, kind: T.DataType) -> Column:
-    """Return a value as text: what is nested as JSON, bytes that are no text as base64."""
+    """Return a value as text: nested ones as JSON, bytes that are no text as base64."""
     if isinstance(kind, NESTED):
         return F.to_json(column, TIMES)
     text = column.cast("string")
@@ -368,8 +431,13 @@ def _text(column: Column, kind: T.DataType) -> Column:
     return text
 
 
-def _taken(column: Column, found: T.DataType, known: T.DataType, *, hinted: bool) -> tuple[Column, Column | None]:
-    """Return a column in the known type, and on which rows that would lose something: these are null."""
+def _cast_to_known(
+    column: Column, found: T.DataType, known: T.DataType, *, hinted: bool
+) -> tuple[Column, Column | None]:
+    """Return a column in its known type, and whether a row loses something by it: its value is null then.
+
+    `found` is the type in the files. The second column is None if no row can lose anything.
+    """
     if grown(known, found) is not None:
         if not isinstance(found, (*FRACTIONS, *TIME_TYPES)):
             return column, None
@@ -382,7 +450,7 @@ def _taken(column: Column, found: T.DataType, known: T.DataType, *, hinted: bool
         return F.when(fits, column.cast("string")), column.isNotNull() & ~fits
     if isinstance(known, NESTED) or isinstance(found, NESTED):
         return F.lit(None).cast("string"), column.isNotNull()
-    if type(known) not in PLAIN:  # a variant
+    if type(known) not in PLAIN:  # a variant, by a hint
         cast = column.try_cast(known)
         fits = cast.isNotNull()
     elif isinstance(found, T.StringType):

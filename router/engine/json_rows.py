@@ -1,8 +1,8 @@
-"""Rows of an outbox that its Delta table cannot take: JSON in the quarantine, until they are given to their sink.
+"""Keep rows of an outbox as JSON in its quarantine, if the outbox's Delta table cannot store them.
 
 A table's quarantine has the columns of its rows. An outbox gets one only if its own table can never take the rows, and
-then nothing says that a table with these columns could: so a row is kept as text, with the coordinates of its record.
-Runs on the driver; what is lazy runs where the rows are.
+then a table with these columns may not be possible either: so a row is kept as text, with the coordinates of its
+record, until its sink gets it. Runs on the driver; what is lazy runs where the rows are.
 """
 
 from __future__ import annotations
@@ -25,20 +25,22 @@ OPTIONS = {**TIMES, "ignoreNullFields": "false"}
 
 
 def as_json(rows: DataFrame, own: list[Column]) -> DataFrame:
-    """Return rows of an outbox as a quarantine keeps them: its own columns, their coordinates, and `_row`."""
-    places = [name for name in MERGED_COORDINATES if name in rows.columns]
-    others = [F.col(quoted(name)) for name in rows.columns if name not in places]
-    row = F.to_json(F.struct(*others), OPTIONS).alias(ROW)
-    return rows.select(*own, *places, row)
+    """Return rows of an outbox as a quarantine keeps them: the columns `own`, their coordinates, and `_row`."""
+    coordinates = [name for name in MERGED_COORDINATES if name in rows.columns]
+    row_columns = [F.col(quoted(name)) for name in rows.columns if name not in coordinates]
+    row = F.to_json(F.struct(*row_columns), OPTIONS).alias(ROW)
+    return rows.select(*own, *coordinates, row)
 
 
 def from_json(rows: DataFrame, columns: StructType) -> DataFrame:
-    """Return rows of a quarantine with the columns of an outbox. What the outbox has no column for is left out."""
-    inside = columns.__class__([field for field in columns if field.name not in MERGED_COORDINATES])
-    parsed = rows.withColumn(ROW, F.from_json(F.col(ROW), inside, OPTIONS))
-    chosen = []
+    """Return rows of a quarantine with the columns of an outbox, without fields that it has no column for."""
+    in_json = columns.__class__([field for field in columns if field.name not in MERGED_COORDINATES])
+    parsed = rows.withColumn(ROW, F.from_json(F.col(ROW), in_json, OPTIONS))
+    outbox_columns = []
     for field in columns:
         name = quoted(field.name)
-        column = F.col(name) if field.name in MERGED_COORDINATES else F.col(f"{ROW}.{name}")
-        chosen.append(column.cast(field.dataType).alias(field.name))
-    return parsed.select(*chosen)
+        column = F.col(f"{ROW}.{name}")
+        if field.name in MERGED_COORDINATES:
+            column = F.col(name)
+        outbox_columns.append(column.cast(field.dataType).alias(field.name))
+    return parsed.select(*outbox_columns)

@@ -1,6 +1,6 @@
-"""The ledger: one row per batch, source partition, route and sink, saying what became of every record.
+"""Write and read the ledger: one row per batch, source partition, route and sink, with what became of every record.
 
-Observers are told the same of a batch: its report.
+Observers get the same counts of a batch as its report.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from router.engine.balance import Partition
     from router.engine.checkpoint_store import Manifest
     from router.engine.commit.committers import Committers
-    from router.engine.label.layout import Layout
+    from router.engine.label.layout import Layout, RouteLabels
     from router.sinks import Resent
 
 SCHEMA = pa.schema(
@@ -88,9 +88,9 @@ A replay has a row without a batch, of what it changed: more rows are `applied`,
 
 
 VIOLATED = "violated "
-"""What the name of an expectation comes after in a report's counts of a route."""
+"""The prefix of the names of expectations among a report's counts of a route."""
 LATER = {"unknown", "unknown_fields", "violated", "configuration"}
-"""Columns that the next append adds to a ledger which was made before they were."""
+"""Columns that the next append adds to the ledger of an older version."""
 READ = ("read", "decoded", "failed", "bare", "unmatched")
 SOURCE = (*READ, "lost", "unknown")
 SUMMED = (
@@ -109,66 +109,97 @@ def rows(
 ) -> list[dict[str, Any]]:
     """Return the ledger rows of a batch.
 
-    `targets` are the keys (`route/sink`) of its sinks; `applied` has the counts of each applying one by key.
-
-    What a sink applied is known for the batch, not per source partition: it stands in a row of its own, without one.
+    `targets` are the keys (`route/sink`) of its sinks; `applied` has the counts of each applying one by key. What a
+    sink applied is known for the batch, not per source partition: it gets a row of its own, without one.
     """
-    found: list[dict[str, Any]] = []
-    base = {"query": query, "run": run, "batch_id": batch}
+    ledger_rows: list[dict[str, Any]] = []
+    batch_columns = {"query": query, "run": run, "batch_id": batch}
     for part in counted:
-        where = {
-            **base,
+        source = {
+            **batch_columns,
             "topic": part.topic,
             "partition": part.partition,
             "from_offset": part.first,
             "to_offset": part.last,
         }
-        source = {name: getattr(part, name) for name in READ}
-        beyond = {"unknown": part.unknown, "unknown_fields": sorted(part.unknown_fields.items()) or None}
-        raw = {"dropped": part.dropped.get(BRONZE), "violated": _of_route(part.violated, BRONZE)}
-        found.append({**where, **source, **beyond, **raw})
+        ledger_rows.append({**source, **_counts_of_source(part)})
         for key in targets:
-            route, sink = key.split("/", 1)
-            quarantine = f"{key}/quarantine"
-            rejected = part.rejected.get(key, 0) + part.rejected.get(quarantine, 0)
-            found.append({
-                **where, "route": route, "sink": sink, "matched": part.matched.get(route, 0),
-                "landed": part.landed.get(key, 0), "refused": part.refused.get(route, 0) + rejected,
-                "dropped": part.dropped.get(route, 0), "frozen": part.frozen.get(key, 0),
-                "quarantined": part.landed.get(quarantine, 0), "violated": _of_route(part.violated, route),
-            })  # fmt: skip
+            ledger_rows.append({**source, **_counts_of_target(part, key)})
     if not counted:
-        found.append({**base, **dict.fromkeys(READ, 0)})
+        ledger_rows.append({**batch_columns, **dict.fromkeys(READ, 0)})
     for key, counts in applied.items():
         landed = sum(part.landed.get(key, 0) for part in counted)
-        found.append({**base, **of_sink(key, counts, landed)})
-    return found
+        ledger_rows.append({**batch_columns, **of_sink(key, counts, landed)})
+    return ledger_rows
+
+
+def _counts_of_source(part: Partition) -> dict[str, Any]:
+    """Return the counts of a source partition before its records are routed."""
+    return {
+        **{name: getattr(part, name) for name in READ},
+        "unknown": part.unknown,
+        "unknown_fields": sorted(part.unknown_fields.items()) or None,
+        "dropped": part.dropped.get(BRONZE),
+        "violated": _of_route(part.violated, BRONZE),
+    }
+
+
+def _counts_of_target(part: Partition, key: str) -> dict[str, Any]:
+    """Return the counts of a source partition for one route and sink."""
+    route, sink = key.split("/", 1)
+    quarantine = f"{key}/quarantine"
+    # A row may also be refused on its way into the quarantine: it is a dead letter of the sink then.
+    rejected = part.rejected.get(key, 0) + part.rejected.get(quarantine, 0)
+    return {
+        "route": route,
+        "sink": sink,
+        "matched": part.matched.get(route, 0),
+        "landed": part.landed.get(key, 0),
+        "refused": part.refused.get(route, 0) + rejected,
+        "dropped": part.dropped.get(route, 0),
+        "frozen": part.frozen.get(key, 0),
+        "quarantined": part.landed.get(quarantine, 0),
+        "violated": _of_route(part.violated, route),
+    }
 
 
 def _of_route(violated: Mapping[str, int], route: str) -> list[tuple[str, int]] | None:
-    """Return the expectations of a route that did not hold, each with its events; None where all did."""
-    named = ((key.rpartition("/"), count) for key, count in sorted(violated.items()))
-    return [(name, count) for (of, _, name), count in named if of == route and count] or None
+    """Return the expectations of a route that did not hold, each with its events; None if all did."""
+    of_route = []
+    for key, count in sorted(violated.items()):
+        key_route, _, name = key.rpartition("/")
+        if key_route == route and count:
+            of_route.append((name, count))
+    return of_route or None
 
 
 def of_moved(query: str, run: str, manifest: Manifest) -> list[dict[str, Any]]:
     """Return the rows that move landed rows of a batch into the quarantine: their table could not be written."""
-    found = []
+    ledger_rows = []
     for key, count in manifest.moved.items():
         route, sink = key.split("/", 1)
-        base = {"query": query, "run": run, "batch_id": manifest.batch, "route": route, "sink": sink}
-        found.append({**base, "landed": -count, "quarantined": count})
-    return found
+        ledger_rows.append(
+            {
+                "query": query,
+                "run": run,
+                "batch_id": manifest.batch,
+                "route": route,
+                "sink": sink,
+                "landed": -count,
+                "quarantined": count,
+            }
+        )
+    return ledger_rows
 
 
 def of_sink(key: str, counts: Applied, landed: int = 0) -> dict[str, Any]:
-    """Return what a ledger row says of what a sink applied of `landed` rows, and of an earlier backlog."""
+    """Return the columns of a ledger row about a sink that applied some of `landed` rows, and of an earlier backlog."""
     route, sink = key.split("/", 1)
     return {"route": route, "sink": sink, **counts._asdict(), "backlog": landed - counts.done}
 
 
 def of_replay(key: str, resent: Resent) -> dict[str, Any]:
-    """Return what a ledger row says of rows that a sink sent again."""
+    """Return the columns of a ledger row about rows that a sink sent again."""
     route, sink = key.split("/", 1)
     moved = {status: resent.are(status) - resent.were(status) for status in ("dead", "parked")}
     counts = {"applied": resent.are("delivered"), **moved, "in_doubt": resent.in_doubt, "backlog": 0}
@@ -182,23 +213,15 @@ def report(
 
     `seconds` are those of its steps, `applied` is what sinks did with their outboxes.
     """
-    counted, commits = manifest.partitions, manifest.commits
-    by = {kind: keyed(counted, kind) for kind in KEYED}
-    routes = {
-        route.shown or route.name: {
-            "matched": by["matched"][route.name],
-            "landed": sum(by["landed"][target.key] - manifest.moved[target.key] for target in route.targets),
-            "refused": by["refused"][route.name] + sum(by["rejected"][k] for t in route.targets for k in t.keys),
-            "dropped": by["dropped"][route.name],
-            "frozen": sum(by["frozen"][target.key] for target in route.targets),
-            "quarantined": sum(by["landed"][key] for target in route.targets for key in target.keys[1:])
-            + sum(manifest.moved[target.key] for target in route.targets),
-            **{f"{VIOLATED}{name}": by["violated"][f"{route.name}/{name}"] for name in route.violated},
-        }
-        for route in layout.routes
-    }
-    read, failed = total(counted, "read"), total(counted, "failed")
-    refused = sum(counts.dead for counts in applied.values())
+    counted = manifest.partitions
+    commits = manifest.commits
+    sums = {kind: keyed(counted, kind) for kind in KEYED}
+    routes = {}
+    for route in layout.routes:
+        routes[route.shown or route.name] = _counts_of_route(route, sums, manifest.moved)
+    read = total(counted, "read")
+    failed = total(counted, "failed")
+    refused_by_sinks = sum(counts.dead for counts in applied.values())
     return BatchReport(
         query=query,
         batch=manifest.batch,
@@ -206,14 +229,41 @@ def report(
         decoded=read - failed - total(counted, "bare"),
         failed=failed,
         unmatched=total(counted, "unmatched"),
-        dead_letters=sum(work.rows for work in commits if work.target == "/dead_letters") + refused,
-        tables=len({work.table for work in commits}),
-        files=sum(len(work.files) for work in commits),
+        dead_letters=sum(commit.rows for commit in commits if commit.target == "/dead_letters") + refused_by_sinks,
+        tables=len({commit.table for commit in commits}),
+        files=sum(len(commit.files) for commit in commits),
         seconds={name: round(took, 4) for name, took in seconds.items()},
         routes=routes,
         unknown=total(counted, "unknown"),
-        violated={name: by["violated"][f"{BRONZE}/{name}"] for name in layout.bronze_violated},
+        violated={name: sums["violated"][f"{BRONZE}/{name}"] for name in layout.bronze_violated},
     )
+
+
+def _counts_of_route(
+    route: RouteLabels, sums: Mapping[str, Mapping[str, int]], moved: Mapping[str, int]
+) -> dict[str, int]:
+    """Return the counts of a route in a report, summed over its sinks."""
+    counts = {
+        "matched": sums["matched"][route.name],
+        "landed": 0,
+        "refused": sums["refused"][route.name],
+        "dropped": sums["dropped"][route.name],
+        "frozen": 0,
+        "quarantined": 0,
+    }
+    for target in route.targets:
+        # The first key is that of the sink, the others are those of its quarantine.
+        sink_key, *quarantine_keys = target.keys
+        counts["landed"] += sums["landed"][sink_key] - moved[sink_key]
+        counts["frozen"] += sums["frozen"][sink_key]
+        counts["quarantined"] += moved[sink_key]
+        for key in quarantine_keys:
+            counts["quarantined"] += sums["landed"][key]
+        for key in target.keys:
+            counts["refused"] += sums["rejected"][key]
+    for name in route.violated:
+        counts[f"{VIOLATED}{name}"] = sums["violated"][f"{route.name}/{name}"]
+    return counts
 
 
 class LedgerEntry(NamedTuple):
@@ -224,126 +274,183 @@ class LedgerEntry(NamedTuple):
     version: int
 
 
-def append(committers: Committers, entry: LedgerEntry, found: list[dict[str, Any]], *, tables: Any = None) -> None:
-    """Append rows to the ledger, once for each entry. `tables` opens tables; None opens this one anew."""
-    lake, folder = committers.lake, entry.table.replace(".", "/")
-    now = int(time.time() * 1_000_000)
-    content = pa.Table.from_pylist([{**row, "finished": now} for row in found], SCHEMA)
+def append(
+    committers: Committers, entry: LedgerEntry, ledger_rows: list[dict[str, Any]], *, tables: Any = None
+) -> None:
+    """Append rows to the ledger, once for each entry. `tables` opens tables; if it is None, the ledger is opened."""
+    lake = committers.lake
+    file = _stage_rows(lake, entry, ledger_rows)
+    table = tables.open([entry.table])[entry.table] if tables else lake.open(entry.table)
+
+    # A ledger of an older version lacks columns: this append adds them.
+    added = None
+    if table is not None:
+        present = {field.name for field in table.schema().fields}
+        lacking = [column for column in SCHEMA if column.name not in present]
+        if lacking:
+            added = to_delta(pa.schema(lacking))
+    commit = TableCommit(
+        target="/ledger",
+        table=entry.table,
+        app_id=entry.app_id,
+        version=entry.version,
+        files=(file,),
+        columns=to_delta(SCHEMA),
+        added=added,
+    )
+    if not committers.commit((commit,), {entry.table: table}, {}):
+        lake.files.delete_file(file.path)
+
+
+def _stage_rows(lake: Lake, entry: LedgerEntry, ledger_rows: list[dict[str, Any]]) -> StagedFile:
+    """Write rows into a Parquet file in the ledger's folder, which no commit refers to yet."""
+    folder = entry.table.replace(".", "/")
+    finished = int(time.time() * 1_000_000)
+    content = pa.Table.from_pylist([{**row, "finished": finished} for row in ledger_rows], SCHEMA)
     path = f"{folder}/part-{entry.version:010d}-{time.time_ns()}.parquet"
     lake.files.create_dir(folder, recursive=True)
     footers: list[pq.FileMetaData] = []
     with lake.files.open_output_stream(path) as stream:
         pq.write_table(content, stream, store_schema=False, metadata_collector=footers)
         size = stream.tell()
-    file = StagedFile("/ledger", entry.table, path, size, len(found), tuple(SCHEMA.names), statistics(footers[0]))
-    opened = tables.open([entry.table]) if tables else {entry.table: lake.open(entry.table)}
-    have = {field.name for field in table.schema().fields} if (table := opened[entry.table]) else {*SCHEMA.names}
-    added = [column for column in SCHEMA if column.name not in have]
-    about = "/ledger", entry.table, entry.app_id, entry.version, (file,), to_delta(SCHEMA)
-    work = TableCommit(*about, added=to_delta(pa.schema(added)) if added else None)
-    if not committers.commit((work,), opened, {}):
-        lake.files.delete_file(path)
+    return StagedFile(
+        target="/ledger",
+        table=entry.table,
+        path=path,
+        bytes=size,
+        rows=len(ledger_rows),
+        columns=tuple(SCHEMA.names),
+        statistics=statistics(footers[0]),
+    )
 
 
 def sent(lake: Lake, config: Config, key: str) -> int:
-    """Return the rows of an outbox that its sink has dealt with, by the ledger."""
-    table, (route, sink) = lake.open(config.ledger), key.split("/", 1)
+    """Return the number of rows of an outbox that its sink has dealt with, by the ledger."""
+    table = lake.open(config.ledger)
     if table is None:
         return 0
-    blank = dict.fromkeys(Applied._fields)  # a ledger of an older version has fewer columns
-    where = [("query", "=", config.name), ("route", "=", route), ("sink", "=", sink)]
-    rows = table.to_pyarrow_table(filters=where, filesystem=native_files(table)).to_pylist()
-    counts = (Applied(*({**blank, **row}[name] or 0 for name in Applied._fields)) for row in rows)
-    return sum(count.done for count in counts)
+    route, sink = key.split("/", 1)
+    of_sink = [("query", "=", config.name), ("route", "=", route), ("sink", "=", sink)]
+    done = 0
+    for row in table.to_pyarrow_table(filters=of_sink, filesystem=native_files(table)).to_pylist():
+        # A ledger of an older version has fewer columns.
+        counts = {name: row.get(name) or 0 for name in Applied._fields}
+        done += Applied(**counts).done
+    return done
 
 
 def last(config: Config, batches: int) -> list[dict[str, Any]]:
     """Return the ledger rows of a query's last batches, oldest first, events of a sink summed over partitions.
 
-    A detached sink has batches of its own: as many of these are there, too. Memory holds the rows of those batches, and
+    A detached sink has batches of its own: as many of these are returned. Memory holds the rows of those batches, and
     five columns of a part of the others: a ledger has millions of rows after some months.
     """
     lake, _ = lake_and_checkpoint(config)
     table = lake.open(config.ledger)
     if table is None:
         return []
-    found = table.to_pyarrow_dataset(filesystem=native_files(table))
-    mine = pc.field("query") == config.name
-    wanted = _last_batches(_endings(found, mine, batches), batches)
+    dataset = table.to_pyarrow_dataset(filesystem=native_files(table))
+    of_query = pc.field("query") == config.name
+    wanted = _last_batches(_endings(dataset, of_query, batches), batches)
     numbers = {batch for _, batch in wanted}
-    these = pc.field("batch_id").isin(pa.array(numbers - {None}, pa.int64()))
-    these = these | pc.field("batch_id").is_null() if None in numbers else these
+    has_number = pc.field("batch_id").isin(pa.array(numbers - {None}, pa.int64()))
+    if None in numbers:  # a replay has no batch number
+        has_number = has_number | pc.field("batch_id").is_null()
+
     blank = dict.fromkeys(SCHEMA.names)  # a ledger of an older version has fewer columns
-    chosen = [{**blank, **row} for row in found.to_table(filter=mine & these).to_pylist()]
+    chosen = []
+    for row in dataset.to_table(filter=of_query & has_number).to_pylist():
+        # Batches of different runs have the same numbers.
+        if (row["run"], row["batch_id"]) in wanted:
+            chosen.append({**blank, **row})
     return sorted(
-        _summed([row for row in chosen if (row["run"], row["batch_id"]) in wanted]),
+        _add_up_sinks(chosen),
         key=lambda row: (row["finished"], row["route"] or "", row["topic"] or "", row["partition"] or 0),
     )
 
 
 def totals(config: Config) -> dict[tuple[str | None, str | None], dict[str, int]]:
     """Return the sums of all counts of a query, by route and sink; (None, None) are those of the source."""
-    table = lake_and_checkpoint(config)[0].open(config.ledger)
+    lake, _ = lake_and_checkpoint(config)
+    table = lake.open(config.ledger)
     if table is None:
         return {}
-    counts = [name for name in (*SOURCE, *SUMMED) if name in {field.name for field in table.schema().fields}]
-    found: dict[tuple[str | None, str | None], dict[str, int]] = {}
-    reading = table.to_pyarrow_dataset(filesystem=native_files(table)).scanner(
-        ["route", "sink", *counts], ds.field("query") == config.name
+    present = {field.name for field in table.schema().fields}
+    names = [name for name in (*SOURCE, *SUMMED) if name in present]
+    sums: dict[tuple[str | None, str | None], dict[str, int]] = {}
+    scanner = table.to_pyarrow_dataset(filesystem=native_files(table)).scanner(
+        ["route", "sink", *names], ds.field("query") == config.name
     )
-    for part in reading.to_batches():
-        sums = pa.table(part).group_by(["route", "sink"]).aggregate([(name, "sum") for name in counts])
-        for row in sums.to_pylist():
-            have = found.setdefault((row["route"], row["sink"]), dict.fromkeys(counts, 0))
-            have |= {name: have[name] + (row[f"{name}_sum"] or 0) for name in counts}
-    return found
+    # Part by part: a ledger has millions of rows after some months.
+    for part in scanner.to_batches():
+        sums_of_part = pa.table(part).group_by(["route", "sink"]).aggregate([(name, "sum") for name in names])
+        for row in sums_of_part.to_pylist():
+            counts = sums.setdefault((row["route"], row["sink"]), dict.fromkeys(names, 0))
+            for name in names:
+                counts[name] += row[f"{name}_sum"] or 0
+    return sums
 
 
 BATCH = ("run", "route", "sink", "batch_id")
 
 
-def _endings(ledger: ds.Dataset, mine: pc.Expression, batches: int) -> list[dict[str, Any]]:
-    """Return when the last batches of each run, route and sink ended, read part by part."""
-    found: pa.Table | None = None
-    reading = ledger.to_batches(columns=[*BATCH, "finished"], filter=mine, batch_readahead=2, fragment_readahead=1)
-    for part in reading:
+def _endings(ledger: ds.Dataset, of_query: pc.Expression, batches: int) -> list[dict[str, Any]]:
+    """Return when the last batches of each run, route and sink ended. Reads the ledger part by part."""
+    latest: pa.Table | None = None
+    parts = ledger.to_batches(columns=[*BATCH, "finished"], filter=of_query, batch_readahead=2, fragment_readahead=1)
+    for part in parts:
         rows = pa.Table.from_batches([part])
-        found = _latest(pa.concat_tables([found, rows]) if found else rows, batches)
-    return found.to_pylist() if found else []
+        if latest is not None:
+            rows = pa.concat_tables([latest, rows])
+        latest = _latest(rows, batches)
+    return latest.to_pylist() if latest is not None else []
 
 
 def _latest(ended: pa.Table, batches: int) -> pa.Table:
     """Keep the last batches of each run, route and sink. A batch may be there several times, from several parts."""
     ended = ended.group_by(BATCH).aggregate([("finished", "max")]).rename_columns([*BATCH, "finished"])
     ended = ended.sort_by([*((name, "ascending") for name in BATCH[:3]), ("finished", "descending")])
-    whose = [column.combine_chunks().dictionary_encode(null_encoding="encode") for column in ended.columns[:3]]
-    changed = np.zeros(len(ended), bool)
-    changed[:1] = True
-    for column in whose:
-        codes = column.indices.to_numpy()
-        changed[1:] |= codes[1:] != codes[:-1]
-    first = np.maximum.accumulate(np.where(changed, np.arange(len(ended)), 0))
-    return ended.filter(pa.array(np.arange(len(ended)) - first < batches))
+    # The rows of one run, route and sink now follow each other, the newest first: keep those that are less than
+    # `batches` behind the first of their group. `null` is a value of its own: the source has no route.
+    begins_group = np.zeros(len(ended), bool)
+    begins_group[:1] = True
+    for column in ended.columns[:3]:
+        codes = column.combine_chunks().dictionary_encode(null_encoding="encode").indices.to_numpy()
+        begins_group[1:] |= codes[1:] != codes[:-1]
+    row_numbers = np.arange(len(ended))
+    first_of_group = np.maximum.accumulate(np.where(begins_group, row_numbers, 0))
+    return ended.filter(pa.array(row_numbers - first_of_group < batches))
 
 
 def _last_batches(ended: list[dict[str, Any]], batches: int) -> set[tuple[str, int | None]]:
     """Return run and number of the last batches: of all runs of the source together, and of each detached sink."""
-    sources = {row["run"] for row in ended if row["route"] is None}
-    by: dict[tuple[str | None, str | None], dict[tuple[str, int | None], datetime]] = {}
+    runs_of_source = {row["run"] for row in ended if row["route"] is None}
+    endings: dict[tuple[str | None, str | None], dict[tuple[str, int | None], datetime]] = {}
     for row in ended:
-        whose = (None, None) if row["run"] in sources else (row["route"], row["sink"])
-        batch = row["run"], row["batch_id"]
-        known = by.setdefault(whose, {})
-        known[batch] = max(row["finished"], known.get(batch, row["finished"]))
-    return {batch for known in by.values() for batch in sorted(known, key=known.__getitem__)[-batches:]}
+        owner = (row["route"], row["sink"])
+        if row["run"] in runs_of_source:
+            owner = (None, None)
+        batch = (row["run"], row["batch_id"])
+        ends = endings.setdefault(owner, {})
+        ends[batch] = max(row["finished"], ends.get(batch, row["finished"]))
+
+    last_batches: set[tuple[str, int | None]] = set()
+    for ends in endings.values():
+        last_batches.update(sorted(ends, key=ends.__getitem__)[-batches:])
+    return last_batches
 
 
-def _summed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _add_up_sinks(ledger_rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Add up the rows of each batch, route and sink; rows of the source stay as they are."""
-    sources = [row for row in rows if row["route"] is None]
+    of_source = []
     sums: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for row in (row for row in rows if row["route"] is not None):
+    for row in ledger_rows:
+        if row["route"] is None:
+            of_source.append(row)
+            continue
         key = (row["run"], row["batch_id"], row["route"], row["sink"])
-        have = sums.setdefault(key, {**row, **dict.fromkeys(SUMMED)})
-        have |= {name: (have[name] or 0) + row[name] for name in SUMMED if row[name] is not None}
-    return [*sources, *sums.values()]
+        counts = sums.setdefault(key, {**row, **dict.fromkeys(SUMMED)})
+        for name in SUMMED:
+            if row[name] is not None:
+                counts[name] = (counts[name] or 0) + row[name]
+    return [*of_source, *sums.values()]

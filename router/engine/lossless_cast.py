@@ -1,4 +1,4 @@
-"""Cast columns of files to the types that are known, and tell which values lose nothing by it.
+"""Cast columns of files to known types, and find the values that lose nothing by it.
 
 Spark's casts round, cut and guess: they make 2.56 of `2.555`, a day of `2026-01-01T10:00`, a time of today of `10:00`,
 the second 20260101 of 1970 of the number 20260101. A value that loses something is kept as text instead, so each cast
@@ -15,7 +15,7 @@ here comes with a condition.
 | timestamp_ntz | the same, and no zone |
 | boolean | it is `true` or `false`; in a hinted column also `t`, `yes`, `y`, `1` and their opposites |
 
-A column that nobody has given a type takes no number with a plus sign or a leading zero: `007` may be a name. Blanks
+A column whose type was inferred takes no number with a plus sign or a leading zero: `007` may be a name. Blanks
 around a text do not count. Years are 1 to 9999, as in JSON.
 """
 
@@ -101,9 +101,9 @@ class _NumberText:
         whole = F.regexp_extract(text, NUMBER, 1)
         fraction = F.regexp_extract(text, NUMBER, 2)
         exponent = F.coalesce(F.regexp_extract(text, NUMBER, 3).try_cast("int"), F.lit(0))
-        begun = F.ltrim(F.concat(whole, fraction), F.lit("0"))
-        digits = F.rtrim(begun, F.lit("0"))
-        trailing_zeros = F.length(begun) - F.length(digits)
+        without_leading_zeros = F.ltrim(F.concat(whole, fraction), F.lit("0"))
+        digits = F.rtrim(without_leading_zeros, F.lit("0"))
+        trailing_zeros = F.length(without_leading_zeros) - F.length(digits)
         decimals = F.length(fraction) - exponent - trailing_zeros
         return cls(digits, F.when(digits == "", 0).otherwise(decimals))
 
@@ -150,8 +150,9 @@ def in_json(column: Column, kind: T.DataType) -> Column:
     if isinstance(kind, T.DateType):
         return F.year(column).between(1, 9999)
     if isinstance(kind, T.TimestampType):
-        first, last = "TIMESTAMP '0001-01-01 00:00:00Z'", "TIMESTAMP '9999-12-31 23:59:59.999999Z'"
-        return column.between(F.expr(first), F.expr(last))
+        first = F.expr("TIMESTAMP '0001-01-01 00:00:00Z'")
+        last = F.expr("TIMESTAMP '9999-12-31 23:59:59.999999Z'")
+        return column.between(first, last)
     if isinstance(kind, T.TimestampNTZType):
         return F.year(column).between(1, 9999)
     return F.lit(True)
@@ -166,7 +167,9 @@ def _keeps_digits(text: Column, cast: Column, precision: Precision) -> Column:
     number = _NumberText.of(text)
     count = F.length(number.digits)
     size = F.abs(cast)
-    exact = text.try_cast("decimal(38,0)").try_cast("bigint").eqNullSafe(cast.try_cast("bigint")) & (size < LONGS)
+    # Whole numbers are compared as integers: beyond 2^53 a double skips some of them.
+    same_integer = text.try_cast("decimal(38,0)").try_cast("bigint").eqNullSafe(cast.try_cast("bigint"))
+    exact = same_integer & (size < LONGS)
     printed_alike = number.equals(_NumberText.of(cast.cast("string")))
     enough = F.when(number.decimals <= 0, exact).otherwise(count <= precision.printed_digits)
     is_zero = number.digits == ""
@@ -174,7 +177,7 @@ def _keeps_digits(text: Column, cast: Column, precision: Precision) -> Column:
 
 
 def _is_convertible(source: T.DataType, kind: T.DataType) -> bool:
-    """Say whether values of a type mean something in another: a number is no time, and true is no number."""
+    """Return whether values of a type mean something in another: a number is no time, and true is no number."""
     if isinstance(source, T.NumericType):
         return isinstance(kind, (T.NumericType, T.BooleanType))
     return isinstance(source, TIME_TYPES) and isinstance(kind, TIME_TYPES)

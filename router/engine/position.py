@@ -1,19 +1,17 @@
-"""When a record arrived, and where it stands in a source that has no offsets.
+"""Note when a record arrived, and number the records of a source that has no offsets.
 
-Every record has an arrival: the run that read it first, and the batch. It stands in bronze, in dead letters and in
-tables that keep one row per key, so that a record which is processed again keeps it. Records of different partitions
-are ordered by it: their offsets say nothing about each other.
+Every record has an arrival: the run that read it first, and the batch. Bronze, dead letters and tables that keep one
+row per key store it, so that a record that is processed again keeps it. It orders the records of different partitions:
+their offsets cannot be compared.
 
 A source without offsets (files, Delta tables, any `format:`) gets them here: its records are numbered on from the last
-one that the ledger has. A batch that is read again gets the same numbers, however many cores read it: they count the
-files of the batch in a fixed order, and the rows of each file. Runs on the driver, before anything reads the records.
+one in the ledger. A batch that is read again gets the same numbers, however many cores read it: the files of a batch
+are counted in a fixed order, and the rows of each file. Runs on the driver, before anything reads the records.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import reduce
-from operator import and_
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
@@ -50,7 +48,7 @@ def arrival_of(ordinal: int, batch: int) -> int:
 
 
 def with_arrival(raw: DataFrame, ordinal: int, batch: int) -> DataFrame:
-    """Return records with the arrival of this batch, those that have one already with theirs."""
+    """Return records with the arrival of this batch; those that have an arrival keep it."""
     arrival = F.lit(arrival_of(ordinal, batch)).cast("long")
     if ARRIVAL in raw.columns:
         return raw.withColumn(ARRIVAL, F.coalesce(ARRIVAL, arrival))
@@ -58,10 +56,11 @@ def with_arrival(raw: DataFrame, ordinal: int, batch: int) -> DataFrame:
 
 
 def stored_records(frame: DataFrame, *others: str) -> DataFrame:
-    """Return the raw records that bronze or dead letters keep, each with its arrival where it is noted."""
+    """Return the raw records that bronze or dead letters keep, each with its arrival if that is known."""
     if ARRIVAL not in frame.columns:
         frame = frame.withColumn(ARRIVAL, F.lit(None).cast("long"))
-    if "batch_id" in frame.columns:  # what was kept before arrivals were is of a first run
+    # Records from before there were arrivals are of a first run, whose arrivals are its batch numbers.
+    if "batch_id" in frame.columns:
         frame = frame.withColumn(ARRIVAL, F.coalesce(ARRIVAL, "batch_id"))
     return frame.select(*RAW_COLUMNS, *others)
 
@@ -85,6 +84,7 @@ class RecordNumbers:
         `commit_versions` returns the commits of a Delta table that added files. Runs a job that counts the records of
         each file.
         """
+        # The ledger has a batch only when it is finished: the numbers of this process' last batch are newer.
         begin = self.next_number.get(batch)
         if begin is None:
             begin = self._after_ledger(batch)
@@ -97,16 +97,19 @@ class RecordNumbers:
             bases.append((*part.key.values(), number - part.first_row))
             number += part.last_row - part.first_row + 1
         self.next_number = {batch: begin, batch + 1: number}
-        kept = [name for name in raw.columns if name not in PLACE_COLUMNS]
+        other_columns = [name for name in raw.columns if name not in PLACE_COLUMNS]
         if not bases:
-            return raw.select(*kept)
+            return raw.select(*other_columns)
 
         key_names = _key_columns(rows)
+        # Each row finds the base of its part by a join with one small row per part; parts may have null keys.
         columns = [f"_of{name} {rows.schema[name].dataType.simpleString()}" for name in key_names]
-        placed = rows.sparkSession.createDataFrame(bases, ", ".join([*columns, "_base long"]))
-        same = reduce(and_, [F.col(name).eqNullSafe(F.col(f"_of{name}")) for name in key_names])
-        numbers = rows.join(F.broadcast(placed), same, "left").withColumn("offset", F.col("_row") + F.col("_base"))
-        return numbers.select(*kept)
+        bases_by_key = rows.sparkSession.createDataFrame(bases, ", ".join([*columns, "_base long"]))
+        is_same_part = F.lit(True)
+        for name in key_names:
+            is_same_part = is_same_part & F.col(name).eqNullSafe(F.col(f"_of{name}"))
+        numbers = rows.join(F.broadcast(bases_by_key), is_same_part, "left")
+        return numbers.withColumn("offset", F.col("_row") + F.col("_base")).select(*other_columns)
 
     def _after_ledger(self, batch: int) -> int:
         """Return the first number that no record of an earlier batch, or run, has."""
@@ -114,11 +117,13 @@ class RecordNumbers:
         if table is None:
             return 0
         rows = table.to_pyarrow_dataset(filesystem=native_files(table))
-        booked = (pc.field("query") == self.query) & pc.field("to_offset").is_valid()
+        has_offsets = (pc.field("query") == self.query) & pc.field("to_offset").is_valid()
         last = -1
-        for part in rows.to_batches(columns=["run", "batch_id", "to_offset"], filter=booked):
-            of_now = pc.and_(pc.equal(part.column("run"), self.run), pc.greater_equal(part.column("batch_id"), batch))
-            earlier = part.column("to_offset").filter(pc.invert(pc.fill_null(of_now, False)))
+        for part in rows.to_batches(columns=["run", "batch_id", "to_offset"], filter=has_offsets):
+            # This batch and later ones of the run may be in the ledger if the checkpoint was put back.
+            same_run = pc.equal(part.column("run"), self.run)
+            is_later = pc.and_(same_run, pc.greater_equal(part.column("batch_id"), batch))
+            earlier = part.column("to_offset").filter(pc.invert(pc.fill_null(is_later, False)))
             if len(earlier):
                 last = max(last, pc.max(earlier).as_py())
         return last + 1
@@ -126,7 +131,7 @@ class RecordNumbers:
 
 @dataclass(frozen=True)
 class _Part:
-    """The records that a task reads of one file, by what tells them from others; their first and last place in it."""
+    """The records that a task reads of one file: the key of the part, its first and its last row in the task."""
 
     key: dict[str, Any]
     first_row: int
@@ -135,7 +140,8 @@ class _Part:
 
 def _key_columns(rows: DataFrame) -> list[str]:
     """Return the columns that tell parts apart; without files these are Spark's tasks."""
-    return [*(name for name in PLACE_COLUMNS if name in rows.columns), "_task"]
+    names = [name for name in PLACE_COLUMNS if name in rows.columns]
+    return [*names, "_task"]
 
 
 def _parts(rows: DataFrame, commit_versions: CommitVersions | None) -> list[_Part]:
@@ -147,19 +153,18 @@ def _parts(rows: DataFrame, commit_versions: CommitVersions | None) -> list[_Par
     for row in counted.collect():  # as many rows as files, or parts of large files
         key = {name: row[name] for name in key_names}
         parts.append(_Part(key, row["min(_row)"], row["max(_row)"]))
-    versions = commit_versions({part.key[FILE] for part in parts}) if commit_versions else {}
+    versions: dict[str, int] = {}
+    if commit_versions:
+        versions = commit_versions({part.key[FILE] for part in parts})
     return sorted(parts, key=lambda part: _order(part.key, versions))
 
 
 def _order(key: dict[str, Any], versions: dict[str, int]) -> tuple[Any, ...]:
-    """Return what orders parts: commit, kind of change, time and path of the file, place in it; at last the task."""
+    """Return the sort key of a part: commit, kind of change, time and path of the file, place in it, and the task."""
     path = key.get(FILE) or ""
     modified = key.get(MODIFIED)
-    return (
-        key.get(VERSION, versions.get(path, -1)),
-        key.get(CHANGE, 0),
-        modified.timestamp() if modified is not None else 0.0,
-        path,
-        key.get(BLOCK) or 0,
-        key["_task"],
-    )
+    seconds = 0.0
+    if modified is not None:
+        seconds = modified.timestamp()
+    version = key.get(VERSION, versions.get(path, -1))
+    return (version, key.get(CHANGE, 0), seconds, path, key.get(BLOCK) or 0, key["_task"])

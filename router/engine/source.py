@@ -7,7 +7,7 @@ import re
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote
 
 from pyspark.errors import AnalysisException
@@ -37,22 +37,22 @@ CONSUMER = {
     "kafka.max.poll.records": "20000",
     "kafka.max.partition.fetch.bytes": str(8 << 20),
 }
-"""How a task's consumer reads when the configuration says nothing else.
+"""The options of a task's consumer that the configuration does not set.
 
-Before a task ends, its consumer asks for records beyond the last one, and Spark's question for the partition's range
+Before a task ends, its consumer requests records beyond the last one, and Spark's question for the partition's range
 waits behind that request: with Kafka's default of 500 ms, half a second per task of every batch that reaches the end
 of the topic. More than 500 records a poll and 1 MB a request take a third off the reading of a backlog.
 """
 LISTED = "path string, modificationTime timestamp, length bigint, content binary"
-"""The columns of Spark's binary files, of which only those that are asked for are read."""
+"""The columns of Spark's binary files; it reads only those that are selected."""
 EARLIEST = -2
-"""What Spark takes for the offset of a partition's first record."""
+"""The number that means the offset of a partition's first record for Spark."""
 
 
 def stream(spark: SparkSession, config: Config, resume: Offsets | None = None) -> DataFrame:
     """Return the source as a streaming frame with the columns of `RAW_SCHEMA`; of files with rows, with their paths.
 
-    A source without offsets has columns of PLACE_COLUMNS besides. `records` makes raw records of a batch of it.
+    A source without offsets also has columns of PLACE_COLUMNS. `records` makes raw records of one of its batches.
     `resume` overrides where a new checkpoint of a Kafka source begins.
     """
     source = config.source
@@ -62,14 +62,18 @@ def stream(spark: SparkSession, config: Config, resume: Offsets | None = None) -
     if source.files:
         files = source.files
         reader = spark.readStream.options(maxFilesPerTrigger=files.files_per_batch, **_after(files))
-        if files.format != "lines":  # the names only: what is in them is read batch by batch, see file_rows
+        # Of files with rows the stream has the names only; their content is read batch by batch, see file_rows.
+        if files.format != "lines":
             reader = reader.format("binaryFile").schema(LISTED).options(**listing_options(files))
             return reader.load(files.path).select("path", "modificationTime")
         return _file_columns(reader.format("text").options(**_file_options(files)).load(files.path))
     if source.delta:
-        changes = {"readChangeFeed": "true", "startingVersion": "0"} if source.delta.changes else {}
-        begin = {} if source.delta.start == "earliest" else {"startingVersion": str(source.delta.start)}
-        reader = spark.readStream.format("delta").options(**{**changes, **begin})
+        options = {}
+        if source.delta.changes:
+            options.update({"readChangeFeed": "true", "startingVersion": "0"})
+        if source.delta.start != "earliest":
+            options["startingVersion"] = str(source.delta.start)
+        reader = spark.readStream.format("delta").options(**options)
         reader = reader.option("maxFilesPerTrigger", source.delta.files_per_batch)
         return _delta_columns(reader.load(_delta_address(config, source.delta)), source.delta)
     assert source.format
@@ -81,17 +85,22 @@ def named(config: Config) -> str:
     """Return the name of the source for messages."""
     source = config.source
     if source.kafka:
-        return f"Kafka, {', '.join(source.kafka.topics) if source.kafka.topics else source.kafka.pattern}"
+        topics = ", ".join(source.kafka.topics) if source.kafka.topics else source.kafka.pattern
+        return f"Kafka, {topics}"
     if source.delta:
-        return f"the table {source.delta.table}{' and its changes' if source.delta.changes else ''}"
-    return source.files.path if source.files else f"the format {source.format.name}"  # type: ignore[union-attr]
+        changes = " and its changes" if source.delta.changes else ""
+        return f"the table {source.delta.table}{changes}"
+    if source.files:
+        return source.files.path
+    assert source.format
+    return f"the format {source.format.name}"
 
 
 def sample(spark: SparkSession, config: Config, rows: int) -> DataFrame:
     """Return about `rows` raw records of the source as a static frame.
 
-    Of Kafka the oldest and the newest of every partition, as many of each: what producers send now may have fields that
-    they had not when the topic began. Of files the first.
+    From Kafka come the oldest and the newest of every partition, as many of each: records of today may have fields that
+    those at the topic's begin lack. From files come the first.
     """
     source = config.source
     if source.kafka:
@@ -108,49 +117,65 @@ def sample(spark: SparkSession, config: Config, rows: int) -> DataFrame:
 
 
 def _kafka_sample(spark: SparkSession, kafka: KafkaSource, rows: int) -> DataFrame:
-    ends = kept(spark, kafka, completed(spark, kafka, {}))
-    parts = [(topic, number, *ends_of) for topic, by in ends.items() for number, ends_of in by.items()]
-    share = -(-rows // (2 * len(parts))) if parts else 0
-    oldest = [(topic, number, first, min(first + share, end)) for topic, number, first, end in parts]
-    newest = [(topic, number, max(first + share, end - share), end) for topic, number, first, end in parts]
-    found = spark.createDataFrame([], RAW_SCHEMA)
-    for ranges in (oldest, newest):
-        begins: Offsets = {}
-        ends_at: Offsets = {}
-        for topic, number, begin, end in ranges:
-            if begin < end:
-                begins.setdefault(topic, {})[number] = begin
-                ends_at.setdefault(topic, {})[number] = end
-        if begins:
-            found = found.unionByName(between(spark, kafka, begins, ends_at))
-    return found
+    offset_spans = kept(spark, kafka, completed(spark, kafka, {}))
+    partitions = sum(len(spans) for spans in offset_spans.values())
+    if not partitions:
+        return spark.createDataFrame([], RAW_SCHEMA)
+
+    # Half of a partition's share are its oldest records, half its newest; a short partition has no newest ones left.
+    share = -(-rows // (2 * partitions))
+    oldest_begins: Offsets = {}
+    oldest_ends: Offsets = {}
+    newest_begins: Offsets = {}
+    newest_ends: Offsets = {}
+    for topic, spans in offset_spans.items():
+        for number, (first, end) in spans.items():
+            middle = min(first + share, end)
+            if first < middle:
+                oldest_begins.setdefault(topic, {})[number] = first
+                oldest_ends.setdefault(topic, {})[number] = middle
+            newest = max(first + share, end - share)
+            if newest < end:
+                newest_begins.setdefault(topic, {})[number] = newest
+                newest_ends.setdefault(topic, {})[number] = end
+
+    records_of_kafka = spark.createDataFrame([], RAW_SCHEMA)
+    if oldest_begins:
+        records_of_kafka = records_of_kafka.unionByName(between(spark, kafka, oldest_begins, oldest_ends))
+    if newest_begins:
+        records_of_kafka = records_of_kafka.unionByName(between(spark, kafka, newest_begins, newest_ends))
+    return records_of_kafka
 
 
 def records(frame: DataFrame, config: Config, memory: Memory, batch: int, numbers: RecordNumbers) -> DataFrame:
-    """Return the raw records of a batch of `stream`, with offsets. Raises StartError for a file that nobody can read.
+    """Return the raw records of a batch of `stream`, with offsets. Raises StartError for a file that cannot be read.
 
-    `memory` has what is known of the columns of files; `numbers` are for records without offsets.
+    `memory` has the known columns of files; `numbers` are for records without offsets.
     """
     files = config.source.files
     if files and files.format != "lines":
         rows = FileRows(frame.sparkSession, files, memory).records(frame)
-        known = {name: F.col(name) for name in ("value", "topic", "timestamp")}
+        columns = {name: F.col(name) for name in ("value", "topic", "timestamp")}
+        columns["partition"] = F.lit(0)
         places = {MODIFIED: F.col("timestamp"), FILE: F.col("topic"), BLOCK: F.col("block")}
-        frame = rows.select(*_raw({**known, "partition": F.lit(0)}), *_named(places))
+        frame = rows.select(*_raw(columns), *_aliased(places))
     if FILE not in frame.columns:
         return frame
     delta = config.source.delta
-    versions = partial(_commit_versions, config, delta) if delta and not delta.changes else None
+    versions = None
+    if delta and not delta.changes:
+        versions = partial(_commit_versions, config, delta)
     return numbers.numbered(frame, batch, versions)
 
 
 def _commit_versions(config: Config, source: DeltaSource, files: set[str]) -> dict[str, int]:
-    """Return the commits that added files of a table, as far back as its log says so. Reads the newest commits first.
+    """Return the commits that added files of a table, as far back as its log reaches. Reads the newest commits first.
 
     Spark names a file by its address, with escapes; the log by its path below the table, with escapes of its own.
     """
     lake = _source_lake(config, source)
-    root = lake.spark_address(source.table).rstrip("/").partition("://")[2] or lake.spark_address(source.table)
+    address = lake.spark_address(source.table)
+    root = address.rstrip("/").partition("://")[2] or address
     by_path: dict[str, str] = {}
     for file in files:
         by_path[unquote(file).partition(root.rstrip("/") + "/")[2]] = file
@@ -167,17 +192,24 @@ def _commit_versions(config: Config, source: DeltaSource, files: set[str]) -> di
 
 
 def learn(spark: SparkSession, config: Config, memory: Memory) -> None:
-    """Learn what the source says about its columns, where it has any, before the decoder is prepared."""
+    """Learn the columns of the source, if it has columns of its own, before the decoder is prepared."""
     files = config.source.files
     if files and files.format != "lines":
         FileRows(spark, files, memory).learn()
 
 
 def between(spark: SparkSession, kafka: KafkaSource, begins: Offsets, ends: Offsets) -> DataFrame:
-    """Return the records of Kafka from some offsets on, up to those behind the last, as a static frame. Lazy."""
+    """Return the records of Kafka from `begins` up to, and without, `ends`, as a static frame. Lazy."""
     options = kafka_options(kafka)
-    streaming = ("maxOffsetsPerTrigger", "subscribe", "subscribePattern", "startingTimestamp")
-    for name in (*streaming, "startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy"):
+    # Spark refuses options of a stream in a static read.
+    for name in (
+        "maxOffsetsPerTrigger",
+        "subscribe",
+        "subscribePattern",
+        "startingTimestamp",
+        "startingOffsetsByTimestamp",
+        "startingOffsetsByTimestampStrategy",
+    ):
         options.pop(name, None)
     reader = spark.read.format("kafka").options(**options)
     reader = reader.option("assign", json.dumps({topic: [*numbers] for topic, numbers in begins.items()}))
@@ -186,27 +218,34 @@ def between(spark: SparkSession, kafka: KafkaSource, begins: Offsets, ends: Offs
 
 
 def _sampled(raw: DataFrame, rows: int) -> DataFrame:
-    """Return some records of a source without offsets; theirs tell them apart, no more."""
+    """Return some records of a source without offsets, with numbers that tell them apart as offsets."""
     records = raw.drop(*PLACE_COLUMNS).limit(rows)
     return records.withColumn("offset", F.coalesce("offset", F.monotonically_increasing_id()))
 
 
 def kafka_options(kafka: KafkaSource, resume: Offsets | None = None) -> dict[str, str]:
     """Return the options of Spark's Kafka source. Source: Structured Streaming + Kafka Integration Guide."""
-    options = {**CONSUMER, **{key: value.get_secret_value() for key, value in kafka.options.items()}}
+    options = dict(CONSUMER)
+    for name, secret in kafka.options.items():
+        options[name] = secret.get_secret_value()
     options["kafka.bootstrap.servers"] = kafka.servers
     options["includeHeaders"] = "true"
-    # Spark rounds every partition's share down: without the slack, a handful of records would take a batch of their own
+    # Spark rounds the share of every partition down: without the slack, a handful of records would need another batch.
     options["maxOffsetsPerTrigger"] = str(kafka.rows_per_batch + min(256, kafka.rows_per_batch // 100))
-    options.update({"subscribePattern": kafka.pattern} if kafka.pattern else {"subscribe": ",".join(kafka.topics)})
+    if kafka.pattern:
+        options["subscribePattern"] = kafka.pattern
+    else:
+        options["subscribe"] = ",".join(kafka.topics)
     if resume is not None:
         options["startingOffsets"] = json.dumps(resume)
     elif isinstance(kafka.start_time, str):
         options["startingTimestamp"] = str(_millis(kafka.start_time))
         options.setdefault("startingOffsetsByTimestampStrategy", "latest")
     elif kafka.start_time:
-        stamps = {t: {p: _millis(at) for p, at in by.items()} for t, by in kafka.start_time.items()}
-        options["startingOffsetsByTimestamp"] = json.dumps(stamps)
+        timestamps: Offsets = {}
+        for topic, times in kafka.start_time.items():
+            timestamps[topic] = {partition: _millis(time) for partition, time in times.items()}
+        options["startingOffsetsByTimestamp"] = json.dumps(timestamps)
         options.setdefault("startingOffsetsByTimestampStrategy", "latest")
     else:
         options["startingOffsets"] = kafka.start if isinstance(kafka.start, str) else json.dumps(kafka.start)
@@ -219,42 +258,69 @@ def completed(spark: SparkSession, kafka: KafkaSource, resume: Offsets) -> Offse
     A partition that nothing was read from yet begins with its earliest record. Runs on the driver, asks the brokers.
     """
     with _admin(spark, kafka) as admin:
-        every = admin.listTopics().names().get()
-        topics = [t for t in every if (re.fullmatch(kafka.pattern, t) if kafka.pattern else t in kafka.topics)]
+        topics = [topic for topic in admin.listTopics().names().get() if _is_read(kafka, topic)]
         described = admin.describeTopics(topics).allTopicNames().get()
-        found = {topic: [part.partition() for part in described[topic].partitions()] for topic in topics}
-    return {t: {p: resume.get(t, {}).get(p, EARLIEST) for p in numbers} for t, numbers in found.items()}
+        offsets: Offsets = {}
+        for topic in topics:
+            resumed = resume.get(topic, {})
+            numbers = [partition.partition() for partition in described[topic].partitions()]
+            offsets[topic] = {number: resumed.get(number, EARLIEST) for number in numbers}
+    return offsets
+
+
+def _is_read(kafka: KafkaSource, topic: str) -> bool:
+    """Return whether the source reads a topic."""
+    if kafka.pattern:
+        return re.fullmatch(kafka.pattern, topic) is not None
+    return topic in kafka.topics
 
 
 def kept(spark: SparkSession, kafka: KafkaSource, offsets: Offsets) -> dict[str, dict[int, tuple[int, int]]]:
-    """Return the first offset that Kafka has of each partition named, and the next one that it will write.
+    """Return the first offset that Kafka still has of each partition, and the next one that it will write.
 
     Partitions that are gone are left out. Runs on the driver, asks the brokers.
     """
-    jvm = spark_internals.jvm(spark)
-    named = completed(spark, kafka, offsets)
-    parts = [(topic, number) for topic, by in offsets.items() for number in by if number in named.get(topic, {})]
-    found: list[dict[tuple[str, int], int]] = []
+    # One partition that does not exist would fail the request for all.
+    existing = completed(spark, kafka, offsets)
+    partitions = []
+    for topic, numbers in offsets.items():
+        for number in numbers:
+            if number in existing.get(topic, {}):
+                partitions.append((topic, number))
+
     with _admin(spark, kafka) as admin:
-        for which in ("earliest", "latest"):
-            asked = jvm.java.util.HashMap()
-            for topic, number in parts:
-                place = jvm.org.apache.kafka.common.TopicPartition(topic, number)
-                asked[place] = getattr(jvm.org.apache.kafka.clients.admin.OffsetSpec, which)()
-            answer = admin.listOffsets(asked).all().get()
-            found.append({(place.topic(), place.partition()): answer[place].offset() for place in answer})
-    first, end = found
-    every: dict[str, dict[int, tuple[int, int]]] = {}
-    for topic, number in parts:
-        every.setdefault(topic, {})[number] = first[topic, number], end[topic, number]
-    return every
+        first = _listed_offsets(spark, admin, partitions, "earliest")
+        end = _listed_offsets(spark, admin, partitions, "latest")
+    spans: dict[str, dict[int, tuple[int, int]]] = {}
+    for topic, number in partitions:
+        spans.setdefault(topic, {})[number] = (first[topic, number], end[topic, number])
+    return spans
+
+
+def _listed_offsets(
+    spark: SparkSession, admin: Any, partitions: list[tuple[str, int]], which: Literal["earliest", "latest"]
+) -> dict[tuple[str, int], int]:
+    """Return the earliest or the latest offset of each partition, by (topic, partition)."""
+    jvm = spark_internals.jvm(spark)
+    request = jvm.java.util.HashMap()
+    for topic, number in partitions:
+        partition = jvm.org.apache.kafka.common.TopicPartition(topic, number)
+        request[partition] = getattr(jvm.org.apache.kafka.clients.admin.OffsetSpec, which)()
+    answer = admin.listOffsets(request).all().get()
+    offsets = {}
+    for partition in answer:
+        offsets[partition.topic(), partition.partition()] = answer[partition].offset()
+    return offsets
 
 
 @contextmanager
 def _admin(spark: SparkSession, kafka: KafkaSource) -> Iterator[Any]:
     """Open Kafka's admin client in the driver's JVM, with the settings of the source."""
     jvm = spark_internals.jvm(spark)
-    settings = {key[6:]: value for key, value in kafka_options(kafka).items() if key.startswith("kafka.")}
+    settings = {}
+    for name, value in kafka_options(kafka).items():
+        if name.startswith("kafka."):
+            settings[name.removeprefix("kafka.")] = value
     admin = jvm.org.apache.kafka.clients.admin.AdminClient.create(settings)
     try:
         yield admin
@@ -263,8 +329,10 @@ def _admin(spark: SparkSession, kafka: KafkaSource) -> Iterator[Any]:
 
 
 def _millis(moment: str) -> int:
-    at = datetime.fromisoformat(moment.replace("Z", "+00:00"))
-    return int((at if at.tzinfo else at.replace(tzinfo=timezone.utc)).timestamp() * 1000)
+    time = datetime.fromisoformat(moment.replace("Z", "+00:00"))
+    if time.tzinfo is None:
+        time = time.replace(tzinfo=timezone.utc)
+    return int(time.timestamp() * 1000)
 
 
 def _kafka_columns(frame: DataFrame) -> DataFrame:
@@ -285,18 +353,18 @@ def _file_options(files: FilesSource) -> dict[str, str]:
 
 
 def _file_columns(frame: DataFrame) -> DataFrame:
-    """Take the file as topic."""
-    known = {
+    """Return raw records of lines or whole files; their topic is the file."""
+    columns = {
         "value": F.col("value").cast("binary"),
         "topic": F.col("_metadata.file_path"),
         "partition": F.lit(0),
         "timestamp": F.col("_metadata.file_modification_time"),
     }
-    return frame.select(*_raw(known), *_named(_file_places()))
+    return frame.select(*_raw(columns), *_aliased(_file_places()))
 
 
 def _file_places() -> dict[str, Column]:
-    """Return what orders the records of files that Spark reads as a source."""
+    """Return the columns that order the records of files that Spark reads as a source."""
     return {
         MODIFIED: F.col("_metadata.file_modification_time"),
         FILE: F.col("_metadata.file_path"),
@@ -304,12 +372,12 @@ def _file_places() -> dict[str, Column]:
     }
 
 
-def _named(columns: dict[str, Column]) -> list[Column]:
+def _aliased(columns: dict[str, Column]) -> list[Column]:
     return [column.alias(name) for name, column in columns.items()]
 
 
 def _delta_address(config: Config, source: DeltaSource) -> str:
-    """Return where Spark finds the table. Raises StartError where there is none."""
+    """Return the table's address for Spark. Raises StartError if there is no table."""
     lake = _source_lake(config, source)
     if lake.open(source.table) is None:
         raise StartError(f"there is no table {source.table} in {lake.root} yet; start what makes it first")
@@ -317,49 +385,63 @@ def _delta_address(config: Config, source: DeltaSource) -> str:
 
 
 def _source_lake(config: Config, source: DeltaSource) -> Lake:
-    return Lake.at(source.lake or config.lake, config.storage(), () if source.lake else config.locations())
+    if source.lake:
+        return Lake.at(source.lake, config.storage(), ())
+    return Lake.at(config.lake, config.storage(), config.locations())
 
 
 def _delta_columns(frame: DataFrame, source: DeltaSource) -> DataFrame:
-    """Take the table as topic. Of the changes of one commit those come first that delete a row."""
+    """Return raw records of a table's rows; their topic is the table.
+
+    A table with the columns of raw records, as bronze, is read as it is. Of the changes of one commit those that delete
+    a row come first.
+    """
     if {"key", "value", "topic", "partition", "offset"} <= {*frame.columns} and not source.changes:
         return frame.select(_raw({name: F.col(name) for name in _kinds() if name in frame.columns}))
-    known = {"topic": F.lit(source.table), "partition": F.lit(0)}
+    columns = {"topic": F.lit(source.table), "partition": F.lit(0)}
     # Spark gives a Delta stream no `_metadata`; these two functions work in any scan of files.
     places = {FILE: F.input_file_name(), BLOCK: F.input_file_block_start()}
     if "_change_type" in frame.columns:
         frame = frame.filter("_change_type != 'update_preimage'")
         places[VERSION] = F.col("_commit_version")
         places[CHANGE] = F.when(F.col("_change_type") == "delete", 0).otherwise(1)
-        known["timestamp"] = F.col("_commit_timestamp")
+        columns["timestamp"] = F.col("_commit_timestamp")
         frame = frame.withColumn("_commit_timestamp", F.col("_commit_timestamp").cast("string"))
-    known["value"] = F.to_json(F.struct("*")).cast("binary")
-    return frame.select(*_raw(known), *_named(places))
+    columns["value"] = F.to_json(F.struct("*")).cast("binary")
+    return frame.select(*_raw(columns), *_aliased(places))
 
 
 def _any_columns(frame: DataFrame, source: FormatSource) -> DataFrame:
-    known: dict[str, Column] = {name: F.col(name) for name in _kinds() if name in frame.columns}
-    known |= {name: F.expr(sql) for name, sql in source.columns.items()}
-    if "value" not in known:
+    columns: dict[str, Column] = {name: F.col(name) for name in _kinds() if name in frame.columns}
+    for name, sql in source.columns.items():
+        columns[name] = F.expr(sql)
+    if "value" not in columns:
         have = ", ".join(frame.columns)
         raise StartError(
             f"the source {source.name} has no column value (it has {have}); map one under source.format.columns"
         )
-    known["value"] = known["value"].cast("binary")
-    for name, otherwise in (("topic", source.name), ("partition", 0)):  # every record counts for one source partition
-        known[name] = F.coalesce(known.get(name, F.lit(None)).cast(_kinds()[name]), F.lit(otherwise))
+    columns["value"] = columns["value"].cast("binary")
+    # Every record counts for one source partition, so that neither of its columns may be null.
+    for name, default in (("topic", source.name), ("partition", 0)):
+        column = columns.get(name, F.lit(None)).cast(_kinds()[name])
+        columns[name] = F.coalesce(column, F.lit(default))
+
     places = {FILE: F.lit(None).cast("string")}
     with suppress(AnalysisException):  # a format that reads no files has no such column
         frame.select(*_file_places().values()).schema  # noqa: B018 - analyses the frame
         places = _file_places()
-        known.setdefault("timestamp", places[MODIFIED])
-    if "offset" in known:
-        return frame.select(_raw(known))
-    return frame.select(*_raw(known), *_named(places))
+        columns.setdefault("timestamp", places[MODIFIED])
+    if "offset" in columns:
+        return frame.select(_raw(columns))
+    return frame.select(*_raw(columns), *_aliased(places))
 
 
-def _raw(known: dict[str, Column]) -> list[Column]:
-    return [known.get(name, F.lit(None)).cast(kind).alias(name) for name, kind in _kinds().items()]
+def _raw(columns: dict[str, Column]) -> list[Column]:
+    """Return the columns of raw records in their types; those that the source lacks are null."""
+    raw = []
+    for name, kind in _kinds().items():
+        raw.append(columns.get(name, F.lit(None)).cast(kind).alias(name))
+    return raw
 
 
 def _kinds() -> dict[str, DataType]:

@@ -23,11 +23,11 @@ class Steps:
     def step(self, name: str, of: int = 1) -> Iterator[None]:
         """Time a step; the watcher sees its start and, unless it failed, its end."""
         self.tell(name, 0, of)
-        began = time.perf_counter()
+        started = time.perf_counter()
         try:
             yield
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
         self.tell(name, of, of)
 
     def tell(self, name: str, done: int, of: int) -> None:

@@ -1,4 +1,4 @@
-"""What a stream adds to its batches: limits before the manifest; releases, maintenance, catalog and views after."""
+"""The destination of a stream: limits before the manifest; releases, maintenance, catalog and views after the batch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ log = logging.getLogger("router")
 
 @dataclass
 class StreamDestination(Destination):
-    """The destination of a stream's batches. `views` hears of every batch."""
+    """The destination of a stream's batches. `views` is informed of every batch."""
 
     lake: Lake
     tables: Any
@@ -51,7 +51,7 @@ class StreamDestination(Destination):
     dead_letter_limit: DeadLetterLimit = field(default_factory=DeadLetterLimit)
 
     def faults_of_decision(self, decision: BatchDecision, batch: int) -> list[str]:
-        """Log a batch most of which becomes dead letters; return the fault of one that has more than it may have."""
+        """Log a batch most of which becomes dead letters; return the fault of one above the limit."""
         limit = self.dead_letter_limit
         read = total(decision.partitions, "read")
         share = dead_letter_share(self.lake, decision.landed.files, read, above=limit.smallest_share)
@@ -70,11 +70,15 @@ class StreamDestination(Destination):
         self.status.carried_out(done.manifest, done.applied, done.blocked)
         if self.config.register_tables:
             self.catalog.register(done.tables)
-        refreshed = self.views.batch(done.tables) if self.views else set[str]()  # by refreshes, beside the batches
+        # Refreshes run while the stream does: these are the tables that one of them has written since.
+        refreshed: set[str] = set()
+        if self.views:
+            refreshed = self.views.batch(done.tables)
         self.maintenance.after_batch({*done.tables, *refreshed, self.config.ledger}, self.tables.files)
+
         targets = done.plan.layout.targets
-        waits = any(target.evolution == "quarantine" or target.held for target in targets)
-        if not (waits or done.blocked):
+        may_wait = any(target.evolution == "quarantine" or target.held for target in targets)
+        if not may_wait and not done.blocked:
             return
         due = self.release.due()
         if due:
@@ -102,18 +106,34 @@ def stream_batches(
     dead_letter_limit: DeadLetterLimit | None = None,
     status: StatusBoard | None = None,
 ) -> Batches:
-    """Return the batches of a stream; `store` has its run. `planner` may have begun already, `opened` has open tables.
+    """Return the batches of a stream. `store` names its run.
 
-    What is kept between batches only saves work: a new process starts without it.
+    `planner` may have planned before; `opened` has tables that are open. What is kept between batches only saves work:
+    a new process starts without it.
     """
     stop = stop or threading.Event()
     executors = executors or Executors()
     committers = Committers.of(config, spark, lake)
     tables: Any = opened
+    plans = config.maintenance_plans()
+    # With `commit: spark` tables are opened through Spark, and a cache of delta-rs tables is of no use.
+    if committers.only_spark:
+        plans = config.maintenance
     if tables is None or committers.only_spark:
         tables = tables_of(config, spark, lake)
-    outboxes = Outboxes(config, spark, lake, store, f"{config.name}:{store.run}", committers, stop, executors)
-    plans = config.maintenance if committers.only_spark else config.maintenance_plans()
+    outboxes = Outboxes(
+        config=config,
+        spark=spark,
+        lake=lake,
+        store=store,
+        query=f"{config.name}:{store.run}",
+        committers=committers,
+        stop=stop,
+        executors=executors,
+    )
+    maintenance = TableMaintenance(
+        lake, lambda: spark, plans, detached_outboxes(config), beside=True, process=MaintenanceProcess()
+    )
     destination = StreamDestination(
         config=config,
         run=store.run,
@@ -121,20 +141,18 @@ def stream_batches(
         tables=tables,
         release=Release(config, spark, lake, store, committers, executors, outboxes.deliver),
         catalog=Catalog(spark, lake),
-        maintenance=TableMaintenance(
-            lake, lambda: spark, plans, detached_outboxes(config), beside=True, process=MaintenanceProcess()
-        ),
+        maintenance=maintenance,
         status=status or StatusBoard(config.name),
         views=views,
         dead_letter_limit=dead_letter_limit or DeadLetterLimit(),
     )
     return Batches(
-        config,
-        fingerprint,
-        spark,
-        lake,
-        store,
-        destination,
+        config=config,
+        fingerprint=fingerprint,
+        spark=spark,
+        lake=lake,
+        store=store,
+        destination=destination,
         watch=watch,
         stop=stop,
         prepared=planner,

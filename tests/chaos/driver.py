@@ -119,7 +119,7 @@ def _die_before_quarantine(batch: int, victim: str) -> None:
         if (works[0].table, works[0].version) == (BLOCKED, batch):
             raise TableError(BLOCKED, "it takes no rows in this test")
 
-    _around(committers.Committers, "_table", before=refuse)
+    _around(committers.Committers, "_commit_table", before=refuse)
     _around(quarantine.Quarantine, "take", before=lambda *_: kill(victim))
 
 
@@ -136,7 +136,7 @@ def _die_in_merges(point: str, batch: int) -> None:
     elif point == "deletions":
         _around(delta_spark.TableMerge, "_remember", before=lambda table, *_: table.work.version == batch and kill())
     else:
-        _around(delta_spark.SparkMerger, "_table", after=lambda merger, *_: merger.job.batch == batch and kill())
+        _around(delta_spark.SparkMerger, "_merge_table", after=lambda merger, *_: merger.job.batch == batch and kill())
     real = delta_rs.merge_task
 
     def task(job: delta_rs.MergeJob) -> Any:

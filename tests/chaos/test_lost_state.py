@@ -271,7 +271,7 @@ def vacuum(lake: Path) -> None:
 
 def crash_after(monkeypatch, commits: int) -> None:
     """Let so many tables be committed and crash at the next one."""
-    made, original = itertools.count(), Committers._table
+    made, original = itertools.count(), Committers._commit_table
 
     def table(self, *arguments):
         if next(made) >= commits:
@@ -279,7 +279,7 @@ def crash_after(monkeypatch, commits: int) -> None:
         return original(self, *arguments)
 
     monkeypatch.setattr("router.engine.commit.committers.THREADS", 1)
-    monkeypatch.setattr(Committers, "_table", table)
+    monkeypatch.setattr(Committers, "_commit_table", table)
 
 
 def test_a_decided_batch_is_finished_as_decided_under_a_changed_configuration(drain, topic, tmp_path, monkeypatch):

@@ -708,6 +708,6 @@ def test_a_merge_that_cannot_read_its_table_names_the_file(table: Table, harm: C
     job = MergeJob(staging, KEYED, "query/route/upsert", 9, "route", "upsert", "ops.dead", {}, frozenset({TABLE}))
     folder = Path(table.lake.address(TABLE))
     file = harm(folder)
-    _, report, _ = merge_table(job, (TABLE, lane([record("a", 8, 8)], KEYED, COLUMNS)))
+    _, report, _ = merge_table(job, TABLE, lane([record("a", 8, 8)], KEYED, COLUMNS))
     assert file.name in report["failed"]
     assert "\n" not in report["failed"]

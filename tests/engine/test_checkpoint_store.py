@@ -136,9 +136,9 @@ def test_a_batch_of_which_rows_are_in_the_quarantine_is_not_decided_again(store:
         tables=SimpleNamespace(readable=dict.fromkeys),
         committers=SimpleNamespace(missing=lambda works: [work.files[0].path for work in works]),
         outboxes=SimpleNamespace(unapplied=lambda _: []),
-        _done=lambda work, *_: work.table == "silver.t",
+        _is_done=lambda work, *_: work.table == "silver.t",
     )
     known = store.manifest(7)
     assert known is not None
     with pytest.raises(BatchError, match=r"silver/t/part-0.parquet is not there whole.*restore that file"):
-        Batches._cut_off(stages, known)
+        Batches._manifest_to_finish(stages, known)

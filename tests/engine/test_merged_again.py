@@ -50,7 +50,7 @@ BATCHES = (
 
 def merge(lake: Lake, keyed: KeyedTable, batch: int, rows: pa.Table) -> None:
     staging = Staging(lake, 1 << 27, 1 << 25)
-    _, report, _ = merge_table(MergeJob(staging, keyed, APP, batch, "all", "upsert", "ops.dead", {}), (TABLE, rows))
+    _, report, _ = merge_table(MergeJob(staging, keyed, APP, batch, "all", "upsert", "ops.dead", {}), TABLE, rows)
     assert "counts" in report, report
 
 

@@ -17,7 +17,7 @@ from router.delta.commit import TableCommit, to_delta
 from router.delta.lake import Lake
 from router.delta.parquet_writer import divided
 from router.delta.replace import create_table
-from router.engine.commit.committers import _unfinished
+from router.engine.commit.committers import _is_unfinished
 from router.errors import StartError
 from router.locations import TableLocation
 from router_decoders.json import Json
@@ -154,10 +154,10 @@ def test_a_table_that_was_half_made_is_finished(tmp_path: Path) -> None:
     made = create_table(lake, "a.b", schema)
     work = TableCommit("r/delta", "a.b", "id", 0, (), to_delta(schema), decided=-1)
 
-    assert _unfinished(made, work, clustered)
-    assert _unfinished(made, work, feed)
-    assert not _unfinished(made, work, Delta(table="a.b", comment="delta-rs makes it whole"))
-    assert not _unfinished(made, replace(work, decided=0), clustered)  # somebody else's
+    assert _is_unfinished(made, work, clustered)
+    assert _is_unfinished(made, work, feed)
+    assert not _is_unfinished(made, work, Delta(table="a.b", comment="delta-rs makes it whole"))
+    assert not _is_unfinished(made, replace(work, decided=0), clustered)  # somebody else's
     write_deltalake(made, pa.table({"n": [1]}), mode="append")
     made.update_incremental()
-    assert not _unfinished(made, work, clustered)
+    assert not _is_unfinished(made, work, clustered)

@@ -1,9 +1,9 @@
 """Commit a decided batch: one Delta commit per table, in parallel, each at most once.
 
-A table's committer follows from its protocol and metadata: delta-rs where it implements every feature that the table
-has, Delta on Spark for the others, which appends the rows of the staged files. `commit: spark` takes Delta on Spark for
-all, for catalogs and storage that only Spark may write: then even schemas and transaction ids are read through Spark.
-With `register_tables` Spark's catalog knows the tables as `layer.table`.
+A table's committer follows from its protocol and metadata: delta-rs if it implements every feature that the table has,
+else Delta on Spark, which appends the rows of the staged files. With `commit: spark` Delta on Spark writes all tables,
+for catalogs and storage that only Spark may write: then even schemas and transaction ids are read through Spark. With
+`register_tables` Spark's catalog has the tables as `layer.table`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -38,19 +37,20 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from router.config.models import Config
+    from router.delta.commit import StagedFile
     from router.delta.lake import Lake
     from router.table_options import TableOptions
 
 
 LIBRARIES = DeltaError, OSError, ValueError, PySparkException, Py4JError
-"""What the libraries raise that read and write tables, where nothing of ours has named the table yet."""
+"""Errors of the libraries that read and write tables; they do not name the table."""
 
 
 @dataclass(frozen=True)
 class Committers:
     """The committers of a lake; with `only_spark` Delta on Spark writes every table.
 
-    `options` say how tables are made, by target.
+    `options` are those with which tables are created, by target.
     """
 
     lake: Lake
@@ -60,7 +60,7 @@ class Committers:
 
     @classmethod
     def of(cls, config: Config, spark: SparkSession, lake: Lake) -> Committers:
-        """Return the committers that a configuration asks for."""
+        """Return the committers of a configuration."""
         return cls(lake, spark, config.commit == "spark", config.table_options())
 
     def commit(
@@ -70,7 +70,7 @@ class Committers:
         notes: dict[str, str],
         tell: Callable[[int], None] = lambda done: None,
     ) -> int:
-        """Make every commit that is not there yet; return how many were made. Raises the TableError of the first."""
+        """Make every commit that its table lacks; return how many were made. Raises the first TableError."""
         made, errors = self.attempt(commits, tables, notes, tell)
         if errors:
             raise errors[0]
@@ -83,91 +83,103 @@ class Committers:
         notes: dict[str, str],
         tell: Callable[[int], None] = lambda done: None,
     ) -> tuple[int, list[TableError]]:
-        """Make every commit that is not there yet; return how many were made, and the tables that failed.
+        """Make every commit that its table lacks; return how many were made, and the errors of tables.
 
-        `tables` are those that are open, or the error of one that cannot be. A table that fails does not keep the
-        others from theirs. Commits of one table run one after another: they would only get into each other's way.
+        `tables` has the open tables, or the error of a table that cannot be opened. A table that fails does not stop
+        the others. The commits of one table run one after another: in parallel they would only conflict.
         """
         by_table: dict[str, list[TableCommit]] = defaultdict(list)
-        for work in commits:
-            by_table[work.table].append(work)
-        made, errors = 0, list[TableError]()
+        for commit_of_table in commits:
+            by_table[commit_of_table.table].append(commit_of_table)
+        made = 0
+        errors: list[TableError] = []
         with ThreadPoolExecutor(THREADS) as pool:
-            running = [pool.submit(partial(self._twice, works, tables, notes)) for works in by_table.values()]
-            for index, (table, future) in enumerate(zip(by_table, running, strict=True)):
+            futures = [pool.submit(self._commit_twice, works, tables, notes) for works in by_table.values()]
+            for index, (table, future) in enumerate(zip(by_table, futures, strict=True)):
                 try:
                     made += future.result()
                 except TableError as error:
                     errors.append(error)
-                except LIBRARIES as error:  # they concern this table only; an error of our own stops the stream
+                # An error of a library concerns this table only; any other is a bug, which stops the stream.
+                except LIBRARIES as error:
                     errors.append(unreadable(self.lake, table, error))
                 tell(index + 1)
         return made, errors
 
     def missing(self, works: Iterable[TableCommit]) -> list[str]:
-        """Return the files of decided commits that are not there whole: a VACUUM takes what no commit refers to."""
-        files = [file for work in works for file in work.files]
-        found = self.lake.files.get_file_info([file.path for file in files])
-        return [
-            file.path
-            for info, file in zip(found, files, strict=True)
-            if info.type is not fs.FileType.File or info.size != file.bytes
-        ]
+        """Return the staged files of commits that are missing or truncated: VACUUM deletes unreferenced files."""
+        files: list[StagedFile] = []
+        for work in works:
+            files.extend(work.files)
+        infos = self.lake.files.get_file_info([file.path for file in files])
+        paths = []
+        for info, file in zip(infos, files, strict=True):
+            if info.type is not fs.FileType.File or info.size != file.bytes:
+                paths.append(file.path)
+        return paths
 
     def applied(self, work: TableCommit) -> None:
-        """Delete the staged files of an outbox that its sink has dealt with, where its table has rows of its own."""
-        for file in work.files if _staged_elsewhere(work) else ():
+        """Delete the staged files of an outbox that its sink has dealt with, if its table has copies of the rows."""
+        if not _is_staged_elsewhere(work):
+            return
+        for file in work.files:
             with suppress(FileNotFoundError):
                 self.lake.files.delete_file(file.path)
 
-    def _twice(self, works: list[TableCommit], tables: Mapping[str, Any], notes: dict[str, str]) -> int:
-        """Make the commits of a table; once more with it opened anew, for another writer may have been faster."""
+    def _commit_twice(self, works: list[TableCommit], tables: Mapping[str, Any], notes: dict[str, str]) -> int:
+        """Make the commits of a table; try again with the table opened again: another writer may have been faster."""
         try:
-            return self._table(works, tables, notes)
+            return self._commit_table(works, tables, notes)
         except TableError:
-            return self._table(works, {}, notes)
+            return self._commit_table(works, {}, notes)
 
-    def _table(self, works: list[TableCommit], tables: Mapping[str, Any], notes: dict[str, str]) -> int:
+    def _commit_table(self, works: list[TableCommit], tables: Mapping[str, Any], notes: dict[str, str]) -> int:
         made = 0
-        table: Any
-        for work in works:
-            # a second target of one table needs what the first one did to it
-            table = tables.get(work.table) if work is works[0] else None
+        for number, work in enumerate(works):
+            # The handle of the decision is of use to the first commit only: a second one follows on it.
+            table = tables.get(work.table) if number == 0 else None
             if isinstance(table, TableError):
                 raise table
-            if work.added or work.widened:
-                table = newest(table)  # only an append is written without delta-rs
-            by_spark = self.only_spark or _staged_elsewhere(work)
-            if table is None:
-                table = self._opened(work.table) if by_spark else self.lake.open(work.table)
-            if table is None:
-                self.lake.note_location(work.table)
-            elif is_committed(table, work):
-                continue
-            options = self.options.get(work.target)
-            if options and not options.plain and (table is None or _unfinished(table, work, options)):
-                table = self._make(work, options, by_spark=by_spark)
-            elif by_spark and table is None:
-                _create(self.spark.newSession(), self.lake, work)
-            still = self._widened(as_decided(work, table), table)
-            if by_spark or (table is not None and (still.widened or only_spark_appends(table, still))):
-                self._with_spark(still, notes)
-                made += 1
-            else:
-                made += commit(self.lake, still, notes, table)
+            made += self._commit_one(work, table, notes)
         return made
 
-    def _opened(self, name: str) -> SparkTable | None:
+    def _commit_one(self, work: TableCommit, table: Any, notes: dict[str, str]) -> int:
+        """Make one commit unless its table has it; return how many were made. `table` is None if it is not open."""
+        # Only an append is written without delta-rs: a change of the schema needs its handle of the newest version.
+        if work.added or work.widened:
+            table = newest(table)
+        by_spark = self.only_spark or _is_staged_elsewhere(work)
+        if table is None:
+            table = self._open_by_spark(work.table) if by_spark else self.lake.open(work.table)
+        if table is None:
+            self.lake.note_location(work.table)
+        elif is_committed(table, work):
+            return 0
+
+        # Create the table if its options need more than a first commit gives it, or finish what a crash left.
+        options = self.options.get(work.target)
+        if options and not options.plain and (table is None or _is_unfinished(table, work, options)):
+            table = self._create_with_options(work, options, by_spark=by_spark)
+        elif by_spark and table is None:
+            _create_empty(self.spark.newSession(), self.lake, work)
+
+        work = self._widen(as_decided(work, table), table)
+        if by_spark or (table is not None and (work.widened or only_spark_appends(table, work))):
+            self._append_staged_rows(work, notes)
+            return 1
+        return commit(self.lake, work, notes, table)
+
+    def _open_by_spark(self, name: str) -> SparkTable | None:
         table = spark_table(self.spark, self.lake, name)
         if table is not None:
             check_log(self.lake, name, table.version())
         return table
 
-    def _make(self, work: TableCommit, options: TableOptions, *, by_spark: bool) -> Any:
-        """Make the table of a commit as its sink asks for, without rows; return it open.
+    def _create_with_options(self, work: TableCommit, options: TableOptions, *, by_spark: bool) -> Any:
+        """Create the table of a commit with its sink's options, without rows; return it open.
 
-        Delta on Spark makes no table in a folder that has files, and the staged ones are there: so delta-rs makes it as
-        far as it can, and Spark gives it the rest.
+        Delta on Spark creates no table in a folder that has files, and the staged ones are there: so delta-rs creates
+        it with the options that it supports, and Spark sets the others.
         """
         schema = to_arrow_schema(work.columns)
         address = self.lake.spark_address(work.table)
@@ -191,16 +203,16 @@ class Committers:
             raise TableError(work.table, f"it cannot be made: {first_line(error)}") from error
         return table
 
-    def _widened(self, work: TableCommit, table: Any) -> TableCommit:
-        """Rewrite a table with wider types where the commit needs them; return what is left to do with the commit."""
+    def _widen(self, work: TableCommit, table: Any) -> TableCommit:
+        """Rewrite a table with wider types if the commit needs them; return the commit as it is to be made then."""
         if table is None or not work.widened:
             return work
         if not narrower(table, work.table, work.widened):
             return replace(work, widened=None)
-        chosen = way(table, work.table, work.widening)
-        if chosen is None:
+        widening_way = way(table, work.table, work.widening)
+        if widening_way is None:
             raise TableError(work.table, "its types are narrower than those of the staged rows, and must stay so")
-        if chosen == "feature":
+        if widening_way == "feature":  # the append itself does it
             return work
         if isinstance(table, SparkTable):
             self._rewrite_by_spark(table, work)
@@ -216,11 +228,12 @@ class Committers:
         except Exception as error:  # whatever Spark raises belongs to this table only
             raise TableError(work.table, f"it could not be rewritten with wider types: {first_line(error)}") from error
 
-    def _with_spark(self, work: TableCommit, notes: dict[str, str]) -> None:
+    def _append_staged_rows(self, work: TableCommit, notes: dict[str, str]) -> None:
         """Append the staged files' rows through Delta on Spark, under the same transaction id."""
         session = self.spark.newSession()
         self.append(session, work, notes, staged_rows(session, self.lake, work))
-        if not work.table.startswith("outbox."):  # a sink still reads those; the rows of others are in the table now
+        # The table has copies of the rows now. The files of an outbox stay: its sink still reads them.
+        if not work.table.startswith("outbox."):
             for file in work.files:
                 self.lake.files.delete_file(file.path)
 
@@ -236,62 +249,87 @@ class Committers:
 
 
 def as_decided(work: TableCommit, table: Any) -> TableCommit:
-    """Return a commit for what its table is by now. Raises TableError where the staged files do not fit that.
+    """Return a commit for the table as it is now. Raises TableError if the staged files do not fit it.
 
-    A table that moved on since the decision may have got columns or types from another writer: files that were staged
-    for the former ones would be read as something else, or not at all.
+    Another writer may have changed columns or types of a table since the decision: staged files would then be read
+    wrongly, or not at all.
     """
-    if work.decided in (None, -1 if table is None else table.version()):
+    version = -1 if table is None else table.version()
+    if work.decided is None or work.decided == version:
         return work
-    have = None if table is None else delta_schema(to_arrow(table))
-    change = compare(have, to_arrow_schema(work.columns)) if have is not None else SchemaDiff()
-    asked = {*(names(work.added) if work.added else ()), *(names(work.widened) if work.widened else ())}
-    more = {column.name for column in (*change.added, *change.widened)} - asked
-    if wrong := sorted({*change.cast, *change.conflicts, *more}):
-        columns = ", ".join(wrong)
-        raise TableError(work.table, f"another writer has changed it since the rows were staged ({columns})")
-    added, widened = (pa.schema(list(columns)) for columns in (change.added, change.widened))
-    return replace(work, added=to_delta(added) if added else None, widened=to_delta(widened) if widened else None)
+    columns = to_arrow_schema(work.columns)
+    change = SchemaDiff()
+    if table is not None:
+        change = compare(delta_schema(to_arrow(table)), columns)
+
+    # The rows were staged for the changes that the commit has; any other does not fit them.
+    decided_changes: set[str] = set()
+    if work.added:
+        decided_changes.update(names(work.added))
+    if work.widened:
+        decided_changes.update(names(work.widened))
+    new_changes = {column.name for column in (*change.added, *change.widened)} - decided_changes
+    unfit = sorted({*change.cast, *change.conflicts, *new_changes})
+    if unfit:
+        problem = f"another writer has changed it since the rows were staged ({', '.join(unfit)})"
+        raise TableError(work.table, problem)
+    return replace(work, added=_as_delta(change.added), widened=_as_delta(change.widened))
 
 
-def _staged_elsewhere(work: TableCommit) -> bool:
-    """Say whether files lie outside their table's folder, whatever `commit` says by now: delta-rs cannot add those."""
+def _as_delta(columns: Iterable[pa.Field]) -> str | None:
+    """Return columns as Delta's JSON, None if there are none."""
+    schema = pa.schema(list(columns))
+    if not len(schema):
+        return None
+    return to_delta(schema)
+
+
+def _is_staged_elsewhere(work: TableCommit) -> bool:
+    """Return whether files are outside their table's folder: delta-rs cannot add those.
+
+    The option `commit` may have changed since they were staged.
+    """
     folder = f"{work.table.replace('.', '/')}/"
     return not all(file.path.startswith(folder) for file in work.files)
 
 
 def only_spark_appends(table: deltalake.DeltaTable, work: TableCommit) -> bool:
-    """Say whether delta-rs cannot add staged files to a table, which may be divided in another way than they are."""
-    divided = {*table.metadata().partition_columns}
-    alike = all(divided == file.partition.keys() for file in work.files)
-    return not alike or bool(unsupported(table) - {"partitioning"})
+    """Return whether delta-rs cannot add staged files to a table, which may have other partitions than they do."""
+    partition_columns = set(table.metadata().partition_columns)
+    for file in work.files:
+        if partition_columns != file.partition.keys():
+            return True
+    return bool(unsupported(table) - {"partitioning"})
 
 
-def _unfinished(table: Any, work: TableCommit, options: TableOptions) -> bool:
-    """Say whether a process died, or Spark failed, between making a table and giving it what only Spark can."""
+def _is_unfinished(table: Any, work: TableCommit, options: TableOptions) -> bool:
+    """Return whether a crash, or an error of Spark, came between creating a table and giving it Spark's options."""
     if work.decided not in (None, -1) or not made_by_spark(options) or isinstance(table, SparkTable):
         return False
-    features = {*(table.protocol().writer_features or ())}
-    whole = options.properties.items() <= table.metadata().configuration.items()
-    return not (whole and (not options.cluster_by or "clustering" in features)) and not len(table.file_uris())
+    lacks_properties = not options.properties.items() <= table.metadata().configuration.items()
+    features = table.protocol().writer_features or ()
+    lacks_clustering = bool(options.cluster_by) and "clustering" not in features
+    if not lacks_properties and not lacks_clustering:
+        return False
+    return len(table.file_uris()) == 0  # a table with rows is in use as it is
 
 
-def _create(session: SparkSession, lake: Lake, work: TableCommit) -> None:
-    """Make a table without rows that says who made it, unless its folder holds files of somebody else."""
+def _create_empty(session: SparkSession, lake: Lake, work: TableCommit) -> None:
+    """Create a table without rows that names its writer, unless its folder has other files."""
     with suppress(AnalysisException):
         create_by_spark(session, work.table, lake.spark_address(work.table), to_arrow_schema(work.columns))
 
 
 @dataclass(frozen=True)
 class Catalog:
-    """The catalog of a session. Its layers are schemas; what the router keeps for itself stays out of it."""
+    """The catalog of a session. Its schemas are the layers; outboxes and quarantines are not in it."""
 
     spark: SparkSession
     lake: Lake
     known: set[str] = field(default_factory=set)
 
     def register(self, tables: Iterable[str]) -> None:
-        """Make tables known that are not. Raises TableError where the name is that of a table elsewhere."""
+        """Register tables that are not registered. Raises TableError if the name is that of a table elsewhere."""
         for table in sorted(set(tables) - self.known):
             if not table.startswith(("outbox.", "quarantine.")):
                 self._register(table)
@@ -301,9 +339,10 @@ class Catalog:
         layer, _, name = table.partition(".")
         self.spark.sql(f"CREATE SCHEMA IF NOT EXISTS `{layer}`")
         if self.spark.catalog.tableExists(table):
-            (about,) = self.spark.sql(f"DESCRIBE DETAIL `{layer}`.`{name}`").select("location").collect()
-            if (place := str(about["location"])).removeprefix("file:") != self.lake.spark_address(table):
-                raise TableError(table, f"the catalog has one of this name at {place}; drop it there, or its entry")
-        else:
-            place = self.lake.spark_address(table).replace("'", "\\'")
-            self.spark.sql(f"CREATE TABLE IF NOT EXISTS `{layer}`.`{name}` USING delta LOCATION '{place}'")
+            (detail,) = self.spark.sql(f"DESCRIBE DETAIL `{layer}`.`{name}`").select("location").collect()
+            location = str(detail["location"])
+            if location.removeprefix("file:") != self.lake.spark_address(table):
+                raise TableError(table, f"the catalog has one of this name at {location}; drop it there, or its entry")
+            return
+        address = self.lake.spark_address(table).replace("'", "\\'")
+        self.spark.sql(f"CREATE TABLE IF NOT EXISTS `{layer}`.`{name}` USING delta LOCATION '{address}'")

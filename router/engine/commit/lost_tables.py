@@ -1,7 +1,7 @@
-"""Tables that lack batches which the manifests say were committed to them: deleted, or an older copy was put back.
+"""Find tables that lack batches which manifests committed to them: deleted, or replaced by an older copy.
 
-A table says by its transaction ids which batches it has. Where it has fewer than the manifests of the run name, rows
-are gone, and the next batch would make the table anew or go on behind a gap: a person decides first.
+The transaction ids of a table say which batches it has. If these are fewer than the manifests of the run name, rows are
+gone, and the next batch would create the table again or continue after a gap: a person decides first.
 """
 
 from __future__ import annotations
@@ -75,26 +75,34 @@ class CommittedBatches:
 
     @classmethod
     def read(cls, store: CheckpointStore, config: Config, last: int) -> CommittedBatches:
-        """Return what the manifests of a run say of tables that its configuration still writes, up to a batch.
+        """Return the batches that the manifests of a run have committed to tables that its configuration still writes.
 
-        `last` is the last batch that the run has finished: a later one may have been cut off before its commits. What
-        was accepted as lost is left out, and what went to the quarantine. A manifest names the outbox of a merging
-        sink; which tables have its rows is in the mark of the batch.
+        `last` is the last batch that the run has finished: a later one may have been cut off before its commits. Left
+        out is what was accepted as lost, and what went to the quarantine. A manifest names the outbox of a merging
+        sink; the tables that have its rows are in the mark of the batch.
         """
-        found, accepted, written = cls(), _accepted(store), _Written.of(config)
+        committed = cls()
+        accepted = _accepted(store)
+        writers = _TableWriters.of(config)
         for manifest in _manifests(store, last):
-            moved = manifest.get("quarantined", {})
+            batch = manifest["batch"]
+            quarantined = manifest.get("quarantined", {})
             for work in manifest["commits"]:
-                table, app_id, batch = work["table"], work["app_id"], work["version"]
-                wanted = batch > accepted.get(table, {}).get(app_id, -1) and f"{work['target']}/{table}" not in moved
-                if wanted and written.by(work["target"], table):
-                    found.batches.setdefault(table, {}).setdefault(app_id, []).insert(0, batch)
-            for key, table in _merged(store, manifest["batch"]) if written.merging else ():
-                app_id, batch = str(batch_id(f"{config.name}:{store.run}", key, table)), manifest["batch"]
-                wanted = batch > accepted.get(table, {}).get(app_id, -1)
-                if wanted and written.merging.get(key, "") in (None, table):
-                    found.batches.setdefault(table, {}).setdefault(app_id, []).insert(0, batch)
-        return found
+                table = work["table"]
+                if f"{work['target']}/{table}" not in quarantined and writers.writes(work["target"], table):
+                    committed._add_older(table, work["app_id"], work["version"], accepted)
+            if not writers.merging:
+                continue
+            for key, table in _merged(store, batch):
+                if writers.merging.get(key, "") in (None, table):
+                    app_id = str(batch_id(f"{config.name}:{store.run}", key, table))
+                    committed._add_older(table, app_id, batch, accepted)
+        return committed
+
+    def _add_older(self, table: str, app_id: str, batch: int, accepted: Mapping[str, Mapping[str, int]]) -> None:
+        """Note a batch that is older than those noted before, unless it was accepted as lost."""
+        if batch > accepted.get(table, {}).get(app_id, -1):
+            self.batches.setdefault(table, {}).setdefault(app_id, []).insert(0, batch)
 
     def add(self, table: str, app_id: str, batch: int) -> None:
         """Note that a batch was committed to a table."""
@@ -103,25 +111,30 @@ class CommittedBatches:
         del batches[:-KEPT]
 
     def forget(self, table: str) -> None:
-        """Expect nothing of a table any more: a person goes on with it as it is."""
+        """Expect no batches of a table any more: a person accepts it as it is."""
         self.batches.pop(table, None)
 
     def lost(self, tables: Mapping[str, Any]) -> dict[str, LostTable]:
-        """Return those of some open tables that lack batches. None stands for a table that is not there."""
-        found = {name: self._missing(name, table) for name, table in tables.items()}
-        return {
-            name: LostTable(name, min(batches), max(batches), tables[name] is None)
-            for name, batches in found.items()
-            if batches
-        }
+        """Return those of some open tables that lack batches. None stands for a table that does not exist."""
+        lost = {}
+        for name, table in tables.items():
+            batches = self._missing(name, table)
+            if batches:
+                lost[name] = LostTable(name, min(batches), max(batches), gone=table is None)
+        return lost
 
     def _missing(self, name: str, table: Any) -> list[int]:
-        missing = []
+        missing: list[int] = []
         for app_id, batches in self.batches.get(name, {}).items():
-            have = None if table is None else table.transaction_version(app_id)
-            if have is None and table is not None and EXPIRES in table.metadata().configuration:
+            if table is None:
+                missing += batches
                 continue
-            missing += [batch for batch in batches if have is None or batch > have]
+            newest = table.transaction_version(app_id)
+            if newest is not None:
+                missing += [batch for batch in batches if batch > newest]
+            # A table whose transaction ids expire may have forgotten this one.
+            elif EXPIRES not in table.metadata().configuration:
+                missing += batches
         return missing
 
 
@@ -135,16 +148,19 @@ def tables_of_newest_batches(store: CheckpointStore, batches: int) -> set[str]:
 
 
 def refuse_lost_tables(tables: TableCache, store: CheckpointStore, config: Config, last: int, accept: str) -> None:
-    """Raise StartError where tables of a configuration lack batches of this run, unless just that is accepted.
+    """Raise StartError if tables of a configuration lack batches of this run, unless `accept` accepts just that.
 
-    `last` is the last batch that the run has finished. What is accepted is noted, so that it is asked for once. What
-    the first batch needs of the tables stays.
+    `last` is the last batch that the run has finished. Accepted losses are noted, so that they are accepted once. The
+    tables stay in the cache for the first batch.
     """
     committed = CommittedBatches.read(store, config, last)
-    names, lost = sorted(committed.batches), dict[str, LostTable]()
+    names = sorted(committed.batches)
+    lost: dict[str, LostTable] = {}
     for first in range(0, len(names), TABLES):  # as many as the cache has handles for
-        opened = tables.readable(names[first : first + TABLES])  # of what cannot be read, the batch will say so
-        lost |= committed.lost({name: found for name, found in opened.items() if not isinstance(found, TableError)})
+        opened = tables.readable(names[first : first + TABLES])
+        # An unreadable table is an error of the first batch that writes it.
+        readable = {name: table for name, table in opened.items() if not isinstance(table, TableError)}
+        lost |= committed.lost(readable)
     if not lost:
         return
     if accept not in ("lost-tables", "lost-lake"):
@@ -155,55 +171,65 @@ def refuse_lost_tables(tables: TableCache, store: CheckpointStore, config: Confi
 
 def refusal(config: Config, lost: Mapping[str, LostTable]) -> str:
     """Return the sentence that stops a run whose tables lack batches."""
-    bronze, own = config.bronze_tables(), (config.dead_letters,)
-    raw = {name for name in lost if bronze and name in bronze}
-    mended = [
-        name for name in sorted(lost) if name not in (*raw, *own) and not name.startswith(("outbox.", "quarantine."))
-    ]
-    repair = f"let `router repair {' '.join(mended[:SHOWN])}` make whole again from bronze what it can; or "
+    bronze = config.bronze_tables()
+    repairable = []
+    for name in sorted(lost):
+        if name == config.dead_letters or name.startswith(("outbox.", "quarantine.")):
+            continue
+        if bronze and name in bronze:
+            continue
+        repairable.append(name)
+    repair = ""
+    if repairable and config.bronze:
+        repair = f"let `router repair {' '.join(repairable[:SHOWN])}` make whole again from bronze what it can; or "
     return (
         f"{config.name}: tables were deleted or put back from an older copy: {_listed(lost)}. Restore them; or "
-        f"{repair if mended and config.bronze else ''}run with --accept lost-tables to go on with them as they are"
+        f"{repair}run with --accept lost-tables to go on with them as they are"
     )
 
 
 def accept_lost(store: CheckpointStore, committed: CommittedBatches, lost: Mapping[str, LostTable]) -> None:
     """Note for some tables that what they lack by now is no longer expected of them."""
-    known = _accepted(store)
+    accepted = _accepted(store)
     for table in lost:
         latest = {app_id: batches[-1] for app_id, batches in committed.batches[table].items() if batches}
-        known[table] = {**known.get(table, {}), **latest}
-    store.write(_note(store), json.dumps(known).encode())
+        accepted[table] = {**accepted.get(table, {}), **latest}
+    store.write(_note(store), json.dumps(accepted).encode())
 
 
 def _listed(lost: Mapping[str, LostTable]) -> str:
-    many = f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else ""
-    return "; ".join(str(lost[name]) for name in sorted(lost)[:SHOWN]) + many
+    more = ""
+    if len(lost) > SHOWN:
+        more = f" and {len(lost) - SHOWN} more"
+    return "; ".join(str(lost[name]) for name in sorted(lost)[:SHOWN]) + more
 
 
 def _manifests(store: CheckpointStore, last: int) -> Iterator[dict[str, Any]]:
     """Yield the manifests of a run up to a batch as JSON, the newest first."""
     size = 0
     for path in reversed(store.paths(f"manifests/{store.run}")):
-        text = store.read(path) if int(path.rpartition("/")[2].removesuffix(".json")) <= last else None
+        batch = int(path.rpartition("/")[2].removesuffix(".json"))
+        text = store.read(path) if batch <= last else None
         if text is not None:
             size += len(text)
-            with suppress(ValueError):  # of a batch that is done: `router verify` names the file
+            with suppress(ValueError):  # a damaged one of a finished batch is no obstacle: `router verify` names it
                 yield json.loads(text)
         if size > AT_MOST:
             return
 
 
 def _merged(store: CheckpointStore, batch: int) -> list[tuple[str, str]]:
-    """Return sink and table of each merge of a batch; nothing of a mark that is damaged."""
-    with suppress(StartError):  # of the batch that goes on, who applies it will say so
-        return [(key, table) for key, tables in store.merged(batch).items() for table in tables]
-    return []
+    """Return sink and table of each merge of a batch; none if its mark is damaged."""
+    try:
+        merged = store.merged(batch)
+    except StartError:  # if the mark is still needed, applying the batch raises it
+        return []
+    return [(key, table) for key, tables in merged.items() for table in tables]
 
 
 def _accepted(store: CheckpointStore) -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = store.load(_note(store)) or {}
-    return found
+    accepted: dict[str, dict[str, int]] = store.load(_note(store)) or {}
+    return accepted
 
 
 def _note(store: CheckpointStore) -> str:
@@ -211,34 +237,40 @@ def _note(store: CheckpointStore) -> str:
 
 
 @dataclass(frozen=True)
-class _Written:
-    """The tables that a configuration writes by each target; None for a target whose tables are named by data.
+class _TableWriters:
+    """The tables that each target of a configuration writes; None for a target whose tables are named by data.
 
-    `merging` are those that it merges into, but for sinks that make anew what is gone.
+    `merging` are the sinks that merge into tables, except those that create dropped tables again.
     """
 
     tables: dict[str, str | None]
     merging: dict[str, str | None]
 
     @classmethod
-    def of(cls, config: Config) -> _Written:
+    def of(cls, config: Config) -> _TableWriters:
+        bronze_table: str | None = ""
         bronze = config.bronze_tables()
-        one = None if bronze and bronze.per_topic else config.bronze.table if config.bronze else ""
-        tables: dict[str, str | None] = {"/bronze": one, "/dead_letters": config.dead_letters}
-        named = {f"{route}/{name}": _table(sink) for route, name, sink in config.all_sinks()}
-        merging = {
-            f"{route}/{name}": table if isinstance(table := sink.table(), str) else None
-            for route, name, sink in config.all_sinks()
-            if isinstance(sink, MergingSink) and sink.keyed().dropped == "wait"
-        }
-        return cls({**tables, **named, **dict.fromkeys(f"{key}/quarantine" for key in named)}, merging)
+        if bronze and bronze.per_topic:
+            bronze_table = None
+        elif config.bronze:
+            bronze_table = config.bronze.table
+        tables: dict[str, str | None] = {"/bronze": bronze_table, "/dead_letters": config.dead_letters}
+        merging: dict[str, str | None] = {}
+        for route, name, sink in config.all_sinks():
+            key = f"{route}/{name}"
+            tables[key] = _table(sink)
+            tables[f"{key}/quarantine"] = None
+            if isinstance(sink, MergingSink) and sink.keyed().dropped == "wait":
+                table = sink.table()
+                merging[key] = table if isinstance(table, str) else None
+        return cls(tables, merging)
 
-    def by(self, target: str, table: str) -> bool:
-        """Say whether a target still writes a table."""
+    def writes(self, target: str, table: str) -> bool:
+        """Return whether a target still writes a table."""
         return target in self.tables and self.tables[target] in (None, table)
 
 
 def _table(sink: Sink) -> str | None:
-    """Return the one table that a sink lands in, None where data names it, or an outbox is between."""
+    """Return the table that a sink lands in, None if data names it or the sink has an outbox."""
     table = sink.table() if isinstance(sink, TableSink) else None
     return table if isinstance(table, str) else None

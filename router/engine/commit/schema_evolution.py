@@ -1,8 +1,8 @@
-"""Decide how staged files go into their tables: what a table gains, and which rows must land otherwise.
+"""Decide how staged files go into their tables: which columns a table gains, and which rows must land otherwise.
 
-The tables are opened once: what is decided here is committed with the same handles. Where a table's schema or the
-number of tables demands other rows, the demands say which, and the batch is landed again. That is rare: they are kept
-for the batches that follow.
+The tables are opened once: the decision is committed with the same handles. If a table's schema, or the number of
+tables, demands other rows, the demands contain that, and the batch is landed again. That is rare, since demands are
+kept for the batches that follow.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Named = dict[str, set[str]]
 class Decision:
     """The commits to make, the open tables, and the demands that the files should have met.
 
-    `refused` says which tables must not change and would have to.
+    `refused` has a sentence for each table that must not change and would have to.
     """
 
     commits: tuple[TableCommit, ...]
@@ -60,7 +60,7 @@ class Decision:
 
 @dataclass
 class SchemaEvolution:
-    """The decisions of one query; the object keeps the names of tables, and constraints as Arrow evaluates them."""
+    """The decisions of one query, with a cache of the names of tables, and of constraints as Arrow evaluates them."""
 
     lake: Lake
     tables: Any
@@ -82,63 +82,69 @@ class SchemaEvolution:
     ) -> Decision:
         """Return the commits for staged files, and what the tables demand.
 
-        `quarantined` are the tables with rows in the quarantine: they may have no file, and may have changed. `named`
-        has the tables that the rows of an outbox are for, by target.
+        `quarantined` are the places (ROUTE/SINK/TABLE) with rows in the quarantine: they may have no file, and may have
+        changed. `named` has the tables that the rows of an outbox are for, by target.
         """
-        handles, blocked, by_table = self._opened(layout, _grouped(files, quarantined), demands.blocked)
-        asked = _Asked.of(layout, self.options, demands)
+        handles, blocked, by_table = self._open_tables(layout, _group(files, quarantined), demands.blocked)
+        collected = _TableDemands.of(layout, self.options, demands)
         columns: dict[str, pa.Schema] = {}
         commits: list[TableCommit] = []
         for table, targets in sorted(by_table.items()):
             have = _schema(handles[table])
             for target, landed in sorted(targets.items()):
-                come, difference = asked.compared((target, table), handles[table], have, landed)
-                if landed:
-                    work = self._commit(handles[table], (target, table), tuple(landed), come, difference, batch)
-                    commits.append(replace(work, widening=asked.widening(target)))
-                    have = pa.unify_schemas([have, come], promote_options="permissive") if have is not None else come
+                come, difference = collected.compare((target, table), handles[table], have, landed)
+                if not landed:
+                    continue
+                work = self._commit(handles[table], (target, table), tuple(landed), come, difference, batch)
+                commits.append(replace(work, widening=collected.widening(target)))
+                # The next target of the table is compared with the columns that this commit gives it.
+                columns_after = come
+                if have is not None:
+                    columns_after = pa.unify_schemas([have, come], promote_options="permissive")
+                have = columns_after
             columns[table] = have
-        allowed = self._allowed(layout, {table: set(targets) for table, targets in by_table.items()}, named or {})
-        checked, by_spark = self._checked(
-            {
-                f"{target}/{table}": (handles[table], columns[table])
-                for table, targets in by_table.items()
-                for target in {target.key for target in layout.targets if not target.outbox} & targets.keys()
-            }
-        )
-        found = Demands(
-            _filled(asked.casts),
-            _filled(asked.conflicts),
-            {**demands.allowed, **allowed},
-            _filled(asked.frozen),
-            _filled({**demands.constraints, **checked}),
-            {**demands.blocked, **blocked, **self._violated(commits, handles, by_spark)},
-        )
-        return Decision(tuple(commits), handles, found, tuple(asked.refused))
 
-    def _opened(
+        targets_by_table = {table: set(targets) for table, targets in by_table.items()}
+        allowed = self._allowed_names(layout, targets_by_table, named or {})
+        in_tasks, by_spark = self._constraints(layout, by_table, handles, columns)
+        violated = self._violated(commits, handles, by_spark)
+        new_demands = Demands(
+            casts=_without_empty(collected.casts),
+            conflicts=_without_empty(collected.conflicts),
+            allowed={**demands.allowed, **allowed},
+            frozen=_without_empty(collected.frozen),
+            constraints=_without_empty({**demands.constraints, **in_tasks}),
+            blocked={**demands.blocked, **blocked, **violated},
+        )
+        return Decision(tuple(commits), handles, new_demands, tuple(collected.refused))
+
+    def _open_tables(
         self, layout: Layout, by_table: Grouped, before: dict[str, str]
     ) -> tuple[dict[str, Any], dict[str, str], Grouped]:
         """Return the open tables, by place why others cannot be written, and the files of the open ones.
 
-        A table that lacks batches which this process has committed is none to go on with: a person decides. The stream
-        waits for a table of the router's own, and for that of a sink without a quarantine. What can never pass with
-        these is left to the commit, which counts its tries; `before` are the places that are blocked already.
+        A table that lacks batches which this process has committed counts as one that cannot be written: a person
+        decides. The stream waits for a table of the router's own, and for that of a sink without a quarantine. Their
+        errors that can never pass are left to the commit, which counts its tries. `before` are the places that are
+        blocked already.
         """
+        opened = dict(self.tables.readable(by_table))
+        readable = {name: table for name, table in opened.items() if not isinstance(table, TableError)}
+        lost = self.committed_batches.lost(readable)
+        for name, lost_table in lost.items():
+            opened[name] = TableError(name, lost_table.blocks)
+
         handles: dict[str, Any] = {}
         blocked: dict[str, str] = {}
         have_quarantine = {target.key for target in layout.targets if target.quarantine}
-        opened = self.tables.readable(by_table)
-        lost = self.committed_batches.lost({name: it for name, it in opened.items() if not isinstance(it, TableError)})
-        for table, handle in {
-            **opened,
-            **{name: TableError(name, found.blocks) for name, found in lost.items()},
-        }.items():
+        for table, handle in opened.items():
             if not isinstance(handle, TableError):
                 handles[table] = handle
-            elif set(by_table[table]) <= have_quarantine:
-                blocked |= {f"{target}/{table}": handle.what for target in by_table[table]}
-            elif never_passes(handle) or any(f"{target}/{table}" in before for target in by_table[table]):
+                continue
+            places = [f"{target}/{table}" for target in by_table[table]]
+            if set(by_table[table]) <= have_quarantine:
+                blocked.update(dict.fromkeys(places, handle.what))
+            elif never_passes(handle) or any(place in before for place in places):
                 handles[table] = None
             elif table in lost:
                 choice = "Restore it, or start with --accept lost-tables to go on with it as it is"
@@ -148,13 +154,14 @@ class SchemaEvolution:
         return handles, blocked, {table: targets for table, targets in by_table.items() if table in handles}
 
     def committed(self, works: Iterable[TableCommit]) -> None:
-        """Remember which tables exist now, with which batches."""
+        """Remember that tables exist, and which batches they have."""
         for work in works:
-            self._made(work.table)
+            self._note_created(work.table)
             self.committed_batches.add(work.table, work.app_id, work.version)
 
-    def _made(self, table: str) -> None:
-        if (layer := table.split(".", maxsplit=1)[0]) in self.known:
+    def _note_created(self, table: str) -> None:
+        layer = table.split(".", maxsplit=1)[0]
+        if layer in self.known:
             self.known[layer].add(table)
 
     def _commit(
@@ -163,85 +170,128 @@ class SchemaEvolution:
         where: tuple[str, str],
         files: tuple[StagedFile, ...],
         come: pa.Schema,
-        found: SchemaDiff,
+        difference: SchemaDiff,
         batch: int,
     ) -> TableCommit:
+        """Return the commit of staged files whose rows have the columns `come`."""
         target, table = where
-        comments = self.options[target].comments if target in self.options else {}
+        comments: Mapping[str, str] = {}
+        if target in self.options:
+            comments = self.options[target].comments
+        added = None
+        if difference.added:
+            added = to_delta(_with_comments(pa.schema(list(difference.added)), comments))
+        widened = None
+        if difference.widened:
+            widened = to_delta(pa.schema(list(difference.widened)))
         return TableCommit(
             target=target,
             table=table,
             app_id=str(batch_id(self.query, target, table)),
             version=batch,
             files=files,
-            columns=to_delta(_commented(come, comments)),
-            added=to_delta(_commented(pa.schema(list(found.added)), comments)) if found.added else None,
-            widened=to_delta(pa.schema(list(found.widened))) if found.widened else None,
+            columns=to_delta(_with_comments(come, comments)),
+            added=added,
+            widened=widened,
             decided=-1 if handle is None else handle.version(),
         )
 
-    def _checked(
-        self, tables: Mapping[str, tuple[Any, pa.Schema]]
+    def _constraints(
+        self,
+        layout: Layout,
+        by_table: Grouped,
+        handles: Mapping[str, Any],
+        columns: Mapping[str, pa.Schema],
     ) -> tuple[dict[str, dict[str, Node]], dict[str, Conditions]]:
-        """Return by place what tables demand of their rows: for tasks to evaluate, and what only Spark can."""
+        """Return by place the constraints of tables: those that tasks evaluate, and those that only Spark can.
+
+        The rows of outboxes are checked by the merge.
+        """
+        keys = {target.key for target in layout.targets if not target.outbox}
         in_tasks: dict[str, dict[str, Node]] = {}
         by_spark: dict[str, Conditions] = {}
-        for place, (table, columns) in tables.items():
-            in_tasks[place], by_spark[place] = {}, {}
-            schema = table.schema().to_json() if table is not None else ""
-            found = constraints(schema, table.metadata().configuration) if schema else {}
-            for name, sql in found.items():
-                node = self._known(columns, sql)
-                if node is None or {*dict(columns_of(node))} & computed(schema):
-                    by_spark[place][name] = sql  # no row has a column yet that Delta fills itself
-                else:
-                    in_tasks[place][name] = node
+        for table, targets in by_table.items():
+            landing = keys & targets.keys()
+            if not landing:
+                continue
+            handle = handles[table]
+            schema = ""
+            conditions: dict[str, str] = {}
+            if handle is not None:
+                schema = handle.schema().to_json()
+                conditions = constraints(schema, handle.metadata().configuration)
+            for target in landing:
+                place = f"{target}/{table}"
+                in_tasks[place] = {}
+                by_spark[place] = {}
+                for name, sql in conditions.items():
+                    node = self._condition(columns[table], sql)
+                    # Staged rows lack the columns that Delta computes: only Spark can evaluate conditions on those.
+                    if node is None or set(dict(columns_of(node))) & computed(schema):
+                        by_spark[place][name] = sql
+                    else:
+                        in_tasks[place][name] = node
         return in_tasks, by_spark
 
     def _violated(
         self, commits: Iterable[TableCommit], handles: Mapping[str, Any], by_spark: Mapping[str, Conditions]
     ) -> dict[str, str]:
-        """Return by place what staged rows violate, as far as only Spark can tell: one of them would keep all out."""
-        staged = [
-            (work, handles[work.table].schema().to_json(), conditions)
-            for work in commits
-            if (conditions := by_spark.get(work.place))
-        ]
-        return violated_by(self.spark.newSession(), self.lake, staged) if staged else {}
+        """Return by place which constraints staged rows violate, of those that only Spark can evaluate."""
+        staged = []
+        for work in commits:
+            conditions = by_spark.get(work.place)
+            if conditions:
+                staged.append((work, handles[work.table].schema().to_json(), conditions))
+        if not staged:
+            return {}
+        return violated_by(self.spark.newSession(), self.lake, staged)
 
-    def _known(self, columns: pa.Schema, sql: str) -> Node | None:
-        known = to_delta(columns), sql
-        if known not in self.conditions:
-            self.conditions[known] = self._condition(*known)
-        return self.conditions[known]
+    def _condition(self, columns: pa.Schema, sql: str) -> Node | None:
+        """Return a condition for Arrow, None if only Spark can evaluate it. Each is translated once."""
+        cache_key = (to_delta(columns), sql)
+        if cache_key not in self.conditions:
+            self.conditions[cache_key] = self._translate(*cache_key)
+        return self.conditions[cache_key]
 
-    def _condition(self, columns: str, sql: str) -> Node | None:
+    def _translate(self, columns: str, sql: str) -> Node | None:
         frame = self.spark.createDataFrame([], to_spark_columns(to_arrow_schema(columns), ntz=True))
         try:
             return translate(frame, [F.expr(sql)])[0]
-        except (Untranslatable, PySparkException):  # a function that is not known here, ...
+        except (Untranslatable, PySparkException):  # an unknown function, for example
             return None
 
-    def _allowed(self, layout: Layout, by_table: dict[str, set[str]], outboxes: Named) -> dict[str, frozenset[str]]:
+    def _allowed_names(
+        self, layout: Layout, by_table: dict[str, set[str]], outboxes: Named
+    ) -> dict[str, frozenset[str]]:
         """Return the allowed names of the targets that named more tables than they may have."""
-        found = {}
-        fixed = {target.table for target in layout.targets} | {layout.dead_letters}
+        allowed = {}
         for target in layout.targets:
             named = outboxes.get(target.key, set())
             if target.table is None:
                 named = {table for table, targets in by_table.items() if target.key in targets}
             if not named:
                 continue
-            existing = set().union(*(self._tables(layer) for layer in {name.split(".")[0] for name in named})) - fixed
-            existing -= {table for table in existing if layout.bronze and table in layout.bronze}
+            existing = self._existing_tables(layout, named)
             new = sorted(named - existing)
             if len(existing) + len(new) > target.at_most:
                 room = max(0, target.at_most - len(existing))
-                found[target.key] = frozenset(existing | set(new[:room]))
+                allowed[target.key] = frozenset(existing | set(new[:room]))
+            # The tables of an outbox are created by the merge, not by a commit of this batch.
             if target.names_in_outbox:
-                for table in found.get(target.key, named) & named:
-                    self._made(table)  # by the merge
-        return found
+                for table in allowed.get(target.key, named) & named:
+                    self._note_created(table)
+        return allowed
+
+    def _existing_tables(self, layout: Layout, named: set[str]) -> set[str]:
+        """Return the tables in the layers of some names, but for those that no data names."""
+        existing: set[str] = set()
+        for layer in {name.split(".")[0] for name in named}:
+            existing |= self._tables(layer)
+        existing -= {target.table for target in layout.targets if target.table is not None}
+        existing.discard(layout.dead_letters)
+        if layout.bronze:
+            existing = {table for table in existing if table not in layout.bronze}
+        return existing
 
     def _tables(self, layer: str) -> set[str]:
         if layer not in self.known:
@@ -250,8 +300,8 @@ class SchemaEvolution:
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """What tables ask of rows before they land, collected table by table.
+class _TableDemands:
+    """The demands of tables on rows before they land, collected table by table.
 
     By target: `schemas` are the columns of its rows, `modes` its evolution, `widenings` how its tables become wider.
     """
@@ -267,78 +317,97 @@ class _Asked:
     refused: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, layout: Layout, options: Mapping[str, TableOptions], before: Demands) -> _Asked:
+    def of(cls, layout: Layout, options: Mapping[str, TableOptions], before: Demands) -> _TableDemands:
         schemas = {target.key: target.schema for target in layout.all_targets}
         schemas |= {"/bronze": BRONZE_SCHEMA, "/dead_letters": DEAD_SCHEMA}
-        modes = {target.key: target.evolution for target in layout.targets}
-        widenings = {target.key: target.widening for target in layout.all_targets if not target.outbox}
-        known = dict(before.casts), dict(before.conflicts), dict(before.frozen)
-        return cls(options, before, schemas, modes, widenings, *known)
+        return cls(
+            options=options,
+            before=before,
+            schemas=schemas,
+            modes={target.key: target.evolution for target in layout.targets},
+            widenings={target.key: target.widening for target in layout.all_targets if not target.outbox},
+            casts=dict(before.casts),
+            conflicts=dict(before.conflicts),
+            frozen=dict(before.frozen),
+        )
 
     def widening(self, target: str) -> Widening:
         """Return how tables of a target become wider."""
-        return self.widenings.get(target, "feature")  # nobody else reads an outbox
+        return self.widenings.get(target, "feature")  # only the router reads an outbox
 
-    def compared(
+    def compare(
         self, where: tuple[str, str], handle: Any, have: pa.Schema | None, landed: Sequence[StagedFile]
     ) -> tuple[pa.Schema, SchemaDiff]:
-        """Return the columns that staged rows bring into a table as they are written, and what is new in them."""
+        """Return the columns of staged rows as they are written into a table, and what is new in them."""
         target, table = where
         place = f"{target}/{table}"
-        come = self._coming(target, place, have, landed)
+        come = self._present_columns(target, place, have, landed)
         difference = SchemaDiff()
         if have is not None:
-            come = self._within(where, handle, have, come)
+            come = self._limit_to_table(where, handle, have, come)
             difference = compare(have, come)
         # A column that no table can have must not reach the manifest: its commit would fail for ever. The rows that
         # have it become dead letters.
         faults = {**too_deep(come), **too_deep(difference.widened, widened=True)}
         if faults:
             come = pa.schema([column for column in come if column.name not in faults])
-            difference = compare(have, come) if have is not None else difference
+            if have is not None:
+                difference = compare(have, come)
             difference = replace(difference, conflicts={**difference.conflicts, **faults})
         if landed:
-            self.casts[place], self.conflicts[place] = difference.cast, difference.conflicts
-            come = _written(come, difference)
+            self.casts[place] = difference.cast
+            self.conflicts[place] = difference.conflicts
+            come = _written_columns(come, difference)
         return come, difference
 
-    def _coming(self, target: str, place: str, have: pa.Schema | None, landed: Sequence[StagedFile]) -> pa.Schema:
-        """Return the columns that the rows have a value for, those included that were left out of the files."""
-        present = {name for file in landed for name in file.columns}
-        present |= {*self.before.conflicts.get(place, {}), *self.before.frozen.get(place, {})}
-        if have is None and landed and (options := self.options.get(target)):
-            present |= {*options.partition_by, *options.cluster_by}  # they must be there from the beginning
+    def _present_columns(
+        self, target: str, place: str, have: pa.Schema | None, landed: Sequence[StagedFile]
+    ) -> pa.Schema:
+        """Return the columns that rows have a value for, with those that earlier demands left out of the files."""
+        present: set[str] = set()
+        for file in landed:
+            present.update(file.columns)
+        present.update(self.before.conflicts.get(place, {}))
+        present.update(self.before.frozen.get(place, {}))
+        # A new table needs the columns that it is partitioned or clustered by from the beginning.
+        options = self.options.get(target)
+        if have is None and landed and options:
+            present.update(options.partition_by)
+            present.update(options.cluster_by)
         return pa.schema([column for column in self.schemas[target] if column.name in present])
 
-    def _within(self, where: tuple[str, str], handle: Any, have: pa.Schema, come: pa.Schema) -> pa.Schema:
+    def _limit_to_table(self, where: tuple[str, str], handle: Any, have: pa.Schema, come: pa.Schema) -> pa.Schema:
         """Return the columns as far as the table may change; note those that go into it otherwise, or not."""
         target, table = where
-        mode, difference = self.modes.get(target, "evolve"), compare(have, come)
+        mode = self.modes.get(target, "evolve")
+        difference = compare(have, come)
         if mode == "fail":
-            if new := (*difference.added, *difference.widened):
-                self.refused.append(_refusal(table, [column.name for column in new]))
+            new = [column.name for column in (*difference.added, *difference.widened)]
+            if new:
+                self.refused.append(_refusal(table, new))
             return come
-        if mode == "evolve":
-            keeps = difference.widened and way(handle, table, self.widening(target)) is None
-            narrow = _narrow(have, come, difference) if keeps else {}
-        else:
-            narrow = _frozen(have, come, difference)
+
+        narrow: dict[str, pa.DataType | None] = {}
+        if mode != "evolve":
+            narrow = _frozen_types(have, come, difference)
+        elif difference.widened and way(handle, table, self.widening(target)) is None:
+            narrow = _narrow_types(have, come, difference)
         self.frozen[f"{target}/{table}"] = narrow
-        return _without(come, narrow)
+        return _with_frozen_types(come, narrow)
 
 
 Grouped = dict[str, dict[str, list["StagedFile"]]]
 """Table -> target -> staged files."""
 
 
-def _grouped(files: Iterable[StagedFile], quarantined: Iterable[str]) -> Grouped:
-    found: Grouped = defaultdict(lambda: defaultdict(list))
+def _group(files: Iterable[StagedFile], quarantined: Iterable[str]) -> Grouped:
+    by_table: Grouped = defaultdict(lambda: defaultdict(list))
     for file in files:
-        found[file.table][file.target].append(file)
+        by_table[file.table][file.target].append(file)
     for place in quarantined:
         target, table = place.rsplit("/", 1)
-        found[table].setdefault(target, [])
-    return found
+        by_table[table].setdefault(target, [])
+    return by_table
 
 
 def _schema(table: Any) -> pa.Schema | None:
@@ -353,35 +422,56 @@ def _refusal(table: str, columns: list[str]) -> str:
     )
 
 
-def _frozen(have: pa.Schema, come: pa.Schema, found: SchemaDiff) -> dict[str, pa.DataType | None]:
-    """Return the types in which values go into a table that may not change; None where it lacks the column."""
+def _frozen_types(have: pa.Schema, come: pa.Schema, difference: SchemaDiff) -> dict[str, pa.DataType | None]:
+    """Return the types in which values go into a table that may not change; None if it lacks the column."""
     kinds = {column.name: column.type for column in have}
-    changed = [column.name for column in (*found.added, *found.widened)]
-    return {
-        name: type_within(kinds[name], delta_type(come.field(name).type)) if name in kinds else None for name in changed
-    }
+    types: dict[str, pa.DataType | None] = {}
+    for column in (*difference.added, *difference.widened):
+        types[column.name] = None
+        if column.name in kinds:
+            types[column.name] = type_within(kinds[column.name], delta_type(come.field(column.name).type))
+    return types
 
 
-def _narrow(have: pa.Schema, come: pa.Schema, found: SchemaDiff) -> dict[str, pa.DataType | None]:
-    """Return the types of columns that do not become wider; nested fields may come."""
-    kinds = {column.name: (have.field(column.name).type, come.field(column.name).type) for column in found.widened}
-    return {name: type_within(old, delta_type(new), new_fields=True) for name, (old, new) in kinds.items()}
+def _narrow_types(have: pa.Schema, come: pa.Schema, difference: SchemaDiff) -> dict[str, pa.DataType | None]:
+    """Return the types of columns that do not become wider; nested fields may be added."""
+    types: dict[str, pa.DataType | None] = {}
+    for column in difference.widened:
+        table_type = have.field(column.name).type
+        row_type = come.field(column.name).type
+        types[column.name] = type_within(table_type, delta_type(row_type), new_fields=True)
+    return types
 
 
-def _without(come: pa.Schema, frozen: dict[str, pa.DataType | None]) -> pa.Schema:
-    kinds = {column.name: frozen.get(column.name, column.type) for column in come}
-    return pa.schema([pa.field(name, kind) for name, kind in kinds.items() if kind is not None])
+def _with_frozen_types(come: pa.Schema, frozen: dict[str, pa.DataType | None]) -> pa.Schema:
+    """Return columns in the types of frozen ones, without those that have none."""
+    columns = []
+    for column in come:
+        kind = frozen.get(column.name, column.type)
+        if kind is not None:
+            columns.append(pa.field(column.name, kind))
+    return pa.schema(columns)
 
 
-def _written(come: pa.Schema, difference: SchemaDiff) -> pa.Schema:
-    kept = [column for column in come if column.name not in difference.conflicts]
-    return pa.schema([pa.field(c.name, limited_to(difference.cast.get(c.name, c.type), c.type)) for c in kept])
+def _written_columns(come: pa.Schema, difference: SchemaDiff) -> pa.Schema:
+    """Return the columns in the types that are written: without conflicts, and with casts."""
+    columns = []
+    for column in come:
+        if column.name not in difference.conflicts:
+            kind = difference.cast.get(column.name, column.type)
+            columns.append(pa.field(column.name, limited_to(kind, column.type)))
+    return pa.schema(columns)
 
 
-def _commented(columns: pa.Schema, comments: Mapping[str, str]) -> pa.Schema:
-    found = (c.with_metadata({"comment": comments[c.name]}) if c.name in comments else c for c in columns)
-    return pa.schema(list(found))
+def _with_comments(columns: pa.Schema, comments: Mapping[str, str]) -> pa.Schema:
+    commented = []
+    for column in columns:
+        if column.name in comments:
+            commented.append(column.with_metadata({"comment": comments[column.name]}))
+        else:
+            commented.append(column)
+    return pa.schema(commented)
 
 
-def _filled(demands: dict[str, dict[str, V]]) -> dict[str, dict[str, V]]:
-    return {table: found for table, found in demands.items() if found}
+def _without_empty(demands: dict[str, dict[str, V]]) -> dict[str, dict[str, V]]:
+    return {place: of_place for place, of_place in demands.items() if of_place}

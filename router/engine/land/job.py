@@ -67,17 +67,20 @@ class Landed:
         return Landed(self.files + other.files, self.counts + other.counts, self.big + other.big, failed)
 
     def collected(self, name: str) -> frozenset[str]:
-        """Return what the counts list under a name."""
-        return frozenset(value for count in self.counts for value in count.get(name) or ())
+        """Return the values that the counts list under a name."""
+        values: set[str] = set()
+        for count in self.counts:
+            values.update(count.get(name) or ())
+        return frozenset(values)
 
     @property
     def named(self) -> dict[str, set[str]]:
         """Return the tables that the rows of each outbox are for."""
-        found: dict[str, set[str]] = {}
+        tables_by_outbox: dict[str, set[str]] = {}
         for count in self.counts:
             for key, tables in count.get("named", {}).items():
-                found.setdefault(key, set()).update(tables)
-        return found
+                tables_by_outbox.setdefault(key, set()).update(tables)
+        return tables_by_outbox
 
 
 @dataclass
@@ -124,9 +127,9 @@ class LandingJob:
     ) -> tuple[Plan, Landed]:
         """Stage the files of a batch, and again while its rows need schemas that the decoder can fetch.
 
-        Raises UndecodedError where the decoder wants what it was asked for. `step` times `land` and `plan`.
+        Raises UndecodedError if the decoder requests a schema again after getting it. `step` times `land` and `plan`.
         """
-        asked: frozenset[str] = frozenset()
+        fetched: frozenset[str] = frozenset()
         while True:
             with step("land"):
                 landed = self.run(plan, demands, batch)
@@ -134,14 +137,14 @@ class LandingJob:
             if not wanted:
                 return plan, landed
             self.discard(landed)
-            if not wanted - asked:
+            if not wanted - fetched:
                 part = planner.decoder.part_name
                 raise UndecodedError(f"the decoder {part} wants what it was asked for: {some(wanted)}")
             log.info("%s, batch %d: decoding again, with %s", self.query.partition(":")[0], batch, some(wanted))
             with step("plan"):
-                planner.refresh(wanted - asked)
+                planner.refresh(wanted - fetched)
                 plan = planner.plan(plan.raw)
-            asked |= wanted
+            fetched |= wanted
 
     def discard(self, landed: Landed) -> None:
         """Delete files that will not be committed."""
@@ -149,12 +152,12 @@ class LandingJob:
 
     def _clean(self, token: str) -> None:
         """Delete what the tasks of a job that failed have staged: their reports are lost, but its token is in names."""
-        files, roots = self.lake.files, [self.folder] if self.folder else self.lake.layers()
+        files = self.lake.files
+        roots = [self.folder] if self.folder else self.lake.layers()
         with suppress(OSError):  # the storage may be what failed
             for root in roots:
-                folders = [info.path for info in files.get_file_info(fs.FileSelector(root, allow_not_found=True))]
-                for folder in folders:
-                    for info in files.get_file_info(fs.FileSelector(folder, allow_not_found=True)):
+                for folder in files.get_file_info(fs.FileSelector(root, allow_not_found=True)):
+                    for info in files.get_file_info(fs.FileSelector(folder.path, allow_not_found=True)):
                         if info.is_file and f"-{token}-" in info.base_name:
                             self.lake.delete(info.path)
 
@@ -188,8 +191,10 @@ class LandingJob:
 
 def some(names: frozenset[str]) -> str:
     """Return the first few of many names as text."""
-    shown = sorted(names)[:5]
-    return ", ".join(shown) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    text = ", ".join(sorted(names)[:5])
+    if len(names) > 5:
+        text += f" and {len(names) - 5} more"
+    return text
 
 
 def _landed(reports: Any) -> Landed:

@@ -1,7 +1,7 @@
 """The landing task: decode and label record batches, sort their rows into tables, count them. Runs on executors.
 
 A task holds Arrow batches by table up to `buffer_bytes`, then writes the largest tables as row groups, so its memory
-does not grow with the batch. A task that fails removes its files where it can; its successor writes others.
+does not grow with the batch. A task that fails deletes its files if it can; the next attempt writes others.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 
 SOURCES = MERGED_COORDINATES | SCHEMA_COLUMNS
 WANTED = 10_000
-"""How many different schemas a task asks for at once, at most; it asks for more when the batch is landed again."""
+"""Most schemas that a task requests at once; it requests others when the batch is landed again."""
 GATHERED = 32 << 20
-"""Bytes of rows, at most, that are sorted into tables at once. Each table costs some time per such part."""
+"""Most bytes of rows that are sorted into tables at once. Each table costs some time per such part."""
 Numbers = npt.NDArray[np.int64]
 """Row numbers within a batch."""
 
@@ -79,17 +79,18 @@ class Counts:
 
 
 def gathered(batches: Iterator[pa.RecordBatch], most: int) -> Iterator[pa.RecordBatch]:
-    """Join batches that follow each other until they have `most` bytes."""
-    held: list[pa.RecordBatch] = []
+    """Yield batches that are joined until they have `most` bytes."""
+    parts: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
-        held.append(batch)
+        parts.append(batch)
         size += batch.get_total_buffer_size()
         if size >= most:
-            yield pa.concat_batches(held)
-            held, size = [], 0
-    if held:
-        yield pa.concat_batches(held)
+            yield pa.concat_batches(parts)
+            parts = []
+            size = 0
+    if parts:
+        yield pa.concat_batches(parts)
 
 
 class Rows:
@@ -100,13 +101,18 @@ class Rows:
         self.all = np.arange(batch.num_rows, dtype=np.int64)
         self.codes, self.sources = _sources(batch)
         offsets = batch.column("offset").to_numpy(zero_copy_only=False)
-        self.of = []
+        self.of: list[Counts] = []
         for code, source in enumerate(self.sources):
-            mine = offsets if len(self.sources) == 1 else offsets[self.codes == code]
-            first, last = int(mine.min()), int(mine.max())
+            # A batch of one source partition needs no mask.
+            source_offsets = offsets
+            if len(self.sources) > 1:
+                source_offsets = offsets[self.codes == code]
+            first = int(source_offsets.min())
+            last = int(source_offsets.max())
             count = counts.setdefault(source, Counts(*source, first, last))
-            count.first, count.last = min(count.first, first), max(count.last, last)
-            count.read += len(mine)
+            count.first = min(count.first, first)
+            count.last = max(count.last, last)
+            count.read += len(source_offsets)
             self.of.append(count)
 
     def mask(self, column: str) -> Numbers:
@@ -116,19 +122,19 @@ class Rows:
             return self.all[:0]
         return np.flatnonzero(chosen.to_numpy(zero_copy_only=False))
 
-    def where(self, at: Numbers | None) -> Numbers:
+    def where(self, row_numbers: Numbers | None) -> Numbers:
         """Return the numbers of chosen rows; None chooses all of them."""
-        return self.all if at is None else at
+        return self.all if row_numbers is None else row_numbers
 
-    def add(self, kind: str, key: str | None, at: Numbers | None) -> None:
-        """Count chosen rows under their source partitions."""
-        found = np.bincount(self.codes[self.where(at)], minlength=len(self.sources))
-        for count, more in zip(self.of, found.tolist(), strict=True):
+    def add(self, kind: str, key: str | None, row_numbers: Numbers | None) -> None:
+        """Count chosen rows under their source partitions, with a key in the counts of that kind by key."""
+        by_source = np.bincount(self.codes[self.where(row_numbers)], minlength=len(self.sources))
+        for count, more in zip(self.of, by_source.tolist(), strict=True):
             if key is None:
                 setattr(count, kind, getattr(count, kind) + more)
             elif more:
-                by = getattr(count, kind)
-                by[key] = by.get(key, 0) + more
+                by_key = getattr(count, kind)
+                by_key[key] = by_key.get(key, 0) + more
 
     def add_unknown(self, fields: pa.Array) -> None:
         """Count the events with fields that the schema lacks, and each of these fields."""
@@ -136,78 +142,94 @@ class Rows:
         if not len(valid):
             return
         self.add("unknown", None, valid)
+        # One count for each pair of source partition and field: the pair's number is partition * fields + field.
         codes = self.codes[pc.list_parent_indices(fields).to_numpy()]
         named = fields.flatten().dictionary_encode()
         names = named.dictionary.to_pylist()
-        found = np.bincount(codes * len(names) + named.indices.to_numpy(), minlength=len(self.of) * len(names))
-        for count, of_names in zip(self.of, found.reshape(len(self.of), len(names)).tolist(), strict=True):
-            add_named(count.unknown_fields, {name: n for name, n in zip(names, of_names, strict=True) if n})
+        pairs = codes * len(names) + named.indices.to_numpy()
+        by_pair = np.bincount(pairs, minlength=len(self.of) * len(names)).reshape(len(self.of), len(names))
+        for count, of_source in zip(self.of, by_pair.tolist(), strict=True):
+            counted = zip(names, of_source, strict=True)
+            add_named(count.unknown_fields, {name: events for name, events in counted if events})
 
     def want(self, values: list[str]) -> None:
-        """Note what the decoder wants, under the first source partition: the driver fetches it once for all."""
-        have = self.of[0].wanted
-        have += [value for value in values[: WANTED - len(have)] if value not in have]
+        """Note the schemas that the decoder lacks, under the first source partition; the driver fetches each once."""
+        noted = self.of[0].wanted
+        noted += [value for value in values[: WANTED - len(noted)] if value not in noted]
 
     def name(self, key: str, tables: list[str]) -> None:
         """Note the tables that rows of an outbox are for, under the first source partition: the driver adds all up."""
-        have = self.of[0].named.setdefault(key, [])
-        have += [table for table in tables if table not in have]
+        noted = self.of[0].named.setdefault(key, [])
+        noted += [table for table in tables if table not in noted]
 
-    def raw(self, at: Any) -> pa.RecordBatch:
-        """Return the records as received."""
+    def raw(self, row_numbers: Any) -> pa.RecordBatch:
+        """Return the records as received; the numbers may be numpy's or Arrow's, None for all rows."""
         raw = self.batch.select(list(RAW_COLUMNS))
-        return raw if at is None else raw.take(pa.array(at) if isinstance(at, np.ndarray) else at)
+        if row_numbers is None:
+            return raw
+        if isinstance(row_numbers, np.ndarray):
+            row_numbers = pa.array(row_numbers)
+        return raw.take(row_numbers)
 
     def by_topic(self, table_of: Callable[[str], str]) -> Iterator[tuple[str, Numbers | None]]:
         """Yield the table of each topic with its rows; None: every row."""
         tables = [table_of(topic) for topic, _ in self.sources]
-        if len(named := dict.fromkeys(tables)) == 1:
+        different_tables = dict.fromkeys(tables)
+        if len(different_tables) == 1:
             yield tables[0], None
             return
-        for table in named:
+        for table in different_tables:
             codes = [code for code, name in enumerate(tables) if name == table]
             yield table, np.flatnonzero(np.isin(self.codes, codes))
 
-    def struct(self, column: str, at: Numbers | None) -> pa.RecordBatch:
+    def struct(self, column: str, row_numbers: Numbers | None) -> pa.RecordBatch:
         """Return the fields of a struct column for chosen rows."""
         struct = self.batch.column(column)
-        return pa.RecordBatch.from_struct_array(struct if at is None else struct.take(pa.array(at)))
+        if row_numbers is not None:
+            struct = struct.take(pa.array(row_numbers))
+        return pa.RecordBatch.from_struct_array(struct)
 
 
 def _sources(batch: pa.RecordBatch) -> tuple[Numbers, list[tuple[str, int]]]:
     """Return the source partition of each row as a code, and the (topic, partition) of each code."""
     topics = batch.column("topic").dictionary_encode()
     partitions = batch.column("partition").dictionary_encode()
-    names, numbers = topics.dictionary.to_pylist(), partitions.dictionary.to_pylist()
+    names = topics.dictionary.to_pylist()
+    numbers = partitions.dictionary.to_pylist()
     if len(names) == len(numbers) == 1:
         return np.zeros(batch.num_rows, dtype=np.int64), [(names[0], numbers[0])]
+    # Topic and partition as one number, so that one pass finds the pairs that occur.
     pairs = topics.indices.to_numpy().astype(np.int64) * len(numbers) + partitions.indices.to_numpy()
     present, codes = np.unique(pairs, return_inverse=True)
-    return codes.astype(np.int64), [(names[pair // len(numbers)], numbers[pair % len(numbers)]) for pair in present]
+    sources = []
+    for pair in present:
+        sources.append((names[pair // len(numbers)], numbers[pair % len(numbers)]))
+    return codes.astype(np.int64), sources
 
 
 def groups(rows: Rows, target: Target) -> Iterator[tuple[str, Numbers | None, pa.RecordBatch | None]]:
     """Split the rows of a target by table: one stable sort and one take, whatever the number of tables.
 
-    Yields each table, the numbers of its rows (None: every row), and the rows, where the sort has made them.
+    Yields each table, the numbers of its rows (None: every row), and the rows, if the sort has made them.
     """
     goes = rows.batch.column(target.destination)
     if target.table is not None:
-        at = rows.mask(target.destination)
-        if len(at):
-            yield target.table, None if len(at) == len(goes) else at, None
+        row_numbers = rows.mask(target.destination)
+        if len(row_numbers):
+            yield target.table, None if len(row_numbers) == len(goes) else row_numbers, None
         return
     coded = goes.dictionary_encode()
     names = coded.dictionary.to_pylist()
     if not names:
         return
     codes = pc.fill_null(coded.indices, len(names)).to_numpy(zero_copy_only=False)
-    codes = codes.astype(np.min_scalar_type(len(names)))  # two bytes are sorted in a tenth of the time of four
+    # Two bytes are sorted in a tenth of the time of four.
+    codes = codes.astype(np.min_scalar_type(len(names)))
     order = np.argsort(codes, kind="stable")
     starts = np.searchsorted(codes[order], np.arange(len(names) + 1, dtype=codes.dtype))
     ordered = rows.batch.column(target.rows).take(pa.array(order[: starts[-1]]))
     for name, start, end in zip(names, starts, starts[1:], strict=False):
-        # a copy, since a slice would keep the rows of all tables for as long as those of one are held
+        # A copy, since a slice would keep the rows of all tables for as long as those of one are held.
         part = pa.concat_arrays([ordered[start:end]])
         yield name, order[start:end], pa.RecordBatch.from_struct_array(part)
 
@@ -328,11 +350,12 @@ class _Task:
         for target in route.targets:
             if target.bad_name:
                 rows.add("rejected", target.key, rows.mask(target.bad_name))
-            for table, at, part in groups(rows, target):
-                chosen, left = self._for_only(rows, target, at), part
+            for table, row_numbers, part in groups(rows, target):
+                chosen = self._for_only(rows, target, row_numbers)
+                chosen_part = part
                 if target.held and rows.batch.column(target.held).null_count < rows.batch.num_rows:
-                    chosen, left = self._free(rows, target, table, (part, at))
-                self._land(rows, target, table, chosen, part=left)
+                    chosen, chosen_part = self._quarantine_unmet(rows, target, table, (part, row_numbers))
+                self._land(rows, target, table, chosen, part=chosen_part)
 
     def _land(
         self,
@@ -375,26 +398,32 @@ class _Task:
         if target.outbox:
             values = {"_table": whose, "_query": self.work.query, "_batch_id": self.work.batch, "_cause": cause}
             part = _with_coordinates(rows, target, (part, at), values)
-        demands, place = self.work.demands, target.place(table)
-        casts, frozen = demands.casts.get(place, {}), demands.frozen.get(place, {})
-        kinds, names = {f.name: f.type for f in target.schema} | frozen | casts, set(part.schema.names)
+        demands = self.work.demands
+        place = target.place(table)
+        kinds = {column.name: column.type for column in target.schema}
+        kinds |= demands.frozen.get(place, {})
+        kinds |= demands.casts.get(place, {})
+        names = set(part.schema.names)
         schema = pa.schema([(name, kind) for name, kind in kinds.items() if name in names])
         self.writer.hold(target.key, table, _cast(part, schema), seen=target.seen, by=target.partition_by)
 
-    def _free(
+    def _quarantine_unmet(
         self, rows: Rows, target: Target, table: str, have: tuple[pa.RecordBatch | None, Numbers | None]
     ) -> tuple[Numbers, pa.RecordBatch | None]:
-        """Land the rows that an expectation lets wait in the quarantine; return the others."""
+        """Land the rows that violate an expectation in the quarantine; return the others."""
         part, at = have
-        index, allowed = rows.where(at), self.work.demands.allowed.get(target.key)
+        index = rows.where(at)
+        allowed = self.work.demands.allowed.get(target.key)
         if allowed is not None and table not in allowed:
             return index, part  # refused as a whole
-        held = rows.batch.column(str(target.held)).take(pa.array(index))
-        for name in pc.unique(held.drop_null()).to_pylist():
-            mine = pc.fill_null(pc.equal(held, name), False).to_numpy(zero_copy_only=False)
-            self._to_quarantine(rows, target, index[mine], table, UNMET.format(name))
-        free = held.is_null()
-        return index[free.to_numpy(zero_copy_only=False)], part if part is None else part.filter(free)
+        unmet = rows.batch.column(str(target.held)).take(pa.array(index))
+        for name in pc.unique(unmet.drop_null()).to_pylist():
+            is_unmet = pc.fill_null(pc.equal(unmet, name), False).to_numpy(zero_copy_only=False)
+            self._to_quarantine(rows, target, index[is_unmet], table, UNMET.format(name))
+        free = unmet.is_null()
+        if part is not None:
+            part = part.filter(free)
+        return index[free.to_numpy(zero_copy_only=False)], part
 
     def _to_quarantine(
         self, rows: Rows, target: Target, at: Numbers | None, table: str, cause: str | None = None
@@ -405,24 +434,26 @@ class _Task:
         self._land(rows, target.quarantine, target.quarantine.table, at, table, cause)
 
     def _for_only(self, rows: Rows, target: Target, at: Numbers | None) -> Numbers | None:
-        """Return the rows of an outbox that are for the tables which get rows; of others what is given."""
+        """Return the rows of an outbox that are for the tables in `only`; of other targets all rows."""
         if self.work.only is None or target.merge_by is None:
             return at
         wanted = pa.array(sorted(self.work.only), pa.string())
-        mine = pc.is_in(rows.struct(target.merge_by, at).column(TABLE), value_set=wanted)
-        found: Numbers = rows.where(at)[mine.to_numpy(zero_copy_only=False)]
-        return found
+        is_wanted = pc.is_in(rows.struct(target.merge_by, at).column(TABLE), value_set=wanted)
+        row_numbers: Numbers = rows.where(at)[is_wanted.to_numpy(zero_copy_only=False)]
+        return row_numbers
 
     def _named(self, rows: Rows, target: Target, at: Numbers | None) -> Numbers:
         """Note the tables that the rows of an outbox name; refuse the rows of tables beyond what the sink may have."""
-        allowed, index = self.work.demands.allowed.get(target.key), rows.where(at)
+        allowed = self.work.demands.allowed.get(target.key)
+        index = rows.where(at)
         tables = rows.struct(str(target.merge_by), at).column("_table")
         if allowed is not None:
             for table in set(pc.unique(tables).to_pylist()) - allowed:
                 beyond = pc.equal(tables, table).to_numpy(zero_copy_only=False)
                 self._refuse(rows, target, index[beyond], "name", target.beyond(table))
             within = pc.is_in(tables, value_set=pa.array(sorted(allowed), pa.string()))
-            tables, index = tables.filter(within), index[within.to_numpy(zero_copy_only=False)]
+            tables = tables.filter(within)
+            index = index[within.to_numpy(zero_copy_only=False)]
         rows.name(target.key, pc.unique(tables).to_pylist())
         return index
 
@@ -443,39 +474,43 @@ class _Task:
     ) -> tuple[pa.RecordBatch, Numbers | None]:
         """Cast rows to the schema of a table that may not change, without the columns that it does not have.
 
-        Rows that lose a value by it are counted as frozen, or go to the quarantine where the sink has one. Without a
+        Rows that lose a value by it are counted as frozen, or go to the quarantine if the sink has one. Without a
         quarantine, a row with a value too wide for its column is a dead letter.
         """
-        if not (frozen := self.work.demands.frozen.get(target.place(table))):
+        frozen = self.work.demands.frozen.get(target.place(table))
+        if not frozen:
             return have
         part, at = have
-        index, lost = rows.where(at), np.zeros(part.num_rows, bool)
+        index = rows.where(at)
+        lost = np.zeros(part.num_rows, bool)
         for column, kind in frozen.items():
             if column not in part.schema.names:
                 continue
-            place, values = part.schema.get_field_index(column), part.column(column)
-            if kind is None:
+            position = part.schema.get_field_index(column)
+            values = part.column(column)
+            if kind is None:  # the table lacks the column
                 lost |= has_value(values, blank=target.zero_is_absent)
-                part = part.remove_column(place)
+                part = part.remove_column(position)
                 continue
-            found = cast_down(values, kind, blank=target.zero_is_absent)
-            lost |= found.lost
-            part = part.set_column(place, column, found.array)
+            cast = cast_down(values, kind, blank=target.zero_is_absent)
+            lost |= cast.lost
+            part = part.set_column(position, column, cast.array)
             if target.evolution == "quarantine":
-                lost |= found.too_wide
-            elif found.too_wide.any():
+                lost |= cast.too_wide
+            elif cast.too_wide.any():
                 reason = f"table {table}: {too_wide(column, target.schema.field(column).type, kind)}"
                 reason += KEEPS if target.evolution == "evolve" else ""
-                self._refuse(rows, target, index[found.too_wide], "schema", reason)
-                part, index, lost = (
-                    part.filter(pa.array(~found.too_wide)),
-                    index[~found.too_wide],
-                    lost[~found.too_wide],
-                )
+                self._refuse(rows, target, index[cast.too_wide], "schema", reason)
+                # Rows, their numbers and the marks of losses stay in step.
+                fits = ~cast.too_wide
+                part = part.filter(pa.array(fits))
+                index = index[fits]
+                lost = lost[fits]
         if target.evolution == "quarantine" and lost.any():
             rows.add("quarantined", target.place(table), index[lost])
             self._to_quarantine(rows, target, index[lost], table)
-            part, index = part.filter(pa.array(~lost)), index[~lost]
+            part = part.filter(pa.array(~lost))
+            index = index[~lost]
         else:
             rows.add("frozen", target.key, index[lost])
         return part, at if len(index) == have[0].num_rows else index
@@ -492,7 +527,8 @@ class _Task:
             holds = pc.fill_null(evaluate(node, columns, part.num_rows)[0], False).to_numpy(zero_copy_only=False)
             if not holds.all():
                 self._refuse(rows, target, index[~holds], "schema", f"table {table}: {name} does not hold")
-                part, index = part.filter(pa.array(holds)), index[holds]
+                part = part.filter(pa.array(holds))
+                index = index[holds]
         return part, at if len(index) == have[0].num_rows else index
 
     def _refuse(self, rows: Rows, target: Target, at: Numbers, stage: str, reason: str) -> None:
@@ -506,17 +542,19 @@ def _with_coordinates(
 ) -> pa.RecordBatch:
     """Return rows of an outbox or a quarantine with its own columns before theirs; `values` are a quarantine's."""
     part, at = have
-    names = target.schema.names[: len(target.schema) - rows.batch.schema.field(target.rows).type.num_fields]
-    own = rows.struct(target.merge_by, at) if target.merge_by else None
-    more = dict(zip(own.schema.names, own.columns, strict=True)) if own else {}
-    columns = {
-        name: more[name]
-        if name in more
-        else pa.repeat(pa.scalar(values[name], QUARANTINE_COLUMNS[name]), part.num_rows)
-        if name in QUARANTINE_COLUMNS
-        else rows.batch.column(SOURCES[name]).take(pa.array(rows.where(at)))
-        for name in names
-    }
+    own_count = len(target.schema) - rows.batch.schema.field(target.rows).type.num_fields
+    merge_columns: dict[str, pa.Array] = {}
+    if target.merge_by:
+        merge_keys = rows.struct(target.merge_by, at)
+        merge_columns = dict(zip(merge_keys.schema.names, merge_keys.columns, strict=True))
+    columns: dict[str, pa.Array] = {}
+    for name in target.schema.names[:own_count]:
+        if name in merge_columns:
+            columns[name] = merge_columns[name]
+        elif name in QUARANTINE_COLUMNS:
+            columns[name] = pa.repeat(pa.scalar(values[name], QUARANTINE_COLUMNS[name]), part.num_rows)
+        else:
+            columns[name] = rows.batch.column(SOURCES[name]).take(pa.array(rows.where(at)))
     return pa.RecordBatch.from_arrays([*columns.values(), *part.columns], names=[*columns, *part.schema.names])
 
 
@@ -529,8 +567,7 @@ def _numbered(batch: pa.RecordBatch, number: int, schema: pa.Schema) -> pa.Recor
 def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     if batch.schema.equals(schema, check_metadata=True):
         return batch
-    columns = [
-        column if column.type == field.type else column.cast(field.type)
-        for column, field in zip(batch.columns, schema, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    arrays = []
+    for array, column in zip(batch.columns, schema, strict=True):
+        arrays.append(array if array.type == column.type else array.cast(column.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -1,6 +1,6 @@
 """Run the merging sinks of a query: after the commit of an outbox its rows are merged into their tables.
 
-The rows of tables that cannot be written are the backlog of the outbox. The rows of other tables go on.
+The rows of tables that cannot be written are the backlog of the outbox. Those of other tables are merged.
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("router")
 TASKS_PER_CORE = 4
-"""Tables of different sizes share a task by chance: with several tasks for each core none has to wait for long."""
+"""Tasks of a merge per core: tables of different sizes share a task by chance, and several tasks even that out."""
 
+CHANGES = ("inserted", "updated", "deleted", "late")
+"""The counts of a merge that its line in the log shows."""
 MERGES = {
     "auto": f"delta-rs merges tables of up to {LARGE >> 30} GiB that it may write, Delta on Spark the others",
     "arrow": "delta-rs merges all tables that it may write: the engine is given",
@@ -55,7 +57,7 @@ MERGES = {
 
 @dataclass(frozen=True)
 class OutboxRows:
-    """What a merging sink got in one batch: `events` are the rows of `work`, read from `partitions`."""
+    """The rows of a merging sink in one batch: `events` are those of `work`, read from `partitions`."""
 
     target: Target
     work: TableCommit
@@ -68,9 +70,9 @@ class OutboxRows:
 class MergeCoordinator:
     """The merges of a query. `query` is the query with its run: transaction ids begin with it.
 
-    `tables` are those merged since it was cleared; `known`, `merged` and `left` are by sink: the tables that it has
-    merged into, those of this process with the last batch that they have, and those that it leaves to Delta on Spark,
-    with the reason.
+    `tables` are those merged since it was cleared. By sink: `known` are the tables that it has merged into, `merged`
+    those of this process with the last batch that they have, and `left` those that it leaves to Delta on Spark, with
+    the reason.
     """
 
     query: str
@@ -90,78 +92,107 @@ class MergeCoordinator:
         """Merge the rows of one outbox into their tables; return the counts of rows.
 
         Doing it again changes nothing. The rows of a table that cannot be written join the backlog, and are merged with
-        those of a later batch, which counts them too. Raises SinkError where a later try cannot help.
+        those of a later batch, which also counts them. Raises SinkError if a later try cannot help.
         """
-        target, work = rows.target, rows.work
+        target = rows.target
+        work = rows.work
         backlogs = BacklogStore(self.store, target.key)
         before = backlogs.before(self.query, work.version)
-        found = self._outcomes(sink, rows, before)
-        backlog = self._backlog(found, rows, before)
-        self._commit_dead_letters(found, work, rows.notes)
-        applied, dead = found.counts.get("applied", 0), found.counts.get("refused", 0)
-        given, left = work.rows + _rows(before), _rows(backlog)
-        if applied + dead + left != given:
-            what = f"of {given} rows {applied} were merged, {dead} refused, and {left} wait"
-            raise SinkError(self.query, work.version, target.route, target.sink, what)
-        self.tables.update(found.tables)
-        self._known(target).note(found.tables)
+        outcomes = self._merge_tables(sink, rows, before)
+        backlog = self._new_backlog(outcomes, rows, before)
+        self._commit_dead_letters(outcomes, work, rows.notes)
+
+        # No row may vanish: each is merged, a dead letter or in the backlog.
+        applied = outcomes.counts.get("applied", 0)
+        dead = outcomes.counts.get("refused", 0)
+        all_rows = work.rows + _count_rows(before)
+        waiting = _count_rows(backlog)
+        if applied + dead + waiting != all_rows:
+            problem = f"of {all_rows} rows {applied} were merged, {dead} refused, and {waiting} wait"
+            raise SinkError(self.query, work.version, target.route, target.sink, problem)
+
+        # The mark is last: until it is written, the next start merges the batch again, with the same backlog.
+        self.tables.update(outcomes.tables)
+        self._merged_tables(target).note(outcomes.tables)
         if before or backlog:
             backlogs.note(self.query, work.version, before, backlog)
         counts = Applied(applied, dead)
-        self.store.mark_applied(work.version, target.key, counts, found.committed)
-        self.merged.setdefault(target.key, {}).update(dict.fromkeys(found.committed, work.version))
-        made = ", ".join(f"{found.counts.get(name, 0)} {name}" for name in ("inserted", "updated", "deleted", "late"))
-        log.info("batch %d, %s: %d tables, %s", work.version, target.key, len(found.tables), made)
+        self.store.mark_applied(work.version, target.key, counts, outcomes.committed)
+        self.merged.setdefault(target.key, {}).update(dict.fromkeys(outcomes.committed, work.version))
+        changes = ", ".join(f"{outcomes.counts.get(name, 0)} {name}" for name in CHANGES)
+        log.info("batch %d, %s: %d tables, %s", work.version, target.key, len(outcomes.tables), changes)
         return counts
 
-    def _outcomes(self, sink: MergingSink, rows: OutboxRows, before: dict[str, Backlog]) -> MergeOutcomes:
-        """Merge with delta-rs what it may write, and the other tables with Delta on Spark."""
-        target, job = rows.target, self._job(sink, rows)
+    def _merge_tables(self, sink: MergingSink, rows: OutboxRows, before: dict[str, Backlog]) -> MergeOutcomes:
+        """Merge with delta-rs the tables that it may write, and the others with Delta on Spark."""
+        target = rows.target
+        job = self._job(sink, rows)
         events = with_backlog(rows.events, before, self.spark, self.lake.spark_address(rows.work.table))
-        by_spark, found = SparkMerger(self.spark, self.lake, job), MergeOutcomes()
+        by_spark = SparkMerger(self.spark, self.lake, job)
+        outcomes = MergeOutcomes()
         if target.key not in self.left:
             log.info("%s: %s", target.key, MERGES[job.keyed.engine])
             self.left[target.key] = {}
         if job.keyed.engine == "spark":
-            by_spark.merge(events, found)
-            return found
+            by_spark.merge(events, outcomes)
+            return outcomes
+
         left = self._still_left(target, job.keyed)
+        # A small batch of one machine is merged without a Spark job, which would cost more than it divides.
         if not left and not before and on_one_machine(self.spark) and is_small(rows.work):
-            found = merge_here(rows.work, job)
+            outcomes = merge_here(rows.work, job)
         elif target.names_in_outbox or not left:
-            several = TASKS_PER_CORE * self.spark.sparkContext.defaultParallelism
-            rest = events.filter(~F.col(TABLE).isin(*left)) if left else events
-            found = merge_by_tasks(rest, job, several if target.names_in_outbox else 1, self.executors)
-        self._tell(target, left | found.spark)
+            by_delta_rs = events
+            if left:
+                by_delta_rs = events.filter(~F.col(TABLE).isin(*left))
+            tasks = 1
+            if target.names_in_outbox:
+                tasks = TASKS_PER_CORE * self.spark.sparkContext.defaultParallelism
+            outcomes = merge_by_tasks(by_delta_rs, job, tasks, self.executors)
+
+        # Tasks may have found more tables that only Delta on Spark can write: it merges their rows now.
+        self._note_left(target, left | outcomes.spark)
         if self.left[target.key]:
-            by_spark.merge(events.filter(F.col(TABLE).isin(*self.left[target.key])), found)
-        return found
+            by_spark.merge(events.filter(F.col(TABLE).isin(*self.left[target.key])), outcomes)
+        return outcomes
 
     def _job(self, sink: MergingSink, rows: OutboxRows) -> MergeJob:
-        target, work, keyed = rows.target, rows.work, asked(counted(sink), self.committers.only_spark)
-        staging = Staging(self.lake, self.options.file_bytes, self.options.buffer_bytes)
-        app = str(TransactionId("sink", self.query, target.route, target.sink))
-        about = work.version, target.route, target.sink, self.dead_letters, rows.notes
-        return MergeJob(staging, keyed, app, *about, self._known(target).names, self.merged.get(target.key, {}))
+        target = rows.target
+        return MergeJob(
+            staging=Staging(self.lake, self.options.file_bytes, self.options.buffer_bytes),
+            keyed=asked(counted(sink), self.committers.only_spark),
+            app=str(TransactionId("sink", self.query, target.route, target.sink)),
+            batch=rows.work.version,
+            route=target.route,
+            sink=target.sink,
+            dead_letters=self.dead_letters,
+            notes=rows.notes,
+            known=self._merged_tables(target).names,
+            merged=self.merged.get(target.key, {}),
+        )
 
-    def _known(self, target: Target) -> MergedTables:
+    def _merged_tables(self, target: Target) -> MergedTables:
         return self.known.setdefault(target.key, MergedTables(self.store, target.key))
 
     def _still_left(self, target: Target, keyed: KeyedTable) -> dict[str, str]:
         """Return the tables that delta-rs still cannot write, and why: Delta on Spark gets their rows at once."""
 
-        def why(table: str) -> str | None:
-            with suppress(DeltaError, OSError):  # a task will say it
+        def reason(table: str) -> str | None:
+            with suppress(DeltaError, OSError):  # the task that merges the table reports it
                 chosen = merge_engine(self.lake.open(table), keyed)
                 return chosen.why if chosen.engine == "spark" else None
             return None
 
-        left = self.left[target.key]
+        tables = list(self.left[target.key])
+        still_left = {}
         with ThreadPoolExecutor(THREADS) as pool:
-            return {table: found for table, found in zip(left, pool.map(why, left), strict=True) if found is not None}
+            for table, why in zip(tables, pool.map(reason, tables), strict=True):
+                if why is not None:
+                    still_left[table] = why
+        return still_left
 
-    def _tell(self, target: Target, left: dict[str, str]) -> None:
-        """Log which tables another engine merges from now on, and why."""
+    def _note_left(self, target: Target, left: dict[str, str]) -> None:
+        """Note the tables that are left to Delta on Spark; log which tables another engine merges from now on."""
         before = self.left[target.key]
         for table, why in sorted(left.items()):
             if before.get(table) != why:
@@ -170,45 +201,55 @@ class MergeCoordinator:
             log.info("%s: delta-rs merges %s again", target.key, table)
         self.left[target.key] = left
 
-    def _backlog(self, found: MergeOutcomes, rows: OutboxRows, before: dict[str, Backlog]) -> dict[str, Backlog]:
-        """Return the new backlog by table; raise SinkError where a later try cannot help."""
-        target, batch, failed = rows.target, rows.work.version, found.failed
-        if found.forbidden:
-            for file in found.files:  # the next try writes them anew
-                self.lake.files.delete_file(file.path)
-            table = min(found.forbidden)
-            raise SinkError(self.query, batch, target.route, target.sink, f"table {table}: {failed[table]}")
-        for table, what in sorted(failed.items()):
-            log.warning("batch %d, %s: %d rows wait for %s: %s", batch, target.key, found.left[table], table, what)
-        for table in sorted(before.keys() - failed.keys()):
+    def _new_backlog(self, outcomes: MergeOutcomes, rows: OutboxRows, before: dict[str, Backlog]) -> dict[str, Backlog]:
+        """Return the new backlog by table; raise SinkError if a later try cannot help."""
+        target = rows.target
+        batch = rows.work.version
+        if outcomes.forbidden:
+            self._delete_dead_letters(outcomes)  # the next try writes them again
+            table = min(outcomes.forbidden)
+            problem = f"table {table}: {outcomes.failed[table]}"
+            raise SinkError(self.query, batch, target.route, target.sink, problem)
+        for table, why in sorted(outcomes.failed.items()):
+            log.warning("batch %d, %s: %d rows wait for %s: %s", batch, target.key, outcomes.left[table], table, why)
+        for table in sorted(before.keys() - outcomes.failed.keys()):
             log.info("batch %d, %s: %d rows that waited are in %s", batch, target.key, before[table].rows, table)
-        spans = {table: extended(before[table].spans if table in before else {}, rows.partitions) for table in failed}
-        return {table: Backlog(found.left[table], spans[table], what) for table, what in failed.items()}
 
-    def _commit_dead_letters(self, found: MergeOutcomes, work: TableCommit, notes: dict[str, str]) -> None:
+        backlog = {}
+        for table, why in outcomes.failed.items():
+            spans: Spans = {}
+            if table in before:
+                spans = before[table].spans
+            backlog[table] = Backlog(outcomes.left[table], extended(spans, rows.partitions), why)
+        return backlog
+
+    def _commit_dead_letters(self, outcomes: MergeOutcomes, work: TableCommit, notes: dict[str, str]) -> None:
         """Commit the dead letters that the merges have written."""
-        if not found.files:
+        if not outcomes.files:
             return
         dead = TableCommit(
             target="/dead_letters",
             table=self.dead_letters,
             app_id=merge_refusals_id(work.app_id),
             version=work.version,
-            files=tuple(found.files),
+            files=tuple(outcomes.files),
             columns=to_delta(DEAD_SCHEMA),
         )
         if not self.committers.commit((dead,), {}, notes):
-            for file in found.files:
-                self.lake.files.delete_file(file.path)
+            self._delete_dead_letters(outcomes)  # an earlier try has committed others of the same rows
+
+    def _delete_dead_letters(self, outcomes: MergeOutcomes) -> None:
+        for file in outcomes.files:
+            self.lake.files.delete_file(file.path)
 
 
-def _rows(backlog: dict[str, Backlog]) -> int:
-    return sum(found.rows for found in backlog.values())
+def _count_rows(backlog: dict[str, Backlog]) -> int:
+    return sum(of_table.rows for of_table in backlog.values())
 
 
 @dataclass
 class MergedTables:
-    """The tables that one sink has merged into, in the checkpoint store: one that is gone was dropped."""
+    """The tables that one sink has merged into, in the checkpoint store. One that no longer exists was dropped."""
 
     store: CheckpointStore
     key: str
@@ -219,7 +260,8 @@ class MergedTables:
 
     def note(self, tables: Iterable[str]) -> None:
         """Note tables that were merged into."""
-        if new := frozenset(tables) - self.names:
+        new = frozenset(tables) - self.names
+        if new:
             self.names |= new
             self.store.write(self._path, json.dumps(sorted(self.names)).encode())
 
@@ -250,8 +292,9 @@ class BacklogStore:
 
     def before(self, query: str, batch: int) -> dict[str, Backlog]:
         """Return the backlog by table when a batch began, also if that batch was finished before."""
-        found = self._read()
-        return _by_table(found["before" if found["after"] == [query, batch] else "now"])
+        note = self._read()
+        was_finished = note["after"] == [query, batch]
+        return _by_table(note["before"] if was_finished else note["now"])
 
     def now(self) -> dict[str, Backlog]:
         """Return the backlog by table."""
@@ -259,36 +302,41 @@ class BacklogStore:
 
     def note(self, query: str, batch: int, before: dict[str, Backlog], now: dict[str, Backlog]) -> None:
         """Write the backlog after a batch."""
-        tables = {
-            name: {table: asdict(backlog) for table, backlog in found.items()}
-            for name, found in (("before", before), ("now", now))
+        note = {
+            "after": [query, batch],
+            "before": {table: asdict(backlog) for table, backlog in before.items()},
+            "now": {table: asdict(backlog) for table, backlog in now.items()},
         }
-        self.store.write(self._path, json.dumps({"after": [query, batch], **tables}).encode())
+        self.store.write(self._path, json.dumps(note).encode())
 
     def _read(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.store.load(self._path) or {"after": [], "before": {}, "now": {}}
-        return found
+        note: dict[str, Any] = self.store.load(self._path) or {"after": [], "before": {}, "now": {}}
+        return note
 
     @property
     def _path(self) -> str:
         return f"backlog/{self.key.replace('/', '__')}.json"
 
 
-def _by_table(found: dict[str, Any]) -> dict[str, Backlog]:
-    return {table: _backlog(**about) for table, about in found.items()}
-
-
-def _backlog(rows: int, spans: dict[str, dict[str, list[int]]], why: str) -> Backlog:
-    return Backlog(rows, {t: {int(p): (a, b) for p, (a, b) in by.items()} for t, by in spans.items()}, why)
+def _by_table(note: dict[str, Any]) -> dict[str, Backlog]:
+    """Return the backlog by table from its note, in which JSON has made texts of partitions and lists of spans."""
+    backlogs = {}
+    for table, backlog in note.items():
+        spans: Spans = {}
+        for topic, by_partition in backlog["spans"].items():
+            spans[topic] = {int(partition): (first, last) for partition, (first, last) in by_partition.items()}
+        backlogs[table] = Backlog(backlog["rows"], spans, backlog["why"])
+    return backlogs
 
 
 def extended(spans: Spans, partitions: Iterable[Partition]) -> Spans:
     """Return spans extended by those of a later batch."""
-    found = {topic: dict(by) for topic, by in spans.items()}
+    longer = {topic: dict(by_partition) for topic, by_partition in spans.items()}
     for part in partitions:
-        first, _ = found.setdefault(part.topic, {}).get(part.partition, (part.first, 0))
-        found[part.topic][part.partition] = (first, part.last)
-    return found
+        of_topic = longer.setdefault(part.topic, {})
+        first, _ = of_topic.get(part.partition, (part.first, 0))
+        of_topic[part.partition] = (first, part.last)
+    return longer
 
 
 def with_backlog(events: DataFrame, backlog: dict[str, Backlog], spark: SparkSession, outbox: str) -> DataFrame:
@@ -296,13 +344,15 @@ def with_backlog(events: DataFrame, backlog: dict[str, Backlog], spark: SparkSes
     if not backlog:
         return events
     rows = spark.read.format("delta").load(outbox)
-    chosen = any_of((F.col(TABLE) == table) & within(found.spans) for table, found in backlog.items())
-    return events.unionByName(rows.filter(chosen), allowMissingColumns=True)
+    is_backlog = any_of((F.col(TABLE) == table) & within(waiting.spans) for table, waiting in backlog.items())
+    return events.unionByName(rows.filter(is_backlog), allowMissingColumns=True)
 
 
 def within(spans: Spans) -> Column:
-    return any_of(
-        (F.col("_topic") == topic) & (F.col("_partition") == partition) & F.col("_offset").between(*span)
-        for topic, by in spans.items()
-        for partition, span in by.items()
-    )
+    """Return whether a row's record is within some spans of offsets."""
+    conditions = []
+    for topic, by_partition in spans.items():
+        for partition, (first, last) in by_partition.items():
+            of_partition = (F.col("_topic") == topic) & (F.col("_partition") == partition)
+            conditions.append(of_partition & F.col("_offset").between(first, last))
+    return any_of(conditions)

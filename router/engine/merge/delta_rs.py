@@ -1,7 +1,7 @@
 """Merge an outbox into its tables with delta-rs: one Spark job in which every task merges the tables it owns.
 
-A task holds the rows of one table at a time. A small outbox is merged by the same functions in the driver, where that
-is the only machine. A table that cannot be written does not keep the others from theirs.
+A task holds the rows of one table at a time. On one machine a small outbox is merged by the same functions in the
+driver. A table that cannot be written does not stop the others.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import base64
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -48,17 +47,21 @@ if TYPE_CHECKING:
 
 
 REPORT = "report string"
-SMALL_ROWS, SMALL_BYTES = 50_000, 16 << 20
+SMALL_ROWS = 50_000
+SMALL_BYTES = 16 << 20
 """Rows and bytes of an outbox up to which it is merged without a Spark job, on one machine. Of a cold batch of 10 000
 rows for 7 tables the job took 5 s (Python workers, a shuffle, code compiled for it), on two cores that were busy."""
 COUNTS = ("applied", "refused", "late", "inserted", "updated", "deleted")
-"""What a report counts of one table, whichever engine merged it."""
+"""The counts of a table in a report, whichever engine merged it."""
 
 
 @dataclass(frozen=True)
 class MergeJob:
-    """What every merge of a batch's outbox is given. `app` is the sink's transaction id; `known` are the tables
-    that the sink has merged into before, `merged` those of this process with the last batch that they have."""
+    """The settings of all merges of a batch's outbox.
+
+    `app` is the sink's transaction id; `known` are the tables that the sink has merged into before, `merged` those of
+    this process with the last batch that they have.
+    """
 
     staging: Staging
     keyed: KeyedTable
@@ -73,17 +76,24 @@ class MergeJob:
 
     def upsert(self, table: str) -> TableUpsert:
         """Return the work of one table."""
-        about = table, table_id(self.app, table), self.batch, self.keyed, self.notes
-        return TableUpsert(*about, table in self.known, self.merged.get(table))
+        return TableUpsert(
+            table=table,
+            app_id=table_id(self.app, table),
+            version=self.batch,
+            keyed=self.keyed,
+            notes=self.notes,
+            known=table in self.known,
+            merged=self.merged.get(table),
+        )
 
 
 @dataclass
 class MergeOutcomes:
-    """What merges report: what became of the rows of each table, and the files of the refused ones.
+    """The reports of merges, collected: the counts of rows, and the files of the refused ones.
 
     `spark` are the tables that are left to Delta on Spark, with the reason; `failed` those that could not be written,
-    with the number of rows that are `left` for each; `committed` those that have the batch's transaction id.
-    `forbidden` are those of them that would have to change and must not.
+    with the number of rows that are `left` for each; `forbidden` are those of them that would have to change and must
+    not. `committed` are the tables that have the batch's transaction id.
     """
 
     counts: dict[str, int] = field(default_factory=dict)
@@ -96,18 +106,22 @@ class MergeOutcomes:
     committed: set[str] = field(default_factory=set)
 
     def add(self, report: dict[str, Any]) -> None:
-        """Take one report of a task."""
-        if "path" in report:
+        """Add one report of a task."""
+        if "path" in report:  # a file of refused rows
             self.files.append(StagedFile.of(report))
-        elif "spark" in report:
-            self.spark[report["table"]] = report["spark"]
+            return
+        table = report["table"]
+        if "spark" in report:
+            self.spark[table] = report["spark"]
         elif "failed" in report:
-            self.failed[report["table"]] = report["failed"]
-            self.left[report["table"]] = report["rows"]
-            self.forbidden |= {report["table"]} if report["forbidden"] else set()
+            self.failed[table] = report["failed"]
+            self.left[table] = report["rows"]
+            if report["forbidden"]:
+                self.forbidden.add(table)
         else:
-            self.tables.add(report["table"])
-            self.committed |= {report["table"]} if report["committed"] else set()
+            self.tables.add(table)
+            if report["committed"]:
+                self.committed.add(table)
             for name, count in report["counts"].items():
                 self.counts[name] = self.counts.get(name, 0) + count
 
@@ -115,15 +129,17 @@ class MergeOutcomes:
 def merge_by_tasks(events: DataFrame, job: MergeJob, tasks: int, executors: Executors) -> MergeOutcomes:
     """Merge the rows of an outbox in a Spark job; one task is for an outbox of one table, and needs no shuffle.
 
-    Raises StartError where an executor lacks something that the driver has.
+    Raises StartError if an executor lacks something that the driver has.
     """
-    by_table = events.repartition(tasks, TABLE).sortWithinPartitions(TABLE) if tasks > 1 else events.coalesce(1)
-    found = MergeOutcomes()
+    by_table = events.coalesce(1)
+    if tasks > 1:
+        by_table = events.repartition(tasks, TABLE).sortWithinPartitions(TABLE)
+    outcomes = MergeOutcomes()
     task = executors.guarded(merge_task(job), reports=True)
     rows = by_table.mapInArrow(task, REPORT).collect()  # a row per table, and per file of refused rows
     for report in executors.without_looks(json.loads(row["report"]) for row in rows):
-        found.add(report)
-    return found
+        outcomes.add(report)
+    return outcomes
 
 
 def merge_task(job: MergeJob) -> Any:
@@ -131,102 +147,113 @@ def merge_task(job: MergeJob) -> Any:
 
     def merge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         keep_archives()
-        found = [json.dumps(report) for report in reports(job, map(partial(merge_table, job), rows_by_table(batches)))]
-        yield pa.RecordBatch.from_arrays([pa.array(found, pa.string())], ["report"])
+        # One table after the other: a task holds the rows of one table at a time.
+        merges = (merge_table(job, table, rows) for table, rows in rows_by_table(batches))
+        texts = [json.dumps(report) for report in reports(job, merges)]
+        yield pa.RecordBatch.from_arrays([pa.array(texts, pa.string())], ["report"])
 
     return merge
 
 
 def is_small(work: TableCommit) -> bool:
-    """Say whether an outbox has so few rows that a Spark job would cost more than it divides, on one machine."""
+    """Return whether an outbox has so few rows that a Spark job would cost more than it divides, on one machine."""
     return work.rows <= SMALL_ROWS and sum(file.bytes for file in work.files) <= SMALL_BYTES
 
 
 def merge_here(work: TableCommit, job: MergeJob) -> MergeOutcomes:
     """Merge the rows of an outbox's staged files in this process, several tables at a time."""
-    rows, found = staged_rows(job.staging.lake, work).sort_by(TABLE), MergeOutcomes()
+    rows = staged_rows(job.staging.lake, work).sort_by(TABLE)
+    outcomes = MergeOutcomes()
     with ThreadPoolExecutor(THREADS) as pool:
-        for report in reports(job, pool.map(partial(merge_table, job), rows_by_table(rows.to_batches()))):
-            found.add(report)
-    return found
+        futures = [pool.submit(merge_table, job, table, part) for table, part in rows_by_table(rows.to_batches())]
+        for report in reports(job, (future.result() for future in futures)):
+            outcomes.add(report)
+    return outcomes
 
 
 def staged_rows(lake: Lake, work: TableCommit) -> pa.Table:
     """Return the rows of a commit from its staged files."""
-    schema, found = delta_schema(to_arrow_schema(work.columns)), []
+    schema = delta_schema(to_arrow_schema(work.columns))
+    parts = []
     for file in work.files:
         try:
             with lake.files.open_input_file(file.path) as source:
-                found.append(cast_to(pq.read_table(source), schema))
+                parts.append(cast_to(pq.read_table(source), schema))
         except (OSError, pa.ArrowInvalid) as error:
             raise TableError(work.table, f"its file {file.path} cannot be read: {first_line(error)}") from error
-    return pa.concat_tables(found)
+    return pa.concat_tables(parts)
 
 
 def reports(job: MergeJob, merges: Iterable[Merge]) -> list[dict[str, Any]]:
-    """Return what became of some tables: a report of each, and of each file of refused rows, which are written here."""
+    """Return a report of each table, and of each file of refused rows; those files are written here."""
     dead = job.staging.writer(job.batch, f"refused-{attempt()}")
-    found: list[dict[str, Any]] = []
+    table_reports: list[dict[str, Any]] = []
     for table, report, refused in merges:
-        found.append({"table": table, **report})
+        table_reports.append({"table": table, **report})
         if refused is not None and len(refused):
             dead.hold("/dead_letters", job.dead_letters, as_dead_letters(refused, job.route, job.sink, job.batch))
             dead.flush()
-    return [*found, *(asdict(file) for file in dead.close())]
+    return [*table_reports, *(asdict(file) for file in dead.close())]
 
 
 def rows_by_table(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, pa.Table]]:
-    """Return the rows of one table after the other; they come sorted by table."""
-    held: list[pa.RecordBatch] = []
+    """Yield the rows of one table after the other. `batches` are sorted by table; a batch may have rows of several."""
+    parts: list[pa.RecordBatch] = []
     current: str | None = None
     for batch in batches:
         coded = batch.column(TABLE).dictionary_encode()
         codes = coded.indices.to_numpy()
+        # The rows of a table are one run of equal codes: cut the batch where the code changes.
         cuts = [0, *(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(codes)]
         for start, end in pairwise(cuts):
             if start == end:
                 continue
             table = coded.dictionary[int(codes[start])].as_py()
             if current is not None and table != current:
-                yield current, pa.Table.from_batches(held)
-                held = []
+                yield current, pa.Table.from_batches(parts)
+                parts = []
             current = table
-            held.append(batch.slice(start, end - start))
+            parts.append(batch.slice(start, end - start))
     if current is not None:
-        yield current, pa.Table.from_batches(held)
+        yield current, pa.Table.from_batches(parts)
 
 
-def merge_table(job: MergeJob, given: tuple[str, pa.Table]) -> Merge:
+def merge_table(job: MergeJob, table: str, rows: pa.Table) -> Merge:
     """Merge one table; return its name, the report, and the refused rows."""
-    table, rows = given
     try:
-        found = _upserted(job, table, rows)
+        result = _upsert_or_rewrite(job, table, rows)
     except NeedsSpark as why:
         return table, {"spark": str(why)}, None
     except TableError as error:
-        what, forbidden = error.what, isinstance(error, EvolutionForbidden)
+        problem = error.what
+        forbidden = isinstance(error, EvolutionForbidden)
     except Exception as error:  # whatever is raised concerns this table only
-        damaged = log_damage(job.staging.lake, table)
-        what, forbidden = damaged or f"{type(error).__name__}: {first_line(error)}", False
+        damage = log_damage(job.staging.lake, table)
+        problem = damage or f"{type(error).__name__}: {first_line(error)}"
+        forbidden = False
     else:
-        return table, {"counts": counts(found), "committed": found.committed}, found.refused
-    return table, {"failed": what, "forbidden": forbidden, "rows": len(rows)}, None
+        return table, {"counts": counts(result), "committed": result.committed}, result.refused
+    return table, {"failed": problem, "forbidden": forbidden, "rows": len(rows)}, None
 
 
-def _upserted(job: MergeJob, table: str, rows: pa.Table) -> UpsertResult:
-    """Merge one table, which is rewritten first where it needs wider types and may have them so."""
-    lake, work = job.staging.lake, job.upsert(table)
+def _upsert_or_rewrite(job: MergeJob, table: str, rows: pa.Table) -> UpsertResult:
+    """Merge one table; rewrite it first if it needs wider types and a rewrite may give it those."""
+    lake = job.staging.lake
+    work = job.upsert(table)
     try:
         return upsert(lake, work, rows)
     except NeedsRewrite as needed:
-        if (handle := lake.open(table)) is not None:
+        handle = lake.open(table)
+        if handle is not None:
             rewrite(lake, table, handle, needed.columns, work.app_id)
         return upsert(lake, work, rows)
 
 
-def counts(found: UpsertResult) -> dict[str, int]:
-    """Return what a report says of one table."""
-    return {**{name: getattr(found, name) for name in COUNTS}, "refused": len(found.refused)}
+def counts(result: UpsertResult) -> dict[str, int]:
+    """Return the counts of a table for its report."""
+    by_name = {name: getattr(result, name) for name in COUNTS}
+    by_name["refused"] = len(result.refused)
+    return by_name
 
 
 def as_dead_letters(refused: pa.Table, route: str, sink: str, batch: int) -> pa.RecordBatch:
@@ -234,14 +261,20 @@ def as_dead_letters(refused: pa.Table, route: str, sink: str, batch: int) -> pa.
     hidden = {*OUTBOX_ONLY, *POSITION, REASON}
     names = [name for name in refused.column_names if name not in hidden and not name.startswith("_newest_")]
     count = len(refused)
-    given = {old: refused.column(new) for new, old in MERGED_COORDINATES.items()}
-    given |= {name: pa.array([text] * count, pa.string()) for name, text in (("route", route), ("sink", sink))}
-    given["stage"] = pa.array(["apply"] * count, pa.string())
-    given["reason"] = refused.column(REASON)
-    given["value"] = pa.array([_json(row) for row in refused.select(names).to_pylist()], pa.binary())
-    given["batch_id"] = pa.array([batch] * count, pa.int64())
-    columns = [given[f.name].cast(f.type) if f.name in given else pa.nulls(count, f.type) for f in DEAD_SCHEMA]
-    return pa.Table.from_arrays(columns, schema=DEAD_SCHEMA).combine_chunks().to_batches()[0]
+    columns = {record_name: refused.column(name) for name, record_name in MERGED_COORDINATES.items()}
+    columns["route"] = pa.array([route] * count, pa.string())
+    columns["sink"] = pa.array([sink] * count, pa.string())
+    columns["stage"] = pa.array(["apply"] * count, pa.string())
+    columns["reason"] = refused.column(REASON)
+    columns["value"] = pa.array([_json(row) for row in refused.select(names).to_pylist()], pa.binary())
+    columns["batch_id"] = pa.array([batch] * count, pa.int64())
+    arrays = []
+    for column in DEAD_SCHEMA:
+        if column.name in columns:
+            arrays.append(columns[column.name].cast(column.type))
+        else:
+            arrays.append(pa.nulls(count, column.type))
+    return pa.Table.from_arrays(arrays, schema=DEAD_SCHEMA).combine_chunks().to_batches()[0]
 
 
 def _json(row: dict[str, Any]) -> bytes:

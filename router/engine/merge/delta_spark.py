@@ -1,8 +1,8 @@
 """Merge outboxes with Delta on Spark: for storage that Python cannot reach, and for tables that delta-rs refuses.
 
-What becomes of a row is decided by the same code as elsewhere (`decision_task`): the rows of a table meet what it holds
-of their keys in one task. MERGE writes what was decided, in a session of its own for each table: it takes its
-transaction id from the session's settings only.
+The same code as elsewhere decides about rows (`decision_task`): one task gets the rows of a table and what the table
+has of their keys. MERGE writes the decision, in a session of its own for each table, since it takes its transaction id
+from the session's settings.
 """
 
 from __future__ import annotations
@@ -87,61 +87,68 @@ class SparkMerger:
     lake: Lake
     job: MergeJob
 
-    def merge(self, events: DataFrame, found: MergeOutcomes) -> None:
-        """Merge all tables that the rows name, and add to the outcomes what became of them."""
+    def merge(self, events: DataFrame, outcomes: MergeOutcomes) -> None:
+        """Merge all tables that the rows name, and add their reports to the outcomes."""
         summaries = _summaries(events, self.job.keyed)
         with ThreadPoolExecutor(THREADS) as pool:
-            waiting = {
-                table: pool.submit(self._table, table, events.filter(F.col(TABLE) == table), summary)
-                for table, summary in summaries.items()
-            }
-            for table, future in waiting.items():
+            futures = {}
+            for table, summary in summaries.items():
+                rows = events.filter(F.col(TABLE) == table)
+                futures[table] = pool.submit(self._merge_table, table, rows, summary)
+            for table, future in futures.items():
+                report: dict[str, Any] = {"table": table, "rows": summaries[table].rows}
                 try:
-                    found.add({"table": table, "rows": summaries[table].rows, **future.result()})
+                    report.update(future.result())
                 except Exception as error:  # whatever Spark raises concerns this table only
-                    what = f"the merge failed: {error.what if isinstance(error, TableError) else _first(error)}"
-                    found.add({"table": table, "rows": summaries[table].rows, "failed": what, "forbidden": False})
+                    cause = error.what if isinstance(error, TableError) else _first_cause(error)
+                    report.update({"failed": f"the merge failed: {cause}", "forbidden": False})
+                outcomes.add(report)
 
-    def _table(self, table: str, rows: DataFrame, summary: RowSummary) -> dict[str, Any]:
-        """Merge one table; begin again when another writer has committed first."""
+    def _merge_table(self, table: str, rows: DataFrame, summary: RowSummary) -> dict[str, Any]:
+        """Merge one table; begin again if another writer has committed first."""
+
+        def merge_once() -> dict[str, Any]:
+            work = self.job.upsert(table)
+            return TableMerge(self.spark, self.lake, self.job, work, rows, summary).merge()
+
         try:
-            return retry_on_conflict(
-                lambda: TableMerge(self.spark, self.lake, self.job, self.job.upsert(table), rows, summary).merge(),
-                DeltaConcurrentModificationException,
-                TRIES,
-                WAIT_SECONDS,
-            )
+            return retry_on_conflict(merge_once, DeltaConcurrentModificationException, TRIES, WAIT_SECONDS)
         except DeltaConcurrentModificationException as error:
             raise conflict_error(table, TRIES, error) from error
 
 
-def _first(error: Exception) -> str:
+def _first_cause(error: Exception) -> str:
     """Return the first cause of an error, in one line."""
-    cause: Any = error.java_exception if isinstance(error, Py4JJavaError) else error
-    while isinstance(error, Py4JJavaError) and cause.getCause() is not None:
+    if not isinstance(error, Py4JJavaError):
+        return str(error).split("\n")[0]
+    cause: Any = error.java_exception
+    while cause.getCause() is not None:
         cause = cause.getCause()
-    return (str(cause) if cause is error else cause.toString()).split("\n")[0]
+    return str(cause.toString()).split("\n")[0]
 
 
 def _summaries(events: DataFrame, keyed: KeyedTable) -> dict[str, RowSummary]:
-    """Return the tables that rows are for, in one small job."""
+    """Return a summary of the rows of each table, in one small job."""
     names = [name for name in events.columns if name != TABLE]
-    sums = [F.count(F.when(~F.col(DELETED), F.col(quoted(name)))).alias(f"c{k}") for k, name in enumerate(names)]
-    sums.append(F.count(F.lit(1)).alias("rows"))
+    sums = [F.count(F.lit(1)).alias("rows")]
+    for k, name in enumerate(names):
+        sums.append(F.count(F.when(~F.col(DELETED), F.col(quoted(name)))).alias(f"c{k}"))
     for k, key in enumerate(keyed.keys):
         sums += [F.min(quoted(key)).alias(f"low{k}"), F.max(quoted(key)).alias(f"high{k}")]
-    return {
-        row[TABLE]: RowSummary(
-            row["rows"],
-            {name for k, name in enumerate(names) if row[f"c{k}"]},
-            {key: (row[f"low{k}"], row[f"high{k}"]) for k, key in enumerate(keyed.keys) if row[f"low{k}"] is not None},
-        )
-        for row in events.groupBy(TABLE).agg(*sums).collect()  # as many rows as tables
-    }
+
+    summaries = {}
+    for row in events.groupBy(TABLE).agg(*sums).collect():  # as many rows as tables
+        valued = {name for k, name in enumerate(names) if row[f"c{k}"]}
+        bounds = {}
+        for k, key in enumerate(keyed.keys):
+            if row[f"low{k}"] is not None:
+                bounds[key] = (row[f"low{k}"], row[f"high{k}"])
+        summaries[row[TABLE]] = RowSummary(row["rows"], valued, bounds)
+    return summaries
 
 
 CHECK = "delta.constraints."
-"""What the names of a table's CHECK constraints begin with among its properties."""
+"""The prefix of a table's CHECK constraints among its properties."""
 
 
 @dataclass(frozen=True)
@@ -172,32 +179,44 @@ class TableMerge:
 
     def merge(self) -> dict[str, Any]:
         """Return the report."""
-        once, deleting = self.work.ids
-        handle = self._grown()
-        have, widens = to_arrow(handle), way(handle, self.work.table, self.work.keyed.widening) is not None
+        lake = self.lake
+        once, deletions_once = self.work.ids
+        handle = self._with_columns()
+        have = to_arrow(handle)
+        widens = way(handle, self.work.table, self.work.keyed.widening) is not None
         again = has_transaction(handle, once)
-        settings = handle.metadata().configuration
-        self.checks = {name.removeprefix(CHECK): sql for name, sql in settings.items() if name.startswith(CHECK)}
-        about = self.job.route, self.job.sink, self.job.batch
-        asked = DecisionInput(self.work.table, have, self.work.keyed, *about, widens=widens)
-        decided = self._decided(asked).persist()
+        for name, sql in handle.metadata().configuration.items():
+            if name.startswith(CHECK):
+                self.checks[name.removeprefix(CHECK)] = sql
+        decision = DecisionInput(
+            table=self.work.table,
+            have=have,
+            keyed=self.work.keyed,
+            route=self.job.route,
+            sink=self.job.sink,
+            batch=self.job.batch,
+            widens=widens,
+        )
+        # Kept in memory: the report, the changes, the deletions and the dead letters are each read from it.
+        answered = self._answers(decision).persist()
         try:
-            report = json.loads(decided.filter(F.col(OP) == REPORT).collect()[0][REPORT_JSON])
+            report = json.loads(answered.filter(F.col(OP) == REPORT).collect()[0][REPORT_JSON])
             if "failed" in report:
                 return {"failed": report["failed"], "forbidden": report["forbidden"]}
             if report["ops"] and not again:
-                self._write(decided, report, have, once.app_id)
-            if report["remembered"] and not row_versions.deletions_remembered(self.lake, self.work.table, deleting):
-                self._remember(decided, asked, deleting)
+                self._write(answered, report, have, once.app_id)
+            # In tables of their own, after the merge: a process that is killed in between writes them at the next try.
+            if report["remembered"] and not row_versions.deletions_remembered(lake, self.work.table, deletions_once):
+                self._remember(answered, decision, deletions_once)
             if report["refused"]:
-                dead = decided.filter(F.col(OP) == REFUSED_ROW).select(f"{DEAD_LETTER}.*")
-                append_by_spark(dead, self.lake.spark_address(self.job.dead_letters), self.work.refusals)
+                dead = answered.filter(F.col(OP) == REFUSED_ROW).select(f"{DEAD_LETTER}.*")
+                append_by_spark(dead, lake.spark_address(self.job.dead_letters), self.work.refusals)
         finally:
-            decided.unpersist()
-        committed = again or (bool(report["ops"]) and has_transaction(self._opened(), once))
+            answered.unpersist()
+        committed = again or (bool(report["ops"]) and has_transaction(self._open(), once))
         return {"counts": {name: report[name] for name in COUNTS}, "committed": committed}
 
-    def _grown(self) -> deltalake.DeltaTable:
+    def _with_columns(self) -> deltalake.DeltaTable:
         """Return the table with every column that the rows have a value for, unless it must not change."""
         keyed = self.work.keyed
         rows = comparable(delta_schema(to_arrow_columns(self.rows.schema)).empty_table(), keyed)
@@ -206,51 +225,56 @@ class TableMerge:
         if handle is None:
             refuse_absent(self.lake, self.work)
             self._create(wanted)
-            return self._opened()
+            return self._open()
         refuse_older(handle, self.work)
         refuse_other_keys(self.work.table, handle.metadata().configuration, keyed)
         self._take_over(handle)
         have = to_arrow(handle)
         refuse_lost_keys(have, self.work.table, keyed)
         if keyed.evolution == "evolve":
-            handle, found = self._widened(handle, wanted)
+            handle, difference = self._widen(handle, wanted)
         else:
+            # The table must not change, but for the columns in which the router keeps its own state.
             lacking = own_names(keyed) - set(have.names)
-            found = SchemaDiff(added=tuple(field for field in wanted if field.name in lacking))
-        if found.added:
-            self._add(handle, [*found.added])
-        return self._opened() if found.added else handle
+            difference = SchemaDiff(added=tuple(field for field in wanted if field.name in lacking))
+        if not difference.added:
+            return handle
+        self._add(handle, [*difference.added])
+        return self._open()
 
     def _take_over(self, handle: deltalake.DeltaTable) -> None:
-        """Give a table the property that says its keys, where it has none and one row for each."""
+        """Give a table the property with its keys, if it has none, and has one row for each key."""
         keyed = self.work.keyed
         if KEYED_BY in handle.metadata().configuration:
             return
         rows = self.spark.read.format("delta").load(self.address)
-        rows = rows.filter("is_current") if keyed.history and "is_current" in rows.columns else rows
-        several = rows.groupBy(*map(quoted, keyed.keys)).count().filter("count > 1").limit(SHOWN).collect()
+        if keyed.history and "is_current" in rows.columns:
+            rows = rows.filter("is_current")
+        keys = [quoted(key) for key in keyed.keys]
+        several = rows.groupBy(*keys).count().filter("count > 1").limit(SHOWN).collect()
         if several:
             raise TableError(self.work.table, several_rows([row.asDict() for row in several]))
         set_property_by_spark(self.spark, self.address, KEYED_BY, keyed_by(keyed))
 
-    def _widened(self, handle: deltalake.DeltaTable, wanted: pa.Schema) -> tuple[deltalake.DeltaTable, SchemaDiff]:
-        """Make columns wider where the table may have them so; return it, and what else it lacks."""
-        found = compare(delta_schema(to_arrow(handle)), wanted)
-        if not found.widened:
-            return handle, found
-        chosen, widened = way(handle, self.work.table, self.work.keyed.widening), to_delta(pa.schema(found.widened))
-        if chosen is None:
-            return handle, narrow(to_arrow(handle), wanted, found)
-        if chosen == "feature":
+    def _widen(self, handle: deltalake.DeltaTable, wanted: pa.Schema) -> tuple[deltalake.DeltaTable, SchemaDiff]:
+        """Make columns wider if the table may have them so; return the table, and what else it lacks."""
+        difference = compare(delta_schema(to_arrow(handle)), wanted)
+        if not difference.widened:
+            return handle, difference
+        widening_way = way(handle, self.work.table, self.work.keyed.widening)
+        widened = to_delta(pa.schema(difference.widened))
+        if widening_way is None:
+            return handle, narrow(to_arrow(handle), wanted, difference)
+        if widening_way == "feature":
             widen(self.spark.newSession(), self.address, widened)
         elif self.work.keyed.engine == "spark":
             rewrite_by_spark(self.spark.newSession(), self.address, handle, widened, self.work.app_id)
         else:
             rewrite(self.lake, self.work.table, handle, widened, self.work.app_id)
-        handle = self._opened()
+        handle = self._open()
         return handle, compare(delta_schema(to_arrow(handle)), wanted)
 
-    def _opened(self) -> deltalake.DeltaTable:
+    def _open(self) -> deltalake.DeltaTable:
         handle = self.lake.open(self.work.table)
         assert handle is not None
         return handle
@@ -267,55 +291,75 @@ class TableMerge:
         )
 
     def _add(self, handle: deltalake.DeltaTable, columns: list[pa.Field]) -> None:
-        """Add columns with a commit of no rows; it must name partitions, and what generated columns are made of."""
-        own = computed(handle.schema().to_json())
-        kept = to_arrow(handle).names if own else handle.metadata().partition_columns
-        left = [name for name in kept if name not in own | {column.name for column in columns}]
-        schema = pa.schema([*columns, *(to_arrow(handle).field(name) for name in left)])
+        """Add columns with a commit of no rows.
+
+        The commit must have the columns of partitions, and those that generated columns are computed from.
+        """
+        table_columns = to_arrow(handle)
+        computed_columns = computed(handle.schema().to_json())
+        needed = handle.metadata().partition_columns
+        if computed_columns:
+            needed = table_columns.names
+        added_names = {column.name for column in columns}
+        fields = list(columns)
+        for name in needed:
+            if name not in computed_columns and name not in added_names:
+                fields.append(table_columns.field(name))
+        schema = pa.schema(fields)
         append_by_spark(self.spark.createDataFrame([], spark_schema(schema)), self.address)
 
-    def _decided(self, asked: DecisionInput) -> DataFrame:
-        kinds = {field.name: to_spark_type(field.type) for field in asked.have}
-        schema = row_versions.versions_schema(asked.have, asked.keyed)
-        kind = to_spark_type(pa.struct(list(schema)))
-        given = self._checked(asked.have).withColumn(HELD_VERSION, F.lit(None).cast(kind))
-        keys = self.rows.select(*[F.col(quoted(k)).cast(kinds[k]).alias(k) for k in asked.keyed.keys]).distinct()
-        for found in (self._held(asked.keyed), self._deletions()):
-            if (held := found) is not None:
-                for key, (low, high) in self.summary.bounds.items():  # they leave out files, which a join does not
-                    held = held.filter(F.col(quoted(key)).between(F.lit(low), F.lit(high)))
-                some = held.join(keys, on=list(asked.keyed.keys), how="left_semi")
-                columns = [_known(some, name, kinds.get(name)) for name in schema.names]
-                one = F.struct(*columns).cast(kind).alias(HELD_VERSION)
-                given = given.unionByName(some.select(one), allowMissingColumns=True)
-        answers = to_spark_columns(asked.answers, ntz=True)
-        return given.repartition(1).mapInArrow(decision_task(asked), answers)
+    def _answers(self, decision: DecisionInput) -> DataFrame:
+        """Return the answers of a task that gets the rows and what the table has of their keys."""
+        keyed = decision.keyed
+        kinds = {field.name: to_spark_type(field.type) for field in decision.have}
+        schema = versions_schema(decision.have, keyed)
+        version_type = to_spark_type(pa.struct(list(schema)))
+        task_rows = self._with_refusals(decision.have).withColumn(HELD_VERSION, F.lit(None).cast(version_type))
+        keys = self.rows.select(*[F.col(quoted(key)).cast(kinds[key]).alias(key) for key in keyed.keys]).distinct()
+        states = [self._table_rows(keyed)]
+        deletions = self._deletions()
+        if deletions is not None:
+            states.append(deletions)
+        for state in states:
+            # The bounds of the keys leave out files, which the join does not.
+            for key, (low, high) in self.summary.bounds.items():
+                state = state.filter(F.col(quoted(key)).between(F.lit(low), F.lit(high)))  # noqa: PLW2901
+            of_keys = state.join(keys, on=list(keyed.keys), how="left_semi")
+            columns = [_column_or_null(of_keys, name, kinds.get(name)) for name in schema.names]
+            version = F.struct(*columns).cast(version_type).alias(HELD_VERSION)
+            task_rows = task_rows.unionByName(of_keys.select(version), allowMissingColumns=True)
+        # One task: rows and versions of a key must meet, and the report counts all of them.
+        answers = to_spark_columns(decision.answers, ntz=True)
+        return task_rows.repartition(1).mapInArrow(decision_task(decision), answers)
 
-    def _checked(self, have: pa.Schema) -> DataFrame:
-        """Return the rows with `_refused` where they violate a CHECK of the table, which would fail the whole MERGE.
+    def _with_refusals(self, have: pa.Schema) -> DataFrame:
+        """Return the rows with `_refused` if they violate a CHECK of the table, which would fail the whole MERGE.
 
         With `columns` a row does not get all values of an event, so that MERGE itself has to check it.
         """
-        checks = {} if self.work.keyed.columns else self.checks
-        if not checks:
+        if self.work.keyed.columns or not self.checks:
             return self.rows
-        kinds = {field.name: to_spark_type(field.type) for field in have}
-        frame = self.rows.withColumns(
-            {name: F.lit(None).cast(kind) for name, kind in kinds.items() if name not in self.rows.columns}
-        )
+        absent = {}
+        for column in have:
+            if column.name not in self.rows.columns:
+                absent[column.name] = F.lit(None).cast(to_spark_type(column.type))
+        complete_rows = self.rows.withColumns(absent)
         stays = ~F.col(DELETED)
-        broken = [
-            F.when(stays & ~holds(stays, F.expr(sql)), F.lit(f"the table's CHECK {name} ({sql}) does not hold"))
-            for name, sql in checks.items()
-        ]
-        return frame.withColumn(REFUSED, F.coalesce(*broken)).select(*map(quoted, self.rows.columns), REFUSED)
+        refusals = []
+        for name, sql in self.checks.items():
+            violates = stays & ~holds(stays, F.expr(sql))
+            refusals.append(F.when(violates, F.lit(f"the table's CHECK {name} ({sql}) does not hold")))
+        columns = [quoted(name) for name in self.rows.columns]
+        return complete_rows.withColumn(REFUSED, F.coalesce(*refusals)).select(*columns, REFUSED)
 
-    def _held(self, keyed: KeyedTable) -> DataFrame:
-        """Return the rows of the table as a state."""
+    def _table_rows(self, keyed: KeyedTable) -> DataFrame:
+        """Return the rows of the table as a state: all are there, and those that are not soft-deleted are live."""
         table = self.spark.read.format("delta").load(self.address)
-        there = F.lit(True)
-        live = ~F.coalesce(F.col(quoted(keyed.soft_delete)), F.lit(False)) if keyed.soft_delete else there
-        return table.withColumns(dict(zip(HELD, (there, live), strict=True)))
+        is_there = F.lit(True)
+        is_live = is_there
+        if keyed.soft_delete:
+            is_live = ~F.coalesce(F.col(quoted(keyed.soft_delete)), F.lit(False))
+        return table.withColumns(dict(zip(HELD, (is_there, is_live), strict=True)))
 
     def _deletions(self) -> DataFrame | None:
         """Return the remembered deletions as a state."""
@@ -324,7 +368,8 @@ class TableMerge:
         table = self.spark.read.format("delta").load(f"{self.address}/{row_versions.DELETIONS}")
         return table.withColumns(dict.fromkeys(HELD, F.lit(False)))
 
-    def _write(self, decided: DataFrame, report: dict[str, Any], have: pa.Schema, app: str) -> None:
+    def _write(self, answered: DataFrame, report: dict[str, Any], have: pa.Schema, app: str) -> None:
+        # MERGE takes transaction id and notes from the settings of its session.
         session = self.spark.newSession()
         session.conf.set("spark.databricks.delta.write.txnAppId", app)
         session.conf.set("spark.databricks.delta.write.txnVersion", str(self.work.version))
@@ -332,7 +377,7 @@ class TableMerge:
         keyed = self.work.keyed
         own = own_names(keyed)
         names = [field.name for field in have if field.name in own or field.name in self.rows.columns]
-        changes = decided.filter(F.col(OP) <= CLOSE)
+        changes = answered.filter(F.col(OP) <= CLOSE)
         merger = DeltaTable.forPath(session, self.address).alias("t").merge(changes.alias("s"), report["condition"])
         for op in report["ops"]:
             if op in (UPDATE, PATCH, FLAG, CLOSE):
@@ -344,34 +389,41 @@ class TableMerge:
             merger = merger.whenNotMatchedInsert(condition=f"s.{OP} = {INSERT}", values=assignments(names, quoted))  # type: ignore[arg-type]
         merger.execute()
 
-    def _remember(self, decided: DataFrame, asked: DecisionInput, once: Transaction) -> None:
-        names = keys_and_order(asked.have.empty_table(), asked.keyed).schema.names
-        gone = decided.filter(F.col(OP) == DELETION)
-        columns = [
-            F.col(quoted(f.name)).cast(LongType() if isinstance(f.dataType, IntegralType) else f.dataType).alias(f.name)
-            for f in gone.select(*map(quoted, names)).schema
-        ]
-        rows = gone.select(*columns, F.current_timestamp().alias(row_versions.DELETED_AT))
+    def _remember(self, answered: DataFrame, decision: DecisionInput, once: Transaction) -> None:
+        """Append the deletions to the table that remembers them, once. Its integers are all longs."""
+        names = keys_and_order(decision.have.empty_table(), decision.keyed).schema.names
+        deletions = answered.filter(F.col(OP) == DELETION)
+        columns = []
+        for column in deletions.select(*[quoted(name) for name in names]).schema:
+            kind = LongType() if isinstance(column.dataType, IntegralType) else column.dataType
+            columns.append(F.col(quoted(column.name)).cast(kind).alias(column.name))
+        rows = deletions.select(*columns, F.current_timestamp().alias(row_versions.DELETED_AT))
         append_by_spark(rows, f"{self.address}/{row_versions.DELETIONS}", once)
 
 
-def _known(frame: DataFrame, name: str, kind: Any) -> Column:
-    """Return a column, null where the frame does not have it."""
-    column = F.col(quoted(name)) if name in frame.columns else F.lit(None)
-    return (column.cast(kind) if kind is not None else column).alias(name)
+def _column_or_null(frame: DataFrame, name: str, kind: Any) -> Column:
+    """Return a column, null if the frame lacks it."""
+    column = F.lit(None)
+    if name in frame.columns:
+        column = F.col(quoted(name))
+    if kind is not None:
+        column = column.cast(kind)
+    return column.alias(name)
 
 
 HELD_VERSION = "__held"
-"""A struct column of what a task is given: what the table holds of a key; null in the rows of the batch."""
+"""A struct column of the rows of a task: what the table has of a key; null in the rows of the batch."""
 DEAD_LETTER = "__dead_letter"
 REPORT_JSON = "__report"
-REFUSED_ROW, DELETION, REPORT = 100, 101, 102
-"""What else than a change can stand in `__op`: a refused row, a deletion to be remembered, the report in `__report`."""
+REFUSED_ROW = 100
+DELETION = 101
+REPORT = 102
+"""The values of `__op` besides the changes: a refused row, a deletion to be remembered, the report in `__report`."""
 
 
 @dataclass(frozen=True)
 class DecisionInput:
-    """What a task needs to decide about rows: the table's name and schema, its options, and the route and sink."""
+    """The input of a decision about rows: the table's name and schema, its options, and the route and sink."""
 
     table: str
     have: pa.Schema
@@ -383,52 +435,53 @@ class DecisionInput:
 
     @property
     def answers(self) -> pa.Schema:
-        """Return the columns of the answers: those of the table, and what says which answer a row is."""
+        """Return the columns of the answers: those of the table, and those that give the kind of an answer."""
         letter = pa.struct(list(DEAD_SCHEMA))
         more = pa.schema([(OP, pa.int8()), (DEAD_LETTER, letter), (REPORT_JSON, pa.string())])
         return pa.schema([*(field.with_nullable(True) for field in self.have), *more])
 
 
-def decision_task(asked: DecisionInput) -> Any:
-    """Return the function of one task, for mapInArrow. It is given all rows of the table and what it holds of them."""
+def decision_task(decision: DecisionInput) -> Any:
+    """Return the function of one task, for mapInArrow. It gets all rows of the table, and what it has of their keys."""
 
     def decide(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        given = [batch for batch in batches if batch.num_rows]
-        if given:
-            for answer in answers(asked, pa.Table.from_batches(given)):
-                yield from answer.combine_chunks().to_batches()
+        with_rows = [batch for batch in batches if batch.num_rows]
+        if not with_rows:
+            return
+        for answer in answers(decision, pa.Table.from_batches(with_rows)):
+            yield from answer.combine_chunks().to_batches()
 
     return decide
 
 
-def answers(asked: DecisionInput, given: pa.Table) -> Iterator[pa.Table]:
+def answers(decision: DecisionInput, task_rows: pa.Table) -> Iterator[pa.Table]:
     """Return the changes, the deletions, the refused rows and a report, each as answers."""
-    held = given.column(HELD_VERSION)
-    rows = comparable(given.filter(pc.is_null(held)).drop_columns([HELD_VERSION]), asked.keyed)
+    held = task_rows.column(HELD_VERSION)
+    rows = comparable(task_rows.filter(pc.is_null(held)).drop_columns([HELD_VERSION]), decision.keyed)
     try:
-        checked = check_rows(rows, asked.have, asked.table, asked.keyed, widens=asked.widens)
+        checked = check_rows(rows, decision.have, decision.table, decision.keyed, widens=decision.widens)
     except TableError as error:
-        report = {"failed": error.what, "forbidden": isinstance(error, EvolutionForbidden)}
-        yield _answer(asked, REPORT, pa.table({REPORT_JSON: [json.dumps(report)]}))
+        failure = {"failed": error.what, "forbidden": isinstance(error, EvolutionForbidden)}
+        yield _answer(decision, REPORT, pa.table({REPORT_JSON: [json.dumps(failure)]}))
         return
-    kept = as_stored(checked.rows, asked.have)
-    changes = changes_of(kept, _state(held, kept, asked.keyed), asked.keyed)
-    dead = as_dead_letters(checked.refused, asked.route, asked.sink, asked.batch) if len(checked.refused) else None
-    yield cast_to(changes.rows, asked.answers)
-    yield _answer(asked, DELETION, changes.deletions)
-    if dead is not None:
-        yield _answer(asked, REFUSED_ROW, pa.table({DEAD_LETTER: dead.to_struct_array()}))
+    accepted = as_stored(checked.rows, decision.have)
+    changes = changes_of(accepted, _state(held, accepted, decision.keyed), decision.keyed)
+    yield cast_to(changes.rows, decision.answers)
+    yield _answer(decision, DELETION, changes.deletions)
+    if len(checked.refused):
+        dead = as_dead_letters(checked.refused, decision.route, decision.sink, decision.batch)
+        yield _answer(decision, REFUSED_ROW, pa.table({DEAD_LETTER: dead.to_struct_array()}))
     report = {
         "applied": len(checked.rows),
         "refused": len(checked.refused),
         **changes.counts,
-        **_operations(asked, changes),
+        **_operations(decision, changes),
     }
-    yield _answer(asked, REPORT, pa.table({REPORT_JSON: [json.dumps(report)]}))
+    yield _answer(decision, REPORT, pa.table({REPORT_JSON: [json.dumps(report)]}))
 
 
 def _state(held: pa.ChunkedArray, rows: pa.Table, keyed: KeyedTable) -> pa.Table:
-    """Return what the table holds, with the types of the rows."""
+    """Return what the table has of the keys, with the types of the rows."""
     schema = versions_schema(rows.schema, keyed)
     present = held.filter(pc.is_valid(held)).combine_chunks()
     if isinstance(present, pa.ChunkedArray):
@@ -436,13 +489,16 @@ def _state(held: pa.ChunkedArray, rows: pa.Table, keyed: KeyedTable) -> pa.Table
     return cast_to(pa.Table.from_batches([pa.RecordBatch.from_struct_array(present)]), schema)
 
 
-def _operations(asked: DecisionInput, changes: TableChanges) -> dict[str, Any]:
+def _operations(decision: DecisionInput, changes: TableChanges) -> dict[str, Any]:
+    condition = ""
+    if len(changes.rows):
+        condition = merge_condition(changes.rows, decision.keyed, quoted)
     return {
         "remembered": len(changes.deletions),
         "ops": np.unique(np.asarray(changes.rows.column(OP))).tolist(),
-        "condition": merge_condition(changes.rows, asked.keyed, quoted) if len(changes.rows) else "",
+        "condition": condition,
     }
 
 
-def _answer(asked: DecisionInput, op: int, rows: pa.Table) -> pa.Table:
-    return cast_to(rows.append_column(OP, pa.array([op] * len(rows), pa.int8())), asked.answers)
+def _answer(decision: DecisionInput, op: int, rows: pa.Table) -> pa.Table:
+    return cast_to(rows.append_column(OP, pa.array([op] * len(rows), pa.int8())), decision.answers)

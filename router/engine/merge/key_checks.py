@@ -1,4 +1,4 @@
-"""Hold the keys of a configuration against those by which its tables were merged, before a stream starts."""
+"""Compare the keys of a configuration with those by which its tables were merged, before a stream starts."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 def refuse_changed_keys(tables: TableCache, store: CheckpointStore, config: Config) -> None:
     """Raise StartError for a table that was merged by other keys, in another order, or with a history and now without.
 
-    Looked at are the tables that a sink names, and those that it has merged into. What cannot be read is passed over:
-    the first batch that has rows for it says what is wrong.
+    It checks the tables that a sink names, and those that it has merged into. Tables that cannot be read are skipped:
+    the first batch that has rows for one reports what is wrong.
     """
     for _, error in changed_keys(tables, store, config):
         raise StartError(f"{config.name}: {error}") from error
 
 
 def changed_keys(tables: TableCache, store: CheckpointStore, config: Config) -> Iterator[tuple[str, TableError]]:
-    """Yield the sink (`route/sink`) of each table that its rows were merged into otherwise, and what has changed."""
+    """Yield the sink (`route/sink`) of each table that was merged by other keys or in another order, and the error."""
     sinks = _sinks_by_table(store, config)
     names = sorted(sinks)
     for first in range(0, len(names), TABLES):  # as many as the cache has handles for

@@ -1,4 +1,4 @@
-"""Give the rows of each outbox to its sink, once the batch is decided and committed; open sinks before the first."""
+"""Give the rows of each outbox to its sink after the batch is committed; prepare sinks before the first batch."""
 
 from __future__ import annotations
 
@@ -45,8 +45,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("router")
 REPLAYED = "replayed"
 """The column of dead letters with the name of the replay that took them."""
-LETTER = ("stage", "reason", "route", "sink", "topic", "partition", "offset", "timestamp", "key", "value", "batch_id")
-"""The columns that tell dead letters apart."""
+DEAD_LETTER_KEY = (
+    *("stage", "reason", "route", "sink"),
+    *("topic", "partition", "offset", "timestamp", "key", "value", "batch_id"),
+)
+"""The columns that identify a dead letter."""
 TRIES = 10
 
 
@@ -59,7 +62,7 @@ class AppliedBatch(NamedTuple):
 
 @dataclass
 class Outboxes:
-    """The sinks of a query that apply or merge what is in their outbox. `resending` is the name of a replay."""
+    """The sinks of a query that apply or merge the rows of their outbox. `resending` is the name of a replay."""
 
     config: Config
     spark: SparkSession
@@ -74,8 +77,16 @@ class Outboxes:
     def __post_init__(self) -> None:
         config = self.config
         self.applier = Applier(self.lake, self.store, config.dead_letters, self.query, sends=not config.debug)
-        about = self.query, self.lake, self.spark, self.store, self.committers
-        self.merger = MergeCoordinator(*about, config.landing, config.dead_letters, self.executors)
+        self.merger = MergeCoordinator(
+            query=self.query,
+            lake=self.lake,
+            spark=self.spark,
+            store=self.store,
+            committers=self.committers,
+            options=config.landing,
+            dead_letters=config.dead_letters,
+            executors=self.executors,
+        )
         self.sinks: dict[str, Sink] = {f"{route}/{name}": sink for route, name, sink in config.all_sinks()}
         self.retention = OutboxRetention(config, self.lake, self.store, self.committers)
 
@@ -88,54 +99,60 @@ class Outboxes:
         for work in manifest.commits:
             if work.place in manifest.quarantined:
                 continue
-            if target := targets.get(work.target):
+            target = targets.get(work.target)
+            if target is not None:
                 counts[target.key] = before.get(target.key) or self._apply(target, work, manifest, replay)
                 self.committers.applied(work)
+            # The batch was decided under a configuration that still had the sink.
             elif work.target in manifest.targets and work.table.startswith("outbox."):
-                where = f"its {work.rows} events stay in {work.table}"
-                log.warning("%s, batch %d: no sink %s any more; %s", self.config.name, work.version, work.target, where)
+                outcome = f"its {work.rows} events stay in {work.table}"
+                message = "%s, batch %d: no sink %s any more; %s"
+                log.warning(message, self.config.name, work.version, work.target, outcome)
         if self.applier.sends:
             self.retention.after_batch(target for target in targets.values() if not self._is_detached(target.key))
         return AppliedBatch(counts, set(self.merger.tables))
 
     def unapplied(self, manifest: Manifest) -> list[TableCommit]:
-        """Return the commits of a batch whose staged files a sink has yet to read."""
-        done = self.store.applied(manifest.batch)
-        inline = {key for key in self.sinks if not self._is_detached(key)} - {*done}
+        """Return the commits of a batch whose staged files a sink still has to read."""
+        applied = self.store.applied(manifest.batch)
+        waiting = {key for key in self.sinks if not self._is_detached(key)} - applied.keys()
         unapplied = []
         for work in manifest.commits:
-            if work.table.startswith("outbox.") and work.target in inline and work.place not in manifest.quarantined:
+            if work.table.startswith("outbox.") and work.target in waiting and work.place not in manifest.quarantined:
                 unapplied.append(work)
         return unapplied
 
     def deliver(self, key: str, query: str, last: int, rows: DataFrame) -> Applied | None:
-        """Give rows of an outbox that left the quarantine to their sink, once; return what it did, None for detached.
+        """Give rows of an outbox that left the quarantine to their sink, once.
 
         `rows` are those of a query's batches up to the last, as the quarantine has them. They are appended to the
-        outbox under the id of the release, which a detached sink reads. Raises TableError while it cannot take them.
+        outbox under the id of the release. Returns the sink's counts, or None for a detached sink, which reads the
+        outbox itself. Raises TableError while the outbox cannot take the rows.
         """
         layout = layout_of(self.config, self.spark)
         target = next((target for target in layout.targets if target.key == key and target.outbox), None)
         if target is None or target.table is None:
             raise TableError(key, "the configuration has no such sink any more")
+        # A run of its own: the mark of the release must not be taken for that of a batch of this run.
         run = f"{REPLAY}{query.rpartition(':')[2]}"
         store = replace(self.store, run=run)
         applied = store.applied(last).get(key)
         if applied is not None:
             return applied
-        work = self._staged(target, query, last, from_json(rows, to_spark_columns(target.schema, ntz=True)))
+        work = self._stage(target, query, last, from_json(rows, to_spark_columns(target.schema, ntz=True)))
         notes = {"router.released": query, "router.up_to_batch": str(last)}
         self.committers.commit((work,), {}, notes)
         if self._is_detached(key):
             self.committers.applied(work)
             return None
         released = replace(self, query=f"{self.config.name}:{run}", store=store, resending=run)
-        counts = released._apply(target, work, Manifest(last, "", (key,), (work,), ()), replay=False)
+        manifest = Manifest(batch=last, config="", targets=(key,), commits=(work,), partitions=())
+        counts = released._apply(target, work, manifest, replay=False)
         self.committers.applied(work)
         return counts
 
-    def _staged(self, target: Target, query: str, last: int, rows: DataFrame) -> TableCommit:
-        """Return the commit of rows for an outbox, staged in files beside it."""
+    def _stage(self, target: Target, query: str, last: int, rows: DataFrame) -> TableCommit:
+        """Stage rows of an outbox in files; return their commit."""
         assert target.table is not None  # an outbox has a name of its own
         folder = f"_staged/{self.config.name}/released/{uuid.uuid4().hex}"
         rows.write.parquet(self.lake.for_spark(folder))
@@ -144,7 +161,14 @@ class Outboxes:
             if info.path.endswith(".parquet"):
                 files.append(staged_file(self.lake, target.key, target.table, info.path))
         app_id = str(TransactionId("unblock", query, target.route, target.sink, target.table))
-        return TableCommit(target.key, target.table, app_id, last, tuple(files), to_delta(target.schema))
+        return TableCommit(
+            target=target.key,
+            table=target.table,
+            app_id=app_id,
+            version=last,
+            files=tuple(files),
+            columns=to_delta(target.schema),
+        )
 
     def _is_detached(self, key: str) -> bool:
         sink = self.sinks[key]
@@ -159,9 +183,17 @@ class Outboxes:
             rows = OutboxRows(target, work, events, manifest.partitions, manifest.notes(self.query))
             return self.merger.merge(sink, rows)
         assert isinstance(sink, ApplyingSink)  # others have no outbox
-        keeps = self.applier.keeper(work.version, target.key)
-        about = self.config.name, work.version, target.route, target.sink, replay, self.stop, keeps
-        batch = Batch(*about, resending=self.resending, guards=self.executors.guarded)
+        batch = Batch(
+            query=self.config.name,
+            id=work.version,
+            route=target.route,
+            sink=target.sink,
+            replay=replay,
+            stop=self.stop,
+            keeps=self.applier.keeper(work.version, target.key),
+            resending=self.resending,
+            guards=self.executors.guarded,
+        )
         return self.applier.apply(sink, work.rows, events, batch)
 
 
@@ -181,11 +213,12 @@ class Applier:
     def apply(self, sink: ApplyingSink, rows: int, events: DataFrame, batch: Batch) -> Applied:
         """Give the rows of a batch to its sink, unless that was done."""
         key = f"{batch.route}/{batch.sink}"
-        if before := self.store.applied(batch.id).get(key):
+        before = self.store.applied(batch.id).get(key)
+        if before:
             return before
         if not self.sends:
             return Applied(rows)
-        counts = self._applied(sink, rows, events, batch)
+        counts = self._call_sink(sink, rows, events, batch)
         self.store.mark_applied(batch.id, key, counts)
         return counts
 
@@ -193,20 +226,22 @@ class Applier:
         """Return the parts in which a sink keeps its own rows of a batch."""
         return keeper(self.lake, str(TransactionId("sink", self.run, *key.split("/"))), batch)
 
-    def _applied(self, sink: ApplyingSink, rows: int, events: DataFrame, batch: Batch) -> Applied:
-        about = batch.query, batch.id, batch.route, batch.sink
+    def _call_sink(self, sink: ApplyingSink, rows: int, events: DataFrame, batch: Batch) -> Applied:
+        """Call a sink with the rows of a batch; store the dead letters that it returns, and check its counts."""
         try:
             outcome = sink.apply(events, batch)
         except Exception as error:
-            raise refusal(error) or SinkError(*about, f"{type(error).__name__}: {error}") from error
+            problem = f"{type(error).__name__}: {error}"
+            sink_error = SinkError(batch.query, batch.id, batch.route, batch.sink, problem)
+            raise refusal(error) or sink_error from error
         dead = 0
         if outcome.refused is not None:
             dead = append_dead_letters(outcome.refused, events, batch, self.lake, self.dead_letters, self.run)
         counts = Applied(outcome.applied, dead, outcome.parked, outcome.in_doubt)
         if counts.done != rows:
             parked = f" and {counts.parked} parked" if counts.parked else ""
-            what = f"{rows} rows landed, but {counts.applied} applied and {dead} refused{parked} were reported"
-            raise SinkError(*about, what)
+            problem = f"{rows} rows landed, but {counts.applied} applied and {dead} refused{parked} were reported"
+            raise SinkError(batch.query, batch.id, batch.route, batch.sink, problem)
         return counts
 
 
@@ -235,12 +270,11 @@ class OutboxSink:
         return outbox_of(self.config.name, self.route, self.name)
 
     def book(self, run: str, version: int, counts: dict[str, Any]) -> None:
-        """Write what became of rows into the ledger, once for each version of a run."""
-        entry = ledger.LedgerEntry(
-            self.config.ledger, str(TransactionId("ledger", f"{self.config.name}:{run}")), version
-        )
-        found = {"query": self.config.name, "run": run, **counts}
-        ledger.append(Committers.of(self.config, self.spark, self.lake), entry, [found])
+        """Write the counts of rows into the ledger, once for each version of a run."""
+        app_id = str(TransactionId("ledger", f"{self.config.name}:{run}"))
+        entry = ledger.LedgerEntry(self.config.ledger, app_id, version)
+        row = {"query": self.config.name, "run": run, **counts}
+        ledger.append(Committers.of(self.config, self.spark, self.lake), entry, [row])
 
 
 def keeper(lake: Lake, owner: str, batch: int) -> Callable[[str], Parts]:
@@ -277,29 +311,34 @@ def append_dead_letters(refused: DataFrame, events: DataFrame, batch: Batch, lak
 
 
 def mark_replayed(taken: DataFrame, lake: Lake, config: Config, name: str, number: int) -> None:
-    """Write the name of a replay into the dead letters that it took, once for each number. Adds the column at first.
+    """Write the name of a replay into the dead letters that it took, once for each number.
 
-    The stream may append meanwhile: what conflicts is tried again.
+    Adds the column if it is not there. Raises TableError if conflicts with the stream do not end.
     """
     if taken.isEmpty():
         return
-    session, address = taken.sparkSession.newSession(), lake.spark_address(config.dead_letters)
+    # A session of its own: Delta takes the transaction id of a MERGE from the session's settings.
+    session = taken.sparkSession.newSession()
     app = TransactionId("replayed", f"{config.name}:{name}", part=str(number))
     session.conf.set("spark.databricks.delta.write.txnAppId", str(app))
     session.conf.set("spark.databricks.delta.write.txnVersion", "0")
-    same = [*(f"t.{one} <=> s.{one}" for one in LETTER), f"t.{REPLAYED} IS NULL"]
+
+    address = lake.spark_address(config.dead_letters)
+    is_same_letter = [f"t.{column} <=> s.{column}" for column in DEAD_LETTER_KEY]
+    condition = " AND ".join([*is_same_letter, f"t.{REPLAYED} IS NULL"])
+    letters = taken.select(*DEAD_LETTER_KEY).distinct().alias("s")
     for tries in range(TRIES):
         try:
             if REPLAYED not in session.read.format("delta").load(address).columns:
                 session.sql(f"ALTER TABLE delta.{quoted(address)} ADD COLUMNS ({REPLAYED} STRING)")
-            merger = DeltaTable.forPath(session, address).alias("t")
-            once = merger.merge(taken.select(*LETTER).distinct().alias("s"), " AND ".join(same))
-            once.whenMatchedUpdate(set={REPLAYED: F.lit(name)}).execute()
+            merger = DeltaTable.forPath(session, address).alias("t").merge(letters, condition)
+            merger.whenMatchedUpdate(set={REPLAYED: F.lit(name)}).execute()
             return
         except Exception as error:
+            # The stream appends meanwhile: a conflict with it is tried again.
             if "CONCURRENT" not in str(error).upper() or tries == TRIES - 1:
-                what = f"what was sent could not be marked: {first_line(error)}"
-                raise TableError(config.dead_letters, what) from error
+                problem = f"what was sent could not be marked: {first_line(error)}"
+                raise TableError(config.dead_letters, problem) from error
 
 
 def layout_of(config: Config, spark: SparkSession) -> Layout:
@@ -309,15 +348,15 @@ def layout_of(config: Config, spark: SparkSession) -> Layout:
 
 
 def wants_opening(sink: Sink) -> bool:
-    """Say whether a sink has to be prepared before the stream starts."""
+    """Return whether a sink has to be prepared before the stream starts."""
     return isinstance(sink, ApplyingSink) and type(sink).prepare is not ApplyingSink.prepare
 
 
 def opened(config: Config, spark: SparkSession, folder: Path, *, trial: bool = False) -> Config:
     """Return the configuration with its sinks prepared; the decoder must be prepared already. No job runs.
 
-    With `trial` they change nothing. Raises StartError by route and sink, and OSError where something is away: try
-    again later.
+    With `trial` they change nothing. Raises StartError with route and sink, and OSError if a service is unavailable:
+    try again later.
     """
     if not any(wants_opening(sink) for route in config.routes for sink in route.sinks):
         return config
@@ -325,11 +364,11 @@ def opened(config: Config, spark: SparkSession, folder: Path, *, trial: bool = F
     config = config.model_copy(update={"decode": decoder})
     layout = layout_of(config, spark)
 
-    def openings(route: Route) -> dict[str, Opening]:
-        return {sink: Opening(folder, frame, trial) for sink, frame in _frames(layout, route, spark)}
-
-    routes = tuple(_route(route, openings(route)) for route in config.routes)
-    return config.model_copy(update={"routes": routes})
+    routes = []
+    for route in config.routes:
+        openings = {sink: Opening(folder, frame, trial) for sink, frame in _frames(layout, route, spark)}
+        routes.append(_prepare_sinks(route, openings))
+    return config.model_copy(update={"routes": tuple(routes)})
 
 
 def _frames(layout: Layout, route: Route, spark: SparkSession) -> Iterator[tuple[str, DataFrame]]:
@@ -340,14 +379,14 @@ def _frames(layout: Layout, route: Route, spark: SparkSession) -> Iterator[tuple
             yield target.sink, spark.createDataFrame([], kinds)
 
 
-def _route(route: Route, openings: dict[str, Opening]) -> Route:
+def _prepare_sinks(route: Route, openings: dict[str, Opening]) -> Route:
     sinks: list[Sink] = []
     for name, sink in route.named_sinks.items():
-        if isinstance(sink, ApplyingSink) and wants_opening(sink):
-            try:
-                sinks.append(sink.prepare(openings[name]))
-            except RouterError as error:
-                raise StartError(f"route {route.name}, sink {name}: {error}") from error
-        else:
+        if not isinstance(sink, ApplyingSink) or not wants_opening(sink):
             sinks.append(sink)
+            continue
+        try:
+            sinks.append(sink.prepare(openings[name]))
+        except RouterError as error:
+            raise StartError(f"route {route.name}, sink {name}: {error}") from error
     return route.model_copy(update={"sinks": tuple(sinks)})

@@ -1,4 +1,4 @@
-"""Run the sinks that have a query of their own over their outbox: a slow or broken API delays no other sink."""
+"""Run detached sinks, each with a query of its own over its outbox, so that a slow API delays no other sink."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ LOOK = 1.0
 FILES_AT_ONCE = 200
 """Files of an outbox that one batch reads, at most."""
 LONGEST_PAUSE = 60.0
-"""Longest pause between two tries of a sink that fails, in seconds. The other sinks go on meanwhile."""
+"""Longest pause between two tries of a sink that fails, in seconds. The other sinks continue meanwhile."""
 POLL_SECONDS = 0.2
 GROWN = "DELTA_SCHEMA_CHANGED"
 """The error of Delta's source when an outbox has gained columns: a new start of the query reads them."""
 
 
 WIDENED = "spark.databricks.delta.streaming.unsafeReadOnIncompatibleSchemaChangesDuringStreamStart.enabled"
-"""Lets Delta's source begin with the schema of now: what it read last may have been of a narrower one, which Parquet
-reads as the wider one."""
+"""Lets Delta's source begin with the schema of today although it read a narrower one before: Parquet files of the
+narrower one are read as the wider one."""
 
 
 def detached_outboxes(config: Config) -> frozenset[str]:
@@ -61,7 +61,7 @@ def detached_outboxes(config: Config) -> frozenset[str]:
     return frozenset(outbox_of(config.name, route, name) for route, name, _ in config.detached_sinks())
 
 
-class _Stopped(Exception):  # noqa: N818 - an order, no error
+class _Stopped(Exception):  # noqa: N818 - no error
     """The end of a query before a batch that came after the order to stop; the next start processes that batch."""
 
 
@@ -70,7 +70,7 @@ class DetachedSink(OutboxSink):
     """One sink with a streaming query of its own over its outbox.
 
     With `once` the query ends when all rows of the outbox are sent, else when `stop` is set. `failed` is the error that
-    ended it before; `ended` is its last batch. `sent` is called with the key and the counts of each batch.
+    ended it; `ended` is its last batch. `sent` is called with the key and the counts of each batch.
     """
 
     once: bool = False
@@ -82,14 +82,14 @@ class DetachedSink(OutboxSink):
     pauses: GrowingPauses = field(default_factory=GrowingPauses)
 
     def run(self) -> None:
-        """Send the rows that come into the outbox. A failed batch is tried again, with `once` only if that may help."""
+        """Send the rows of the outbox. A failed batch is tried again, with `once` only if that may help."""
         self.pauses = GrowingPauses(LONGEST_PAUSE)
         policy = Retrying(
             retry=retry_if_exception(lambda error: not self.once or passing(error)),
             wait=self.pauses,
             stop=stop_when_event_set(self.stop),
             sleep=sleep_using_event(self.stop),
-            before_sleep=self._tell_retry,
+            before_sleep=self._log_retry,
             reraise=True,
         )
         try:
@@ -99,30 +99,34 @@ class DetachedSink(OutboxSink):
         except Exception as error:
             self.failed = error
             if self.stop.is_set():
-                what = "%s, %s: stopped while it could not go on: %s"
-                log.warning(what, self.config.name, self.key, first_line(error))
+                message = "%s, %s: stopped while it could not go on: %s"
+                log.warning(message, self.config.name, self.key, first_line(error))
 
-    def _tell_retry(self, state: RetryCallState) -> None:
+    def _log_retry(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
-        if GROWN not in str(error):
-            what = "%s, %s: %s; its rows stay in the outbox, trying again in %.0f s"
-            log.warning(what, self.config.name, self.key, first_line(error), state.upcoming_sleep)
+        if GROWN in str(error):  # no failure: the next start reads the new columns
+            return
+        message = "%s, %s: %s; its rows stay in the outbox, trying again in %.0f s"
+        log.warning(message, self.config.name, self.key, first_line(error), state.upcoming_sleep)
 
     def _query(self) -> None:
         self.failed = None
-        if not self._outbox_is_there():
+        if not self._wait_for_outbox():
             return
         self.mend()
         session = self.spark.newSession()
         session.conf.set(WIDENED, "true")
         frame = session.readStream.format("delta").option("maxFilesPerTrigger", FILES_AT_ONCE)
-        # maintenance compacts an outbox and deletes its old rows: such commits bring no new rows
+        # Maintenance compacts an outbox and deletes its old rows: such commits have no new rows.
         frame = frame.option("skipChangeCommits", "true")
         rows = frame.load(self.lake.spark_address(self.outbox))
         writer = rows.writeStream.queryName(f"{self.config.name}/{self.key}").foreachBatch(self._handle)
         writer = writer.option("checkpointLocation", self.checkpoint.for_spark(self.place))
-        pause = f"{max(LOOK, self.sink.seconds_between):.3f} seconds"
-        writer = writer.trigger(availableNow=True) if self.once else writer.trigger(processingTime=pause)
+        if self.once:
+            writer = writer.trigger(availableNow=True)
+        else:
+            pause = f"{max(LOOK, self.sink.seconds_between):.3f} seconds"
+            writer = writer.trigger(processingTime=pause)
         query = writer.start()
         try:
             self._follow(query)
@@ -130,7 +134,7 @@ class DetachedSink(OutboxSink):
             query.stop()
 
     def mend(self) -> None:
-        """Mend Spark's notes about the query, as a power cut leaves them. Raises StartError where a person decides."""
+        """Repair Spark's notes about the query after a power cut. Raises StartError if a person has to decide."""
         notes = SparkNotes(self.checkpoint, self.place)
         begun = notes.numbers("offsets")
         if notes.damage("metadata"):
@@ -138,23 +142,24 @@ class DetachedSink(OutboxSink):
                 raise notes.refusal("metadata", "It says which run of the sink this is", self._way)
             notes.mend("metadata", None, "the sink has got nothing, and a new run begins")
         notes.mend_commits()
+        # A note can be deleted only if nothing of its batch was sent: else the batch would get other rows.
         for batch in reversed(begun):
             path = f"offsets/{batch}"
             if not notes.damage(path):
                 return
-            if self._has_got(json.loads(notes.text("metadata") or "{}").get("id", ""), batch, notes):
+            run = json.loads(notes.text("metadata") or "{}").get("id", "")
+            if self._may_have_got(run, batch, notes):
                 raise notes.refusal(path, f"It says which rows are in batch {batch} of the sink", self._way)
             notes.mend(path, None, f"the sink has got nothing of batch {batch}, and its rows are read again")
 
     @property
     def _way(self) -> str:
-        where = f"{self.checkpoint.root}/{self.place}"
-        return (
-            f"Restore it from a copy; or delete {where} and run with --accept duplicates to send the whole outbox again"
-        )
+        folder = f"{self.checkpoint.root}/{self.place}"
+        again = "run with --accept duplicates to send the whole outbox again"
+        return f"Restore it from a copy; or delete {folder} and {again}"
 
-    def _has_got(self, run: str, batch: int, notes: SparkNotes) -> bool:
-        """Say whether the sink may have got rows of a batch."""
+    def _may_have_got(self, run: str, batch: int, notes: SparkNotes) -> bool:
+        """Return whether the sink may have got rows of a batch."""
         if batch in notes.numbers("commits") or self.key in CheckpointStore(self.checkpoint, run).applied(batch):
             return True
         owner = TransactionId("sink", f"{self.config.name}:{run}", self.route, self.name)
@@ -172,8 +177,8 @@ class DetachedSink(OutboxSink):
                 raise failed from failed.__cause__  # which says whether it passes
             self.failed = None
 
-    def _outbox_is_there(self) -> bool:
-        """Wait until the outbox exists; return False where the run ends before."""
+    def _wait_for_outbox(self) -> bool:
+        """Wait until the outbox exists; return False if the run ends before."""
         while self.lake.open(self.outbox) is None:
             if self.once or self.stop.wait(1):
                 return False
@@ -189,19 +194,29 @@ class DetachedSink(OutboxSink):
             raise
 
     def _process(self, events: DataFrame, number: int) -> None:
-        began = time.monotonic()
+        started = time.monotonic()
         run = self.spark.sparkContext.getLocalProperty("sql.streaming.queryId")
         assert run is not None  # Spark sets it for the thread of every streaming query
         owner = f"{self.config.name}:{run}"
         applier = Applier(self.lake, CheckpointStore(self.checkpoint, run), self.config.dead_letters, owner)
-        replay, self.began = not self.began, True  # the first batch of a start may have been begun before
-        about = self.config.name, number, self.route, self.name, replay, self.stop, applier.keeper(number, self.key)
-        batch = Batch(*about, guards=self.executors.guarded)
+        # A process that was killed may have begun the first batch of this one.
+        replay = not self.began
+        self.began = True
+        batch = Batch(
+            query=self.config.name,
+            id=number,
+            route=self.route,
+            sink=self.name,
+            replay=replay,
+            stop=self.stop,
+            keeps=applier.keeper(number, self.key),
+            guards=self.executors.guarded,
+        )
         counts = applier.apply(self.sink, events.count(), events, batch)
         self.book(run, number, {"batch_id": number, **ledger.of_sink(self.key, counts)})
         if self.sent:
             self.sent(self.key, counts)
-        self._tell(number, counts, time.monotonic() - began)
+        self._log_batch(number, counts, time.monotonic() - started)
         self.ended = number
         self.pauses.succeeded()
         if time.monotonic() - self.tidied > TIDY_SECONDS:
@@ -215,21 +230,27 @@ class DetachedSink(OutboxSink):
         """
         before = datetime.now(timezone.utc) - interval(self.config.outbox_retention)
         try:
-            if not (version := self._taken(number)):
+            version = self._first_unsent_version(number)
+            if not version:
                 return
-            kept = not_parked(self.sink, Batch(self.config.name, number, self.route, self.name), self.spark, self.lake)
-            if gone := delete_older(self.lake, self.outbox, before, version - 1, kept):
-                log.info("%s: %d rows are older than %s", self.outbox, gone, self.config.outbox_retention)
+            batch = Batch(self.config.name, number, self.route, self.name)
+            deletable = not_parked(self.sink, batch, self.spark, self.lake)
+            deleted = delete_older(self.lake, self.outbox, before, version - 1, deletable)
+            if deleted:
+                log.info("%s: %d rows are older than %s", self.outbox, deleted, self.config.outbox_retention)
         except TableError as error:
             log.warning("%s", error)
 
-    def _taken(self, number: int) -> int | None:
+    def _first_unsent_version(self, number: int) -> int | None:
         """Return the version of the outbox before which all rows are sent once batch `number` is."""
         text = self.checkpoint.read(f"{self.place}/offsets/{number}") or b"{}"
+        # The first lines of the note are Spark's own; the last one is the offset of Delta's source.
         offset = json.loads(text.decode().strip().split("\n")[-1])
-        return None if offset.get("isStartingVersion", True) else int(offset["reservoirVersion"])
+        if offset.get("isStartingVersion", True):
+            return None
+        return int(offset["reservoirVersion"])
 
-    def _tell(self, number: int, counts: Applied, seconds: float) -> None:
+    def _log_batch(self, number: int, counts: Applied, seconds: float) -> None:
         text = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts._asdict().items() if count)
         log.info("%s, %s: batch %d, %s, %.2f s", self.config.name, self.key, number, text or "nothing", seconds)
 
@@ -240,9 +261,9 @@ class DetachedSink(OutboxSink):
 
     @property
     def begun(self) -> bool:
-        """Say whether the query's checkpoint has the offsets of any batch."""
-        found = self.checkpoint.files.get_file_info(fs.FileSelector(f"{self.place}/offsets", allow_not_found=True))
-        return any(entry.base_name.isdecimal() for entry in found)
+        """Return whether the query's checkpoint has the offsets of any batch."""
+        offsets = fs.FileSelector(f"{self.place}/offsets", allow_not_found=True)
+        return any(entry.base_name.isdecimal() for entry in self.checkpoint.files.get_file_info(offsets))
 
 
 @dataclass
@@ -266,24 +287,44 @@ class DetachedSinks:
         sent: Callable[[str, Applied], None] | None = None,
     ) -> DetachedSinks:
         """Return the detached sinks of a configuration whose sinks are open; see `DetachedSink`."""
-        about = config, spark, lake, checkpoint, stop, executors
-        return cls(tuple(DetachedSink(*about, *found, once=once, sent=sent) for found in config.detached_sinks()))
+        detached = []
+        for route, name, sink in config.detached_sinks():
+            detached.append(
+                DetachedSink(
+                    config=config,
+                    spark=spark,
+                    lake=lake,
+                    checkpoint=checkpoint,
+                    stop=stop,
+                    executors=executors,
+                    route=route,
+                    name=name,
+                    sink=sink,
+                    once=once,
+                    sent=sent,
+                )
+            )
+        return cls(tuple(detached))
 
     def check(self, accept: str) -> None:
-        """Raise StartError where the ledger has sent rows of an outbox and no checkpoint says which."""
-        for one in self.sinks:
-            sent = 0 if one.begun or accept == "duplicates" else ledger.sent(one.lake, one.config, one.key)
+        """Raise StartError if the ledger has sent rows of an outbox and no checkpoint says which."""
+        if accept == "duplicates":
+            return
+        for sink in self.sinks:
+            if sink.begun:
+                continue
+            sent = ledger.sent(sink.lake, sink.config, sink.key)
             if sent:
                 raise StartError(
-                    f"route {one.route}, sink {one.name}: {sent:,} rows of its outbox were sent before and there is no "
-                    f"checkpoint {one.checkpoint.root}/{one.place} that says which. Restore it; or run with --accept "
-                    "duplicates to send all that the outbox holds"
+                    f"route {sink.route}, sink {sink.name}: {sent:,} rows of its outbox were sent before and there is "
+                    f"no checkpoint {sink.checkpoint.root}/{sink.place} that says which. Restore it; or run with "
+                    "--accept duplicates to send all that the outbox holds"
                 )
 
     def start(self) -> None:
         """Start a thread for each sink."""
-        for one in self.sinks:
-            thread = threading.Thread(target=one.run, name=one.key, daemon=True)
+        for sink in self.sinks:
+            thread = threading.Thread(target=sink.run, name=sink.key, daemon=True)
             self.threads.append(thread)
             thread.start()
 
@@ -291,6 +332,12 @@ class DetachedSinks:
         """Wait until all threads have ended; raise the error of the first sink that failed. `quiet` raises nothing."""
         for thread in self.threads:
             thread.join()
-        for one in self.sinks:
-            if one.failed is not None and not passing(one.failed) and not quiet:
-                raise one.failed if isinstance(one.failed, SinkError) else StartError(f"{one.key}: {one.failed}")
+        if quiet:
+            return
+        for sink in self.sinks:
+            # An error that may pass is no reason to end with a failure: the next run tries again.
+            if sink.failed is None or passing(sink.failed):
+                continue
+            if isinstance(sink.failed, SinkError):
+                raise sink.failed
+            raise StartError(f"{sink.key}: {sink.failed}")

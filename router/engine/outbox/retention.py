@@ -1,6 +1,6 @@
-"""Delete from outboxes what their sinks have applied in the batches of a query, once its records are old enough.
+"""Delete rows from outboxes that their sinks have applied in the batches of a query, once their records are old.
 
-Detached sinks do the same by their own progress: they may be batches behind.
+Detached sinks do the same by their own progress, which may be batches behind.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class OutboxRetention:
     tidied: float = field(default_factory=time.monotonic)
 
     def after_batch(self, targets: Iterable[Target]) -> None:
-        """Look at the outboxes of a batch's sinks when it is time. Call it when each sink has applied all there is."""
+        """Tidy the outboxes of a batch's sinks if it is time. Call it when each sink has applied all rows."""
         self.targets = tuple(targets)
         if time.monotonic() - self.tidied > TIDY_SECONDS:
             self.tidy()
@@ -66,66 +66,75 @@ class OutboxRetention:
         for target in self.targets:
             table = str(target.table)
             try:
-                if gone := self._delete(target, table, before):
-                    log.info("%s: %d rows are older than %s", table, gone, self.config.outbox_retention)
+                deleted = self._delete(target, table, before)
+                if deleted:
+                    log.info("%s: %d rows are older than %s", table, deleted, self.config.outbox_retention)
             except TableError as error:
                 log.warning("%s", error)
             except (DeltaError, OSError) as error:
                 log.warning("%s: its old rows could not be deleted: %s", table, first_line(error))
 
     def _delete(self, target: Target, table: str, before: datetime) -> int:
-        names = ", ".join(f"'{name}'" for name in sorted(BacklogStore(self.store, target.key).now()))
-        more = f"{TABLE} NOT IN ({names})" if names else "true"
+        """Delete old rows of an outbox, except a backlog and parked ones; return their number."""
+        deletable = "true"
+        backlog = sorted(BacklogStore(self.store, target.key).now())
+        if backlog:
+            names = ", ".join(f"'{name}'" for name in backlog)
+            deletable = f"{TABLE} NOT IN ({names})"
+        # An applying sink has no backlog, but may have parked rows.
         for route, name, sink in self.config.all_sinks():
             if (route, name) == (target.route, target.sink) and isinstance(sink, ApplyingSink):
-                more = not_parked(sink, Batch(self.config.name, 0, route, name), self.committers.spark, self.lake)
+                batch = Batch(self.config.name, 0, route, name)
+                deletable = not_parked(sink, batch, self.committers.spark, self.lake)
         if self.committers.only_spark:
-            return self._with_spark(table, before, more)
+            return self._delete_by_spark(table, before, deletable)
         handle = self.lake.open(table)
         if handle is None:
             return 0
         if unsupported(handle):
-            return self._with_spark(table, before, more)
-        return delete_older(self.lake, table, before, handle.version(), more)
+            return self._delete_by_spark(table, before, deletable)
+        return delete_older(self.lake, table, before, handle.version(), deletable)
 
-    def _with_spark(self, table: str, before: datetime, more: str) -> int:
+    def _delete_by_spark(self, table: str, before: datetime, deletable: str) -> int:
         session: Any = self.committers.spark.newSession()
-        # VACUUM lists a table in as many tasks as this says, 10 000 of them if nobody does
+        # VACUUM lists a table in as many tasks as this is set to, 10 000 by default.
         session.conf.set("spark.sql.sources.parallelPartitionDiscovery.parallelism", "2")
         place = f"delta.{quoted(self.lake.spark_address(table))}"
         old = f"_timestamp < timestamp_micros({(before - EPOCH) // timedelta(microseconds=1)})"
         try:
-            (found,) = session.sql(f"DELETE FROM {place} WHERE {old} AND {more}").collect()
+            (metrics,) = session.sql(f"DELETE FROM {place} WHERE {old} AND {deletable}").collect()
             session.sql(f"VACUUM {place} RETAIN {MaintenanceOptions().hours} HOURS").collect()
         except Exception as error:  # whatever Spark raises concerns this table only
             raise TableError(table, f"its old rows could not be deleted: {first_line(error)}") from error
-        return int(found["num_affected_rows"])
+        return int(metrics["num_affected_rows"])
 
 
 def not_parked(sink: ApplyingSink, batch: Batch, spark: SparkSession, lake: Lake) -> str:
-    """Return SQL that holds for no row which a sink has parked: it waits for `router replay`, whatever its age.
+    """Return SQL that is false for rows which a sink has parked: they wait for `router replay`, whatever their age.
 
     Rows of the same source partition between two parked ones stay with them. `batch` names the sink.
     """
 
     def read(table: str) -> DataFrame | None:
-        there = lake.open(table) is not None
-        return spark.read.format("delta").load(lake.spark_address(table)) if there else None
+        if lake.open(table) is None:
+            return None
+        return spark.read.format("delta").load(lake.spark_address(table))
 
     try:
-        aside = sink.set_aside(batch, read)
+        set_aside = sink.set_aside(batch, read)
     except NotImplementedError:  # it parks nothing
         return "true"
-    if aside is None:
+    if set_aside is None:
         return "true"
-    bounds = F.min("offset").alias("first"), F.max("offset").alias("last")
-    parked = aside.filter(F.col("status") == "parked").groupBy("topic", "partition").agg(*bounds)
-    each = [
-        f"NOT (_topic = {_text(row['topic'])} AND _partition = {row['partition']} "
-        f"AND _offset BETWEEN {row['first']} AND {row['last']})"
-        for row in parked.collect()  # a row per source partition
-    ]
-    return " AND ".join(each) or "true"
+    parked = set_aside.filter(F.col("status") == "parked").groupBy("topic", "partition")
+    spans = parked.agg(F.min("offset").alias("first"), F.max("offset").alias("last"))
+    conditions = []
+    for row in spans.collect():  # a row per source partition
+        conditions.append(
+            f"NOT (_topic = {_text(row['topic'])} AND _partition = {row['partition']} "
+            f"AND _offset BETWEEN {row['first']} AND {row['last']})"
+        )
+    return " AND ".join(conditions) or "true"
 
 
 def _text(value: str) -> str:

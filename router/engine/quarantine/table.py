@@ -35,7 +35,7 @@ from router.delta.schema_diff import SchemaDiff, compare, delta_schema
 from router.delta.table_cache import SparkTable, TableCache
 from router.delta.transaction_id import ReleaseKind, TransactionId, moved_rows_id
 from router.delta.widening import rewrite, way
-from router.engine.commit.violations import SORTED_OUT, Conditions
+from router.engine.commit.violations import CONSTRAINT_CAUSE, Conditions
 from router.engine.json_rows import ROW, as_json
 from router.engine.label.layout import HELD, MERGED_COORDINATES, QUARANTINE_COLUMNS, SCHEMA_COLUMNS, quarantine_of
 from router.errors import TableError
@@ -214,7 +214,7 @@ class Quarantine:
         for place in sorted(blocked.keys() - self.blocked().keys() if blocked else ()):
             found = Place.of(place)
             cause = blocked[place]
-            pause = 0 if cause.startswith(SORTED_OUT) else FIRST_PAUSE  # the release can do what no task can
+            pause = 0 if cause.startswith(CONSTRAINT_CAUSE) else FIRST_PAUSE  # the release can do what no task can
             write(self.store, PendingRelease(found, cause=cause, blocked=True, due=time.time() + pause))
             text = "%s: %s cannot be written, its rows go to the quarantine until it can: %s%s"
             hint = "; `router repair` makes it whole again" if DAMAGED_LOG in blocked[place] else ""

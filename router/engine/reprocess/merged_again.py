@@ -155,7 +155,7 @@ class MergedAgain:
     def merge_rows(self, rows: pa.Table, target: str) -> MergeOutcomes:
         """Merge rows with delta-rs, where it can; they are as an outbox has them. Raises TableError."""
         found = MergeOutcomes()
-        name, report, _ = merge_table(self._job(target), (self.name, rows))
+        name, report, _ = merge_table(self._job(target), self.name, rows)
         found.add({"table": name, **report})
         return self._counted(found)
 

@@ -36,7 +36,7 @@ from router.delta.widening import way
 from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.commit.lost_tables import CommittedBatches, accept_lost
-from router.engine.commit.violations import VIOLATES, judged
+from router.engine.commit.violations import VIOLATES, with_violations
 from router.engine.json_rows import ROW
 from router.engine.label.layout import BRONZE_SCHEMA, COORDINATES, DEAD_SCHEMA, HELD, quarantine_of
 from router.engine.quarantine.table import (
@@ -355,7 +355,7 @@ class _ReleasedRows:
         cast = rows.mapInArrow(self.of.executors.guarded(_casting(self.kinds, columns)), kinds)
         row = [F.col(f"_row.{quoted(name)}") for name in columns.names]
         flat = cast.select(F.struct(*map(quoted, rows.columns)).alias(whole), *row)
-        return judged(flat, self.schema, self.demanded).select(f"{whole}.*", VIOLATES)
+        return with_violations(flat, self.schema, self.demanded).select(f"{whole}.*", VIOLATES)
 
     def violating(self, last: int) -> int:
         """Return how many rows of batches up to the last violate what their table demands."""

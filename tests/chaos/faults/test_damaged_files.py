@@ -103,7 +103,7 @@ def crash_at(batch: int, step: str, done: int) -> Callable[[int, str, int, int],
 
 def crash_half_way(patch: pytest.MonkeyPatch) -> None:
     """Let the tables of the second batch be committed one after another, and crash after two of them."""
-    original, made = Committers._table, []
+    original, made = Committers._commit_table, []
 
     def table(self: Committers, works: list[Any], *about: Any) -> int:
         if works[0].version == 1 and works[0].table != "ops.ledger":
@@ -113,7 +113,7 @@ def crash_half_way(patch: pytest.MonkeyPatch) -> None:
         return original(self, works, *about)
 
     patch.setattr("router.engine.commit.committers.THREADS", 1)
-    patch.setattr(Committers, "_table", table)
+    patch.setattr(Committers, "_commit_table", table)
 
 
 @pytest.fixture(scope="module")
