@@ -128,6 +128,12 @@ class KafkaSource(Model):
     )
     rows_per_batch: int = Field(default=500_000, ge=1, description="records per micro-batch, about")
     options: dict[str, SecretStr] = Field(
+    commit_group: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=255,
+        description="consumer group for which offsets are committed after each batch, for lag monitors; never read",
+    )
         default_factory=dict, description="passed to Spark's Kafka source as they are: kafka.security.protocol, ..."
     )
 

@@ -24,6 +24,7 @@ from router.delta.table_cache import TableCache
 from router.engine import source
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas, lake_and_checkpoint
 from router.engine.commit.committers import Committers
+from router.engine.consumer_group import ConsumerGroup, refuse_foreign_group
 from router.engine.dead_letter_share import DeadLetterLimit
 from router.engine.label.planner import Planner
 from router.engine.merge.key_checks import refuse_changed_keys
@@ -140,6 +141,7 @@ def _run(
                 if options.stop.is_set():
                     return []
                 raise
+        retry.copy()(refuse_foreign_group, config)
         memory = LearntSchemas(CheckpointStore(checkpoint))
         source.learn(spark, config, memory)
 
@@ -170,7 +172,8 @@ def _run(
                 executors=executors,
                 probe=probe,
             )
-            return stream.until_done(since)
+            with stream.consumer_group():
+                return stream.until_done(since)
 
 
 def _checked(loaded: Loaded, spark: SparkSession, at: tuple[TableCache, Lake], accept: Accept) -> source.Offsets | None:
@@ -245,6 +248,7 @@ class _StreamRun:
         """Return the limit of this run: a batch that was accepted stays so when the query begins again."""
         largest = self.config.dead_letter_options.largest_share
         return DeadLetterLimit(largest, accepts_one_batch=self.options.accept == "dead-letters")
+    group: ConsumerGroup | None = None
 
     @property
     def lake(self) -> Lake:
@@ -272,6 +276,16 @@ class _StreamRun:
             if self.detached and self._once:
                 self.detached.start()
         except Exception:
+    @contextmanager
+    def consumer_group(self) -> Iterator[None]:
+        """Commit the offsets of batches for the group of the source, where it has one; a debugging run commits none."""
+        kafka = self.config.source.kafka
+        if kafka is None or kafka.commit_group is None or self.config.debug:
+            yield
+            return
+        with ConsumerGroup(self.config) as self.group:
+            yield
+
             self.stopped = self.options.stop.is_set()
             self.options.stop.set()
             if self.detached:
@@ -510,6 +524,8 @@ def _by_partition(offsets: str | None) -> dict[tuple[str, int], int]:
     Of a batch that is run again Spark does not know the newest offsets, and writes `None`.
     """
     try:
+        if self.group:
+            self.group.commit(positions)
         said = json.loads(offsets or "{}")
     except ValueError:
         return {}
