@@ -34,6 +34,7 @@ routes:
 trigger: {{once: true}}
 dead_letters: ops.dead
 """
+ui: {{address: "127.0.0.1:0"}}
 
 
 @pytest.fixture
@@ -65,6 +66,12 @@ def test_a_run_tells_what_it_did(folder: Path, spark: SparkSession) -> None:
     assert rows == {"bronze.all": 5, "ops.dead": 3, "silver.uno": 1, "silver.go": 1}
     assert {"land", "commit", "ledger"} <= snapshot.step_seconds.keys()
 
+    written = (folder / "in" / "a.json").stat().st_mtime
+    newest = {table.table: table.newest_record for table in snapshot.tables}
+    assert newest.pop("ops.dead") is None, "dead letters are in no table of theirs"
+    assert newest == dict.fromkeys(("bronze.all", "silver.uno", "silver.go"), pytest.approx(written, abs=0.01))
+    assert snapshot.freshness is not None
+    assert snapshot.freshness.counts[-2] == 7
 
 def test_a_run_that_fails_says_why(folder: Path, spark: SparkSession) -> None:
     """Without it a monitor sees that a process is gone, and not what is wrong with the data."""
