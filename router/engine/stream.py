@@ -41,6 +41,7 @@ from router.engine.start.missing_topics import NO_TOPIC, refuse_missing_topics, 
 from router.engine.start.run_lock import alone
 from router.engine.start.spark_checkpoint import CheckpointMending, refuse_left_topics
 from router.engine.status.board import StatusBoard
+from router.engine.status.webhook import failures_reported
 from router.engine.stream_destination import stream_batches
 from router.engine.views.schedule import ViewSchedule, in_order, refresher
 from router.errors import SessionLost, StartError, TableError, first_line
@@ -106,6 +107,13 @@ def run(
     """
     options = options or RunOptions()
     status = options.status = options.status or StatusBoard(loaded.config.name)
+    with failures_reported(loaded.config, status):
+        return _run_with_status(loaded, registry, spark, options, status)
+
+
+def _run_with_status(
+    loaded: Loaded, registry: Registry, spark: SparkSession, options: RunOptions, status: StatusBoard
+) -> list[BatchReport]:
     try:
         with quiet_gateway(), status.listening():
             reports = _run(loaded, registry, spark, options, status)
@@ -133,6 +141,7 @@ def _run(
         reach(spark, place, by_spark=place is checkpoint or bool(config.views))
     retry = retrying(config, spark, options.stop, status)
     with alone(checkpoint, config.name, options.stop.set):
+        retry.copy()(refuse_foreign_group, config)
         since = retry.copy()(_checked, loaded, spark, (tables, checkpoint), options.accept)
         if options.wait_for_topic:
             try:
@@ -141,7 +150,6 @@ def _run(
                 if options.stop.is_set():
                     return []
                 raise
-        retry.copy()(refuse_foreign_group, config)
         memory = LearntSchemas(CheckpointStore(checkpoint))
         source.learn(spark, config, memory)
 
@@ -240,6 +248,7 @@ class _StreamRun:
     compared: bool = False
     stopped: bool = False
     detached: DetachedSinks | None = None
+    group: ConsumerGroup | None = None
     views: ViewSchedule | None = None
     pauses: GrowingPauses = field(default_factory=GrowingPauses)
 
@@ -248,7 +257,6 @@ class _StreamRun:
         """Return the limit of this run: a batch that was accepted stays so when the query begins again."""
         largest = self.config.dead_letter_options.largest_share
         return DeadLetterLimit(largest, accepts_one_batch=self.options.accept == "dead-letters")
-    group: ConsumerGroup | None = None
 
     @property
     def lake(self) -> Lake:
@@ -269,14 +277,6 @@ class _StreamRun:
         return list(self.reports)
 
     @contextmanager
-    def _detached_sinks(self) -> Iterator[None]:
-        """Run the detached sinks: beside the query, or after a query that drains its source and ends."""
-        try:
-            yield
-            if self.detached and self._once:
-                self.detached.start()
-        except Exception:
-    @contextmanager
     def consumer_group(self) -> Iterator[None]:
         """Commit the offsets of batches for the group of the source, where it has one; a debugging run commits none."""
         kafka = self.config.source.kafka
@@ -286,6 +286,14 @@ class _StreamRun:
         with ConsumerGroup(self.config) as self.group:
             yield
 
+    @contextmanager
+    def _detached_sinks(self) -> Iterator[None]:
+        """Run the detached sinks: beside the query, or after a query that drains its source and ends."""
+        try:
+            yield
+            if self.detached and self._once:
+                self.detached.start()
+        except Exception:
             self.stopped = self.options.stop.is_set()
             self.options.stop.set()
             if self.detached:
@@ -516,6 +524,8 @@ class _StreamRun:
             ends |= _by_partition(entry.latestOffset)
         read = datetime.fromisoformat(progress.timestamp.replace("Z", "+00:00"))
         self.status.source_is_at(positions, ends, read.timestamp())
+        if self.group:
+            self.group.commit(positions)
 
 
 def _by_partition(offsets: str | None) -> dict[tuple[str, int], int]:
@@ -524,8 +534,6 @@ def _by_partition(offsets: str | None) -> dict[tuple[str, int], int]:
     Of a batch that is run again Spark does not know the newest offsets, and writes `None`.
     """
     try:
-        if self.group:
-            self.group.commit(positions)
         said = json.loads(offsets or "{}")
     except ValueError:
         return {}

@@ -58,6 +58,17 @@ class CommittedFiles:
 
 
 @dataclass(frozen=True)
+class StreamState:
+    """What of a stream somebody must hear: its state since when and why, finished batches, why tables are blocked."""
+
+    name: State
+    cause: str
+    since: float
+    finished: int
+    blocked: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class StagedAges:
     """How old the records of a batch were when it began (in seconds since 1970), by place: ROUTE/SINK/TABLE."""
 
@@ -81,6 +92,7 @@ class StatusBoard(logging.Handler):
         self._routes: dict[str, Counter[str]] = {}
         self._batches: deque[BatchStatus] = deque(maxlen=BATCHES)
         self._tables: dict[str, TableStatus] = {}
+        self._blocked: dict[str, str] = {}
         self._sinks: dict[str, SinkStatus] = {}
         self._partitions: dict[tuple[str, int], PartitionStatus] = {}
         self._steps: dict[str, list[float]] = {}
@@ -163,9 +175,9 @@ class StatusBoard(logging.Handler):
         now = time.time()
         why = {place.rpartition("/")[2]: cause for place, cause in blocked.items()}
         with self._guard:
-            for table, status in self._tables.items():
-                if status.blocked and table not in why:
-                    self._tables[table] = replace(status, blocked="")
+            for table in self._blocked.keys() - why.keys():
+                self._tables[table] = replace(self._table(table), blocked="")
+            self._blocked = why
             for table, cause in why.items():
                 self._tables[table] = replace(self._table(table), blocked=printable(cause))
             # Sinks may have worked for long since the commits.
@@ -358,6 +370,12 @@ class StatusBoard(logging.Handler):
         if end is not None and read >= (known.read or 0.0):
             known = replace(known, end=end, read=read)
         self._partitions[topic, partition] = known
+
+    def state(self) -> StreamState:
+        """Return what somebody must hear of the stream; it costs the same with any number of tables."""
+        with self._guard:
+            now = self._snapshot
+            return StreamState(now.state, now.cause, now.since, now.finished, self._blocked)
 
     def snapshot(self) -> StreamSnapshot:
         """Return the stream as it is now."""
