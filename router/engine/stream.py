@@ -32,7 +32,14 @@ from router.engine.outbox.apply import Outboxes, opened
 from router.engine.outbox.detached import DetachedSinks
 from router.engine.preflight.lake_changes import LakeChanges, refuse_changes, tell_changes
 from router.engine.reprocess.release import Release
-from router.engine.retryable_errors import GrowingPauses, Outage, passing, refusal_by_broker, says_lost
+from router.engine.retryable_errors import (
+    GrowingPauses,
+    Outage,
+    RepeatedTrouble,
+    passing,
+    refusal_by_broker,
+    says_lost,
+)
 from router.engine.spark.session import alive, quiet_failures, quiet_gateway
 from router.engine.start.checks import Checkpoint, begin, executors_of, reach, refuse_speculation
 from router.engine.start.killed_repairs import clear_killed_repairs
@@ -139,7 +146,8 @@ def _run(
     tables = TableCache(lake)
     for place in (lake, checkpoint):
         reach(spark, place, by_spark=place is checkpoint or bool(config.views))
-    retry = retrying(config, spark, options.stop, status)
+    trouble = RepeatedTrouble()
+    retry = retrying(config, spark, options.stop, status, trouble=trouble)
     with alone(checkpoint, config.name, options.stop.set):
         retry.copy()(refuse_foreign_group, config)
         since = retry.copy()(_checked, loaded, spark, (tables, checkpoint), options.accept)
@@ -164,6 +172,8 @@ def _run(
             refuse_missing_topics(spark, config)  # a sample of nothing has no schema
             raise
         config = config.model_copy(update={"decode": prepared})
+        if trouble.is_over():
+            log.info("%s: what was waited for at the start is there: the trouble is over", config.name)
         with ThreadPoolExecutor(1) as pool:  # Spark plans the query meanwhile; the first batch waits for it
             executors = executors_of(spark, registry, config, lake)
             probe = pool.submit(executors.look, spark)
@@ -179,6 +189,7 @@ def _run(
                 status=status,
                 executors=executors,
                 probe=probe,
+                trouble=trouble,
             )
             with stream.consumer_group():
                 return stream.until_done(since)
@@ -204,13 +215,20 @@ def retrying(
     stop: threading.Event,
     status: StatusBoard,
     pauses: GrowingPauses | None = None,
+    trouble: RepeatedTrouble | None = None,
 ) -> Retrying:
-    """Return what calls a function again, with growing pauses and a line for each, after failures that pass."""
+    """Return what calls a function again, with growing pauses, after failures that pass.
+
+    There is a line in the log for the first failure, and for one of another kind.
+    """
+    trouble = trouble or RepeatedTrouble()
 
     def tell(state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
         hint = f"; {OWN_LOG}" if isinstance(error, TableError) and DAMAGED_LOG in error.what else ""
-        log.warning("%s: %s%s; trying again in %.0f s", config.name, first_line(error), hint, state.upcoming_sleep)
+        if trouble.is_new(first_line(error)):
+            what = "%s: %s%s; trying again in %.0f s, and then after growing pauses"
+            log.warning(what, config.name, first_line(error), hint, state.upcoming_sleep)
         status.enter("waiting", first_line(error))
 
     return Retrying(
@@ -236,6 +254,7 @@ class _StreamRun:
     status: StatusBoard
     executors: Executors
     probe: Future[None]
+    trouble: RepeatedTrouble
     error: BaseException | None = None
     busy: threading.Lock = field(default_factory=threading.Lock)
     releasing: threading.Lock = field(default_factory=threading.Lock)
@@ -267,7 +286,8 @@ class _StreamRun:
         """Run the query, and again after a failure that passes: every batch can go on where it was interrupted."""
         try:
             with quiet_failures(self.spark), self._detached_sinks(), self._viewing():
-                retrying(self.config, self.spark, self.options.stop, self.status, self.pauses)(self._query, begin)
+                retry = retrying(self.config, self.spark, self.options.stop, self.status, self.pauses, self.trouble)
+                retry(self._query, begin)
                 if self._once and self.batches:
                     self.batches.outboxes.retention.tidy()
         except Exception as error:
@@ -326,7 +346,8 @@ class _StreamRun:
         self.planner = self.planner or Planner(self.config, self.config.decode, at_start=True)
         self.planner.lookups.load(self.spark)  # a table that is away is waited for, before anything is read
         query = self._started(begin)
-        log.info("%s: reading %s", self.config.name, source.named(self.config))
+        if not self.trouble.kind:  # else each try would have this line
+            log.info("%s: reading %s", self.config.name, source.named(self.config))
         self.status.enter("running")
         try:
             self.planner.prepare(self.spark)  # while Spark starts the query and asks for offsets
@@ -464,6 +485,8 @@ class _StreamRun:
             with self.releasing:
                 report = self.batches.process(records, batch)
             self.pauses.succeeded()
+            if self.trouble.is_over():
+                log.info("%s: batch %d has come through: the trouble is over", self.config.name, batch)
             self.status.finished(report)
             self.reports.append(report)
             self.unreported.append(report)
