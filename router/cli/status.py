@@ -65,6 +65,7 @@ def status(file: Path, max_age: timedelta | None, as_json: bool, plugin_files: t
     now = time.time()
     down = summary.is_down(config, max_age, now)
     troubles = summary.troubles()
+    # Cron knows by the code whether to wake somebody: 2 for what is down, whatever else is wrong.
     code = int(bool(troubles))
     reasons = troubles
     if down:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -127,6 +128,12 @@ class KafkaSource(Model):
         default=None, description="begin at records of this time (ISO 8601), for all or per topic and partition"
     )
     rows_per_batch: int = Field(default=500_000, ge=1, description="records per micro-batch, about")
+    commit_group: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=255,
+        description="consumer group for which offsets are committed after each batch, for lag monitors; never read",
+    )
     options: dict[str, SecretStr] = Field(
         default_factory=dict, description="passed to Spark's Kafka source as they are: kafka.security.protocol, ..."
     )
@@ -554,6 +561,27 @@ class Metrics(Model):
     )
 
 
+class OnFailure(Model):
+    """Who hears that a stream is in trouble, or out of it again."""
+
+    webhook: SecretStr = Field(
+        description="URL that gets a POST when the stream waits, stops or has recovered, and when a table is blocked"
+    )
+
+    @field_validator("webhook")
+    @classmethod
+    def _is_address(cls, webhook: SecretStr) -> SecretStr:
+        try:
+            address = urlsplit(webhook.get_secret_value())
+            is_address = address.scheme in ("http", "https") and bool(address.hostname)
+        except ValueError:
+            is_address = False
+        if not is_address:
+            # As `fault`, which is shown: the message of another error is withheld if it has four letters of a secret.
+            raise fault("must be an address: https://HOST/PATH")
+        return webhook
+
+
 class Landing(Model):
     """How files are written."""
 
@@ -687,6 +715,7 @@ class Config(Model):
     ledger: TableName = "ops.ledger"
     ui: Ui | None = Field(default=None, description="a server that shows what a stream does; default: none")
     metrics: Metrics = Field(default_factory=Metrics)
+    on_failure: OnFailure | None = Field(default=None, description="who hears of troubles: {webhook: URL}")
     commit: Literal["auto", "spark"] = Field(
         default="auto",
         description="who commits: `auto` takes delta-rs for the tables that it can write and Delta on Spark for the "

@@ -89,6 +89,7 @@ class BatchDecider:
             self.staging,
             only=self.only,
             executors=self.executors,
+            counts_ages=self.config.ui is not None,
         )
         self.evolution = SchemaEvolution(self.lake, self.tables, self.query, self.spark, self.config.table_options())
 

@@ -46,8 +46,9 @@ LOGIN_MODULES = re.compile(r"\.(?:PlainLoginModule|ScramLoginModule)\s")
 LOGIN_OPTION = re.compile(r'(\w+)\s*=\s*"((?:[^"\\]|\\.)*)"')
 """An option of a login module, as Java's JAAS writes it."""
 PEM = "PEM"
-_SILENT = logging.getLogger(f"{__name__}.librdkafka")
-_SILENT.setLevel(logging.CRITICAL + 1)
+SILENT = logging.getLogger(f"{__name__}.librdkafka")
+SILENT.setLevel(logging.CRITICAL + 1)
+"""The logger of clients: librdkafka would write to standard error, and its errors reach us as exceptions."""
 
 Offsets = dict[tuple[str, int], int]
 """Offsets by topic and partition."""
@@ -98,7 +99,7 @@ def admin_client(kafka: KafkaSource) -> AdminClient:
         "socket.timeout.ms": str(int(SECONDS * 1000)),
         # Else a question about a topic would create it.
         "allow.auto.create.topics": "false",
-        "logger": _SILENT,
+        "logger": SILENT,
     }
     try:
         return AdminClient(settings)

@@ -128,6 +128,11 @@ def never_passes(error: TableError) -> bool:
     return any(sign in text for sign in NEVER_PASSES)
 
 
+VARIES = re.compile(r"[0-9a-fA-F-]{8,}|(?<!\d)(?![45]\d\d(?!\d))\d+")
+"""What differs from try to try in the message of the same failure: names of staged files, numbers, times. Not the
+status of an answer, of 400 to 599."""
+
+
 @dataclass
 class GrowingPauses(wait_base):
     """The pauses between tries: from one second on each is about twice as long, and the first again after a success.
@@ -154,6 +159,26 @@ class GrowingPauses(wait_base):
         since = copy(retry_state)
         since.attempt_number = max(1, self.tried - self.before)
         return self.made(since)
+
+
+@dataclass
+class RepeatedTrouble:
+    """What the log has of a trouble that repeats: a line when it begins, when its kind changes, and when it is over."""
+
+    kind: str = ""
+
+    def is_new(self, message: str) -> bool:
+        """Say whether a failure is of another kind than the one before: the numbers and names in it do not count."""
+        kind = VARIES.sub("*", message)
+        changed = kind != self.kind
+        self.kind = kind
+        return changed
+
+    def is_over(self) -> bool:
+        """Say, once after a trouble, that it is over. Call it after a success."""
+        was_there = bool(self.kind)
+        self.kind = ""
+        return was_there
 
 
 @dataclass

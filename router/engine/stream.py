@@ -24,6 +24,7 @@ from router.delta.table_cache import TableCache
 from router.engine import source
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas, lake_and_checkpoint
 from router.engine.commit.committers import Committers
+from router.engine.consumer_group import ConsumerGroup, refuse_foreign_group
 from router.engine.dead_letter_share import DeadLetterLimit
 from router.engine.label.planner import Planner
 from router.engine.merge.key_checks import refuse_changed_keys
@@ -31,7 +32,14 @@ from router.engine.outbox.apply import Outboxes, opened
 from router.engine.outbox.detached import DetachedSinks
 from router.engine.preflight.lake_changes import LakeChanges, refuse_changes, tell_changes
 from router.engine.reprocess.release import Release
-from router.engine.retryable_errors import GrowingPauses, Outage, passing, refusal_by_broker, says_lost
+from router.engine.retryable_errors import (
+    GrowingPauses,
+    Outage,
+    RepeatedTrouble,
+    passing,
+    refusal_by_broker,
+    says_lost,
+)
 from router.engine.spark.session import alive, quiet_failures, quiet_gateway
 from router.engine.start.checks import Checkpoint, begin, executors_of, reach, refuse_speculation
 from router.engine.start.killed_repairs import clear_killed_repairs
@@ -40,6 +48,7 @@ from router.engine.start.missing_topics import NO_TOPIC, refuse_missing_topics, 
 from router.engine.start.run_lock import alone
 from router.engine.start.spark_checkpoint import CheckpointMending, refuse_left_topics
 from router.engine.status.board import StatusBoard
+from router.engine.status.webhook import failures_reported
 from router.engine.stream_destination import stream_batches
 from router.engine.views.schedule import ViewSchedule, in_order, refresher
 from router.errors import SessionLost, StartError, TableError, first_line
@@ -105,6 +114,13 @@ def run(
     """
     options = options or RunOptions()
     status = options.status = options.status or StatusBoard(loaded.config.name)
+    with failures_reported(loaded.config, status):
+        return _run_with_status(loaded, registry, spark, options, status)
+
+
+def _run_with_status(
+    loaded: Loaded, registry: Registry, spark: SparkSession, options: RunOptions, status: StatusBoard
+) -> list[BatchReport]:
     try:
         with quiet_gateway(), status.listening():
             reports = _run(loaded, registry, spark, options, status)
@@ -130,8 +146,10 @@ def _run(
     tables = TableCache(lake)
     for place in (lake, checkpoint):
         reach(spark, place, by_spark=place is checkpoint or bool(config.views))
-    retry = retrying(config, spark, options.stop, status)
+    trouble = RepeatedTrouble()
+    retry = retrying(config, spark, options.stop, status, trouble=trouble)
     with alone(checkpoint, config.name, options.stop.set):
+        retry.copy()(refuse_foreign_group, config)
         since = retry.copy()(_checked, loaded, spark, (tables, checkpoint), options.accept)
         if options.wait_for_topic:
             try:
@@ -154,6 +172,8 @@ def _run(
             refuse_missing_topics(spark, config)  # a sample of nothing has no schema
             raise
         config = config.model_copy(update={"decode": prepared})
+        if trouble.is_over():
+            log.info("%s: what was waited for at the start is there: the trouble is over", config.name)
         with ThreadPoolExecutor(1) as pool:  # Spark plans the query meanwhile; the first batch waits for it
             executors = executors_of(spark, registry, config, lake)
             probe = pool.submit(executors.look, spark)
@@ -169,8 +189,10 @@ def _run(
                 status=status,
                 executors=executors,
                 probe=probe,
+                trouble=trouble,
             )
-            return stream.until_done(since)
+            with stream.consumer_group():
+                return stream.until_done(since)
 
 
 def _checked(loaded: Loaded, spark: SparkSession, at: tuple[TableCache, Lake], accept: Accept) -> source.Offsets | None:
@@ -193,13 +215,20 @@ def retrying(
     stop: threading.Event,
     status: StatusBoard,
     pauses: GrowingPauses | None = None,
+    trouble: RepeatedTrouble | None = None,
 ) -> Retrying:
-    """Return what calls a function again, with growing pauses and a line for each, after failures that pass."""
+    """Return what calls a function again, with growing pauses, after failures that pass.
+
+    There is a line in the log for the first failure, and for one of another kind.
+    """
+    trouble = trouble or RepeatedTrouble()
 
     def tell(state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
         hint = f"; {OWN_LOG}" if isinstance(error, TableError) and DAMAGED_LOG in error.what else ""
-        log.warning("%s: %s%s; trying again in %.0f s", config.name, first_line(error), hint, state.upcoming_sleep)
+        if trouble.is_new(first_line(error)):
+            what = "%s: %s%s; trying again in %.0f s, and then after growing pauses"
+            log.warning(what, config.name, first_line(error), hint, state.upcoming_sleep)
         status.enter("waiting", first_line(error))
 
     return Retrying(
@@ -225,6 +254,7 @@ class _StreamRun:
     status: StatusBoard
     executors: Executors
     probe: Future[None]
+    trouble: RepeatedTrouble
     error: BaseException | None = None
     busy: threading.Lock = field(default_factory=threading.Lock)
     releasing: threading.Lock = field(default_factory=threading.Lock)
@@ -237,6 +267,7 @@ class _StreamRun:
     compared: bool = False
     stopped: bool = False
     detached: DetachedSinks | None = None
+    group: ConsumerGroup | None = None
     views: ViewSchedule | None = None
     pauses: GrowingPauses = field(default_factory=GrowingPauses)
 
@@ -255,7 +286,8 @@ class _StreamRun:
         """Run the query, and again after a failure that passes: every batch can go on where it was interrupted."""
         try:
             with quiet_failures(self.spark), self._detached_sinks(), self._viewing():
-                retrying(self.config, self.spark, self.options.stop, self.status, self.pauses)(self._query, begin)
+                retry = retrying(self.config, self.spark, self.options.stop, self.status, self.pauses, self.trouble)
+                retry(self._query, begin)
                 if self._once and self.batches:
                     self.batches.outboxes.retention.tidy()
         except Exception as error:
@@ -263,6 +295,16 @@ class _StreamRun:
                 raise
             log.warning("%s: stopped while it could not go on: %s", self.config.name, first_line(error))
         return list(self.reports)
+
+    @contextmanager
+    def consumer_group(self) -> Iterator[None]:
+        """Commit the offsets of batches for the group of the source, where it has one; a debugging run commits none."""
+        kafka = self.config.source.kafka
+        if kafka is None or kafka.commit_group is None or self.config.debug:
+            yield
+            return
+        with ConsumerGroup(self.config) as self.group:
+            yield
 
     @contextmanager
     def _detached_sinks(self) -> Iterator[None]:
@@ -304,7 +346,8 @@ class _StreamRun:
         self.planner = self.planner or Planner(self.config, self.config.decode, at_start=True)
         self.planner.lookups.load(self.spark)  # a table that is away is waited for, before anything is read
         query = self._started(begin)
-        log.info("%s: reading %s", self.config.name, source.named(self.config))
+        if not self.trouble.kind:  # else each try would have this line
+            log.info("%s: reading %s", self.config.name, source.named(self.config))
         self.status.enter("running")
         try:
             self.planner.prepare(self.spark)  # while Spark starts the query and asks for offsets
@@ -442,6 +485,8 @@ class _StreamRun:
             with self.releasing:
                 report = self.batches.process(records, batch)
             self.pauses.succeeded()
+            if self.trouble.is_over():
+                log.info("%s: batch %d has come through: the trouble is over", self.config.name, batch)
             self.status.finished(report)
             self.reports.append(report)
             self.unreported.append(report)
@@ -502,6 +547,8 @@ class _StreamRun:
             ends |= _by_partition(entry.latestOffset)
         read = datetime.fromisoformat(progress.timestamp.replace("Z", "+00:00"))
         self.status.source_is_at(positions, ends, read.timestamp())
+        if self.group:
+            self.group.commit(positions)
 
 
 def _by_partition(offsets: str | None) -> dict[tuple[str, int], int]:

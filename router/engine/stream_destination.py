@@ -52,6 +52,8 @@ class StreamDestination(Destination):
 
     def faults_of_decision(self, decision: BatchDecision, batch: int) -> list[str]:
         """Log a batch most of which becomes dead letters; return the fault of one above the limit."""
+        # The manifest does not have it: the status takes it from here, and adds the time to the commits.
+        self.status.staged(batch, decision.landed.began, decision.landed.ages)
         limit = self.dead_letter_limit
         read = total(decision.partitions, "read")
         share = dead_letter_share(self.lake, decision.landed.files, read, above=limit.smallest_share)

@@ -27,7 +27,7 @@ ledger: ops.dead_letters
 
 def test_ten_mistakes_are_all_reported_exactly(faults):
     known = "bronze, checkpoint, commit, dead_letters, debug, decode, drop, expectations, lake, landing, ledger, let"
-    known += ", maintenance, metrics, name, outbox_retention, quarantine, register, routes, source, spark"
+    known += ", maintenance, metrics, name, on_failure, outbox_retention, quarantine, register, routes, source, spark"
     known += ", storage_options, trigger, ui, unmatched, views"
     lake = "add `lake`: folder or URI; the table layer.table lives at lake/layer/table"
     name = "must be a name: lower-case letters, digits, _ and -, at most 64, a letter first, not 'Games'"

@@ -76,7 +76,7 @@ def test_every_metric_is_shown_or_explained_by_a_time() -> None:
     """Without it a metric is added, and nobody sees it."""
     shown = {name for query in QUERIES.values() for name in IN_QUERIES.findall(query)}
     hidden = {metric.name for metric in METRICS if not any(name.startswith(metric.name) for name in shown)}
-    assert hidden == {"router_source_end_read_timestamp_seconds", "router_newest_record_timestamp_seconds"}
+    assert hidden == {"router_source_end_read_timestamp_seconds"}
 
 
 def test_every_alert_says_what_to_do() -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.config.loader import load
+from router.delta.commit import StagedFile, TableCommit
+from router.engine.checkpoint_store import Manifest
+from router.engine.land.record_ages import TableAges
 from router.engine.status.board import StatusBoard
 from router.engine.status.metrics import METRICS, OTHERS, metrics_text
 from router.engine.status.metrics_page import metrics_page
@@ -32,7 +36,11 @@ def board() -> StatusBoard:
     made.dead_letters_are({("schema", HOSTILE, "", "amount"): 3, ("decode", "", "", "no JSON"): 4})
     waiting = [QuarantineStatus(f"{HOSTILE}{number}", "games", "tables", "table", number) for number in range(1, 5)]
     made.quarantine_is(waiting)
-    made.records_were([1.0] * 12 + [0.4], newest=1_700_000_000.0)
+    file = StagedFile("r/s", HOSTILE, "part-0.parquet", 10, 3, ("a",), "{}")
+    work = TableCommit("r/s", HOSTILE, "games:run/r/s", 0, (file,), "{}")
+    ages = TableAges((1, *[0] * 11), seconds=0.4, newest=1_700_000_000.0)
+    made.staged(0, time.time(), {work.place: ages})
+    made.carried_out(Manifest(0, "configuration", ("r/s",), (work,), ()), {}, {})
     made.waited("games/rest", [(1_700_000_000.0, 7)])
     made.sent("games/rest", Applied(2, 1))
     made.api_is("games/rest", ApiState(True, 0.5))
@@ -80,7 +88,7 @@ def test_what_a_board_learns_is_measured(board: StatusBoard) -> None:
     assert found["router_outbox_oldest_row_timestamp_seconds"][0][1] == 1_700_000_000
     assert found["router_circuit_open"][0][1] == 1
     assert found["router_limit_used_ratio"][0][1] == 0.5
-    assert found["router_newest_record_timestamp_seconds"][0][1] == 1_700_000_000
+    assert found["router_table_newest_record_timestamp_seconds"][0][1] == 1_700_000_000
     assert found["router_freshness_seconds_count"][0][1] == 1
     assert found["router_last_batch_timestamp_seconds"][0][1] > 1_700_000_000
     states = {labels["state"]: value for labels, value in found["router_state"]}

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from router.engine import stream
-from router.engine.retryable_errors import GrowingPauses
+from router.engine.retryable_errors import GrowingPauses, RepeatedTrouble
 from router.engine.status.board import StatusBoard
 
 if TYPE_CHECKING:
@@ -26,6 +26,31 @@ class Impatient(threading.Event):
     def wait(self, timeout: float | None = None) -> bool:
         self.pauses.append(timeout or 0)
         return False
+
+
+def test_a_trouble_that_repeats_is_a_line_when_it_begins_and_when_its_kind_changes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without it an outage of a night is a thousand lines, between which another trouble is lost."""
+    monkeypatch.setattr(stream, "alive", lambda spark: True)
+    nothing: Any = None
+    trouble = RepeatedTrouble()
+    failures = iter(["500: part-01-3fa9c1d2.parquet", "500: part-02-77ab01ee.parquet", "429: busy", "429: busy", ""])
+
+    def query() -> None:
+        failure = next(failures)
+        if failure:
+            raise OSError(failure)
+
+    config: Any = SimpleNamespace(name="games")
+    stream.retrying(config, nothing, Impatient(), StatusBoard("games"), trouble=trouble)(query)
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.partition(";")[0] for line in lines] == [
+        "games: 500: part-01-3fa9c1d2.parquet",
+        "games: 429: busy",
+    ]
+    assert (trouble.is_over(), trouble.is_over()) == (True, False), "its end is one line"
+    assert trouble.is_new("429: busy"), "it begins again"
 
 
 def test_a_run_that_has_recovered_pauses_as_shortly_as_at_first(monkeypatch: pytest.MonkeyPatch) -> None:

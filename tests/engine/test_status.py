@@ -6,6 +6,8 @@ import logging
 import socket
 from typing import TYPE_CHECKING
 
+import numpy as np
+import pyarrow as pa
 import pytest
 import requests
 from prometheus_client.parser import text_string_to_metric_families
@@ -15,6 +17,7 @@ from router.config.models import Metrics, Ui
 from router.delta.commit import StagedFile, TableCommit
 from router.engine.balance import Partition
 from router.engine.checkpoint_store import Manifest
+from router.engine.land.record_ages import BatchAges
 from router.engine.status import board as board_module
 from router.engine.status.board import StatusBoard
 from router.engine.status.metrics import OTHERS, metrics_text
@@ -107,6 +110,37 @@ def test_a_batch_is_seen_in_status_and_metrics(board: StatusBoard, server: Statu
     assert metrics["router_batch_step_seconds_bucket", "le=2.5,step=land"] == 2
     assert metrics["router_batch_step_seconds_sum", "step=land"] == 3.0
     assert metrics["router_state", "state=running"] == 1
+
+
+def test_freshness_is_the_age_when_the_commit_ended(board: StatusBoard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a table whose records come late looks as fresh as the others."""
+    now = 1_700_000_000.0
+    ages = BatchAges(pa.array([now - 40.0, now - 400.0], pa.float64()).cast(pa.int64()).cast(pa.timestamp("s")), now)
+    by_place = {
+        "r/s/silver.uno": ages.of_rows(None),
+        "r/s/silver.go": ages.of_rows(np.array([1])),
+        "r/s/silver.bad": ages.of_rows(None),
+    }
+    board.staged(0, now, by_place)
+    monkeypatch.setattr(board_module.time, "time", lambda: now + 25)
+    board.step(0, "commit", 3, 3)
+    monkeypatch.setattr(board_module.time, "time", lambda: now + 3600)
+    quarantined = {"r/s/silver.bad": "no rights"}
+    board.carried_out(manifest(0, "silver.uno", "silver.go", "silver.bad", quarantined=quarantined), {}, quarantined)
+
+    newest = {table.table: table.newest_record for table in board.snapshot().tables}
+    assert newest == {"silver.uno": now - 40, "silver.go": now - 400, "silver.bad": None}
+    freshness = board.snapshot().freshness
+    assert freshness is not None
+    assert freshness.counts[-2:] == (3, 40 + 400 + 400 + 3 * 25), "an API that is slow makes no table less fresh"
+    metrics = samples(board)
+    assert metrics["router_freshness_seconds_count", ""] == 3
+    assert metrics["router_freshness_seconds_bucket", "le=30.0"] == 0
+    assert metrics["router_freshness_seconds_bucket", "le=300.0"] == 1
+    assert metrics["router_table_newest_record_timestamp_seconds", "table=silver.go"] == now - 400
+
+    board.carried_out(manifest(1, "silver.uno"), {}, {})
+    assert board.snapshot().freshness == freshness, "a batch that another process has staged has no ages"
 
 
 def test_a_blocked_table_is_named_until_it_can_be_written(board: StatusBoard) -> None:

@@ -22,7 +22,7 @@ from router.delta.lake import Lake
 from router.engine import kafka_client
 from router.engine.balance import Partition
 from router.engine.checkpoint_store import Manifest
-from router.engine.label.layout import BRONZE_SCHEMA, DEAD_SCHEMA, QUARANTINE_COLUMNS
+from router.engine.label.layout import DEAD_SCHEMA, QUARANTINE_COLUMNS
 from router.engine.ledger import SCHEMA as LEDGER
 from router.engine.status import board as board_module
 from router.engine.status.board import StatusBoard
@@ -116,25 +116,6 @@ def test_reasons_are_bounded(board: StatusBoard, monkeypatch: pytest.MonkeyPatch
     board.dead_letters_are({("decode", "", "", f"reason {number}"): 1 for number in range(5)})
     found = {one.reason: one.count for one in board.snapshot().dead_letters}
     assert found == {"reason 0": 1, "reason 1": 1, None: 3}
-
-
-def test_how_old_records_are_is_read_from_bronze(board: StatusBoard, reader: StatusFileReader, lake: Lake) -> None:
-    """Without it nobody sees that rows of an hour ago come in now, for the lag is 0."""
-    now = datetime.now(timezone.utc)  # of the test: the tests before it may have taken minutes
-    ages = [0.0, 3.0, 200.0, 200_000.0]
-    records = [{"timestamp": now - timedelta(seconds=age)} for age in ages]
-    work = staged(lake, "/bronze", "bronze.all", BRONZE_SCHEMA, [*records, {}])
-    board.carried_out(manifest(work), {}, {})
-    reader.read()
-    freshness = board.snapshot().freshness
-    assert freshness is not None
-    assert freshness.newest == pytest.approx(now.timestamp(), abs=0.001)
-    assert freshness.counts[-2] == 4, "a record without a time has no age"
-    by_bound = dict(zip(board_module.FRESHNESS_SECONDS, freshness.counts, strict=False))
-    assert (by_bound[300.0], by_bound[86400.0]) == (3, 3)
-
-    reader.read()
-    assert board.snapshot().freshness == freshness, "a batch is counted once"
 
 
 def test_quarantined_rows_are_read_when_they_change(

@@ -12,6 +12,7 @@ from router.engine.status.board import StatusBoard
 from router.engine.stream import RunOptions, run
 from router.errors import RouterError
 from router.registry import load_registry
+from tests.engine.test_webhook import receiving
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,6 +34,7 @@ routes:
     sinks: [{{tables: {{table: "silver.{{event.game}}"}}}}]
 trigger: {{once: true}}
 dead_letters: ops.dead
+ui: {{address: "127.0.0.1:0"}}
 """
 
 
@@ -64,17 +66,27 @@ def test_a_run_tells_what_it_did(folder: Path, spark: SparkSession) -> None:
     rows = {table.table: table.rows for table in snapshot.tables}
     assert rows == {"bronze.all": 5, "ops.dead": 3, "silver.uno": 1, "silver.go": 1}
     assert {"land", "commit", "ledger"} <= snapshot.step_seconds.keys()
+    written = (folder / "in" / "a.json").stat().st_mtime
+    newest = {table.table: table.newest_record for table in snapshot.tables}
+    assert newest.pop("ops.dead") is None, "dead letters are in no table of theirs"
+    assert newest == dict.fromkeys(("bronze.all", "silver.uno", "silver.go"), pytest.approx(written, abs=0.01))
+    assert snapshot.freshness is not None
+    assert snapshot.freshness.counts[-2] == 7
 
 
 def test_a_run_that_fails_says_why(folder: Path, spark: SparkSession) -> None:
     """Without it a monitor sees that a process is gone, and not what is wrong with the data."""
     board = StatusBoard("games")
     file = folder / "games.yaml"
-    file.write_text(YAML.format(folder=folder, otherwise="fail"))
     registry = load_registry(())
-    with pytest.raises(RouterError):
-        run(load(file, registry, environ={}), registry, spark, RunOptions(status=board))
+    with receiving() as receiver:
+        text = YAML.format(folder=folder, otherwise="fail")
+        file.write_text(f'{text}on_failure: {{webhook: "{receiver.url}"}}\n')
+        with pytest.raises(RouterError):
+            run(load(file, registry, environ={}), registry, spark, RunOptions(status=board))
 
+    assert receiver.events() == ["stopped"]
+    assert "numbered on 1 rows" in receiver.messages[0]["cause"]
     snapshot = board.snapshot()
     assert snapshot.state == "failed"
     assert "numbered on 1 rows" in snapshot.words

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 import uuid
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from pyspark.sql import functions as F
 
 from router.delta.commit import StagedFile
 from router.delta.parquet_writer import Staging
+from router.engine.land.record_ages import TableAges
 from router.engine.land.task import LandingWork, landing_task
 from router.engine.spark.executors import Executors, refusal
 from router.engine.spark.session import BATCH_BYTES, UNBOUNDED
@@ -54,17 +56,30 @@ class Landed:
     """What a landing job reports: staged files, and counts per task and source partition.
 
     `big` counts the records that it left out for a second job; `failed` says by place why files of a table could not
-    be written, so that the batch has to be landed again.
+    be written, so that the batch has to be landed again. `ages` has by place how old records were when the job `began`
+    (seconds since 1970); it is empty if nobody looks at that.
     """
 
     files: list[StagedFile] = field(default_factory=list)
     counts: list[dict[str, Any]] = field(default_factory=list)
     big: int = 0
     failed: dict[str, str] = field(default_factory=dict)
+    ages: dict[str, TableAges] = field(default_factory=dict)
+    began: float = 0.0
 
     def __add__(self, other: Landed) -> Landed:
         failed = {**self.failed, **other.failed}
-        return Landed(self.files + other.files, self.counts + other.counts, self.big + other.big, failed)
+        ages = dict(self.ages)
+        for place, of_table in other.ages.items():
+            ages[place] = ages.get(place, TableAges()) + of_table
+        return Landed(
+            files=self.files + other.files,
+            counts=self.counts + other.counts,
+            big=self.big + other.big,
+            failed=failed,
+            ages=ages,
+            began=self.began or other.began,
+        )
 
     def collected(self, name: str) -> frozenset[str]:
         """Return the values that the counts list under a name."""
@@ -89,7 +104,8 @@ class LandingJob:
 
     The files and records of one batch decide how the next one is landed: whether rows are shuffled by table (`tiny`),
     and whether Spark bounds its Arrow batches in bytes (`measured`). `only` are the tables that get rows, None for all.
-    `run` raises StartError where an executor lacks something that the driver has; nothing is staged there then.
+    `run` raises StartError where an executor lacks something that the driver has; nothing is staged there then. With
+    `counts_ages` tasks count how old records are.
     """
 
     spark: SparkSession
@@ -101,15 +117,17 @@ class LandingJob:
     measured: bool = False
     only: frozenset[str] | None = None
     executors: Executors = field(default_factory=Executors)
+    counts_ages: bool = False
 
     def run(self, plan: Plan, demands: Demands, batch: int) -> Landed:
         """Stage the files of a batch; see `Batches of bytes` for the second job that it may take."""
+        began = time.time()  # one moment for both jobs: their ages are added up
         if self.measured:
-            found = self._land(plan, plan.raw, demands, batch, bounded=True)
+            found = self._land(plan, plan.raw, demands, batch, began, bounded=True)
         else:
-            found = self._land(plan, _without_big(plan.raw), demands, batch)
+            found = self._land(plan, _without_big(plan.raw), demands, batch, began)
             if found.big:
-                found += self._land(plan, plan.raw.filter(_big()), demands, batch, bounded=True)
+                found += self._land(plan, plan.raw.filter(_big()), demands, batch, began, bounded=True)
         self.measured = found.big > BIG_SHARE * max(1, sum(count["read"] for count in found.counts))
         tables, rows = len({file.table for file in found.files}), sum(file.rows for file in found.files)
         self.tiny = (
@@ -165,7 +183,9 @@ class LandingJob:
     def _cores(self) -> int:
         return self.spark.sparkContext.defaultParallelism
 
-    def _land(self, plan: Plan, raw: DataFrame, demands: Demands, batch: int, *, bounded: bool = False) -> Landed:
+    def _land(
+        self, plan: Plan, raw: DataFrame, demands: Demands, batch: int, began: float, *, bounded: bool = False
+    ) -> Landed:
         by_table = self.options.spread == "by_table" or (self.tiny and self.options.spread != "keep")
         by_table = by_table and plan.spreads
         if not by_table and self.options.spread != "keep":
@@ -173,7 +193,8 @@ class LandingJob:
         frame, labelling = plan.frame(raw, self._cores if by_table else None)
         token = uuid.uuid4().hex[:8]
         staging = Staging(self.lake, self.options.file_bytes, self.options.buffer_bytes, self.folder, token=token)
-        work = LandingWork(labelling, demands, staging, batch, self.query, self.only)
+        began_for_ages = began if self.counts_ages else None
+        work = LandingWork(labelling, demands, staging, batch, self.query, self.only, began_for_ages)
         task = self.executors.guarded(landing_task(work), reports=True)
         self.spark.conf.set(BATCH_BYTES, str(BOUNDED) if bounded else UNBOUNDED)
         try:
@@ -186,7 +207,7 @@ class LandingJob:
             raise
         finally:
             self.spark.conf.set(BATCH_BYTES, UNBOUNDED)
-        return _landed(reports)
+        return _landed(reports, began)
 
 
 def some(names: frozenset[str]) -> str:
@@ -197,13 +218,14 @@ def some(names: frozenset[str]) -> str:
     return text
 
 
-def _landed(reports: Any) -> Landed:
-    found = Landed()
+def _landed(reports: Any, began: float) -> Landed:
+    found = Landed(began=began)
     for report in reports:
         if "path" in report:
             found.files.append(StagedFile.of(report))
         elif "big" in report:
-            found += Landed(big=report["big"], failed=report["failed"])
+            ages = {place: TableAges.of(of_table) for place, of_table in report["ages"].items()}
+            found += Landed(big=report["big"], failed=report["failed"], ages=ages)
         else:
             found.counts.append(report)
     return found

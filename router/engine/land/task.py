@@ -37,6 +37,7 @@ from router.engine.label.layout import (
     RouteLabels,
     Target,
 )
+from router.engine.land.record_ages import BatchAges, TableAges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -237,7 +238,8 @@ def groups(rows: Rows, target: Target) -> Iterator[tuple[str, Numbers | None, pa
 @dataclass(frozen=True)
 class LandingWork:
     """What every task of a landing job is given. `only` are the tables that get rows, also by way of an outbox, None
-    for all: nothing else lands then, no dead letter either.
+    for all: nothing else lands then, no dead letter either. `began` is when the batch began, in seconds since 1970, if
+    tasks are to count how old records are.
     """
 
     labelling: Labelling
@@ -246,6 +248,7 @@ class LandingWork:
     batch: int
     query: str = ""
     only: frozenset[str] | None = None
+    began: float | None = None
 
 
 def landing_task(work: LandingWork) -> Any:
@@ -276,6 +279,8 @@ class _Task:
         self.writer = work.staging.writer(work.batch, attempt, dispensable)
         self.counts: dict[tuple[str, int], Counts] = {}
         self.big = 0
+        self.batch_ages: BatchAges | None = None
+        self.ages: dict[str, TableAges] = {}
 
     def take(self, batch: pa.RecordBatch) -> None:
         """Label and sort one Arrow batch."""
@@ -283,6 +288,8 @@ class _Task:
         if not batch.num_rows:
             return
         rows = Rows(labelled(batch, self.work.labelling), self.counts)
+        if self.work.began is not None:
+            self.batch_ages = BatchAges(rows.batch.column("timestamp"), self.work.began)
         self._raw(rows)
         for route in self.layout.routes:
             self._route(rows, route)
@@ -295,7 +302,16 @@ class _Task:
         """
         files = [json.dumps(asdict(file)) for file in self.writer.close()]
         counts = [json.dumps(asdict(counts)) for counts in self.counts.values()]
-        return [*files, *counts, json.dumps({"big": self.big, "failed": self.writer.failed})]
+        ages = {place: asdict(of_table) for place, of_table in self.ages.items()}
+        return [*files, *counts, json.dumps({"big": self.big, "failed": self.writer.failed, "ages": ages})]
+
+    def _count_ages(self, place: str, at: Numbers | None) -> None:
+        """Count how old the records are that land in a table, if anybody looks at that."""
+        if self.batch_ages is None:
+            return
+        ages = self.batch_ages.of_rows(at)
+        before = self.ages.get(place)
+        self.ages[place] = ages if before is None else before + ages
 
     def _without_big(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if "_big" not in batch.schema.names:
@@ -325,6 +341,7 @@ class _Task:
             for table, every in rows.by_topic(layout.bronze.of):
                 at = np.setdiff1d(rows.where(every), dropped) if len(dropped) else every
                 records = _numbered(rows.raw(at), self.work.batch, BRONZE_SCHEMA)
+                self._count_ages(f"{BRONZE}/{table}", at)
                 self.writer.hold(BRONZE, table, records, by=layout.bronze_by)
         dead = rows.batch.column("_dead")
         if dead.null_count < len(dead):
@@ -395,6 +412,8 @@ class _Task:
         if not part.num_rows:
             return
         rows.add("landed", target.key, at)
+        if not whose:  # rows in a quarantine are not where they belong
+            self._count_ages(target.place(table), at)
         if target.outbox:
             values = {"_table": whose, "_query": self.work.query, "_batch_id": self.work.batch, "_cause": cause}
             part = _with_coordinates(rows, target, (part, at), values)

@@ -24,7 +24,7 @@ from router.engine.checkpoint_store import CheckpointStore
 from router.engine.label.layout import outbox_of
 from router.engine.outbox.apply import Applier, OutboxSink
 from router.engine.outbox.retention import TIDY_SECONDS, not_parked
-from router.engine.retryable_errors import GrowingPauses, passing
+from router.engine.retryable_errors import GrowingPauses, RepeatedTrouble, passing
 from router.engine.start.spark_checkpoint import SparkNotes
 from router.errors import SinkError, StartError, TableError, first_line
 from router.sinks import Applied, Batch
@@ -80,6 +80,7 @@ class DetachedSink(OutboxSink):
     ended: int | None = None
     tidied: float = field(default_factory=time.monotonic)
     pauses: GrowingPauses = field(default_factory=GrowingPauses)
+    trouble: RepeatedTrouble = field(default_factory=RepeatedTrouble)
 
     def run(self) -> None:
         """Send the rows of the outbox. A failed batch is tried again, with `once` only if that may help."""
@@ -106,7 +107,9 @@ class DetachedSink(OutboxSink):
         error = state.outcome.exception() if state.outcome else None
         if GROWN in str(error):  # no failure: the next start reads the new columns
             return
-        message = "%s, %s: %s; its rows stay in the outbox, trying again in %.0f s"
+        if not self.trouble.is_new(first_line(error)):
+            return
+        message = "%s, %s: %s; its rows stay in the outbox, trying again in %.0f s, and then after growing pauses"
         log.warning(message, self.config.name, self.key, first_line(error), state.upcoming_sleep)
 
     def _query(self) -> None:
@@ -219,6 +222,8 @@ class DetachedSink(OutboxSink):
         self._log_batch(number, counts, time.monotonic() - started)
         self.ended = number
         self.pauses.succeeded()
+        if self.trouble.is_over():
+            log.info("%s, %s: batch %d has come through: the trouble is over", self.config.name, self.key, number)
         if time.monotonic() - self.tidied > TIDY_SECONDS:
             self.tidied = time.monotonic()
             self.tidy(number)

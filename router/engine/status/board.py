@@ -9,8 +9,10 @@ from collections import Counter, deque
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from router.engine.land.record_ages import TableAges
 from router.engine.status.snapshot import (
     BatchStatus,
     DeadLetterStatus,
@@ -40,8 +42,6 @@ WARNINGS = 100
 STEP_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 """The upper bounds of the histogram of a step's seconds; the last bucket has no bound."""
 OUTCOMES = ("read", "decoded", "failed", "unmatched", "dead_letters")
-FRESHNESS_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 86400.0)
-"""The upper bounds of the histogram of how old records were; the last bucket has no bound."""
 REASONS = 300
 """Reasons of dead letters that are kept apart; those with other reasons are counted by stage, route and sink."""
 UNREAD = 1_000
@@ -55,6 +55,26 @@ class CommittedFiles:
     paths: tuple[str, ...]
     rows: int
     committed: float
+
+
+@dataclass(frozen=True)
+class StreamState:
+    """What of a stream somebody must hear: its state since when and why, finished batches, why tables are blocked."""
+
+    name: State
+    cause: str
+    since: float
+    finished: int
+    blocked: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class StagedAges:
+    """How old the records of a batch were when it began (in seconds since 1970), by place: ROUTE/SINK/TABLE."""
+
+    batch: int
+    began: float
+    by_place: Mapping[str, TableAges]
 
 
 class StatusBoard(logging.Handler):
@@ -72,6 +92,7 @@ class StatusBoard(logging.Handler):
         self._routes: dict[str, Counter[str]] = {}
         self._batches: deque[BatchStatus] = deque(maxlen=BATCHES)
         self._tables: dict[str, TableStatus] = {}
+        self._blocked: dict[str, str] = {}
         self._sinks: dict[str, SinkStatus] = {}
         self._partitions: dict[tuple[str, int], PartitionStatus] = {}
         self._steps: dict[str, list[float]] = {}
@@ -80,11 +101,14 @@ class StatusBoard(logging.Handler):
         """For each outbox when rows came into it and how many of those are still there, the oldest first."""
         self._dead_letters: dict[tuple[str, str, str, str | None], DeadLetterStatus] = {}
         self._quarantined: tuple[QuarantineStatus, ...] = ()
-        self._freshness: FreshnessStatus | None = None
+        self._staged_ages = StagedAges(-1, 0.0, {})
+        self._commit_ended = (-1, 0.0)
+        """The last batch whose commits have ended, and when."""
+        self._ages = TableAges()
+        """How old all records were that are in tables since the start."""
         self._read: dict[str, float] = {}
         self._is_read = False
         self._unread: deque[CommittedFiles] = deque()
-        self._newest_records: CommittedFiles | None = None
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -125,6 +149,8 @@ class StatusBoard(logging.Handler):
             if state in ("starting", "waiting"):
                 state = "running"
             now = time.time()
+            if step == "commit" and done == of:
+                self._commit_ended = (batch, now)
             since = before.since if state == before.state else now
             self._snapshot = replace(
                 before,
@@ -136,6 +162,11 @@ class StatusBoard(logging.Handler):
                 progress=now,
             )
 
+    def staged(self, batch: int, began: float, ages: Mapping[str, TableAges]) -> None:
+        """Note how old the records of a batch were when it began; `carried_out` says which are in their tables."""
+        with self._guard:
+            self._staged_ages = StagedAges(batch, began, ages)
+
     def carried_out(self, manifest: Manifest, applied: Mapping[str, Applied], blocked: Mapping[str, str]) -> None:
         """Note what a batch brought: its rows by table, what sinks did, how far the source is processed.
 
@@ -144,19 +175,23 @@ class StatusBoard(logging.Handler):
         now = time.time()
         why = {place.rpartition("/")[2]: cause for place, cause in blocked.items()}
         with self._guard:
-            for table, status in self._tables.items():
-                if status.blocked and table not in why:
-                    self._tables[table] = replace(status, blocked="")
+            for table in self._blocked.keys() - why.keys():
+                self._tables[table] = replace(self._table(table), blocked="")
+            self._blocked = why
             for table, cause in why.items():
                 self._tables[table] = replace(self._table(table), blocked=printable(cause))
+            # Sinks may have worked for long since the commits.
+            batch, commit_ended = self._commit_ended
+            committed = commit_ended if batch == manifest.batch else now
             for work in manifest.commits:
                 if work.place in manifest.quarantined:
                     continue
                 self._note_files(work, now)
                 status = self._table(work.table)
                 self._tables[work.table] = replace(
-                    status, rows=status.rows + work.rows, batch=manifest.batch, committed=now
+                    status, rows=status.rows + work.rows, batch=manifest.batch, committed=committed
                 )
+            self._add_ages(manifest, committed)
             for part in manifest.partitions:
                 self._move(part.topic, part.partition, position=part.last + 1)
             for key, counts in applied.items():
@@ -194,6 +229,7 @@ class StatusBoard(logging.Handler):
         route, _, sink = key.partition("/")
         before = self._sinks.get(key) or SinkStatus(route, sink)
         queue = self._arrivals.setdefault(key, deque())
+        # Rows that have landed first: a sink of the batch may have sent them already.
         if landed:
             queue.append([time.time(), landed])
         self._take_sent(queue, counts.done)
@@ -226,27 +262,30 @@ class StatusBoard(logging.Handler):
                 self._unread.append(CommittedFiles(paths, work.rows, now))
             elif self._is_read:
                 self._add_dead_letters("unknown", "", "", None, work.rows)
-        elif work.target == "/bronze" and self._is_read:
-            # The newest batch is enough: a reader that is behind leaves others out. It may have a table for each topic.
-            before = self._newest_records
-            of_batch = before.paths if before is not None and before.committed == now else ()
-            self._newest_records = CommittedFiles((*of_batch, *(file.path for file in work.files)), work.rows, now)
+
+    def _add_ages(self, manifest: Manifest, committed: float) -> None:
+        """Add how old the records of a batch were when they were in their tables."""
+        staged = self._staged_ages
+        # A batch that is finished after a crash has been staged by another process.
+        if staged.batch != manifest.batch:
+            return
+        for work in manifest.commits:
+            ages = staged.by_place.get(work.place)
+            if ages is None or not ages.newest or work.place in manifest.quarantined:
+                continue
+            self._ages += ages.committed_later(committed - staged.began)
+            status = self._table(work.table)
+            newest = max(ages.newest, status.newest_record or 0.0)
+            self._tables[work.table] = replace(status, newest_record=newest)
 
     def read_files(self) -> None:
-        """Note that somebody reads files of batches from now on: see `unread_dead_letters` and `unread_records`."""
+        """Note that somebody reads files of batches from now on: see `unread_dead_letters`."""
         self._is_read = True
 
     def unread_dead_letters(self) -> CommittedFiles | None:
         """Return the oldest dead letters that nobody has read, and forget them; None if there are none."""
         with self._guard:
             return self._unread.popleft() if self._unread else None
-
-    def unread_records(self) -> CommittedFiles | None:
-        """Return the newest records that nobody has read, and forget them; None if there are none."""
-        with self._guard:
-            newest = self._newest_records
-            self._newest_records = None
-            return newest
 
     def dead_letters_are(self, counts: Mapping[tuple[str, str, str, str | None], int]) -> None:
         """Add dead letters by stage, route, sink and reason."""
@@ -273,16 +312,6 @@ class StatusBoard(logging.Handler):
         """Note that something was read now, also if it was as before."""
         with self._guard:
             self._read[kind] = time.time()
-
-    def records_were(self, counts: Iterable[float], newest: float) -> None:
-        """Add how old the records of a batch were (see `FreshnessStatus`), and the time of the newest of them."""
-        with self._guard:
-            self._read["freshness"] = time.time()
-            sums = list(counts)
-            if self._freshness is not None:
-                newest = max(newest, self._freshness.newest)
-                sums = [before + more for before, more in zip(self._freshness.counts, sums, strict=True)]
-            self._freshness = FreshnessStatus(tuple(sums), newest)
 
     def finished(self, report: BatchReport) -> None:
         """Note the report of a batch."""
@@ -342,8 +371,15 @@ class StatusBoard(logging.Handler):
             known = replace(known, end=end, read=read)
         self._partitions[topic, partition] = known
 
+    def state(self) -> StreamState:
+        """Return what somebody must hear of the stream; it costs the same with any number of tables."""
+        with self._guard:
+            now = self._snapshot
+            return StreamState(now.state, now.cause, now.since, now.finished, self._blocked)
+
     def snapshot(self) -> StreamSnapshot:
         """Return the stream as it is now."""
+        # Copies of what changes, of values that do not: whoever renders them needs no lock, and holds up no batch.
         with self._guard:
             return replace(
                 self._snapshot,
@@ -356,10 +392,15 @@ class StatusBoard(logging.Handler):
                 step_seconds={step: tuple(counts) for step, counts in self._steps.items()},
                 dead_letters=tuple(self._dead_letters.values()),
                 quarantined=self._quarantined,
-                freshness=self._freshness,
+                freshness=self._freshness(),
                 read=dict(self._read),
                 warnings=tuple(self._warnings),
             )
+
+    def _freshness(self) -> FreshnessStatus | None:
+        if not self._ages.newest:
+            return None
+        return FreshnessStatus((*accumulate(self._ages.counts), self._ages.seconds), self._ages.newest)
 
 
 def _version() -> str:

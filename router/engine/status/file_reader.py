@@ -1,4 +1,4 @@
-"""What a board cannot be told, for it stands in files: why dead letters came, how old records were, what waits where.
+"""What a board cannot be told, for it stands in files: why dead letters came, what waits where and since when.
 
 One thread reads it, at its own pace: after each round it rests twenty times as long as it has read, so that it takes at
 most a twentieth of a core. It reads what has changed: the files that a batch has committed, and a quarantine with a new
@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
@@ -25,14 +24,11 @@ from router.engine.checkpoint_store import lake_and_checkpoint
 from router.engine.label.layout import quarantine_of
 from router.engine.quarantine.table import quarantined_in
 from router.engine.start.spark_checkpoint import processed_offsets
-from router.engine.status.board import FRESHNESS_SECONDS
 from router.engine.status.snapshot import QuarantineStatus
 from router.errors import RouterError, TableError
 from router.sinks import ApplyingSink, TableSink
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from deltalake import DeltaTable
     from typing_extensions import Self
 
@@ -99,7 +95,6 @@ class StatusFileReader:
             self._position_is_read = True
         self._ask_sinks()
         self._read_dead_letters(lake)
-        self._read_records(lake)
         if not self._outboxes_are_read:
             self._read_outboxes(lake)
             self._outboxes_are_read = True
@@ -121,24 +116,6 @@ class StatusFileReader:
             counts += count_causes(lake, committed)
         self.board.dead_letters_are(counts)
 
-    def _read_records(self, lake: Lake) -> None:
-        """Read the times of the records that a batch has put into bronze."""
-        committed = self.board.unread_records()
-        if committed is None:
-            return
-        counts = np.zeros(len(FRESHNESS_SECONDS) + 2)
-        newest = 0.0
-        for path in committed.paths:
-            with lake.files.open_input_file(path) as file:
-                times = pq.read_table(file, columns=["timestamp"], use_threads=False)["timestamp"].drop_null()
-            if not len(times):
-                continue
-            seconds = times.cast(pa.int64()).to_numpy() / 1_000_000
-            counts += ages_by_bound(committed.committed - seconds)
-            newest = max(newest, float(seconds.max()))
-        if newest:
-            self.board.records_were(counts.tolist(), newest)
-
     def _read_quarantines(self, lake: Lake) -> None:
         """Read the quarantines that have a new version."""
         if self._tables is None:
@@ -151,6 +128,7 @@ class StatusFileReader:
                 self._quarantines.pop(table, None)
                 continue
             before = self._quarantines.get(table)
+            # What waits is a scan of the whole table: only of one that somebody has written since.
             if before is None or before[0] != handle.version():
                 self._quarantines[table] = handle.version(), self._waiting(lake, (*places[table], table))
         waiting: list[QuarantineStatus] = []
@@ -190,6 +168,7 @@ def count_causes(lake: Lake, committed: CommittedFiles) -> Counter[tuple[str, st
             with lake.files.open_input_file(path) as file:
                 rows = pq.read_table(file, columns=CAUSE, use_threads=False)
         except (OSError, pa.ArrowException):
+            # Maintenance may have joined or removed the file. Its rows are `missing` below.
             continue
         for row in rows.group_by(CAUSE, use_threads=False).aggregate([([], "count_all")]).to_pylist():
             cause = (row["stage"] or "", row["route"] or "", row["sink"] or "", row["reason"])
@@ -198,14 +177,6 @@ def count_causes(lake: Lake, committed: CommittedFiles) -> Counter[tuple[str, st
     if missing > 0:
         counts["unknown", "", "", None] += missing
     return counts
-
-
-def ages_by_bound(ages: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return how many ages are at most each bound of `FRESHNESS_SECONDS`, how many there are, and their sum."""
-    ages = np.maximum(ages, 0.0)  # clocks of producers may be ahead
-    in_order = np.sort(ages)
-    up_to_bounds = np.searchsorted(in_order, FRESHNESS_SECONDS, side="right")
-    return np.concatenate([up_to_bounds, [len(ages), ages.sum()]]).astype(np.float64)
 
 
 def waiting_in_outboxes(ledger: DeltaTable, config: Config, until: float) -> dict[str, list[tuple[float, int]]]:
@@ -229,6 +200,7 @@ def waiting_in_outboxes(ledger: DeltaTable, config: Config, until: float) -> dic
             key = f"{row['route']}/{row['sink']}"
             if key not in outboxes:
                 continue
+            # Rows that came into the outbox count up, rows that left it count down.
             backlog[key] += row["backlog"]
             if row["backlog"] > 0:
                 landed.setdefault(key, []).append((row["finished"].timestamp(), row["backlog"]))

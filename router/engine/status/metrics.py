@@ -17,7 +17,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import generate_latest
 
 from router.engine.label.layout import Stage
-from router.engine.status.board import FRESHNESS_SECONDS, STEP_SECONDS
+from router.engine.land.record_ages import AGE_SECONDS
+from router.engine.status.board import STEP_SECONDS
 from router.engine.status.snapshot import State
 
 if TYPE_CHECKING:
@@ -98,14 +99,16 @@ LAG_READ = MetricDefinition(
     "When the broker was last asked where the partition that was asked for longest ago ends.",
 )
 FRESHNESS = MetricDefinition(
-    "router_freshness_seconds", "histogram", "Seconds from the time of a record until its batch was in bronze."
-)
-NEWEST = MetricDefinition(
-    "router_newest_record_timestamp_seconds", "gauge", "The time of the newest record that is in bronze."
+    "router_freshness_seconds",
+    "histogram",
+    "Seconds from the time of a record until it was in a table, for each table that it is in.",
 )
 TABLE_ROWS = MetricDefinition("router_table_rows_total", "counter", "Rows that a table got.", ("table",))
 TABLE_COMMITTED = MetricDefinition(
     "router_table_committed_timestamp_seconds", "gauge", "When a table got its last rows.", ("table",)
+)
+TABLE_NEWEST = MetricDefinition(
+    "router_table_newest_record_timestamp_seconds", "gauge", "The time of the newest record in a table.", ("table",)
 )
 BLOCKED = MetricDefinition(
     "router_blocked_tables", "gauge", "Tables that cannot be written now; their rows are quarantined."
@@ -143,8 +146,8 @@ CIRCUIT = MetricDefinition(
     "router_circuit_open", "gauge", "1 if a sink sends nothing, because its API does not work.", ("route", "sink")
 )
 METRICS = (
-    *(BUILD, STATE, PROGRESS, BATCH, BATCHES, STEPS, RECORDS, ROUTE_ROWS, LAG, LAG_READ, FRESHNESS, NEWEST),
-    *(TABLE_ROWS, TABLE_COMMITTED, BLOCKED, DEAD_LETTERS, QUARANTINED),
+    *(BUILD, STATE, PROGRESS, BATCH, BATCHES, STEPS, RECORDS, ROUTE_ROWS, LAG, LAG_READ, FRESHNESS),
+    *(TABLE_ROWS, TABLE_COMMITTED, TABLE_NEWEST, BLOCKED, DEAD_LETTERS, QUARANTINED),
     *(SINK_ROWS, OUTBOX_ROWS, OUTBOX_OLDEST, LIMIT_USED, CIRCUIT),
 )
 """All metrics, in the order in which they are shown."""
@@ -212,28 +215,33 @@ class _Collector:
             if partition.read is not None:
                 times.append(partition.read)
         yield lag
+        # A partition without an answer since then may have any lag: the newest time would hide it.
         if times:
             yield _single(LAG_READ, min(times))
         freshness = self.snapshot.freshness
         if freshness is not None:
             ages = FRESHNESS.family()
-            ages.add_metric([], _buckets(FRESHNESS_SECONDS, freshness.counts), sum_value=freshness.counts[-1])
+            ages.add_metric([], _buckets(AGE_SECONDS, freshness.counts), sum_value=freshness.counts[-1])
             yield ages
-            yield _single(NEWEST, freshness.newest)
 
     def _tables(self) -> Iterator[Metric]:
         rows = TABLE_ROWS.family()
         committed = TABLE_COMMITTED.family()
+        newest = TABLE_NEWEST.family()
+        # Tables that got a batch last have a series of their own: those are the ones whose rate is not zero.
         newest_first = sorted(self.snapshot.tables, key=attrgetter("committed"), reverse=True)
         for table in newest_first[: self.tables_at_most]:
             rows.add_metric([table.table], table.rows)
             if table.committed:
                 committed.add_metric([table.table], table.committed)
+            if table.newest_record is not None:
+                newest.add_metric([table.table], table.newest_record)
         others = newest_first[self.tables_at_most :]
         if others:
             rows.add_metric([OTHERS], sum(table.rows for table in others))
         yield rows
         yield committed
+        yield newest
         yield _single(BLOCKED, sum(1 for table in self.snapshot.tables if table.blocked))
 
     def _dead_letters(self) -> Metric:

@@ -88,6 +88,7 @@ class StatusServer:
         finally:
             self._loop.run_until_complete(runner.cleanup())
             self._loop.close()
+            # The start waits for this, also if nothing could be bound.
             self._bound.set()
 
     async def _bind(self, runner: web.AppRunner) -> None:
@@ -104,6 +105,7 @@ class StatusServer:
         if request.method not in ("GET", "HEAD"):
             return _text("only GET is answered", 405)
         if request.path not in OPEN:
+            # The name before the token: a page that has rebound a name must not learn whether it has the right one.
             if not self._is_own(request.host):
                 return _text("this name is not the server's; see `ui: {hosts: [...]}`", 421)
             if not self._may_read(request.headers.get("Authorization", "")):

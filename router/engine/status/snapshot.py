@@ -30,7 +30,8 @@ class BatchStatus:
 class TableStatus:
     """A table since the stream started: rows that it got, its last batch, and when that was committed.
 
-    `blocked` says why it cannot be written now, so that its rows are quarantined; empty if it can.
+    `newest_record` is the time of its newest record, in seconds since 1970; None if that is not known. `blocked` says
+    why the table cannot be written now, so that its rows are quarantined; empty if it can.
     """
 
     table: str
@@ -38,6 +39,7 @@ class TableStatus:
     batch: int = -1
     committed: float = 0.0
     blocked: str = ""
+    newest_record: float | None = None
 
 
 @dataclass(frozen=True)
@@ -93,9 +95,10 @@ class QuarantineStatus:
 
 @dataclass(frozen=True)
 class FreshnessStatus:
-    """How old records were when their batch was in bronze: a histogram, and the time of the newest record.
+    """How old records were when they were in their tables: a histogram, and the time of the newest record.
 
-    `counts` has the records up to each bound of `FRESHNESS_SECONDS`, then all of them, then the sum of their ages.
+    `counts` has the records up to each bound of `AGE_SECONDS`, then all of them, then the sum of their ages. A record
+    that is in three tables counts three times.
     """
 
     counts: tuple[float, ...]
@@ -139,7 +142,7 @@ class StreamSnapshot:
     `cause` says what a waiting or failed stream waits for, or failed of, since `since`. `progress` is the time of the
     last step. `records` has totals since the start by outcome, `routes` those of each route. `finished` batches there
     were since the start, and `batches` are the last of them, the newest first. `read` says when what stands in files
-    was read last: `dead_letters`, `freshness`, `outboxes`, `quarantine`; without `ui` these are not known.
+    was read last: `dead_letters`, `outboxes`, `quarantine`. Without `ui` these are not known, and no `freshness` is.
     """
 
     query: str

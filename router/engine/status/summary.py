@@ -81,6 +81,7 @@ class StreamSummary:
             stuck_after = interval(config.ui.stuck_after).total_seconds()
             if now - self.progress > stuck_after:
                 return f"it has made no step for {age(self.progress, now)}"
+        # An unknown lag counts as one: cron is to hear of a stream of which nothing is known.
         if max_age is not None and self.lag != 0:
             if self.batch_ended is None:
                 return "no batch has ended yet"
@@ -158,6 +159,7 @@ def _of_status(status: dict[str, Any], address: str) -> StreamSummary:
         summary.batch = last["batch"]
         summary.batch_ended = last["ended"]
         summary.batch_records = last["read"]
+    # The lag is as old as the oldest answer about a partition.
     times = [partition["read"] for partition in status["partitions"] if partition["read"] is not None]
     summary.lag_read = min(times, default=None)
     if status["freshness"] is not None:
@@ -191,6 +193,7 @@ def summary_of_lake(config: Config) -> StreamSummary:
         "topic": _read_topic,
     }
     for subject, read in readings.items():
+        # Each by itself: at night the broker may be away and the lake is there, or the other way round.
         try:
             read(config, summary)
         except (OSError, RouterError, DeltaError, KafkaException, ValueError) as error:
@@ -216,6 +219,7 @@ def _read_ledger(config: Config, summary: StreamSummary) -> None:
     table = lake.open(config.ledger)
     if table is None:
         return
+    # The last batch of the source, and that of each detached sink, whose rows have no `read`.
     rows = ledger.last(config, 1)
     of_source = [row for row in rows if row["read"] is not None and row["batch_id"] is not None]
     if of_source:
@@ -264,6 +268,7 @@ def _read_topic(config: Config, summary: StreamSummary) -> None:
         raise StartError(f"{kafka.servers} does not answer") from None
     lag = 0
     for partition, position in processed.items():
+        # A partition that the topic has no more adds nothing.
         lag += max(0, ends.get(partition, position) - position)
     summary.lag = lag
     summary.lag_read = time.time()

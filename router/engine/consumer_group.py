@@ -1,0 +1,157 @@
+"""The consumer group in which a stream shows lag monitors how far it is: `source: {kafka: {commit_group: NAME}}`.
+
+Offsets live in the checkpoint. Those of the group are written for others, after each batch, and never read back to
+begin from. A thread of its own writes them, and only the newest: brokers that are slow or away delay no batch.
+
+Each offset says in its metadata which configuration wrote it. So a stream takes no group over that a consumer uses,
+whose offsets it would change.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
+
+from router.engine.kafka_client import SECONDS, admin_client
+from router.errors import StartError, first_line
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from confluent_kafka.admin import AdminClient, MemberDescription  # type: ignore[attr-defined]
+    from typing_extensions import Self
+
+    from router.config.models import Config
+
+log = logging.getLogger("router")
+WRITTEN_BY = "spark-event-router: "
+"""What the metadata of an offset begins with, before the name of the configuration."""
+MISSING_GROUP = {KafkaError.GROUP_ID_NOT_FOUND, KafkaError.INVALID_GROUP_ID}
+NO_COORDINATOR_YET = {
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+}
+"""What brokers answer while it is not settled which of them coordinates a group: right after the start of a cluster."""
+COORDINATOR_PAUSE_SECONDS = 0.2
+
+
+def refuse_foreign_group(config: Config) -> None:
+    """Raise StartError if consumers are in the group of a source, or offsets that another one wrote.
+
+    Raises ConnectionError if the brokers do not answer.
+    """
+    kafka = config.source.kafka
+    if kafka is None or kafka.commit_group is None or config.debug:
+        return
+    admin = admin_client(kafka)
+    group = kafka.commit_group
+    where = f"{config.name}: source.kafka.commit_group {group}"
+    try:
+        members = _members(admin, group)
+    except KafkaException as error:
+        raise ConnectionError(f"{where}: {error.args[0].str()}") from None
+    except TimeoutError:
+        raise ConnectionError(f"{where}: {kafka.servers} does not answer") from None
+    if members:
+        todo = "stop them, or name a group that is the stream's alone"
+        raise StartError(f"{where} has {len(members)} consumers, such as {members[0].client_id}; {todo}")
+
+    try:
+        request = [ConsumerGroupTopicPartitions(group)]
+        answers = admin.list_consumer_group_offsets(request, request_timeout=SECONDS)
+        partitions = answers[group].result(2 * SECONDS).topic_partitions or []
+    except (KafkaException, TimeoutError) as error:
+        raise ConnectionError(f"{where}: its offsets cannot be read: {error}") from None
+    for partition in partitions:
+        if partition.offset >= 0 and partition.metadata != f"{WRITTEN_BY}{config.name}":
+            what = f"has an offset of {partition.topic}/{partition.partition} that no run of {config.name} wrote"
+            raise StartError(f"{where} {what}; name a group that is the stream's alone, or delete this one")
+
+
+def _members(admin: AdminClient, group: str) -> list[MemberDescription]:
+    """Return the consumers that are in a group; none if there is no such group."""
+    deadline = time.monotonic() + SECONDS
+    while True:
+        try:
+            described = admin.describe_consumer_groups([group], request_timeout=SECONDS)[group].result(2 * SECONDS)
+        except KafkaException as error:
+            code = error.args[0].code()
+            if code in MISSING_GROUP:
+                return []
+            if code not in NO_COORDINATOR_YET or time.monotonic() > deadline:
+                raise
+            time.sleep(COORDINATOR_PAUSE_SECONDS)
+            continue
+        return list(described.members)
+
+
+class ConsumerGroup:
+    """The group of one stream, and the thread that commits its offsets. Use it as a context."""
+
+    def __init__(self, config: Config) -> None:
+        assert config.source.kafka is not None
+        self.config = config
+        self.group = config.source.kafka.commit_group or ""
+        self._newest: Mapping[tuple[str, int], int] = {}
+        self._changed = threading.Condition()
+        self._ended = False
+        self._fails = False
+        self._admin = admin_client(config.source.kafka)
+        self._thread = threading.Thread(target=self._run, name="consumer group", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._ended = True
+            self._changed.notify()
+        self._thread.join(2 * SECONDS)
+
+    def commit(self, offsets: Mapping[tuple[str, int], int]) -> None:
+        """Let the thread commit offsets, in place of those that it has not yet begun with. Returns at once."""
+        if not offsets:
+            return
+        with self._changed:
+            self._newest = dict(offsets)
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._newest and not self._ended:
+                    self._changed.wait()
+                offsets = self._newest
+                self._newest = {}
+                if not offsets:
+                    break
+            self._commit(offsets)
+
+    def _commit(self, offsets: Mapping[tuple[str, int], int]) -> None:
+        written_by = f"{WRITTEN_BY}{self.config.name}"
+        partitions: list[TopicPartition] = []
+        for (topic, number), offset in offsets.items():
+            partitions.append(TopicPartition(topic, number, offset, metadata=written_by))
+        # Not by a consumer, whose commit waits for its coordinator for as long as that is away.
+        request = [ConsumerGroupTopicPartitions(self.group, partitions)]
+        try:
+            answers = self._admin.alter_consumer_group_offsets(request, request_timeout=SECONDS)
+            for partition in answers[self.group].result(2 * SECONDS).topic_partitions or []:
+                if partition.error is not None:
+                    raise KafkaException(partition.error)
+        except (KafkaException, TimeoutError) as error:
+            # Once, and not for each batch: the next one commits all of it.
+            if not self._fails:
+                what = "%s: the offsets of the group %s cannot be committed: %s; the stream goes on"
+                log.warning(what, self.config.name, self.group, first_line(error))
+            self._fails = True
+            return
+        if self._fails:
+            log.info("%s: the offsets of the group %s are committed again", self.config.name, self.group)
+        self._fails = False
