@@ -96,7 +96,7 @@ def run(
         with (
             stopped_by_signals(stop),
             watching.Watcher(loaded.config.name, json_lines=json_logs) as watcher,
-            _served(loaded.config, board),
+            _served(loaded.config, board, file),
         ):
             spark = session.build_session(loaded.config, master)
             stream = import_module("router.engine.stream")
@@ -128,12 +128,16 @@ def _ui(given: Ui | None, address: str) -> Ui:
 
 
 @contextmanager
-def _served(config: Config, board: StatusBoard) -> Iterator[None]:
+def _served(config: Config, board: StatusBoard, file: Path) -> Iterator[None]:
     """Serve the status of a run while it lasts, where that is asked for."""
     if config.ui is None:
         yield
         return
-    server = import_module("router.engine.status.server").StatusServer(board, config.ui, config.metrics)
+    drawing = import_module("router.cli.graph")
+    graph = drawing.drawn(config, drawing.NOTHING).document()
+    server = import_module("router.engine.status.server").StatusServer(
+        board, config.ui, config.metrics, str(file), graph
+    )
     with ExitStack() as readers:
         readers.enter_context(server)
         if server.address is not None:

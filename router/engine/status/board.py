@@ -155,7 +155,7 @@ class StatusBoard(logging.Handler):
                 self._note_files(work, now)
                 status = self._table(work.table)
                 self._tables[work.table] = replace(
-                    status, rows=status.rows + work.rows, batch=manifest.batch, committed=now
+                    status, rows=status.rows + work.rows, batch=manifest.batch, committed=now, target=work.target
                 )
             for part in manifest.partitions:
                 self._move(part.topic, part.partition, position=part.last + 1)

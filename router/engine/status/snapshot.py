@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Literal
 
-State = Literal["starting", "running", "waiting", "ended", "failed"]
-"""What a stream is doing. `waiting`: something that it needs is away, and it tries again."""
+State = Literal["starting", "running", "waiting", "ended", "failed", "down"]
+"""What a stream is doing. `waiting`: something that it needs is away, and it tries again. `down`: it does not run."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class BatchStatus:
 class TableStatus:
     """A table since the stream started: rows that it got, its last batch, and when that was committed.
 
-    `blocked` says why it cannot be written now, so that its rows are quarantined; empty if it can.
+    `blocked` says why it cannot be written now, so that its rows are quarantined; empty if it can. `target` wrote it
+    last: a sink as ROUTE/SINK, `/bronze` or `/dead_letters`; empty if that is not known.
     """
 
     table: str
@@ -38,6 +39,7 @@ class TableStatus:
     batch: int = -1
     committed: float = 0.0
     blocked: str = ""
+    target: str = ""
 
 
 @dataclass(frozen=True)
