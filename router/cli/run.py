@@ -86,7 +86,7 @@ def run(
         loaded = import_module("router.config.loader").load(file, registry)
         overrides: dict[str, Any] = {"commit": commit} if commit else {}
         if ui is not None:
-            overrides["ui"] = _ui(loaded.config.ui, ui)
+            overrides["ui"] = ui_at(loaded.config.ui, ui, "--ui")
         loaded = loaded.changed(**overrides)
         loaded = loaded.debugged() if debug else loaded
         # What a batch needs is imported while the JVM starts.
@@ -116,14 +116,14 @@ def run(
                 session.stop_session(spark)
 
 
-def _ui(given: Ui | None, address: str) -> Ui:
-    """Return where a run shows itself, with an address from the command line."""
+def ui_at(given: Ui | None, address: str, option: str) -> Ui:
+    """Return where a run shows itself, with an address that an option of the command line has."""
     try:
         made: Ui = import_module("router.config.models").Ui(
             **{**(given.model_dump() if given else {}), "address": address}
         )
     except ValidationError as error:
-        raise click.BadParameter(error.errors()[0]["msg"].removeprefix("Value error, "), param_hint="--ui") from None
+        raise click.BadParameter(error.errors()[0]["msg"].removeprefix("Value error, "), param_hint=option) from None
     return made
 
 

@@ -10,6 +10,7 @@ const CURVE_POINTS = 60;
 const BATCHES_SHOWN = 20;
 const RETRY_MILLISECONDS = 10000;
 const VERDICTS = { well: "✓ All is well", look: "▲ Somebody should look", act: "■ Somebody has to act" };
+const FROM_LAKE = "counts are those of the lake and of its whole ledger";
 const find = (id) => document.getElementById(id);
 const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
 
@@ -63,15 +64,16 @@ function showState() {
   if (find("verdict").textContent !== verdict) find("verdict").textContent = verdict;
   const lag = stream.lag === null ? "" : `, ${count(stream.lag)} records behind`;
   const cause = stream.cause ? `: ${visible(stream.cause)}` : "";
-  const since = ["running", "starting"].includes(stream.state) ? "" : ` since ${moment(stream.since)}`;
+  const hasSince = stream.since && !["running", "starting"].includes(stream.state);
+  const since = hasSince ? ` since ${moment(stream.since)}` : "";
   find("words").textContent = `${visible(stream.query)}: ${stream.state}${since}${cause}${lag}`;
   find("name").textContent = visible(stream.query);
   document.title = `${verdict.slice(0, 1)} ${visible(stream.query)}: ${stream.state}`;
   refill(find("findings"), stream.findings.map(findingLine));
   const step = stream.step ? `Batch ${stream.batch}, ${stream.step}; ` : "";
   refill(find("now"), stream.progress ? [`${step}last step `, age(stream.progress)] : []);
-  const about = [`spark-event-router ${stream.version}; started `, moment(stream.started), "; counts begin then. Times are in your zone."];
-  refill(find("about"), about);
+  const counts = stream.started ? `started ${moment(stream.started)}; counts begin then` : FROM_LAKE;
+  find("about").textContent = `spark-event-router ${visible(stream.version)}; ${counts}. Times are in your zone.`;
 }
 
 function findingLine({ text, command }) {
@@ -113,13 +115,14 @@ function figure(title, value, picture, below) {
   return element("div", { class: "figure" }, element("h3", {}, title), shown, picture, element("p", { class: "quiet" }, ...below));
 }
 
+const sinceStart = () => (stream.started ? "since the start" : "in the whole ledger");
 const secondsOf = (batch) => sum(Object.values(batch.seconds));
 
 function showFigures() {
   const batches = stream.batches.slice(0, CURVE_POINTS).reverse();
   const newest = batches.at(-1);
   const speeds = batches.slice(1).map((batch, number) => batch.read / Math.max(0.001, batch.ended - batches[number].ended));
-  const read = stream.records.read === undefined ? "–" : `${count(stream.records.read)} read since the start`;
+  const read = stream.records.read === undefined ? "–" : `${count(stream.records.read)} read ${sinceStart()}`;
   const speed = speeds.length ? rate(speeds.at(-1)) : "–";
   const times = batches.map(secondsOf);
   const steps = newest ? Object.entries(newest.seconds).sort((one, other) => other[1] - one[1]).slice(0, 2) : [];
@@ -136,7 +139,7 @@ function showFigures() {
     ),
     freshness(),
     figure("Seconds a batch", newest ? seconds(times.at(-1)) : "–", curve(times, `Seconds of the last ${times.length} batches`), [longest || "no batch yet"]),
-    figure("Dead letters", letters, curve(dead, `Dead letters of the last ${dead.length} batches`), [`since the start${share}`]),
+    figure("Dead letters", letters, curve(dead, `Dead letters of the last ${dead.length} batches`), [`${sinceStart()}${share}`]),
   ]);
 }
 
@@ -182,7 +185,7 @@ const warning = (label, value) => ({
   label, value, cell: (row) => (value(row) ? element("span", { class: "look-at" }, `▲ ${shortened(value(row))}`) : "–"),
 });
 
-const tables = new SortedTable(find("tables"), "Tables", "No table has got rows since the start.", [
+const tables = new SortedTable(find("tables"), "Tables", "No table has got rows yet.", [
   text("Table", (row) => row.table),
   warning("Cannot be written", (row) => row.blocked),
   number("Rows", (row) => row.rows),
@@ -190,7 +193,7 @@ const tables = new SortedTable(find("tables"), "Tables", "No table has got rows 
   time("Got rows", (row) => row.committed),
   text("From", (row) => row.target),
 ]);
-const deadLetters = new SortedTable(find("dead-letters"), "Dead letters", "None since the start.", [
+const deadLetters = new SortedTable(find("dead-letters"), "Dead letters", "None.", [
   text("Stage", (row) => row.stage),
   text("Reason", (row) => row.reason ?? "other reasons"),
   number("Records", (row) => row.count),
@@ -248,7 +251,8 @@ function showBatches() {
 function batchLine(batch) {
   const key = `batch ${batch.batch}`;
   const dead = batch.dead_letters ? `, ${count(batch.dead_letters)} dead letters` : "";
-  const line = `Batch ${count(batch.batch)}: ${count(batch.read)} records, ${seconds(secondsOf(batch))}${dead}, ${moment(batch.ended)}`;
+  const length = Object.keys(batch.seconds).length ? `, ${seconds(secondsOf(batch))}` : "";
+  const line = `Batch ${count(batch.batch)}: ${count(batch.read)} records${length}${dead}, ${moment(batch.ended)}`;
   const made = element("details", {}, element("summary", { "data-key": key }, line));
   const fill = () => made.append(element("div", { class: "inside" }, balanceOf(batch), stepsOf(batch)));
   made.open = openedBatches.has(key);
@@ -271,13 +275,15 @@ function factsOf(title, facts) {
 function balanceOf(batch) {
   const others = batch.read - batch.decoded - batch.failed;
   const facts = [["read", count(batch.read)], ["decoded", count(batch.decoded)], ["failed to decode", count(batch.failed)]];
-  if (others) facts.push(["neither", count(others)]);
+  if (others) facts.push(["without an event", count(others)]);
   facts.push(["matched no route", count(batch.unmatched)], ["dead letters", count(batch.dead_letters)]);
-  facts.push(["tables", count(batch.tables)], ["files", count(batch.files)]);
+  // The ledger has neither, nor the seconds of steps.
+  if (batch.files) facts.push(["tables", count(batch.tables)], ["files", count(batch.files)]);
   return factsOf("What became of its records", facts);
 }
 
 function stepsOf(batch) {
+  if (!Object.keys(batch.seconds).length) return "";
   return factsOf("Its steps", Object.entries(batch.seconds).map(([step, length]) => [step, seconds(length)]));
 }
 
@@ -285,7 +291,7 @@ function showWarnings() {
   const lines = stream.warnings.map((warned) => {
     return element("li", {}, `${moment(warned.at)} ${warned.level}: ${shortened(warned.message, 1000)}`);
   });
-  refill(find("warnings"), lines.length ? lines : [element("li", { class: "quiet" }, "None since the start.")]);
+  refill(find("warnings"), lines.length ? lines : [element("li", { class: "quiet" }, "None.")]);
 }
 
 // What is drawn, and the fields of the snapshot that it is drawn from.
@@ -312,7 +318,8 @@ function receive(event) {
   for (const [show, fields] of PARTS) {
     if (fields.some((field) => field in changes)) show();
   }
-  showConnection("Connected: this page shows the stream as it is now.", false);
+  const source = stream.started ? "the stream as it is now" : "what the lake says, read again and again";
+  showConnection(`Connected: this page shows ${source}.`, false);
   showAges();
 }
 
