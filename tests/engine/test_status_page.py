@@ -233,3 +233,21 @@ def test_the_cookie_is_for_https_where_the_browser_speaks_it(guarded: StatusServ
     answer = log_in(guarded, TOKEN, Origin=f"https://{address(guarded)}")
     assert "Secure" in answer.headers["Set-Cookie"]
     assert requests.post(f"http://{address(guarded)}/api/status", timeout=10).status_code == 405
+
+
+def luminance(colour: str) -> float:
+    """Return how bright a colour is, as WCAG 2.2 has it ("relative luminance")."""
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_texts_stand_out_from_what_is_behind_them(scheme: int) -> None:
+    """Without it somebody with weak eyes, or in the sun, cannot read the page."""
+    style = files("router.engine.status").joinpath("assets", "page.css").read_text()
+    colours = dict(re.findall(r"--(\w+): (#\w{6});", re.findall(r":root \{(.*?)\}", style, re.DOTALL)[scheme]))
+    for behind in ("back", "panel"):
+        for text in ("text", "quiet", "link", "well", "look", "act"):
+            brighter, darker = sorted((luminance(colours[text]), luminance(colours[behind])), reverse=True)
+            assert (brighter + 0.05) / (darker + 0.05) >= 4.5, f"{text} on {behind}"

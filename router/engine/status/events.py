@@ -110,8 +110,9 @@ class SnapshotEvents:
             if name not in self._values or self._values[name] != value:
                 self._values[name] = value
                 self._texts[name] = json.dumps(value, default=_document)
-        ended = time.monotonic()
-        self._due = began + max(EVENT_SECONDS, PAUSE_PER_SECOND * (ended - began)) * 0.9
+        # A little less than a page waits, so that each of its looks finds a new snapshot.
+        spent = time.monotonic() - began
+        self._due = began + max(0.9 * EVENT_SECONDS, PAUSE_PER_SECOND * spent)
         return self._texts
 
 

@@ -30,7 +30,8 @@ def findings(snapshot: StreamSnapshot, file: str, stuck_after: float, now: float
     file = shlex.quote(file)
     found: list[Finding] = []
     if snapshot.state == "failed":
-        text = f"The stream has failed: {snapshot.cause} Mend this, then start it: it continues where it ended."
+        cause = snapshot.cause.rstrip(".")
+        text = f"The stream has failed: {cause}. Mend this, then start it: it continues where it ended."
         found.append(Finding("act", text, f"router run {file}"))
     if snapshot.state == "down":
         found.append(Finding("act", "No stream runs. Start it: it continues where it ended.", f"router run {file}"))

@@ -22,7 +22,8 @@ const opened = new Set();
 const openedBatches = new Set();
 let showsAllBatches = false;
 
-// The totals of a snapshot by what they count: rates are what they have grown by in the last minute.
+// The totals of a snapshot by what they count. Rates are what they have grown by from the end of one batch to that of
+// another one: between two moments of a page there may be a whole batch more or less.
 function totalsNow() {
   const found = { "records/read": stream.records.read, "records/decoded": stream.records.decoded };
   found["records/dead_letters"] = stream.records.dead_letters;
@@ -36,15 +37,18 @@ function totalsNow() {
   return found;
 }
 
-function keepTotals(time) {
-  totals.push({ time, counts: totalsNow() });
-  while (totals.length > 2 && totals[1].time <= time - RATE_SECONDS) totals.shift();
+function keepTotals() {
+  const newest = stream.batches[0];
+  if (!newest || newest.ended === totals.at(-1)?.time) return;
+  totals.push({ time: newest.ended, counts: totalsNow() });
+  while (totals.length > 2 && totals[1].time <= newest.ended - RATE_SECONDS) totals.shift();
 }
 
 function growth(key) {
   const [first, last] = [totals[0], totals.at(-1)];
-  if (totals.length < 2 || last.time - first.time < 1 || last.counts[key] === undefined) return undefined;
-  return Math.max(0, last.counts[key] - (first.counts[key] ?? 0)) / (last.time - first.time);
+  if (totals.length < 2 || last.counts[key] === undefined) return undefined;
+  if (now() - last.time > RATE_SECONDS) return 0;
+  return Math.max(0, last.counts[key] - (first.counts[key] ?? 0)) / Math.max(0.001, last.time - first.time);
 }
 
 function rateOfNode({ kind, key, text }) {
@@ -69,7 +73,6 @@ function showState() {
   find("words").textContent = `${visible(stream.query)}: ${stream.state}${since}${cause}${lag}`;
   find("name").textContent = visible(stream.query);
   document.title = `${verdict.slice(0, 1)} ${visible(stream.query)}: ${stream.state}`;
-  refill(find("findings"), stream.findings.map(findingLine));
   const step = stream.step ? `Batch ${stream.batch}, ${stream.step}; ` : "";
   refill(find("now"), stream.progress ? [`${step}last step `, age(stream.progress)] : []);
   const counts = stream.started ? `started ${moment(stream.started)}; counts begin then` : FROM_LAKE;
@@ -145,7 +148,7 @@ function showFigures() {
 
 // How old records were when their batch was in bronze, from a histogram: the last two numbers are all, and the sum.
 function freshness() {
-  const title = "Age of records in bronze";
+  const title = "Age of half of the records in bronze";
   if (!stream.freshness) return figure(title, "–", bars([0], "not known"), ["not known: it is read from bronze"]);
   const upTo = stream.freshness.counts.slice(0, -1);
   const all = upTo.at(-1);
@@ -296,7 +299,8 @@ function showWarnings() {
 
 // What is drawn, and the fields of the snapshot that it is drawn from.
 const PARTS = [
-  [showState, ["query", "state", "cause", "since", "lag", "findings", "batch", "step", "progress"]],
+  [showState, ["query", "state", "cause", "since", "lag", "findings", "step", "progress"]],
+  [() => refill(find("findings"), stream.findings.map(findingLine)), ["findings"]],
   [showFigures, ["batches", "records", "partitions", "lag", "freshness"]],
   [showGraph, ["graph", "tables", "routes", "sinks", "records"]],
   [() => tables.show(stream.tables), ["tables"]],
@@ -314,7 +318,7 @@ function receive(event) {
   setClock(changes.now);
   if (stream.lag !== null) lags.push(stream.lag);
   if (lags.length > CURVE_POINTS) lags.shift();
-  keepTotals(changes.now);
+  keepTotals();
   for (const [show, fields] of PARTS) {
     if (fields.some((field) => field in changes)) show();
   }
