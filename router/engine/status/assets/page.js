@@ -132,23 +132,23 @@ function showFigures() {
   const longest = steps.map(([step, length]) => `${step} ${seconds(length)}`).join(", ");
   const asked = stream.partitions.map((partition) => partition.read).filter(Boolean);
   const dead = batches.map((batch) => batch.dead_letters);
-  const share = stream.records.read ? ` of ${count(stream.records.read)} read` : "";
+  const share = stream.records.read ? `of ${count(stream.records.read)} read ` : "";
   const letters = stream.records.dead_letters === undefined ? "–" : count(stream.records.dead_letters);
   refill(find("figures"), [
-    figure("Events a second, by batch", speed, curve(speeds, `Events a second of the last ${speeds.length} batches`), [read]),
+    figure("Events a second", speed, curve(speeds, `Events a second of the last ${speeds.length} batches`), [read]),
     figure(
       "Lag", stream.lag === null ? "–" : `${count(stream.lag)} records`, curve(lags, "Lag since this page was opened"),
       asked.length ? ["asked ", age(Math.min(...asked))] : ["not known"],
     ),
     freshness(),
     figure("Seconds a batch", newest ? seconds(times.at(-1)) : "–", curve(times, `Seconds of the last ${times.length} batches`), [longest || "no batch yet"]),
-    figure("Dead letters", letters, curve(dead, `Dead letters of the last ${dead.length} batches`), [`${sinceStart()}${share}`]),
+    figure("Dead letters", letters, curve(dead, `Dead letters of the last ${dead.length} batches`), [`${share}${sinceStart()}`]),
   ]);
 }
 
 // How old records were when their batch was in bronze, from a histogram: the last two numbers are all, and the sum.
 function freshness() {
-  const title = "Age of half of the records in bronze";
+  const title = "Age in bronze, half of them";
   if (!stream.freshness) return figure(title, "–", bars([0], "not known"), ["not known: it is read from bronze"]);
   const upTo = stream.freshness.counts.slice(0, -1);
   const all = upTo.at(-1);
@@ -194,7 +194,7 @@ const tables = new SortedTable(find("tables"), "Tables", "No table has got rows 
   number("Rows", (row) => row.rows),
   { ...number("Batch", (row) => row.batch), cell: (row) => (row.batch < 0 ? "–" : count(row.batch)) },
   time("Got rows", (row) => row.committed),
-  text("From", (row) => row.target),
+  text("Written by", (row) => row.target.replace(/^\//, "")),
 ]);
 const deadLetters = new SortedTable(find("dead-letters"), "Dead letters", "None.", [
   text("Stage", (row) => row.stage),
