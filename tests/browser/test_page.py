@@ -176,12 +176,12 @@ def test_5000_tables_are_searched_and_sorted_at_once(browser: Chrome, show: Call
     search.clear()
     search.send_keys("silver.")
     took = browser.execute_script(
-        "const began = performance.now(); document.querySelectorAll('#tables th button')[2].click();"
+        "const began = performance.now(); document.querySelectorAll('#tables th button')[1].click();"
         "return performance.now() - began"
     )
     assert took < 500
     heads = browser.execute_script("return [...document.querySelectorAll('#tables th')].map(h => h.ariaSort)")
-    assert heads == ["none", "none", "descending", "none", "none", "none"]
+    assert heads == ["none", "descending", "none", "none", "none", "none"]
     assert "silver.uno" in text_of(browser, "#tables tbody tr")
     assert_nothing_went_wrong(browser, address)
 

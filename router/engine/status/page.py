@@ -51,7 +51,7 @@ def asset(path: str) -> web.Response:
 
 def _read(name: str) -> bytes:
     # By way of the package: under spark-submit it may be an archive.
-    return files("router.engine.status").joinpath("assets", name).read_bytes()
+    return files("router.engine.status").joinpath("assets").joinpath(name).read_bytes()
 
 
 class Login:

@@ -58,7 +58,7 @@ function box(place, width, rateText, inColumns, toggle) {
   const { node, x } = place;
   const blocked = (node.tables ?? [node.table]).filter((table) => table?.blocked).length;
   const letters = Math.floor((width - 16) / LETTER);
-  const kind = [node.kind, blocked ? `${count(blocked)} cannot be written` : "", inColumns ? "" : rateText];
+  const kind = [node.kind, blocked ? `${node.table ? "" : `${count(blocked)} `}cannot be written` : "", inColumns ? "" : rateText];
   const mark = node.kind === "tables" ? (node.isOpen ? "▾ " : "▸ ") : "";
   const text = `${mark}${node.text.split("\n")[0]}`;
   const attributes = { class: `node ${node.kind}${blocked ? " blocked" : ""}` };

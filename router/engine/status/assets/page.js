@@ -148,7 +148,7 @@ function showFigures() {
 
 // How old records were when their batch was in bronze, from a histogram: the last two numbers are all, and the sum.
 function freshness() {
-  const title = "Age in bronze, half of them";
+  const title = "Freshness (median)";
   if (!stream.freshness) return figure(title, "–", bars([0], "not known"), ["not known: it is read from bronze"]);
   const upTo = stream.freshness.counts.slice(0, -1);
   const all = upTo.at(-1);
@@ -182,37 +182,38 @@ function showGraph() {
 
 const ageOr = (time) => (time ? age(time) : "–");
 const text = (label, value) => ({ label, value, cell: (row) => shortened(value(row) || "–") });
+const wide = (label, value) => ({ ...text(label, value), isWide: true });
 const number = (label, value) => ({ label, value, cell: (row) => count(value(row)), isNumber: true });
 const time = (label, value) => ({ label, value: (row) => value(row) ?? 0, cell: (row) => ageOr(value(row)), isNumber: true });
 const warning = (label, value) => ({
-  label, value, cell: (row) => (value(row) ? element("span", { class: "look-at" }, `▲ ${shortened(value(row))}`) : "–"),
+  label, value, isWide: true, cell: (row) => (value(row) ? element("span", { class: "look-at" }, `▲ ${shortened(value(row))}`) : "–"),
 });
 
 const tables = new SortedTable(find("tables"), "Tables", "No table has got rows yet.", [
-  text("Table", (row) => row.table),
-  warning("Cannot be written", (row) => row.blocked),
+  wide("Table", (row) => row.table),
   number("Rows", (row) => row.rows),
-  { ...number("Batch", (row) => row.batch), cell: (row) => (row.batch < 0 ? "–" : count(row.batch)) },
   time("Got rows", (row) => row.committed),
+  { ...number("Batch", (row) => row.batch), cell: (row) => (row.batch < 0 ? "–" : count(row.batch)) },
+  warning("Cannot be written", (row) => row.blocked),
   text("Written by", (row) => row.target.replace(/^\//, "")),
 ]);
 const deadLetters = new SortedTable(find("dead-letters"), "Dead letters", "None.", [
   text("Stage", (row) => row.stage),
-  text("Reason", (row) => row.reason ?? "other reasons"),
+  wide("Reason", (row) => row.reason ?? "other reasons"),
   number("Records", (row) => row.count),
   time("Last", (row) => row.last),
   text("Route and sink", (row) => [row.route, row.sink].filter(Boolean).join("/")),
 ]);
 const quarantine = new SortedTable(find("quarantine"), "Quarantine", "No rows are quarantined.", [
-  text("Table", (row) => row.table),
+  wide("Table", (row) => row.table),
   text("Waits for", (row) => row.waits_for),
   number("Rows", (row) => row.rows),
   time("Oldest record", (row) => row.oldest),
-  text("Why", (row) => row.cause),
+  wide("Why", (row) => row.cause),
 ]);
 const sinks = new SortedTable(find("sinks"), "Sinks that send", "None of the sinks sends rows to somebody else, or none has yet.", [
-  text("Sink", (row) => `${row.route}/${row.sink}`),
-  { ...warning("Circuit", (row) => (row.circuit_open ? "open: its API is unavailable" : "")), cell: circuit },
+  wide("Sink", (row) => `${row.route}/${row.sink}`),
+  { ...text("Circuit", (row) => (row.circuit_open ? "open: its API is unavailable" : "")), cell: circuit },
   { ...number("Limit used", (row) => row.limit_used ?? -1), cell: limit },
   number("Rows that wait", (row) => row.backlog),
   time("Oldest of them", (row) => row.oldest),
@@ -222,7 +223,7 @@ const sinks = new SortedTable(find("sinks"), "Sinks that send", "None of the sin
   number("In doubt", (row) => row.in_doubt),
 ]);
 const partitions = new SortedTable(find("partitions"), "Partitions of the source", "Not known, or the source has none.", [
-  text("Topic", (row) => row.topic),
+  wide("Topic", (row) => row.topic),
   number("Partition", (row) => row.partition),
   { ...number("Lag, records", (row) => row.lag ?? -1), cell: (row) => (row.lag === null ? "–" : count(row.lag)) },
   time("Asked", (row) => row.read),

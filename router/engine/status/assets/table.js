@@ -6,7 +6,7 @@ const ROWS_SHOWN = 100;
 const SEARCHED_FROM = 10;
 
 export class SortedTable {
-  // `columns`: {label, value(row) to sort and search by, cell(row) to show, isNumber, title}
+  // `columns`: {label, value(row) to sort and search by, cell(row) to show, isNumber, isWide}
   constructor(section, title, nothing, columns) {
     Object.assign(this, { section, title, nothing, columns, rows: [], sortedBy: 0, isDescending: false, first: 0 });
     this.search = element("input", { type: "search", placeholder: "Search", "aria-label": `Search: ${title}` });
@@ -88,7 +88,10 @@ export class SortedTable {
     this.empty.hidden = this.rows.length > 0;
     this.scrolled.hidden = this.rows.length === 0;
     const line = (row) => {
-      const cells = this.columns.map(({ cell, isNumber }) => element("td", isNumber ? { class: "number" } : {}, cell(row)));
+      const cells = this.columns.map(({ cell, isNumber, isWide }) => {
+        const kind = isNumber ? "number" : isWide ? "wide" : "";
+        return element("td", { class: kind }, cell(row));
+      });
       return element("tr", {}, ...cells);
     };
     refill(this.body, shown.map(line));
