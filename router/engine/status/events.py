@@ -10,7 +10,7 @@ import asyncio
 import json
 import time
 from contextlib import suppress
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aiohttp import web
@@ -118,6 +118,7 @@ class SnapshotEvents:
 
 def _document(value: Any) -> dict[str, Any]:
     """Return a part of a snapshot for JSON."""
+    # `asdict` copies each value, which takes a tenth of a second with 5,000 tables; these are read only.
     if isinstance(value, PartitionStatus):
-        return {**asdict(value), "lag": value.lag}
-    return asdict(value)
+        return {**vars(value), "lag": value.lag}
+    return vars(value)
