@@ -5,7 +5,7 @@ BIN = JAVA_HOME="$$(cat .venv/java-home)" .venv/bin
 IN_TWO = -n 2 --dist loadscope --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-all test-cluster test-versions check pins bench bench-full zip clean
+.PHONY: help setup demo test test-fast test-all test-cluster test-page test-versions check pins bench bench-full zip clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -27,6 +27,9 @@ test-all: setup ## Run all tests, the slow ones too, and property tests with all
 
 test-cluster: setup ## Run the tests on a standalone Spark cluster of processes (a part of test-all)
 	@$(BIN)/pytest tests/chaos/test_cluster.py
+
+test-page: setup ## Run the tests of the page of a stream, in Chromium (a part of test)
+	@$(BIN)/pytest tests/browser tests/engine/test_status_page.py
 
 test-versions: setup ## Run the tests with other Pythons, Sparks and Deltas
 	@scripts/versions.sh 3.10 4.1.1 4.3.1

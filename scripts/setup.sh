@@ -99,10 +99,11 @@ ensure_java() {
     echo "$JAVA_HOME" >.venv/java-home
 }
 
-ensure_test_programs() { # tests check metrics and alerts by promtool, and post at nginx's limits; without them they are left out
+ensure_test_programs() { # tests check metrics by promtool, post at nginx's limits, open the page in Chromium; without these they are left out
     local missing=() policy=/usr/sbin/policy-rc.d
     command -v promtool >/dev/null || missing+=(prometheus)
     [ -x /usr/sbin/nginx ] || command -v nginx >/dev/null || missing+=(nginx)
+    command -v chromium >/dev/null && command -v chromedriver >/dev/null || missing+=(chromium chromium-driver)
     if [ ${#missing[@]} = 0 ] || ! may_install; then
         return
     fi
@@ -163,15 +164,17 @@ prepare_spark() {
 prepare_servers() {
     step "jars of the embedded Kafka (43 MB, kept in ${ROUTER_CACHE:-$HOME/.cache/spark-event-router})" fetch_kafka_jars
     step "the embedded schema registry (109 MB, kept there, too)" fetch_registry
-    step "promtool and nginx, which tests use" ensure_test_programs
 }
 
 prepare_all() { # what mostly computes beside what mostly waits for the network
-    local servers
+    local servers programs
     prepare_servers &
     servers=$!
+    step "promtool, nginx and Chromium, which tests use" ensure_test_programs &
+    programs=$!
     prepare_spark
     wait "$servers"
+    wait "$programs"
 }
 
 if ready; then

@@ -57,7 +57,8 @@ ABOUT = ("template", "table", "name", "url", "topic")
 class GraphNode:
     """A thing that records pass through or end in. `counts` are those of the ledger, empty without a lake.
 
-    `note` is drawn in place of the counts.
+    `note` is drawn in place of the counts. `key` is how the status of a stream names a route (ROUTE), or a sink
+    (ROUTE/SINK).
     """
 
     kind: str
@@ -65,6 +66,7 @@ class GraphNode:
     counts: Mapping[str, int] = field(default_factory=dict)
     below: tuple[GraphNode, ...] = ()
     note: str = ""
+    key: str = ""
 
     @property
     def beside(self) -> str:
@@ -74,7 +76,10 @@ class GraphNode:
     def document(self) -> dict[str, Any]:
         """Return the node and those below it for JSON."""
         below = [node.document() for node in self.below]
-        return {"kind": self.kind, "text": self.text, "counts": dict(self.counts), "below": below}
+        document = {"kind": self.kind, "text": self.text, "counts": dict(self.counts), "below": below}
+        if self.key:
+            document["key"] = self.key
+        return document
 
 
 @dataclass(frozen=True)
@@ -176,7 +181,7 @@ def _route(config: Config, route: Route, counts: GraphCounts) -> GraphNode:
     text = "\n".join([f"{route.name}: {described(route.match)}", *checks])
     sinks = tuple(_sink(config, (route.identity, name), sink, counts) for name, sink in route.named_sinks.items())
     matched = [counts.sums[key].get("matched") or 0 for key in counts.sums if key[0] == route.identity]
-    return GraphNode("route", text, {"matched": max(matched)} if matched else {}, sinks)
+    return GraphNode("route", text, {"matched": max(matched)} if matched else {}, sinks, key=route.identity)
 
 
 def _sink(config: Config, place: tuple[str, str], sink: Part, counts: GraphCounts) -> GraphNode:
@@ -187,7 +192,8 @@ def _sink(config: Config, place: tuple[str, str], sink: Part, counts: GraphCount
     if written and not (counts.by_table and tables):
         shown += _readers(config, written, counts, shown_route)
     names = ("landed", "applied", "refused", "dropped", "quarantined", "dead", "parked", "backlog")
-    return GraphNode("sink", f"{shown_name} {described(sink)}", counts.of(route, name, names), tuple(shown))
+    text = f"{shown_name} {described(sink)}"
+    return GraphNode("sink", text, counts.of(route, name, names), tuple(shown), key=f"{route}/{name}")
 
 
 def _tables(

@@ -86,7 +86,7 @@ def run(
         loaded = import_module("router.config.loader").load(file, registry)
         overrides: dict[str, Any] = {"commit": commit} if commit else {}
         if ui is not None:
-            overrides["ui"] = _ui(loaded.config.ui, ui)
+            overrides["ui"] = ui_at(loaded.config.ui, ui, "--ui")
         loaded = loaded.changed(**overrides)
         loaded = loaded.debugged() if debug else loaded
         # What a batch needs is imported while the JVM starts.
@@ -96,7 +96,7 @@ def run(
         with (
             stopped_by_signals(stop),
             watching.Watcher(loaded.config.name, json_lines=json_logs) as watcher,
-            _served(loaded.config, board),
+            _served(loaded.config, board, file),
         ):
             spark = session.build_session(loaded.config, master)
             stream = import_module("router.engine.stream")
@@ -116,24 +116,28 @@ def run(
                 session.stop_session(spark)
 
 
-def _ui(given: Ui | None, address: str) -> Ui:
-    """Return where a run shows itself, with an address from the command line."""
+def ui_at(given: Ui | None, address: str, option: str) -> Ui:
+    """Return where a run shows itself, with an address that an option of the command line has."""
     try:
         made: Ui = import_module("router.config.models").Ui(
             **{**(given.model_dump() if given else {}), "address": address}
         )
     except ValidationError as error:
-        raise click.BadParameter(error.errors()[0]["msg"].removeprefix("Value error, "), param_hint="--ui") from None
+        raise click.BadParameter(error.errors()[0]["msg"].removeprefix("Value error, "), param_hint=option) from None
     return made
 
 
 @contextmanager
-def _served(config: Config, board: StatusBoard) -> Iterator[None]:
+def _served(config: Config, board: StatusBoard, file: Path) -> Iterator[None]:
     """Serve the status of a run while it lasts, where that is asked for."""
     if config.ui is None:
         yield
         return
-    server = import_module("router.engine.status.server").StatusServer(board, config.ui, config.metrics)
+    drawing = import_module("router.cli.graph")
+    graph = drawing.drawn(config, drawing.NOTHING).document()
+    server = import_module("router.engine.status.server").StatusServer(
+        board, config.ui, config.metrics, str(file), graph
+    )
     with ExitStack() as readers:
         readers.enter_context(server)
         if server.address is not None:

@@ -519,7 +519,7 @@ class Trigger(Model):
 
 
 class Ui(Model):
-    """Where a running stream shows what it does: `/api/status`, `/metrics`, `/healthz`, `/readyz`."""
+    """Where a running stream shows what it does: its page, `/api/status`, `/metrics`, `/healthz`, `/readyz`."""
 
     address: str = Field(
         default="127.0.0.1:4480",

@@ -189,7 +189,11 @@ class StatusBoard(logging.Handler):
                 self._note_files(work, now)
                 status = self._table(work.table)
                 self._tables[work.table] = replace(
-                    status, rows=status.rows + work.rows, batch=manifest.batch, committed=committed
+                    status,
+                    rows=status.rows + work.rows,
+                    batch=manifest.batch,
+                    committed=committed,
+                    target=work.target,
                 )
             self._add_ages(manifest, committed)
             for part in manifest.partitions:

@@ -2,19 +2,21 @@
 
 | path | answers |
 |---|---|
+| `/` | the page, or the form of its login |
 | `/api/status` | the snapshot as JSON |
+| `/api/events` | the same for the page, whenever something has changed |
 | `/metrics` | the same for Prometheus |
 | `/healthz` | 200; 503 if the stream's thread made no step for `stuck_after` and waits for nothing that has a name |
 | `/readyz` | 200 once the stream reads its source; 503 before, and after its end |
 
-Nothing can be changed here, and no record or secret is shown. A page of another site must not read it, even if its name
-points to this machine (DNS rebinding), so the `Host` of a request has to be one of the server's own.
+Nothing can be changed here: but for the login only GET is answered. No record and no secret is shown. A page of another
+site must not read it, even if its name points to this machine (DNS rebinding), so the `Host` of a request has to be one
+of the server's own.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import ipaddress
 import json
 import logging
@@ -28,35 +30,55 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from router.config.models import Metrics, Ui, interval
+from router.engine.status.board import FRESHNESS_SECONDS
+from router.engine.status.events import SnapshotEvents
 from router.engine.status.metrics import metrics_text
+from router.engine.status.page import ASSETS, FORM_PATHS, OPEN_ASSETS, PAGE_HEADERS, Login, asset
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
+    from typing import Any
 
-    from router.engine.status.board import StatusBoard
+    from router.engine.status.events import SnapshotSource
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 log = logging.getLogger("router")
 OPEN = frozenset({"/healthz", "/readyz"})
 """Paths that need no token and answer to any Host: whoever probes a container knows neither."""
-HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", **PAGE_HEADERS}
 CLOSING_SECONDS = 5.0
+REQUEST_SECONDS = 1.0
+"""How long requests may go on when the server ends."""
+LARGEST_FORM = 4096
+"""Bytes of a request's body."""
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class StatusServer:
     """The server of one stream's status. Use it as a context: it ends with the block.
 
-    An address that is taken is a warning: a stream does not end because nobody can look at it.
+    An address that is taken is a warning: a stream does not end because nobody can look at it. `file` is the
+    configuration as somebody would type it, `graph` its document (`router graph`): the page shows both.
     """
 
-    def __init__(self, board: StatusBoard, ui: Ui, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        board: SnapshotSource,
+        ui: Ui,
+        metrics: Metrics,
+        file: str = "FILE",
+        graph: Mapping[str, Any] | None = None,
+    ) -> None:
         self.board = board
         self.ui = ui
         self.metrics = metrics
         self.stuck_after = interval(ui.stuck_after).total_seconds()
         self.address: tuple[str, int] | None = None
+        self._login = Login(board.snapshot().query, ui)
+        self._events = SnapshotEvents(
+            board, file, self.stuck_after, HEADERS, graph=graph, freshness_bounds=FRESHNESS_SECONDS
+        )
         self._loop = asyncio.new_event_loop()
         self._bound = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="status", daemon=True)
@@ -73,12 +95,18 @@ class StatusServer:
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
-        application = web.Application(middlewares=[self._guarded], handler_args={"access_log": None})
+        application = web.Application(middlewares=[self._guarded], client_max_size=LARGEST_FORM)
+        application.on_shutdown.append(self._events.close)
+        for path in ASSETS:
+            application.router.add_get(path, self._asset)
+        application.router.add_get("/login", self._to_page)
+        application.router.add_post("/login", self._login.log_in)
+        application.router.add_get("/api/events", self._events.send)
         application.router.add_get("/api/status", self._status)
         application.router.add_get("/metrics", self._metrics)
         application.router.add_get("/healthz", self._healthz)
         application.router.add_get("/readyz", self._readyz)
-        runner = web.AppRunner(application, access_log=None, handle_signals=False)
+        runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=REQUEST_SECONDS)
         try:
             self._loop.run_until_complete(self._bind(runner))
             self._bound.set()
@@ -102,13 +130,19 @@ class StatusServer:
     @web.middleware
     async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Answer what may be answered. Only `OPEN` paths are for everybody."""
-        if request.method not in ("GET", "HEAD"):
+        is_login = request.path == "/login" and request.method == "POST"
+        if request.method not in ("GET", "HEAD") and not is_login:
             return _text("only GET is answered", 405)
         if request.path not in OPEN:
             # The name before the token: a page that has rebound a name must not learn whether it has the right one.
             if not self._is_own(request.host):
                 return _text("this name is not the server's; see `ui: {hosts: [...]}`", 421)
-            if not self._may_read(request.headers.get("Authorization", "")):
+            needs_token = not is_login and request.path not in OPEN_ASSETS
+            if needs_token and not self._login.may_read(request):
+                if request.path in FORM_PATHS:
+                    form = self._login.form()
+                    form.headers.update(HEADERS)
+                    return form
                 response = _text("a token is needed: Authorization: Bearer TOKEN", 401)
                 response.headers["WWW-Authenticate"] = "Bearer"
                 return response
@@ -116,7 +150,8 @@ class StatusServer:
             response_of_path = await handler(request)
         except web.HTTPException as error:
             return _text(error.reason, error.status)
-        response_of_path.headers.update(HEADERS)
+        if not response_of_path.prepared:
+            response_of_path.headers.update(HEADERS)
         return response_of_path
 
     def _is_own(self, host: str) -> bool:
@@ -129,12 +164,11 @@ class StatusServer:
             return name in LOCAL_NAMES or name in _addresses_of_machine()
         return name == bound or (_is_loopback(bound) and name in LOCAL_NAMES)
 
-    def _may_read(self, authorization: str) -> bool:
-        if self.ui.token is None:
-            return True
-        kind, _, given = authorization.partition(" ")
-        expected = self.ui.token.get_secret_value()
-        return kind.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), expected.encode())
+    async def _to_page(self, request: web.Request) -> web.Response:
+        return web.Response(status=303, headers={"Location": "/"})
+
+    async def _asset(self, request: web.Request) -> web.Response:
+        return asset(request.path)
 
     async def _status(self, request: web.Request) -> web.Response:
         snapshot = self.board.snapshot()

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Literal
 
-State = Literal["starting", "running", "waiting", "ended", "failed"]
-"""What a stream is doing. `waiting`: something that it needs is away, and it tries again."""
+State = Literal["starting", "running", "waiting", "ended", "failed", "down"]
+"""What a stream is doing. `waiting`: something that it needs is away, and it tries again. `down`: it does not run."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ class TableStatus:
     """A table since the stream started: rows that it got, its last batch, and when that was committed.
 
     `newest_record` is the time of its newest record, in seconds since 1970; None if that is not known. `blocked` says
-    why the table cannot be written now, so that its rows are quarantined; empty if it can.
+    why the table cannot be written now, so that its rows are quarantined; empty if it can. `target` wrote it last: a
+    sink as ROUTE/SINK, `/bronze` or `/dead_letters`; empty if that is not known.
     """
 
     table: str
@@ -40,6 +41,7 @@ class TableStatus:
     committed: float = 0.0
     blocked: str = ""
     newest_record: float | None = None
+    target: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,231 @@
+"""The status of a stream that cannot be asked: what its lake, checkpoint and topic say, read again and again.
+
+It has the form of a running stream's snapshot, so that the same page shows both. Counts are of the whole ledger, and
+`started` is 0: nobody knows since when the stream was up. Nothing is written, and no Spark is needed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from confluent_kafka import KafkaException
+from deltalake.exceptions import DeltaError
+
+from router.engine import ledger
+from router.engine.audit.dead_letters import DeadLetterSelection, dead_letter_groups
+from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
+from router.engine.kafka_client import admin_client, end_offsets
+from router.engine.preflight.explain import tables_by_sink
+from router.engine.quarantine.table import blocked_places, quarantined
+from router.engine.start.run_lock import is_running
+from router.engine.start.spark_checkpoint import processed_offsets
+from router.engine.status.board import BATCHES
+from router.engine.status.file_reader import quarantine_status, waiting_in_outboxes
+from router.engine.status.snapshot import (
+    BatchStatus,
+    DeadLetterStatus,
+    PartitionStatus,
+    SinkStatus,
+    StreamSnapshot,
+    TableStatus,
+    Warned,
+)
+from router.errors import RouterError, StartError, first_line, printable
+from router.sinks import ApplyingSink
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from router.config.models import Config
+
+log = logging.getLogger("router")
+SHORTEST_PAUSE = 10.0
+PAUSE_PER_SECOND = 20.0
+"""Seconds of rest for each second of reading."""
+CLOSING_SECONDS = 1.0
+
+
+@dataclass
+class _Reading:
+    """What one round has read, by field of a snapshot; what could not be read stands in `problems`."""
+
+    fields: dict[str, Any] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+
+class LakeBoard:
+    """The status of a stream by what it has left. Use it as a context: a thread reads it again."""
+
+    def __init__(self, config: Config, version: str) -> None:
+        self.config = config
+        self._snapshot = StreamSnapshot(config.name, version, "down", since=0.0, started=0.0)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lake reader", daemon=True)
+
+    def __enter__(self) -> Self:
+        self.read()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join(CLOSING_SECONDS)
+
+    def snapshot(self) -> StreamSnapshot:
+        """Return what was read last."""
+        return self._snapshot
+
+    def _run(self) -> None:
+        spent = 0.0
+        while not self._ended.wait(max(SHORTEST_PAUSE, PAUSE_PER_SECOND * spent)):
+            began = time.monotonic()
+            self.read()
+            spent = time.monotonic() - began
+
+    def read(self) -> None:
+        """Read all of it."""
+        reading = _Reading()
+        subjects = {
+            "lock": self._read_lock,
+            "ledger": self._read_ledger,
+            "tables": self._read_tables,
+            "dead letters": self._read_dead_letters,
+            "quarantine": self._read_quarantine,
+            "topic": self._read_topic,
+        }
+        for subject, read in subjects.items():
+            try:
+                reading.fields.update(read())
+            except (OSError, RouterError, DeltaError, KafkaException, pa.ArrowException, ValueError) as error:
+                reading.problems.append(f"{subject} cannot be read: {printable(first_line(error))}")
+        now = time.time()
+        warnings = tuple(Warned(now, "warning", problem) for problem in reading.problems)
+        # What cannot be read now stays as it was.
+        self._snapshot = replace(self._snapshot, warnings=warnings, **reading.fields)
+
+    def _read_lock(self) -> dict[str, Any]:
+        _, checkpoint = lake_and_checkpoint(self.config)
+        if is_running(checkpoint):
+            return {"state": "running", "cause": "the stream has no page, this is what its lake says"}
+        # A stream that drains its source and ends does not have to run.
+        return {"state": "ended" if self.config.trigger.once else "down", "cause": ""}
+
+    def _read_ledger(self) -> dict[str, Any]:
+        lake, _ = lake_and_checkpoint(self.config)
+        table = lake.open(self.config.ledger)
+        if table is None:
+            return {}
+        sums = ledger.totals(self.config)
+        source = sums.get((None, None), {})
+        records = {name: source.get(name, 0) for name in ("read", "decoded", "failed", "unmatched")}
+        records["dead_letters"] = sum(self._dead_letters(counts) for counts in sums.values())
+        routes: dict[str, dict[str, int]] = {}
+        for (route, _), counts in sums.items():
+            if route is not None:
+                # Each sink of a route has what matched: it is the route's own number.
+                matched = max(counts["matched"], routes.get(route, {}).get("matched", 0))
+                routes[route] = {"matched": matched}
+        waiting = waiting_in_outboxes(table, self.config, time.time())
+        return {"records": records, "routes": routes, "batches": self._batches(), "sinks": self._sinks(sums, waiting)}
+
+    def _dead_letters(self, counts: dict[str, Any]) -> int:
+        names = ["failed", "refused", "dead"]
+        if self.config.unmatched == "dead_letters":
+            names.append("unmatched")
+        return sum(counts.get(name) or 0 for name in names)
+
+    def _batches(self) -> tuple[BatchStatus, ...]:
+        """Return the last batches of the source, the newest first; the ledger has no seconds, tables and files."""
+        by_batch: dict[tuple[str, int], list[dict[str, Any]]] = {}
+        of_source: set[tuple[str, int]] = set()
+        for row in ledger.last(self.config, BATCHES):
+            if row["batch_id"] is None:
+                continue
+            key = (row["run"], row["batch_id"])
+            by_batch.setdefault(key, []).append(row)
+            if row["read"] is not None:
+                of_source.add(key)
+        batches = []
+        for key in of_source:
+            rows = by_batch[key]
+            counts = {name: sum(row[name] or 0 for row in rows) for name in ("read", "decoded", "failed", "unmatched")}
+            letters = sum(self._dead_letters(row) for row in rows)
+            ended = max(row["finished"] for row in rows).timestamp()
+            batches.append(BatchStatus(key[1], ended, **counts, dead_letters=letters, tables=0, files=0, seconds={}))
+        batches.sort(key=lambda batch: batch.ended, reverse=True)
+        return tuple(batches[:BATCHES])
+
+    def _sinks(
+        self, sums: dict[tuple[str | None, str | None], dict[str, int]], waiting: dict[str, list[tuple[float, int]]]
+    ) -> tuple[SinkStatus, ...]:
+        sinks = []
+        for route, name, sink in self.config.all_sinks():
+            if not isinstance(sink, ApplyingSink):
+                continue
+            counts = sums.get((route, name), {})
+            arrivals = waiting.get(f"{route}/{name}", [])
+            sinks.append(
+                SinkStatus(
+                    route,
+                    name,
+                    applied=counts.get("applied", 0),
+                    dead=counts.get("dead", 0),
+                    parked=counts.get("parked", 0),
+                    in_doubt=counts.get("in_doubt", 0),
+                    backlog=sum(rows for _, rows in arrivals),
+                    oldest=min((moment for moment, _ in arrivals), default=None),
+                )
+            )
+        return tuple(sinks)
+
+    def _read_tables(self) -> dict[str, Any]:
+        """Read the tables of each sink, with their rows, and which of them cannot be written."""
+        _, checkpoint = lake_and_checkpoint(self.config)
+        causes = blocked_places(CheckpointStore(checkpoint))
+        tables = []
+        for target, of_sink in tables_by_sink(self.config).items():
+            for table, rows in of_sink:
+                cause = printable(causes.pop(f"{target}/{table}", ""))
+                tables.append(TableStatus(table, rows, blocked=cause, target=target))
+        for place, cause in causes.items():
+            target, _, table = place.rpartition("/")
+            tables.append(TableStatus(table, blocked=printable(cause), target=target))
+        return {"tables": tuple(tables)}
+
+    def _read_dead_letters(self) -> dict[str, Any]:
+        letters = []
+        for group in dead_letter_groups(self.config, DeadLetterSelection()):
+            reason = None if group.reason is None else printable(group.reason)
+            last = 0.0 if group.last is None else group.last.timestamp()
+            letters.append(
+                DeadLetterStatus(group.stage or "", group.route or "", group.sink or "", reason, group.count, last)
+            )
+        return {"dead_letters": tuple(letters)}
+
+    def _read_quarantine(self) -> dict[str, Any]:
+        lake, _ = lake_and_checkpoint(self.config)
+        return {"quarantined": tuple(quarantine_status(found) for found in quarantined(self.config, lake))}
+
+    def _read_topic(self) -> dict[str, Any]:
+        """Ask the brokers how many records are still to be processed."""
+        kafka = self.config.source.kafka
+        if kafka is None:
+            return {}
+        _, checkpoint = lake_and_checkpoint(self.config)
+        processed = processed_offsets(checkpoint)
+        if not processed:
+            return {}
+        try:
+            ends = end_offsets(admin_client(kafka), kafka)
+        except TimeoutError:
+            raise StartError(f"{kafka.servers} does not answer") from None
+        read = time.time()
+        partitions = []
+        for (topic, partition), position in processed.items():
+            partitions.append(PartitionStatus(topic, partition, position, ends.get((topic, partition)), read))
+        return {"partitions": tuple(partitions)}

@@ -1,0 +1,113 @@
+"""A stream with much to show, for the page: its board is told what a real one would be told, with times of before."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from router.cli.graph import NOTHING, drawn
+from router.config.loader import load
+from router.delta.commit import StagedFile, TableCommit
+from router.engine.balance import Partition
+from router.engine.checkpoint_store import Manifest
+from router.engine.status import board as board_module
+from router.engine.status.board import FRESHNESS_SECONDS, StatusBoard
+from router.engine.status.snapshot import QuarantineStatus, Warned
+from router.parts import BatchReport
+from router.registry import load_registry
+from router.sinks import ApiState, Applied
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+ROUTES = Path(__file__).parents[2] / "routes"
+GAMES = ("uno", "chess", "go", "poker", "bridge", "backgammon", "rummy")
+READ = 50_000
+PARTITIONS = 6
+BLOCKED = {"games/tables/silver.poker": "column `amount` is double, the table has string"}
+SECONDS = {"plan": 0.11, "land": 1.62, "manifest": 0.05, "commit": 0.58, "ledger": 0.09}
+
+
+def graph() -> dict[str, Any]:
+    """Return the graph of a configuration that this repository ships."""
+    config = load(ROUTES / "big_wins.yaml", load_registry(), environ={"CRM_TOKEN": "token"}).config
+    return drawn(config, NOTHING).document()
+
+
+def commit(target: str, table: str, batch: int, rows: int) -> TableCommit:
+    file = StagedFile(target, table, f"{table}/part-{batch}.parquet", 10, rows, ("a",), "{}")
+    return TableCommit(target, table, f"big_wins:run/{target}/{table}", batch, (file,), "{}")
+
+
+def finish_batch(board: StatusBoard, batch: int, tables: Sequence[str], blocked: dict[str, str]) -> None:
+    """Tell a board of one batch, with its rows spread over some tables."""
+    read = READ + 4_000 * ((batch * 7) % 11) - 20_000
+    dead = (batch * 5) % 13
+    commits = [
+        commit("/bronze", "bronze.game_events", batch, read),
+        commit("/dead_letters", "ops.dead_letters", batch, dead),
+    ]
+    shares = itertools.cycle((31, 23, 17, 11, 9, 6, 3))
+    for table, share in zip(tables, shares, strict=False):
+        commits.append(commit("games/tables", table, batch, read * share // 100 // max(1, len(tables) // 7)))
+    commits.append(commit("big_wins/delta", "silver.big_wins", batch, 40))
+    partitions = []
+    for number in range(PARTITIONS):
+        last = 9_000 * (batch + 1) - 1
+        counts = {"games": read // PARTITIONS, "big_wins": 7}
+        landed = {"games/tables": read // PARTITIONS, "big_wins/rest": 7}
+        partitions.append(
+            Partition("game-events", number, 0, last, read // PARTITIONS, 0, 0, 0, counts, {}, {}, {}, landed, {}, {})
+        )
+    manifest = Manifest(batch, "configuration", ("games/tables",), tuple(commits), tuple(partitions))
+    board.carried_out(manifest, {"big_wins/rest": Applied(applied=38, dead=1)}, blocked)
+    seconds = {step: length * (1 + ((batch * 3) % 5) / 10) for step, length in SECONDS.items()}
+    routes = {"games": {"matched": read - dead, "landed": read - dead}, "big_wins": {"matched": 42, "landed": 42}}
+    report = BatchReport(
+        "big_wins", batch, read, read - dead, dead, 0, dead, len(tables) + 3, len(tables) + 9, seconds, routes=routes
+    )
+    board.finished(report)
+
+
+def told_board(tables: Sequence[str], *, has_trouble: bool) -> StatusBoard:
+    """Return the board of a stream that runs since some minutes; with trouble somebody should look at it."""
+    now = time.time()
+    batches = 80
+    clock = (now - 600 + 7.4 * batch for batch in range(batches))
+    with mock.patch.object(board_module.time, "time", return_value=now - 612):
+        board = StatusBoard("big_wins")
+        board.enter("running")
+    blocked = BLOCKED if has_trouble else {}
+    for batch, moment in enumerate(clock):
+        with mock.patch.object(board_module.time, "time", return_value=moment):
+            # The last batch alone brings all tables: 5,000 of them in 80 batches would take the test's time.
+            of_batch = tables if batch == batches - 1 else tables[:7]
+            finish_batch(board, batch, of_batch, blocked)
+    ends = {("game-events", number): 9_000 * batches + 200 * number for number in range(PARTITIONS)}
+    board.source_is_at({}, ends)
+    histogram = [40, 900, 3_100, 4_700, 4_900, 4_990, *[5_000] * (len(FRESHNESS_SECONDS) - 6), 5_000, 9_800.0]
+    board.records_were(histogram, now - 4)
+    causes = {
+        ("decode", "", "", "no JSON: unexpected end of data"): 311,
+        ("decode", "", "", "field `amount`: a number, got a text"): 128,
+        ("expect", "games", "tables", "has_gamer"): 64,
+    }
+    board.dead_letters_are(causes)
+    board.api_is("big_wins/rest", ApiState(circuit_open=has_trouble, limit_used=None if has_trouble else 0.62))
+    if has_trouble:
+        cause = "column `amount` is double, the table has string"
+        board.quarantine_is([QuarantineStatus("silver.poker", "games", "tables", "table", 18_204, cause, now - 900)])
+        board._warnings.appendleft(Warned(now - 300, "warning", "big_wins/rest: the API answers 503, rows wait"))
+    board.step(batches, "land", 0, 1)
+    return board
+
+
+def table_names(count: int) -> Iterator[str]:
+    """Yield names of tables: games, then tournaments."""
+    for name in GAMES:
+        yield f"silver.{name}"
+    for number in range(count - len(GAMES)):
+        yield f"silver.tournament_{number:04d}"

@@ -1,0 +1,289 @@
+"""The page of a stream in a real browser: Debian's Chromium, without a window, driven by selenium.
+
+With PICTURES=docs/images the test of the pictures writes those of the documentation again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pydantic import SecretStr
+
+from router.config.models import Metrics, Ui
+from router.engine.status.board import StatusBoard
+from router.engine.status.server import StatusServer
+from router.engine.status.snapshot import Warned
+from tests.browser.stream import BLOCKED, finish_batch, graph, table_names, told_board
+from tests.engine.test_status import manifest, report
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from selenium.webdriver import Chrome
+    from selenium.webdriver.remote.webelement import WebElement
+
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--lang=en"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+)
+HOSTILE = (
+    '<img src=x onerror="document.title=1">',
+    "<script>document.title = 1</script>",
+    "line\nbreak\x1b[31m red\x07",
+    "\u202egnitrevni",
+    "a" * 70_000,
+    "${alert(1)}{{7*7}}",
+)
+SECONDS = 20.0
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
+    programs = {name: shutil.which(name) for name in ("chromium", "chromedriver")}
+    missing = [name for name, path in programs.items() if path is None]
+    if missing:
+        text = f"not installed: {', '.join(missing)} (Debian: chromium chromium-driver)"
+        # Under CI a program that is missing fails, see .ci/run.
+        pytest.fail(text) if os.environ.get("CI") else pytest.skip(text)
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed (extra `dev`)")
+    options = webdriver.ChromeOptions()
+    options.binary_location = programs["chromium"]
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    service = webdriver.ChromeService(executable_path=programs["chromedriver"])
+    driver = webdriver.Chrome(options=options, service=service)
+    try:
+        yield driver
+    finally:
+        driver.quit()
+
+
+@pytest.fixture
+def show(browser: Chrome) -> Iterator[Callable[..., str]]:
+    """Show the page of a board at a width, dark or light; at the end nothing may have gone wrong in it."""
+    servers = []
+
+    def shown(board: StatusBoard, *, width: int = 1280, height: int = 900, dark: bool = False, token: str = "") -> str:
+        ui = Ui(address="127.0.0.1:0", token=SecretStr(token) if token else None)
+        server = StatusServer(board, ui, Metrics(), "big_wins.yaml", graph())
+        servers.append(server)
+        server.__enter__()
+        assert server.address is not None
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+        browser.get_log("browser")
+        browser.get_log("performance")
+        address = "http://{}:{}/".format(*server.address)
+        browser.get(address)
+        if not token:
+            wait(browser, "return document.getElementById('connection').textContent.startsWith('Connected')")
+        return address
+
+    yield shown
+    browser.get_log("performance")
+    browser.get("about:blank")
+    for server in servers:
+        server.__exit__(None, None, None)
+
+
+def wait(browser: Chrome, condition: str) -> Any:
+    """Wait until a script returns something true."""
+    until = time.monotonic() + SECONDS
+    while not (value := browser.execute_script(condition)):
+        assert time.monotonic() < until, f"{condition}\n{browser.find_element('tag name', 'body').text[:2000]}"
+        time.sleep(0.05)
+    return value
+
+
+def text_of(browser: Chrome, selector: str) -> str:
+    """Return the text of an element, also of its part that is not in view."""
+    text: str = browser.execute_script("return document.querySelector(arguments[0]).textContent", selector)
+    return text
+
+
+def element_of(browser: Chrome, selector: str) -> WebElement:
+    return browser.find_element("css selector", selector)
+
+
+def assert_nothing_went_wrong(browser: Chrome, address: str) -> None:
+    """Look at the log of scripts, and at what was asked for: only the server, or data of the page itself."""
+    errors = [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+    assert errors == []
+    urls = []
+    for entry in browser.get_log("performance"):
+        message = json.loads(entry["message"])["message"]
+        if message["method"] == "Network.requestWillBeSent":
+            urls.append(message["params"]["request"]["url"])
+    assert urls
+    assert [url for url in urls if not url.startswith((address, "data:"))] == []
+
+
+def test_the_state_is_seen_at_a_glance(browser: Chrome, show: Callable[..., str]) -> None:
+    """Without it somebody at night reads tables to find out whether all is well."""
+    address = show(told_board(list(table_names(231)), has_trouble=True))
+    assert text_of(browser, "#verdict") == "▲ Somebody should look"
+    assert "big_wins: running, 3,000 records behind" in text_of(browser, "#words")
+    findings = text_of(browser, "#findings")
+    assert "Tables that cannot be written: silver.poker" in findings
+    assert "router tables big_wins.yaml" in findings
+    assert "The API of big_wins/rest is unavailable" in findings
+    assert "half ≤ 2 s, 99 % ≤ 30 s" in text_of(browser, "#figures")
+    pictured = text_of(browser, "#graph")
+    for words in ("kafka", "decode json", "games: ", "231 tables", "silver.big_wins", "bronze.game_events"):
+        assert words in pictured
+    assert "open: its API is unavailable" in text_of(browser, "#sinks")
+    assert "18,204" in text_of(browser, "#quarantine")
+    assert "no JSON: unexpected end of data" in text_of(browser, "#dead-letters")
+    assert "the API answers 503" in text_of(browser, "#warnings")
+    assert_nothing_went_wrong(browser, address)
+
+
+def test_the_page_follows_the_stream(browser: Chrome, show: Callable[..., str]) -> None:
+    """Without it the page shows the state of when it was opened."""
+    board = told_board(list(table_names(9)), has_trouble=False)
+    address = show(board)
+    assert text_of(browser, "#verdict") == "✓ All is well"
+    board.enter("waiting", "no broker answers at broker:9092")
+    wait(browser, "return document.getElementById('verdict').textContent.includes('should look')")
+    assert "no broker answers at broker:9092" in text_of(browser, "#words")
+    board.enter("failed", "the batch does not balance")
+    wait(browser, "return document.getElementById('verdict').textContent.includes('has to act')")
+    assert "router run big_wins.yaml" in text_of(browser, "#findings")
+    assert_nothing_went_wrong(browser, address)
+
+
+def test_5000_tables_are_searched_and_sorted_at_once(browser: Chrome, show: Callable[..., str]) -> None:
+    """Without it the page of a large stream cannot be used."""
+    address = show(told_board(list(table_names(5_000)), has_trouble=False))
+    assert "rows 1 to 100 of 5,003 rows" in text_of(browser, "#tables caption")
+    assert browser.execute_script("return document.querySelectorAll('#tables tbody tr').length") == 100
+    search = element_of(browser, "#tables input")
+    began = time.monotonic()
+    search.send_keys("tournament_4321")
+    wait(browser, "return document.querySelectorAll('#tables tbody tr').length === 1")
+    assert time.monotonic() - began < 5
+    assert "silver.tournament_4321" in text_of(browser, "#tables tbody")
+    search.clear()
+    search.send_keys("silver.")
+    took = browser.execute_script(
+        "const began = performance.now(); document.querySelectorAll('#tables th button')[1].click();"
+        "return performance.now() - began"
+    )
+    assert took < 500
+    heads = browser.execute_script("return [...document.querySelectorAll('#tables th')].map(h => h.ariaSort)")
+    assert heads == ["none", "descending", "none", "none", "none", "none"]
+    assert "silver.uno" in text_of(browser, "#tables tbody tr")
+    assert_nothing_went_wrong(browser, address)
+
+
+def test_hostile_names_are_text(browser: Chrome, show: Callable[..., str]) -> None:
+    """Without it whoever names a game runs a script in the browser of the one who looks."""
+    board = StatusBoard("games")
+    board.enter("running")
+    board.carried_out(manifest(0, *HOSTILE), {}, dict.fromkeys((f"r/s/{name}" for name in HOSTILE[:2]), HOSTILE[4]))
+    board.finished(report(0))
+    board.dead_letters_are({("decode", name, name, name): 1 for name in HOSTILE})
+    board._warnings.extend(Warned(time.time(), "warning", name) for name in HOSTILE)
+    address = show(board, width=320, height=640)
+    shown = text_of(browser, "main")
+    assert '<img src=x onerror="document.title=1">' in shown
+    assert "<script>document.title = 1</script>" in shown
+    assert "line\\u000abreak\\u001b[31m red" in shown
+    assert "\\u202egnitrevni" in shown
+    assert "a" * 200 in shown
+    assert "a" * 2_000 not in shown
+    assert browser.execute_script("return document.querySelectorAll('main img, main script').length") == 0
+    assert browser.title != "1"
+    assert_nothing_went_wrong(browser, address)
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_a_phone_shows_all_of_it(browser: Chrome, show: Callable[..., str], dark: bool) -> None:
+    """Without it whoever is called at night needs a computer first."""
+    address = show(told_board(list(table_names(231)), has_trouble=True), width=320, height=640, dark=dark)
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= 320
+    assert (
+        browser.execute_script("const g = document.getElementById('graph'); return g.scrollWidth - g.clientWidth") <= 0
+    )
+    back = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+    assert back == ("rgb(13, 17, 23)" if dark else "rgb(255, 255, 255)")
+    assert_nothing_went_wrong(browser, address)
+
+
+def test_all_of_it_is_reached_by_keys_and_has_a_name(browser: Chrome, show: Callable[..., str]) -> None:
+    """Without it somebody who cannot see the page, or use a mouse, does not know how the stream is."""
+    board = told_board(list(table_names(231)), has_trouble=True)
+    address = show(board)
+    node = element_of(browser, "#graph [role=button]")
+    browser.execute_script("arguments[0].focus()", node)
+    for key in ("\ue007", " "):
+        before = browser.execute_script("return document.activeElement.getAttribute('aria-expanded')")
+        browser.switch_to.active_element.send_keys(key)
+        after = browser.execute_script("return document.activeElement.getAttribute('aria-expanded')")
+        assert {before, after} == {"true", "false"}, "it opens, and keeps the focus though it was drawn again"
+    browser.execute_script("document.querySelector('#batches summary').click()")
+    wait(browser, "return document.querySelector('#batches .inside')?.textContent.includes('commit')")
+    assert text_of(browser, "#batches details[open]").count("What became of its records") == 1
+    nameless = browser.execute_script(
+        "const name = (e) => e.getAttribute('aria-label') || e.textContent.trim()"
+        "  || document.getElementById(e.getAttribute('aria-labelledby'))?.textContent;"
+        "return [...document.querySelectorAll('button, input, section, [role=img], [role=region], [role=group]')]"
+        ".filter((e) => !name(e)).map((e) => e.outerHTML.slice(0, 200))"
+    )
+    assert nameless == []
+    captions = browser.execute_script("return [...document.querySelectorAll('table')].map(t => Boolean(t.caption))")
+    assert all(captions)
+    assert_nothing_went_wrong(browser, address)
+
+
+def test_somebody_logs_in(browser: Chrome, show: Callable[..., str]) -> None:
+    """Without it the page of a guarded stream is for nobody who has a browser only."""
+    address = show(told_board(list(table_names(9)), has_trouble=False), token="s3cret", width=320, height=640)
+    for token in ("wrong", "s3cret"):
+        element_of(browser, "#token").send_keys(token)
+        element_of(browser, "button").click()
+        if token == "wrong":
+            wait(browser, "return document.querySelector('[role=alert]')?.textContent.includes('not the token')")
+    wait(browser, "return document.getElementById('connection')?.textContent.startsWith('Connected')")
+    assert browser.current_url == address
+    assert browser.execute_script("return document.cookie") == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "height", "dark", "has_trouble"),
+    [
+        ("page-light", 1200, 860, False, False),
+        ("page-dark", 1200, 980, True, True),
+        ("page-phone", 360, 1100, False, True),
+    ],
+)
+def test_pictures_are_taken(
+    browser: Chrome,
+    show: Callable[..., str],
+    tmp_path: Path,
+    name: str,
+    width: int,
+    height: int,
+    dark: bool,
+    has_trouble: bool,
+) -> None:
+    """Without it the documentation shows a page of two versions ago."""
+    tables = list(table_names(231))
+    board = told_board(tables, has_trouble=has_trouble)
+    show(board, width=width, height=height, dark=dark)
+    # Rates are what has come while the page is open: one batch more.
+    time.sleep(2)
+    finish_batch(board, 80, tables, BLOCKED if has_trouble else {})
+    wait(browser, "return /[0-9]\\/s/.test(document.getElementById('graph').textContent)")
+    folder = Path(os.environ.get("PICTURES", tmp_path))
+    assert browser.save_screenshot(str(folder / f"{name}.png"))

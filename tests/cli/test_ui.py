@@ -1,0 +1,134 @@
+"""`router ui` shows the page of a stream that is down, by what its lake says."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+import requests
+from deltalake import write_deltalake
+
+from router.config.loader import load
+from router.delta.lake import Lake
+from router.engine.checkpoint_store import CheckpointStore
+from router.engine.quarantine.table import PendingRelease, Place, write
+from router.engine.start.run_lock import alone
+from router.engine.status.lake_board import LakeBoard
+from router.registry import load_registry
+from tests.cli.test_status import TEXT, board, book, read_rows, run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from router.engine.status.board import StatusBoard
+    from tests.cli.test_status import Run
+
+__all__ = ["board", "run"]
+
+
+@pytest.fixture
+def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "games.yaml"
+    file.write_text(TEXT)
+    return file
+
+
+def lake_board(file: Path) -> LakeBoard:
+    board = LakeBoard(load(file, load_registry(), environ={}).config, "1.0")
+    board.read()
+    return board
+
+
+def files_below(folder: Path) -> list[str]:
+    return sorted(str(path) for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_lake_says_how_its_stream_was(config_file: Path) -> None:
+    """Without it nobody sees at night what a stream that is down has done, and what it left undone."""
+    book({**read_rows(100)}, {"route": "games", "sink": "delta", "matched": 97, "landed": 96, "refused": 1})
+    letters = {"stage": ["decode", "decode", "expect"], "route": [None, None, "games"], "sink": [None, None, "delta"]}
+    timestamps = pa.array([0, 1, 2], pa.timestamp("us", "UTC"))
+    rows = pa.table(
+        {
+            **letters,
+            "reason": ["no JSON", "no JSON", "positive"],
+            "replayed": pa.array([None] * 3, pa.string()),
+            "topic": ["t"] * 3,
+            "partition": [0] * 3,
+            "offset": [1, 2, 3],
+            "timestamp": timestamps,
+        }
+    )
+    write_deltalake("lake/ops/dead", rows)
+    config = load(config_file, load_registry(), environ={}).config
+    note = PendingRelease(Place("games", "delta", "silver.games"), cause="its log is damaged", blocked=True)
+    write(CheckpointStore(Lake.at(config.checkpoint_path())), note)
+
+    snapshot = lake_board(config_file).snapshot()
+    assert snapshot.warnings == ()
+    assert (snapshot.state, snapshot.words) == ("down", "down")
+    (batch,) = snapshot.batches
+    assert (batch.batch, batch.read, batch.decoded, batch.failed, batch.dead_letters) == (3, 100, 98, 2, 4)
+    assert snapshot.records == {"read": 100, "decoded": 98, "failed": 2, "unmatched": 1, "dead_letters": 4}
+    assert snapshot.routes == {"games": {"matched": 97}}
+    causes = {(group.stage, group.reason): group.count for group in snapshot.dead_letters}
+    assert causes == {("decode", "no JSON"): 2, ("expect", "positive"): 1}
+    assert [(table.table, table.blocked) for table in snapshot.tables] == [("silver.games", "its log is damaged")]
+
+
+def test_a_lake_that_is_not_there_yet_is_empty(config_file: Path) -> None:
+    """Without it the first look at a stream that never ran is a stack trace."""
+    snapshot = lake_board(config_file).snapshot()
+    assert (snapshot.state, snapshot.batches, snapshot.tables) == ("down", (), ())
+
+
+def test_what_cannot_be_read_is_a_warning(config_file: Path) -> None:
+    """Without it a damaged ledger hides the tables, too."""
+    book({**read_rows(1)})
+    for log in (config_file.parent / "lake/ops/ledger/_delta_log").glob("*.json"):
+        log.write_text("no JSON")
+    snapshot = lake_board(config_file).snapshot()
+    (warned,) = snapshot.warnings
+    assert warned.message.startswith("ledger cannot be read: ")
+
+
+def test_a_stream_without_a_page_is_seen_as_running(config_file: Path) -> None:
+    """Without it somebody starts it a second time."""
+    config = load(config_file, load_registry(), environ={}).config
+    with alone(Lake.at(config.checkpoint_path()), "games"):
+        assert lake_board(config_file).snapshot().state == "running"
+
+
+def test_the_command_serves_until_it_is_ended(config_file: Path) -> None:
+    """Without it the page is right in tests, and nobody can open it."""
+    book({**read_rows(100)})
+    before = files_below(config_file.parent)
+    command = [sys.executable, "-m", "router", "ui", "games.yaml", "--address", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            address = line.partition("http://")[2].partition("/")[0]
+            status = requests.get(f"http://{address}/api/status", timeout=30).json()
+            assert (status["state"], status["batches"][0]["read"]) == ("down", 100)
+            assert "<main>" in requests.get(f"http://{address}/", timeout=30).text
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+    assert files_below(config_file.parent) == before, "it only reads"
+
+
+def test_a_stream_that_shows_itself_is_named(run: Run, board: StatusBoard) -> None:
+    """Without it somebody looks at a lake of ten seconds ago while the stream has a page."""
+    from click.testing import CliRunner
+
+    from router.cli import commands
+
+    done = CliRunner().invoke(commands, ["ui", "games.yaml"])
+    assert (done.exit_code, "shows itself at http://127.0.0.1:" in done.output) == (0, True)

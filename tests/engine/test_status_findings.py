@@ -1,0 +1,63 @@
+"""What the page says is wrong with a stream, and what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from router.engine.status.findings import findings
+from router.engine.status.snapshot import QuarantineStatus, SinkStatus, StreamSnapshot, TableStatus
+
+NOW = 10_000.0
+
+
+def found(state: Any = "running", file: str = "games.yaml", **fields: Any) -> list[tuple[str, str]]:
+    snapshot = StreamSnapshot("games", "1.0", state, since=NOW, started=NOW, **{"progress": NOW, **fields})
+    return [(finding.severity, finding.command) for finding in findings(snapshot, file, 600.0, NOW)]
+
+
+@pytest.mark.parametrize("state", ["starting", "running", "ended"])
+def test_a_stream_that_is_well_has_none(state: str) -> None:
+    """Without it somebody is woken up for nothing."""
+    assert found(state) == []
+
+
+@pytest.mark.parametrize(
+    ("state", "fields", "expected"),
+    [
+        ("failed", {"cause": "the batch does not balance"}, ("act", "router run games.yaml")),
+        ("down", {}, ("act", "router run games.yaml")),
+        ("running", {"progress": NOW - 601}, ("act", "")),
+        ("waiting", {"cause": "no broker answers"}, ("look", "router doctor games.yaml")),
+        ("running", {"tables": (TableStatus("silver.uno", blocked="damaged"),)}, ("look", "router tables games.yaml")),
+        (
+            "running",
+            {"quarantined": (QuarantineStatus("silver.uno", "r", "s", "approval", 3),)},
+            ("look", "router quarantine list games.yaml"),
+        ),
+        ("running", {"sinks": (SinkStatus("r", "api", circuit_open=True),)}, ("look", "")),
+    ],
+    ids=["failed", "down", "stuck", "waiting", "blocked", "quarantined", "circuit"],
+)
+def test_what_is_wrong_has_the_next_step(state: str, fields: dict[str, Any], expected: tuple[str, str]) -> None:
+    """Without it an operator knows that something is wrong, and not what to type."""
+    assert found(state, **fields) == [expected]
+
+
+def test_a_lake_does_not_say_when_a_stream_made_a_step() -> None:
+    """Without it each stream without a page is stuck since 1970."""
+    assert found(progress=0.0) == []
+
+
+def test_the_command_can_be_pasted_into_a_shell() -> None:
+    """Without it a file with a blank in its name, or worse, is another command."""
+    assert found("down", "my games; rm -rf ~.yaml") == [("act", "router run 'my games; rm -rf ~.yaml'")]
+
+
+def test_many_tables_are_counted() -> None:
+    """Without it the sentence on top of the page has 5,000 names."""
+    tables = tuple(TableStatus(f"silver.t{number}", blocked="damaged") for number in range(5_000))
+    snapshot = StreamSnapshot("games", "1.0", "running", since=NOW, started=NOW, progress=NOW, tables=tables)
+    (finding,) = findings(snapshot, "games.yaml", 600.0, NOW)
+    assert "silver.t2 and 4,997 more" in finding.text
