@@ -13,8 +13,9 @@ from router.config.loader import load
 from router.delta.commit import StagedFile, TableCommit
 from router.engine.balance import Partition
 from router.engine.checkpoint_store import Manifest
+from router.engine.land.record_ages import TableAges
 from router.engine.status import board as board_module
-from router.engine.status.board import FRESHNESS_SECONDS, StatusBoard
+from router.engine.status.board import StatusBoard
 from router.engine.status.snapshot import QuarantineStatus, Warned
 from router.parts import BatchReport
 from router.registry import load_registry
@@ -63,6 +64,8 @@ def finish_batch(board: StatusBoard, batch: int, tables: Sequence[str], blocked:
             Partition("game-events", number, 0, last, read // PARTITIONS, 0, 0, 0, counts, {}, {}, {}, landed, {}, {})
         )
     manifest = Manifest(batch, "configuration", ("games/tables",), tuple(commits), tuple(partitions))
+    ages = TableAges((40, 860, 2200, 1600, 200, 90, 10, 0, 0, 0, 0, 0), seconds=9_800.0, newest=time.time() - 4)
+    board.staged(batch, time.time(), {commits[2].place: ages})
     board.carried_out(manifest, {"big_wins/rest": Applied(applied=38, dead=1)}, blocked)
     seconds = {step: length * (1 + ((batch * 3) % 5) / 10) for step, length in SECONDS.items()}
     routes = {"games": {"matched": read - dead, "landed": read - dead}, "big_wins": {"matched": 42, "landed": 42}}
@@ -88,8 +91,6 @@ def told_board(tables: Sequence[str], *, has_trouble: bool) -> StatusBoard:
             finish_batch(board, batch, of_batch, blocked)
     ends = {("game-events", number): 9_000 * batches + 200 * number for number in range(PARTITIONS)}
     board.source_is_at({}, ends)
-    histogram = [40, 900, 3_100, 4_700, 4_900, 4_990, *[5_000] * (len(FRESHNESS_SECONDS) - 6), 5_000, 9_800.0]
-    board.records_were(histogram, now - 4)
     causes = {
         ("decode", "", "", "no JSON: unexpected end of data"): 311,
         ("decode", "", "", "field `amount`: a number, got a text"): 128,

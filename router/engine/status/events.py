@@ -121,4 +121,5 @@ def _document(value: Any) -> dict[str, Any]:
     # `asdict` copies each value, which takes a tenth of a second with 5,000 tables; these are read only.
     if isinstance(value, PartitionStatus):
         return {**vars(value), "lag": value.lag}
-    return vars(value)
+    fields: dict[str, Any] = vars(value)
+    return fields

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from router.config.models import Metrics, Ui, interval
-from router.engine.status.board import FRESHNESS_SECONDS
+from router.engine.land.record_ages import AGE_SECONDS
 from router.engine.status.events import SnapshotEvents
 from router.engine.status.metrics import metrics_text
 from router.engine.status.page import ASSETS, FORM_PATHS, OPEN_ASSETS, PAGE_HEADERS, Login, asset
@@ -76,9 +76,7 @@ class StatusServer:
         self.stuck_after = interval(ui.stuck_after).total_seconds()
         self.address: tuple[str, int] | None = None
         self._login = Login(board.snapshot().query, ui)
-        self._events = SnapshotEvents(
-            board, file, self.stuck_after, HEADERS, graph=graph, freshness_bounds=FRESHNESS_SECONDS
-        )
+        self._events = SnapshotEvents(board, file, self.stuck_after, HEADERS, graph=graph, freshness_bounds=AGE_SECONDS)
         self._loop = asyncio.new_event_loop()
         self._bound = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="status", daemon=True)

@@ -146,10 +146,10 @@ function showFigures() {
   ]);
 }
 
-// How old records were when their batch was in bronze, from a histogram: the last two numbers are all, and the sum.
+// How old records were when they were in their tables, from a histogram: the last two numbers are all, and the sum.
 function freshness() {
   const title = "Freshness (median)";
-  if (!stream.freshness) return figure(title, "–", bars([0], "not known"), ["not known: it is read from bronze"]);
+  if (!stream.freshness) return figure(title, "–", bars([0], "not known"), ["not known before the first batch"]);
   const upTo = stream.freshness.counts.slice(0, -1);
   const all = upTo.at(-1);
   const within = (part) => {
