@@ -58,7 +58,8 @@ def _settled_once(sending: TaskWorker, in_doubt: int) -> None:
 )
 def test_a_worker_that_is_killed_loses_nothing(sending: TaskWorker, honoured: bool, rows_per_call: int) -> None:
     """Without it the rows of a worker that ran out of memory are lost, or come twice and nobody knows."""
-    sending.api.play(latency=0.03, idempotency=KEY if honoured else "")
+    # The API takes so long that each worker always has calls in flight: a kill between two calls would show nothing.
+    sending.api.play(latency=0.1, idempotency=KEY if honoured else "")
 
     with sending.midway(40, **OPTIONS, rows_per_call=rows_per_call) as outcome:
         victim = workers(sending.api.port)[0]
