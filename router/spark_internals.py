@@ -107,6 +107,19 @@ def quiet_accumulators(session: SparkSession) -> None:
     vars(session.sparkContext._accumulatorServer)["handle_error"] = lambda request, address: None
 
 
+QUERY_CLASSES = (
+    "org.apache.spark.sql.execution.streaming.MicroBatchExecution",
+    "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution",
+)
+"""The class that runs a query and logs why one fails: of Spark 4.0, and where 4.2 has moved it."""
+
+
+def set_query_log_level(session: SparkSession, level: str) -> None:
+    """Set how much Spark prints about queries that fail."""
+    for name in QUERY_CLASSES:
+        log_level(session, name, level)
+
+
 def log_level(session: SparkSession, logger: str, level: str) -> None:
     """Set how much a logger of the JVM prints: OFF, ERROR, ..."""
     log4j = jvm(session).org.apache.logging.log4j

@@ -44,6 +44,13 @@ def test_a_logger_can_be_silenced(spark: SparkSession) -> None:
     assert manager.getLogger("router.test").getLevel().toString() == "OFF"
 
 
+def test_the_class_that_logs_failed_queries_is_known(spark: SparkSession) -> None:
+    """Without it a batch that fails prints the stack of Spark's query under the router's one line."""
+    loader = spark_internals.jvm(spark).java.lang.ClassLoader.getSystemClassLoader()
+    files = [f"{name.replace('.', '/')}.class" for name in spark_internals.QUERY_CLASSES]
+    assert any(loader.getResource(file) is not None for file in files)
+
+
 def test_the_accumulator_server_can_be_silenced(spark: SparkSession) -> None:
     """Without it the end of a JVM prints a stack of PySpark's."""
     spark_internals.quiet_accumulators(spark)

@@ -41,9 +41,9 @@ from router.spark_internals import (
     has_jvm,
     is_running,
     jvm_exit_status,
-    log_level,
     options_of,
     quiet_accumulators,
+    set_query_log_level,
     stop_jvm,
 )
 
@@ -56,7 +56,6 @@ log = logging.getLogger("router")
 BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 UNBOUNDED = str(2**31 - 1)
 """Whether an Arrow batch is bounded in bytes; see router.engine.land.job for why it is not."""
-QUERY_LOGGER = "org.apache.spark.sql.execution.streaming.MicroBatchExecution"
 CLASS_PATH = "spark.driver.extraClassPath"
 AVRO_LIMITS = (
     f"-Dorg.apache.avro.limits.string.maxLength={64 << 20}",
@@ -387,11 +386,11 @@ def class_archive() -> Path:
 def quiet_failures(session: SparkSession) -> Iterator[None]:
     """Keep Spark and py4j from printing the stack of a query that fails: the router logs the reason in one line."""
     with quiet_gateway():
-        log_level(session, QUERY_LOGGER, "OFF")
+        set_query_log_level(session, "OFF")
         try:
             yield
         finally:
-            log_level(session, QUERY_LOGGER, "ERROR")
+            set_query_log_level(session, "ERROR")
 
 
 @contextmanager
