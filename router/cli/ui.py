@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 import click
@@ -30,7 +29,8 @@ def ui(file: Path, address: str | None, plugin_files: tuple[Path, ...]) -> None:
     Only reads. Needs no Spark.
     """
     config = load(file, load_registry(plugin_files)).config
-    answer = import_module("router.engine.status.summary").summary_of_server(config)
+    summary = import_module("router.engine.status.summary")
+    answer = summary.summary_of_server(config)
     if answer is not None:
         click.echo(f"{config.name} runs, and shows itself at http://{answer.address}/")
         return
@@ -41,21 +41,9 @@ def ui(file: Path, address: str | None, plugin_files: tuple[Path, ...]) -> None:
     graph = drawing.drawn(config, drawing.NOTHING).document()
     module = import_module("router.engine.status.server")
     stop = threading.Event()
-    with import_module("router.engine.status.lake_board").LakeBoard(config, _version()) as board:
+    with import_module("router.engine.status.lake_board").LakeBoard(config) as board:
         with module.StatusServer(board, place, config.metrics, str(file), graph) as server, stopped_by_signals(stop):
             if server.address is None:
                 raise StartError(f"{place.address} cannot be served: give another --address")
-            click.echo(f"{config.name}: its lake at http://{_host_of(server.address)}/ (Ctrl-C ends it)")
+            click.echo(f"{config.name}: its lake at http://{summary.as_authority(*server.address)}/ (Ctrl-C ends it)")
             stop.wait()
-
-
-def _host_of(address: tuple[str, int]) -> str:
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _version() -> str:
-    try:
-        return version("spark-event-router")
-    except PackageNotFoundError:  # from an archive
-        return "unknown"

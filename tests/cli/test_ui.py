@@ -39,7 +39,7 @@ def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def lake_board(file: Path) -> LakeBoard:
-    board = LakeBoard(load(file, load_registry(), environ={}).config, "1.0")
+    board = LakeBoard(load(file, load_registry(), environ={}).config)
     board.read()
     return board
 

@@ -13,6 +13,7 @@ from router_rest.rate_limit.client import HeldToken, LeaseClient, LeaseEnded
 from router_rest.rate_limit.coordinator import Coordinator
 from router_rest.rate_limit.protocol import SecureChannel
 from router_rest.rate_limit.server import AdmittedSink, LimitSessions, TaskSession
+from router_rest.rate_limit.timers import cancel_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
@@ -46,11 +47,7 @@ def simulate(story: Coroutine[Any, Any, Any]) -> Any:
     try:
         return loop.run_until_complete(asyncio.wait_for(story, 300))
     finally:
-        tasks = asyncio.all_tasks(loop)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            loop.run_until_complete(asyncio.wait(tasks))
+        cancel_tasks(loop)
         loop.close()
 
 

@@ -42,12 +42,17 @@ def run_with_precise_timers(main: Coroutine[Any, Any, None]) -> None:
         asyncio.set_event_loop(loop)
         loop.run_until_complete(main)
     finally:
-        tasks = asyncio.all_tasks(loop)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            loop.run_until_complete(asyncio.wait(tasks))
+        cancel_tasks(loop)
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.run_until_complete(loop.shutdown_default_executor())
         asyncio.set_event_loop(None)
         loop.close()
+
+
+def cancel_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    """End the tasks that a loop still has, before it is closed."""
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        loop.run_until_complete(asyncio.wait(tasks))

@@ -14,6 +14,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -86,8 +87,10 @@ def provide_java() -> Java:
     A JAVA_HOME that somebody has set is left alone, whatever it points at.
     """
     java = find_java()
+    if not java.fault or os.environ.get("JAVA_HOME"):
+        return java
     runtime = importlib.util.find_spec(PACKAGE)
-    if not java.fault or os.environ.get("JAVA_HOME") or runtime is None or runtime.origin is None:
+    if runtime is None or runtime.origin is None:
         return java
     program = Path(runtime.origin).with_name("java-runtime") / "bin" / "java"
     if not os.access(program, os.X_OK):
@@ -108,6 +111,9 @@ def _write_launcher(program: Path) -> Path:
     launcher = home / "bin" / "java"
     if not launcher.is_file():
         launcher.parent.mkdir(parents=True, exist_ok=True)
+        # Without it each look at this Java would start it twice, to ask for its version and modules.
+        with suppress(OSError):
+            shutil.copyfile(program.parent.parent / "release", home / "release")
         unfinished = launcher.with_name(f"java.{os.getpid()}")
         unfinished.write_text(text)
         unfinished.chmod(0o755)

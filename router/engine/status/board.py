@@ -87,7 +87,7 @@ class StatusBoard(logging.Handler):
         super().__init__(logging.WARNING)
         now = time.time()
         self._guard = threading.Lock()
-        self._snapshot = StreamSnapshot(query, _version(), "starting", since=now, started=now, progress=now)
+        self._snapshot = StreamSnapshot(query, installed_version(), "starting", since=now, started=now, progress=now)
         self._records: Counter[str] = Counter()
         self._routes: dict[str, Counter[str]] = {}
         self._batches: deque[BatchStatus] = deque(maxlen=BATCHES)
@@ -407,8 +407,9 @@ class StatusBoard(logging.Handler):
         return FreshnessStatus((*accumulate(self._ages.counts), self._ages.seconds), self._ages.newest)
 
 
-def _version() -> str:
+def installed_version() -> str:
+    """Return the version of the router; `unknown` if it runs from an archive."""
     try:
         return version("spark-event-router")
-    except PackageNotFoundError:  # from an archive
+    except PackageNotFoundError:
         return "unknown"

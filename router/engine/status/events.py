@@ -109,14 +109,14 @@ class SnapshotEvents:
         for name, value in values.items():
             if name not in self._values or self._values[name] != value:
                 self._values[name] = value
-                self._texts[name] = json.dumps(value, default=_document)
+                self._texts[name] = json.dumps(value, default=document_of)
         # A little less than a page waits, so that each of its looks finds a new snapshot.
         spent = time.monotonic() - began
         self._due = began + max(0.9 * EVENT_SECONDS, PAUSE_PER_SECOND * spent)
         return self._texts
 
 
-def _document(value: Any) -> dict[str, Any]:
+def document_of(value: Any) -> dict[str, Any]:
     """Return a part of a snapshot for JSON."""
     # `asdict` copies each value, which takes a tenth of a second with 5,000 tables; these are read only.
     if isinstance(value, PartitionStatus):

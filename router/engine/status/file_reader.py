@@ -8,7 +8,6 @@ version. The stream waits for none of it.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -24,6 +23,7 @@ from router.engine.checkpoint_store import lake_and_checkpoint
 from router.engine.label.layout import quarantine_of
 from router.engine.quarantine.table import quarantined_in
 from router.engine.start.spark_checkpoint import processed_offsets
+from router.engine.status.background import BackgroundThread
 from router.engine.status.snapshot import QuarantineStatus
 from router.errors import RouterError, TableError
 from router.sinks import ApplyingSink, TableSink
@@ -44,21 +44,19 @@ PAUSE_PER_SECOND = 20.0
 """Seconds of rest for each second of reading."""
 QUARANTINE_SECONDS = 10.0
 """Seconds between two looks for new versions of quarantines, which are two requests each."""
-CLOSING_SECONDS = 10.0
 WAITS_FOR = {"release": "approval", "unblock": "table", "held": "release"}
 """Why rows wait, by the kind of their release, in the words of `router quarantine list`."""
 CAUSE = ["stage", "route", "sink", "reason"]
 
 
-class StatusFileReader:
+class StatusFileReader(BackgroundThread):
     """A thread that reads what a board lacks. Use it as a context."""
 
     def __init__(self, board: StatusBoard, config: Config) -> None:
+        super().__init__("status reader")
         self.board = board
         self.config = config
         self._started = time.time()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="status reader", daemon=True)
         self._quarantines: dict[str, tuple[int, list[QuarantineStatus]]] = {}
         """Table -> its version when it was read, and what waited in it."""
         self._looked = 0.0
@@ -68,12 +66,7 @@ class StatusFileReader:
 
     def __enter__(self) -> Self:
         self.board.read_files()
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join(CLOSING_SECONDS)
+        return super().__enter__()
 
     def _run(self) -> None:
         pause = 0.0

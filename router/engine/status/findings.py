@@ -39,8 +39,7 @@ def findings(snapshot: StreamSnapshot, file: str, stuck_after: float, now: float
         )
     idle = now - snapshot.progress
     if snapshot.state == "running" and snapshot.progress and idle > stuck_after:
-        place = f"batch {snapshot.batch}, {snapshot.step}" if snapshot.step else "between two batches"
-        text = f"No step for {idle / 60:.0f} min ({place}). Restart the process: it continues where it ended."
+        text = f"No step for {idle / 60:.0f} min ({snapshot.place}). Restart the process: it continues where it ended."
         found.append(StreamFinding("act", text))
     if snapshot.state == "waiting":
         text = f"It waits, and continues by itself: {snapshot.cause}"

@@ -7,7 +7,6 @@ It has the form of a running stream's snapshot, so that the same page shows both
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -19,23 +18,22 @@ from deltalake.exceptions import DeltaError
 from router.engine import ledger
 from router.engine.audit.dead_letters import DeadLetterSelection, dead_letter_groups
 from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
-from router.engine.kafka_client import admin_client, end_offsets
 from router.engine.preflight.explain import tables_by_sink
 from router.engine.quarantine.table import blocked_places, quarantined
 from router.engine.start.run_lock import is_running
-from router.engine.start.spark_checkpoint import processed_offsets
-from router.engine.status.board import BATCHES
+from router.engine.status.background import BackgroundThread
+from router.engine.status.board import BATCHES, installed_version
 from router.engine.status.file_reader import quarantine_status, waiting_in_outboxes
 from router.engine.status.snapshot import (
     BatchStatus,
     DeadLetterStatus,
-    PartitionStatus,
     SinkStatus,
     StreamSnapshot,
     TableStatus,
     Warned,
 )
-from router.errors import RouterError, StartError, first_line, printable
+from router.engine.status.source_ends import ask_how_far
+from router.errors import RouterError, first_line, printable
 from router.sinks import ApplyingSink
 
 if TYPE_CHECKING:
@@ -47,7 +45,6 @@ log = logging.getLogger("router")
 SHORTEST_PAUSE = 10.0
 PAUSE_PER_SECOND = 20.0
 """Seconds of rest for each second of reading."""
-CLOSING_SECONDS = 1.0
 
 
 @dataclass
@@ -58,23 +55,19 @@ class _Reading:
     problems: list[str] = field(default_factory=list)
 
 
-class LakeBoard:
+class LakeBoard(BackgroundThread):
     """The status of a stream by what it has left. Use it as a context: a thread reads it again."""
 
-    def __init__(self, config: Config, version: str) -> None:
+    closing_seconds = 1.0
+
+    def __init__(self, config: Config) -> None:
+        super().__init__("lake reader")
         self.config = config
-        self._snapshot = StreamSnapshot(config.name, version, "down", since=0.0, started=0.0)
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="lake reader", daemon=True)
+        self._snapshot = StreamSnapshot(config.name, installed_version(), "down", since=0.0, started=0.0)
 
     def __enter__(self) -> Self:
         self.read()
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join(CLOSING_SECONDS)
+        return super().__enter__()
 
     def snapshot(self) -> StreamSnapshot:
         """Return what was read last."""
@@ -212,20 +205,5 @@ class LakeBoard:
         return {"quarantined": tuple(quarantine_status(found) for found in quarantined(self.config, lake))}
 
     def _read_topic(self) -> dict[str, Any]:
-        """Ask the brokers how many records are still to be processed."""
-        kafka = self.config.source.kafka
-        if kafka is None:
-            return {}
-        _, checkpoint = lake_and_checkpoint(self.config)
-        processed = processed_offsets(checkpoint)
-        if not processed:
-            return {}
-        try:
-            ends = end_offsets(admin_client(kafka), kafka)
-        except TimeoutError:
-            raise StartError(f"{kafka.servers} does not answer") from None
-        read = time.time()
-        partitions = []
-        for (topic, partition), position in processed.items():
-            partitions.append(PartitionStatus(topic, partition, position, ends.get((topic, partition)), read))
-        return {"partitions": tuple(partitions)}
+        partitions = ask_how_far(self.config)
+        return {"partitions": partitions} if partitions else {}

@@ -24,14 +24,13 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from router.config.models import Metrics, Ui, interval
 from router.engine.land.record_ages import AGE_SECONDS
-from router.engine.status.events import SnapshotEvents
+from router.engine.status.events import SnapshotEvents, document_of
 from router.engine.status.metrics import metrics_text
 from router.engine.status.page import ASSETS, FORM_PATHS, OPEN_ASSETS, PAGE_HEADERS, Login, asset
 
@@ -170,9 +169,8 @@ class StatusServer:
 
     async def _status(self, request: web.Request) -> web.Response:
         snapshot = self.board.snapshot()
-        found = {**asdict(snapshot), "words": snapshot.words, "lag": snapshot.lag, "now": time.time()}
-        found["partitions"] = [{**asdict(one), "lag": one.lag} for one in snapshot.partitions]
-        return web.Response(text=json.dumps(found), content_type="application/json")
+        document = {**vars(snapshot), "words": snapshot.words, "lag": snapshot.lag, "now": time.time()}
+        return web.Response(text=json.dumps(document, default=document_of), content_type="application/json")
 
     async def _metrics(self, request: web.Request) -> web.Response:
         body = metrics_text(self.board.snapshot(), self.metrics.tables_at_most)
@@ -182,8 +180,7 @@ class StatusServer:
         snapshot = self.board.snapshot()
         idle = time.time() - snapshot.progress
         if snapshot.state == "running" and idle > self.stuck_after:
-            where = f"batch {snapshot.batch}, {snapshot.step}" if snapshot.step else "between two batches"
-            return _text(f"no step for {idle:.0f} s: {where}", 503)
+            return _text(f"no step for {idle:.0f} s: {snapshot.place}", 503)
         if snapshot.state == "failed":
             return _text(snapshot.words, 503)
         return _text(snapshot.words)

@@ -177,6 +177,11 @@ class StreamSnapshot:
         return sum(known) if known else None
 
     @property
+    def place(self) -> str:
+        """Return where the stream's thread is: in a step of a batch, or between two."""
+        return f"batch {self.batch}, {self.step}" if self.step else "between two batches"
+
+    @property
     def words(self) -> str:
         """Return the state in words."""
         if self.state == "running":

@@ -7,43 +7,36 @@ old, and the lag that is computed from it stands still.
 from __future__ import annotations
 
 import logging
-import threading
+import time
 from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaException
 
+from router.engine.checkpoint_store import lake_and_checkpoint
 from router.engine.kafka_client import admin_client, end_offsets
+from router.engine.start.spark_checkpoint import processed_offsets
+from router.engine.status.background import BackgroundThread
+from router.engine.status.snapshot import PartitionStatus
 from router.errors import StartError
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
-    from typing_extensions import Self
 
-    from router.config.models import KafkaSource
+    from router.config.models import Config, KafkaSource
     from router.engine.status.board import StatusBoard
 
 log = logging.getLogger("router")
 ASK_SECONDS = 10.0
-CLOSING_SECONDS = 10.0
 
 
-class SourceEnds:
+class SourceEnds(BackgroundThread):
     """A thread that notes on a board where the partitions of a Kafka source end. Use it as a context."""
 
     def __init__(self, board: StatusBoard, kafka: KafkaSource, seconds: float = ASK_SECONDS) -> None:
+        super().__init__("source ends")
         self.board = board
         self.kafka = kafka
         self.seconds = seconds
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="source ends", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join(CLOSING_SECONDS)
 
     def _run(self) -> None:
         try:
@@ -63,3 +56,26 @@ class SourceEnds:
             log.debug("the brokers do not say where the topics end: %s", error)
             return
         self.board.source_is_at({}, ends)
+
+
+def ask_how_far(config: Config) -> tuple[PartitionStatus, ...]:
+    """Return by the checkpoint and by the brokers how far each partition of a topic is processed, without the stream.
+
+    Empty for other sources and before the first batch. Raises StartError or KafkaException without an answer.
+    """
+    kafka = config.source.kafka
+    if kafka is None:
+        return ()
+    _, checkpoint = lake_and_checkpoint(config)
+    processed = processed_offsets(checkpoint)
+    if not processed:
+        return ()
+    try:
+        ends = end_offsets(admin_client(kafka), kafka)
+    except TimeoutError:
+        raise StartError(f"{kafka.servers} does not answer") from None
+    read = time.time()
+    partitions = []
+    for (topic, partition), position in processed.items():
+        partitions.append(PartitionStatus(topic, partition, position, ends.get((topic, partition)), read))
+    return tuple(partitions)

@@ -17,13 +17,12 @@ from deltalake.exceptions import DeltaError
 from router.config.models import Ui, interval
 from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
-from router.engine.kafka_client import admin_client, end_offsets
 from router.engine.quarantine.table import blocked_places, quarantined
 from router.engine.start.checks import Checkpoint
 from router.engine.start.run_lock import is_running
-from router.engine.start.spark_checkpoint import processed_offsets
-from router.engine.status.file_reader import waiting_in_outboxes
-from router.errors import RouterError, StartError, first_line, printable
+from router.engine.status.file_reader import quarantine_status, waiting_in_outboxes
+from router.engine.status.source_ends import ask_how_far
+from router.errors import RouterError, first_line, printable
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -122,7 +121,7 @@ def summary_of_server(config: Config) -> StreamSummary | None:
     host, port = ui.host_and_port
     # A server of all addresses is asked at one of this machine.
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    address = as_authority(host, port)
     headers = {"Authorization": f"Bearer {ui.token.get_secret_value()}"} if ui.token else {}
     with requests.Session() as session:
         session.trust_env = False  # a proxy is for other machines
@@ -136,6 +135,11 @@ def summary_of_server(config: Config) -> StreamSummary | None:
     if not isinstance(status, dict) or status.get("query") != config.name:
         return None
     return _of_status(status, address)
+
+
+def as_authority(host: str, port: int) -> str:
+    """Return host and port as they stand in a URL: an address of IPv6 in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _of_status(status: dict[str, Any], address: str) -> StreamSummary:
@@ -249,29 +253,18 @@ def _read_blocked(config: Config, summary: StreamSummary) -> None:
 def _read_quarantine(config: Config, summary: StreamSummary) -> None:
     lake, _ = lake_and_checkpoint(config)
     for found in quarantined(config, lake):
-        oldest = None if found.since is None else found.since.timestamp()
-        _add_quarantined(summary, found.place.table, found.rows, oldest)
+        waiting = quarantine_status(found)
+        _add_quarantined(summary, waiting.table, waiting.rows, waiting.oldest)
 
 
 def _read_topic(config: Config, summary: StreamSummary) -> None:
     """Ask the brokers how many records are still to be processed."""
-    kafka = config.source.kafka
-    if kafka is None:
+    partitions = ask_how_far(config)
+    if not partitions:
         return
-    _, checkpoint = lake_and_checkpoint(config)
-    processed = processed_offsets(checkpoint)
-    if not processed:
-        return
-    try:
-        ends = end_offsets(admin_client(kafka), kafka)
-    except TimeoutError:
-        raise StartError(f"{kafka.servers} does not answer") from None
-    lag = 0
-    for partition, position in processed.items():
-        # A partition that the topic has no more adds nothing.
-        lag += max(0, ends.get(partition, position) - position)
-    summary.lag = lag
-    summary.lag_read = time.time()
+    # A partition that the topic has no more adds nothing.
+    summary.lag = sum(partition.lag or 0 for partition in partitions)
+    summary.lag_read = partitions[0].read
 
 
 def _add_quarantined(summary: StreamSummary, table: str, rows: int, oldest: float | None) -> None:
