@@ -310,10 +310,20 @@ def next_opens_after_a_late_call(tokens: TaskTokens) -> float:
 def test_calls_make_up_for_time_unless_the_api_wants_them_apart() -> None:
     """nginx without a burst refuses a call that comes early; elsewhere a task that stood still would lose its share."""
     catching_up, apart = TaskTokens(), TaskTokens()
-    apart.keep_apart(200.0)
+    for _ in range(5):
+        apart.note_early(100.0, refused=True)
 
     assert next_opens_after_a_late_call(catching_up) == pytest.approx(CATCHING_UP * 0.02)
     assert next_opens_after_a_late_call(apart) == pytest.approx(CLOSEST * 0.02)
+
+
+def test_early_calls_that_are_refused_by_chance_keep_no_calls_apart() -> None:
+    """An API that refuses 2 % of its calls at random refuses early ones, too: kept apart, a tenth of the limit is lost."""
+    tokens = TaskTokens()
+    for number in range(1_000):
+        tokens.note_early(100.0, refused=number % 50 in {0, 7})
+
+    assert next_opens_after_a_late_call(tokens) == pytest.approx(CATCHING_UP * 0.02)
 
 
 def test_a_token_knows_that_it_is_early() -> None:

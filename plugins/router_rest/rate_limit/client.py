@@ -42,6 +42,10 @@ CLOSEST, CATCHING_UP = 0.985, 0.6
 coming early, and at others, where calls may make up for the time."""
 STRICT = 10.0
 """Seconds for which an API counts as such after it has refused a call that came early."""
+EARLY_REFUSED = 0.25
+"""The part of the early calls of late that such an API refuses at least: fewer are refused by chance."""
+EARLY_WEIGHT = 1 / 16
+"""The weight of the last early call in that part."""
 MOST_KEYS = 10_000
 """Keys whose last call is known."""
 APART = 0.002
@@ -178,8 +182,8 @@ class LeaseClient:
         if pause is not None:
             tokens.count("asking", 1)
             tokens.note("pause", max(pause, tokens.pause or 0.0))
-        if throttled and early:
-            tokens.keep_apart(self._loop.time() + STRICT)
+        if early and (ok or throttled):
+            tokens.note_early(self._loop.time(), refused=throttled)
         if throttled and self._keyed:
             tokens.refused(key)
         if self._waiting:
@@ -416,6 +420,8 @@ class TaskTokens:
         self._last_use: dict[str, float] = {}
         """When the last token of each key was used, where tokens are held."""
         self._strict_until = -inf
+        self._early_refused = 0.0
+        """The part of the last early calls that were refused."""
         self._held = 0
         self._received = self._number = 0
         self._lives = 0.0
@@ -445,9 +451,14 @@ class TaskTokens:
                 return token
         return None
 
-    def keep_apart(self, until: float) -> None:
-        """Let no call make up for time until a moment: the API refuses calls that come early."""
-        self._strict_until = until
+    def note_early(self, now: float, *, refused: bool) -> None:
+        """Note how an early call ended, and let no call make up for time for a while if the API refuses such calls.
+
+        A single refusal says little: some APIs refuse a few calls at random, early or not.
+        """
+        self._early_refused += EARLY_WEIGHT * (refused - self._early_refused)
+        if refused and self._early_refused >= EARLY_REFUSED:
+            self._strict_until = now + STRICT
 
     def note_use(self, now: float, key: str) -> None:
         """Note that a token of a key is used now: the next call is kept apart from this one."""
