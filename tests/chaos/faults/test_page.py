@@ -1,4 +1,4 @@
-"""The tables of docs/storage-faults.md are those of this folder. STORAGE_FAULTS=write writes them anew."""
+"""The tables of docs/evidence/storage-faults.md are those of this folder. STORAGE_FAULTS=write writes them anew."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.chaos.faults.table import DISKS, FAULTS, STEPS, Fault
 
-PAGE = Path(__file__).parents[3] / "docs" / "storage-faults.md"
+PAGE = Path(__file__).parents[3] / "docs" / "evidence" / "storage-faults.md"
 END = "<!-- end -->"
 
 
