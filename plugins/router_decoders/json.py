@@ -95,7 +95,7 @@ class Json(ArrowDecoder):
       for a string field.
     - Binary is base64. A variant takes any value. Intervals, char and varchar are refused.
 
-    Runs in Python, on record batches; what Spark's from_json would do in another way is in docs/reference/formats.md.
+    Runs in Python, on record batches; what Spark's from_json would do in another way is in docs/reference/json.md.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("router_decoders.json_arrow",)
