@@ -81,3 +81,33 @@ def test_a_message_on_the_page_is_one_of_the_code(message: str) -> None:
 def test_the_page_quotes_messages() -> None:
     """Without it the test above passes because the table has another form."""
     assert len(MESSAGE.findall(WHEN_WRONG.read_text())) > 25
+
+
+TYPED = re.compile(r"(?:^\s*(?:\$ )?|`)router ([a-z-]+)((?: [^`\n#|]*)?)", re.MULTILINE)
+PAGES = sorted([ROOT / "README.md", *(path for path in (ROOT / "docs").rglob("*.md") if path != PAGE)])
+
+
+def options_of(name: str) -> set[str]:
+    """Return the options of a command and of the commands below it."""
+    command = commands.get_command(click.Context(commands), name)
+    assert command is not None, name
+    found = [command]
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        found += [below for part in command.list_commands(context) if (below := command.get_command(context, part))]
+    options = {option for one in found for parameter in one.params for option in parameter.opts}
+    return {*options, "--help"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_every_option_that_a_page_types_exists(page: Path) -> None:
+    """Without it a reader types an option that was renamed."""
+    for name, arguments in TYPED.findall(page.read_text()):
+        if name not in COMMANDS:
+            continue  # test_every_command_of_the_pages_exists
+        own, _, of_run = arguments.partition(" -- ")
+        for text, command in ((own, name), (of_run, "run")):
+            typed = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))
+            if command == "submit":
+                continue  # it hands its options to spark-submit
+            assert typed <= options_of(command), f"router {name}{arguments}"

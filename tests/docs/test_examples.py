@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 
 from router import ApplyingSink, Batch, Sink
 from router.cli import COMMANDS
@@ -207,3 +208,35 @@ def test_every_link_between_pages_leads_somewhere() -> None:
             linked = page.parent / path if path else page
             assert linked.exists(), f"{page.name}: {target}"
             assert not anchor or anchor in headings(linked), f"{page.name}: {target}"
+
+
+BLOCKS = re.compile(r"^( *)```(yaml|python)(?: title=\"[^\"]+\")?\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+
+
+def shown(language: str) -> list[tuple[str, str]]:
+    """Return the blocks of all pages in one language, each with the page."""
+    found = []
+    for page in PAGES:
+        for indent, kind, text in BLOCKS.findall(page.read_text()):
+            if kind == language:
+                found.append((page.name, re.sub(rf"^{indent}", "", text, flags=re.MULTILINE)))
+    return found
+
+
+@pytest.mark.parametrize(("page", "text"), shown("yaml"))
+def test_every_yaml_of_the_pages_can_be_read(page: str, text: str) -> None:
+    """A configuration that is copied must be YAML at least; a whole one must be a good configuration."""
+    assert yaml.safe_load(text) is not None, page
+    if not {"name:", "lake:", "routes:"} <= set(re.findall(r"^\w+:", text, re.MULTILINE)):
+        return
+    if "{pairs:" in text:
+        return  # its parts are those of the same page: test_the_package_of_plugins_is_complete
+    variables = dict.fromkeys(re.findall(r"\$\{(\w+)\}", text), "x")
+
+    assert load(ROOT / "routes" / "shown.yaml", load_registry(), environ=variables, text=text).config.routes
+
+
+@pytest.mark.parametrize(("page", "text"), shown("python"))
+def test_every_python_of_the_pages_can_be_read(page: str, text: str) -> None:
+    """A plugin that is copied must be Python."""
+    compile(text, page, "exec")

@@ -32,7 +32,7 @@ def disks() -> list[str]:
 def with_tables(page: str) -> str:
     """Return the page with its tables as they are here."""
     for name, found in {"files": files(), "disks": disks()}.items():
-        block = "\n".join((f"<!-- {name} -->", *found, END))
+        block = "\n".join((f"<!-- {name} -->", "", *found, "", END))
         page = re.sub(rf"<!-- {name} -->.*?{END}", lambda _, block=block: block, page, flags=re.DOTALL)
     return page
 
