@@ -231,7 +231,7 @@ def test_every_yaml_of_the_pages_can_be_read(page: str, text: str) -> None:
         return
     if "{pairs:" in text:
         return  # its parts are those of the same page: test_the_package_of_plugins_is_complete
-    variables = dict.fromkeys(re.findall(r"\$\{(\w+)\}", text), "x")
+    variables = dict.fromkeys(re.findall(r"\$\{(\w+)\}", text), "x") | {"REGISTRY": "http://127.0.0.1:8081"}
 
     assert load(ROOT / "routes" / "shown.yaml", load_registry(), environ=variables, text=text).config.routes
 
