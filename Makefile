@@ -5,7 +5,7 @@ BIN = JAVA_HOME="$$(cat .venv/java-home)" .venv/bin
 IN_TWO = -n 2 --dist loadscope --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-all test-cluster test-page test-versions check pins bench bench-full zip clean
+.PHONY: help setup demo test test-fast test-all test-cluster test-page test-versions check pins bench bench-full docs zip clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -51,6 +51,10 @@ pins: setup ## Write constraints.txt again after a change of pyproject.toml: ver
 	@.venv/bin/uv pip compile pyproject.toml --extra dev --extra java --universal --python-version 3.10 --no-python-downloads \
 		--generate-hashes --no-emit-index-url --no-annotate --custom-compile-command "make pins" --quiet -o constraints.txt
 
+docs: setup ## Build the site of the documentation into .site/, from docs/ alone; a dead link stops it
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "open .site/index.html, or: $(BIN)/mkdocs serve"
+
 zip: setup ## Build dist/*.whl and the same as spark_event_router.zip for spark-submit --py-files
 	@rm -rf dist
 	@$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
@@ -58,5 +62,5 @@ zip: setup ## Build dist/*.whl and the same as spark_event_router.zip for spark-
 	@ls -l dist
 
 clean: ## Remove what can be made again; .venv and the fetched jars stay
-	@rm -rf artifacts build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache spark-warehouse
+	@rm -rf .site artifacts build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache spark-warehouse
 	@find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -68,9 +68,10 @@ class Avro(RegistryDecoder):
     field, and its records become dead letters. So do records with an unknown id, of another format, and values that
     are cut off or have more bytes behind them.
 
-    Adds `schema_id`, `schema_version`, `subject` and `message` (the record's full name). Types: docs/formats.md. Values
-    are read by Spark's from_avro on executors. Where the JVM is not started by `router`, start it with
-    Avro's limits (docs/formats.md): a hostile length in a record can end it otherwise.
+    Adds `schema_id`, `schema_version`, `subject` and `message` (the record's full name). Types:
+    docs/reference/formats.md. Values are read by Spark's from_avro on executors. Where the JVM is not started by
+    `router`, start it with Avro's limits (docs/reference/formats.md): a hostile length in a record can end it
+    otherwise.
     """
 
     connectors: ClassVar[tuple[str, ...]] = ("avro",)

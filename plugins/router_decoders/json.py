@@ -95,7 +95,7 @@ class Json(ArrowDecoder):
       for a string field.
     - Binary is base64. A variant takes any value. Intervals, char and varchar are refused.
 
-    Runs in Python, on record batches; what Spark's from_json would do in another way is in docs/formats.md.
+    Runs in Python, on record batches; what Spark's from_json would do in another way is in docs/reference/json.md.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("router_decoders.json_arrow",)
@@ -310,7 +310,7 @@ class JsonSchema(RegistryDecoder):
     format, and objects that do not fit the merged schema.
 
     Adds `schema_id`, `schema_version`, `subject` and `message` (the schema's title, null without one). Types:
-    docs/formats.md. Runs in Python, on record batches.
+    docs/reference/formats.md. Runs in Python, on record batches.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("router_decoders.json_arrow",)

@@ -85,7 +85,7 @@ class Protobuf(RegistryDecoder):
     batch with a new one waits.
 
     Adds `schema_id`, `schema_version`, `subject` and `message` (full name), which rules and `select` may use.
-    How types are mapped: docs/formats.md. Runs in Python, on record batches.
+    How types are mapped: docs/reference/formats.md. Runs in Python, on record batches.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("router_schemas.protobuf.events",)

@@ -223,7 +223,7 @@ class AvroTarget:
 class ToAvro(RegistryEncoder):
     """Encode a row as an Avro record behind a zero byte and the schema's id (4 bytes, big-endian), or alone.
 
-    How columns go with a schema, and which schema is made for them: docs/formats.md, "Writing".
+    How columns go with a schema, and which schema is made for them: docs/how-to/write-to-kafka.md.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("router_schemas.avro.encode",)
@@ -292,7 +292,7 @@ class ToProtobuf(RegistryEncoder):
     """Encode a row as a Protobuf message behind a zero byte, the schema's id and the message index, or alone.
 
     Needs the extra `protobuf`, on the nodes of a cluster too. How columns go with a message, and which message is made
-    for them: docs/formats.md, "Writing".
+    for them: docs/how-to/write-to-kafka.md.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("router_schemas.protobuf.encode",)

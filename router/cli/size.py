@@ -75,8 +75,8 @@ def size(
 ) -> None:
     """Compute what the configuration FILE needs to take --rate events and have them in their tables within --latency.
 
-    From measured constants, as docs/sizing.md says: to plan with, within a quarter or so. `router bench` measures your
-    records on your machine. Starts no Spark.
+    From measured constants, as docs/how-to/size.md says: to plan with, within a quarter or so. `router bench` measures
+    your records on your machine. Starts no Spark.
     """
     from router.engine.preflight.sizing import Load, tables_of
     from router.engine.preflight.sizing import size as sized

@@ -3,5 +3,5 @@
 In: a loaded configuration and a Spark session (`stream`). `batch` is the whole story of a batch, and its steps are the
 rooms beside it: `label`, `land`, `commit`, `outbox` and `merge`; `ledger`, `quarantine` and `checkpoint_store` keep
 what must outlive it. `preflight`, `spark` and `start` come before the first batch, `tables` after the last.
-Out: reports of batches. See docs/architecture.md.
+Out: reports of batches. See docs/explanation/architecture.md.
 """

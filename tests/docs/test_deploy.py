@@ -258,6 +258,6 @@ def test_a_job_of_databricks_has_a_cluster_of_its_own():
 
 
 def test_every_file_stands_in_the_table_of_where_it_runs():
-    text = (DEPLOY.parent / "where-it-runs.md").read_text()
+    text = (DEPLOY.parent / "how-to" / "run-on-a-cluster.md").read_text()
 
     assert [file.name for file in DEPLOY.iterdir() if f"deploy/{file.name}" not in text] == []

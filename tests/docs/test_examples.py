@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 
 from router import ApplyingSink, Batch, Sink
 from router.cli import COMMANDS
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from router.delta.lake import Lake
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+DOCS = ROOT / "docs"
+PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
 
 
 def fences(page: Path, language: str) -> list[str]:
@@ -42,7 +44,7 @@ def test_the_configuration_of_the_readme_loads() -> None:
 
 def test_the_result_of_the_readme_is_from_the_whole_output() -> None:
     """A user who reads on must find the lines that they saw first; what is more than fifteen, nobody reads first."""
-    (result,), (output,) = (fences(page, "text") for page in (ROOT / "README.md", ROOT / "docs" / "demo.md"))
+    (result,), (output,) = (fences(page, "text") for page in (ROOT / "README.md", DOCS / "evidence" / "demo.md"))
 
     assert len(result.splitlines()) <= 15
     assert set(result.splitlines()) <= set(output.splitlines())
@@ -63,9 +65,9 @@ def test_the_plugin_of_the_readme_is_a_rule(tmp_path: Path) -> None:
     assert loaded.config.routes[0].match.part_name == "region"
 
 
-def test_the_sink_of_the_page_on_formats_loads() -> None:
+def test_the_sink_of_the_page_on_kafka_loads() -> None:
     """A user who copies it must not meet an error."""
-    (text,) = [text for text in fences(ROOT / "docs" / "formats.md", "yaml") if "- kafka:" in text]
+    (text,) = [text for text in fences(DOCS / "how-to" / "write-to-kafka.md", "yaml") if "- kafka:" in text]
     readme = fences(ROOT / "README.md", "yaml")[0]
     indented = "".join(f"    {line}\n" for line in text.splitlines())
     text = readme.replace("    sinks: [{delta: silver.big_wins}]\n", indented)
@@ -80,7 +82,8 @@ def test_the_sink_of_the_page_on_formats_loads() -> None:
 
 def test_the_tables_of_the_page_on_configuration_are_made_so() -> None:
     """A user who copies it must not meet an error."""
-    expects, text = [text for text in fences(ROOT / "docs" / "configuration.md", "yaml") if text.startswith("bronze:")]
+    pages = (DOCS / "reference" / "configuration.md", DOCS / "reference" / "tables.md")
+    expects, text = (yaml for page in pages for yaml in fences(page, "yaml") if yaml.startswith("bronze:"))
     readme = fences(ROOT / "README.md", "yaml")[0]
     rest = (
         readme[: readme.index("bronze:")]
@@ -98,7 +101,7 @@ def test_the_tables_of_the_page_on_configuration_are_made_so() -> None:
 
 def test_the_locations_of_the_page_on_object_stores_are_taken(tmp_path: Path) -> None:
     """A user who copies them must not meet an error, or a bucket of another name than the page says."""
-    (text,) = [text for text in fences(ROOT / "docs" / "object-storage.md", "yaml") if text.startswith("bronze:")]
+    (text,) = [text for text in fences(DOCS / "how-to" / "object-storage.md", "yaml") if text.startswith("bronze:")]
     readme = fences(ROOT / "README.md", "yaml")[0]
     rest = readme[: readme.index("bronze:")] + readme[readme.index("\n", readme.index("bronze:")) + 1 :]
     rest = rest[: rest.index("routes:")].replace("lake: ./lake", "lake: s3://company-lake/games")
@@ -120,7 +123,8 @@ def test_the_locations_of_the_page_on_object_stores_are_taken(tmp_path: Path) ->
 
 
 CRM = {"CRM_TOKEN": "hush", "TOKEN": "hush"}
-SHOWN = [text for page in (ROOT / "README.md", ROOT / "docs" / "rest.md") for text in fences(page, "yaml")]
+REST_PAGES = (ROOT / "README.md", DOCS / "reference" / "rest.md", DOCS / "how-to" / "rest-apis.md")
+SHOWN = [text for page in REST_PAGES for text in fences(page, "yaml")]
 
 
 @pytest.mark.parametrize("text", SHOWN, ids=range(len(SHOWN)))
@@ -146,12 +150,12 @@ def test_the_short_configuration_of_the_readme_is_the_one_we_ship() -> None:
 @pytest.mark.parametrize("option", sorted(Rest.model_fields))
 def test_every_option_of_the_rest_sink_is_documented(option: str) -> None:
     """An option that is in no page is found by reading the code."""
-    assert f"`{option}`" in (ROOT / "docs" / "configuration.md").read_text()
+    assert f"`{option}`" in (DOCS / "reference" / "rest.md").read_text()
 
 
 def test_the_sink_of_the_page_on_plugins_does_what_is_left(spark: SparkSession, lake: Lake, tmp_path: Path) -> None:
     """A plugin that is written like it must not repeat what arrived before it was stopped."""
-    text = fences(ROOT / "docs" / "plugins.md", "python")[0]
+    text = fences(DOCS / "reference" / "plugins.md", "python")[0]
     plugin, loft = tmp_path / "carriers.py", tmp_path / "loft"
     plugin.write_text(text)
     sink = load_registry([plugin]).resolve(Sink, {"pigeons": {"loft": str(loft)}})
@@ -176,7 +180,7 @@ def test_every_route_file_loads(path: Path) -> None:
 @pytest.mark.parametrize("key", sorted(field.alias or key for key, field in Config.model_fields.items()))
 def test_every_key_is_documented(key: str) -> None:
     """A key that nobody can read about does not exist for a user."""
-    assert f"`{key}`" in (ROOT / "docs" / "configuration.md").read_text()
+    assert f"`{key}`" in (DOCS / "reference" / "configuration.md").read_text()
 
 
 def test_every_command_of_the_pages_exists() -> None:
@@ -187,8 +191,52 @@ def test_every_command_of_the_pages_exists() -> None:
     assert {"run", "check", "ledger"} <= named <= COMMANDS.keys()
 
 
+def headings(page: Path) -> set[str]:
+    """Return the anchors that a code host and the site make of a page's headings."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\s-]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
 def test_every_link_between_pages_leads_somewhere() -> None:
-    """A link that leads nowhere costs a reader's trust."""
+    """A link that leads nowhere, or to a section that has moved, costs a reader's trust."""
     for page in PAGES:
-        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-            assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"
+        for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+            if target.startswith("http"):
+                continue
+            path, _, anchor = target.partition("#")
+            linked = page.parent / path if path else page
+            assert linked.exists(), f"{page.name}: {target}"
+            assert not anchor or anchor in headings(linked), f"{page.name}: {target}"
+
+
+BLOCKS = re.compile(r"^( *)```(yaml|python)(?: title=\"[^\"]+\")?\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+
+
+def shown(language: str) -> list[tuple[str, str]]:
+    """Return the blocks of all pages in one language, each with the page."""
+    found = []
+    for page in PAGES:
+        for indent, kind, text in BLOCKS.findall(page.read_text()):
+            if kind == language:
+                found.append((page.name, re.sub(rf"^{indent}", "", text, flags=re.MULTILINE)))
+    return found
+
+
+@pytest.mark.parametrize(("page", "text"), shown("yaml"))
+def test_every_yaml_of_the_pages_can_be_read(page: str, text: str) -> None:
+    """A configuration that is copied must be YAML at least; a whole one must be a good configuration."""
+    assert yaml.safe_load(text) is not None, page
+    if not {"name:", "lake:", "routes:"} <= set(re.findall(r"^\w+:", text, re.MULTILINE)):
+        return
+    if "{pairs:" in text:
+        return  # its parts are those of the same page: test_the_package_of_plugins_is_complete
+    variables = dict.fromkeys(re.findall(r"\$\{(\w+)\}", text), "x") | {"REGISTRY": "http://127.0.0.1:8081"}
+
+    assert load(ROOT / "routes" / "shown.yaml", load_registry(), environ=variables, text=text).config.routes
+
+
+@pytest.mark.parametrize(("page", "text"), shown("python"))
+def test_every_python_of_the_pages_can_be_read(page: str, text: str) -> None:
+    """A plugin that is copied must be Python."""
+    compile(text, page, "exec")

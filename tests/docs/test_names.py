@@ -14,6 +14,7 @@ from router import ApplyingSink, ArrowDecoder, Decoder, Encoder, MergingSink, Ru
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+EXPLANATION, REFERENCE = ROOT / "docs" / "explanation", ROOT / "docs" / "reference"
 TOP = ("router", "plugins", "routes", "tests", "benchmarks", "demo", "docs", "scripts")
 FILE = re.compile(rf"`((?:{'|'.join(TOP)})/[\w./-]+)`")
 TEST = re.compile(r"`(test_\w+)`")
@@ -50,7 +51,7 @@ def test_a_test_that_a_page_names_is_there(page: Path, name: str) -> None:
     assert name in defined()
 
 
-@pytest.mark.parametrize(("file", "name"), STEP.findall((ROOT / "docs" / "architecture.md").read_text()))
+@pytest.mark.parametrize(("file", "name"), STEP.findall((EXPLANATION / "architecture.md").read_text()))
 def test_a_step_of_the_architecture_is_a_function(file: str, name: str) -> None:
     """Without it the page that explains a batch explains another one."""
     found: list[ast.AST] = [ast.parse((ROOT / file).read_text())]
@@ -62,7 +63,7 @@ def test_a_step_of_the_architecture_is_a_function(file: str, name: str) -> None:
 
 def test_the_architecture_has_nine_steps_in_the_order_of_the_code() -> None:
     """Without it the picture and the code tell two stories."""
-    page = (ROOT / "docs" / "architecture.md").read_text()
+    page = (EXPLANATION / "architecture.md").read_text()
     steps = re.findall(r"^\| (\d) (\w+) \|", page, re.MULTILINE)
     process = (ROOT / "router" / "engine" / "batch.py").read_text()
 
@@ -89,4 +90,4 @@ def signatures(*owners: object) -> list[str]:
 )
 def test_a_method_of_parts_and_a_hook_are_documented_with_their_signature(signature: str) -> None:
     """Without it an author of a plugin implements what was called so before."""
-    assert f"`{signature}`" in (ROOT / "docs" / "plugins.md").read_text().replace("\\|", "|")
+    assert f"`{signature}`" in (REFERENCE / "plugins.md").read_text().replace("\\|", "|")

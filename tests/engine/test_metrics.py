@@ -105,7 +105,7 @@ def test_prometheus_finds_nothing_wrong_with_the_metrics(board: StatusBoard, kno
 
 def test_the_page_has_the_metrics_of_now() -> None:
     """Without it people write queries for what was renamed; `python -m router.engine.status.metrics_page` makes it."""
-    assert (ROOT / "docs" / "metrics.md").read_text() == metrics_page()
+    assert (ROOT / "docs" / "reference" / "metrics.md").read_text() == metrics_page()
 
 
 def test_series_of_tables_can_be_none(board: StatusBoard, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A broker that wants SASL_SSL and a registry that wants a login, as managed services do (docs/cloud-sources.md)."""
+"""A broker with SASL_SSL and a registry with a login, as managed services have: docs/how-to/cloud-sources.md."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from router_demo.registry import EmbeddedRegistry
 
-PAGE = Path(__file__).parents[2] / "docs" / "cloud-sources.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "cloud-sources.md"
 PASSWORD = "trusted"
 LOGINS = {"key": "secret", "$ConnectionString": "Endpoint=sb://x/;SharedAccessKey=abc=", "guest": "let-me-in"}
 ADMINS = ("ANONYMOUS", "key", "$ConnectionString")

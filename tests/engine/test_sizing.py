@@ -74,7 +74,7 @@ def test_every_constant_says_where_it_comes_from() -> None:
 def test_the_page_has_the_figures_of_the_constants() -> None:
     """Without it somebody plans with figures that the command does not compute with."""
     constants = Constants.read()
-    page = (ROOT / "docs/sizing.md").read_text()
+    page = (ROOT / "docs/how-to/size.md").read_text()
     assert f"seconds = {constants.batch_seconds:g} + {constants.table_seconds:g} x tables" in page
     assert f"computed with {constants.requests_per_table:g} for each table" in page
     assert f"one every {constants.lock_seconds:g} s for the lock" in page

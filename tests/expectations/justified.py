@@ -39,7 +39,7 @@ JUSTIFIED = (
     ),
     Justified(
         'upserts_by_field',
-        'A history is a function of its records: late ones take their place in it (docs/delivery.md).',
+        'A history is a function of its records: late ones take their place in it (docs/how-to/upserts-and-history.md).',
         gone=(
             'silver.history | {"_topic": "events", "_partition": 0, "_offset": 0, "_newest_1": 10, "game": "uno", "gamer": "a", "level": 1, "at": 10, "valid_from": "2026-01-01T12:00:01.123456+00:00", "valid_to": "2026-01-01T14:00:02.123456+00:00", "is_current": false}',
             'silver.history | {"_topic": "events", "_partition": 0, "_offset": 1, "_newest_1": 5, "game": "uno", "gamer": "a", "level": 2, "at": 5, "valid_from": "2026-01-01T12:00:01.123456+00:00", "valid_to": "2026-01-01T12:00:01.123456+00:00", "is_current": false}',

@@ -1,7 +1,7 @@
 """Tables that others made: written as they demand, or left as they are while their rows wait, named with the cause.
 
-Each gets two batches by append and by upsert, the second with a new column: docs/foreign-tables.md says what becomes of
-them.
+Each gets two batches by append and by upsert, the second with a new column: docs/evidence/foreign-tables.md says what
+becomes of them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from tests.engine.query import Query
 
-PAGE = Path(__file__).parents[2] / "docs" / "foreign-tables.md"
+PAGE = Path(__file__).parents[2] / "docs" / "evidence" / "foreign-tables.md"
 QUARANTINE = "quarantine.games__appended__tables"
 KEYED = KeyedTable(keys=("id",))
 EACH = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in TABLES]

@@ -1,7 +1,7 @@
 """Spark's from_json as it is set to be strict: the oracle that decoding JSON in tasks is held to.
 
 It was the decoder once. Text after the object, times, infinite numbers and keys that come twice in a map it does not
-notice by itself; what finds these is kept here with it. What differs from it is in docs/formats.md.
+notice by itself; what finds these is kept here with it. What differs from it is in docs/reference/json.md.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ Row = tuple[Any, "str | None"]
 
 
 def differences(values: Sequence[bytes | None], found: Sequence[Row], native: Sequence[Row]) -> list[Any]:
-    """Return the values that from_json decodes to something else, but for the differences of docs/formats.md."""
+    """Return the values that from_json decodes to something else, but for those of docs/reference/json.md."""
     rows = zip(values, found, native, strict=True)
     return [row for row in rows if not _are_alike(row[1], row[2])]
 

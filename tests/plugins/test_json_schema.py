@@ -237,7 +237,7 @@ any_value = st.recursive(st.sampled_from(LEAVES), _nested, max_leaves=6)
 
 
 def read_by_python(schema: Json, value: Json) -> Json:
-    """Return what a document means by the mapping that docs/formats.md promises."""
+    """Return what a document means by the mapping that docs/reference/formats.md promises."""
     schema = DEFS["player"] if "$ref" in schema else schema
     if value is None:
         return None

@@ -1,6 +1,6 @@
 """One odd answer among good ones: what becomes of its row, how often it went out, and what `requests` makes of it.
 
-docs/rest-answers.md has the table; REST_ANSWERS=write writes it anew.
+docs/evidence/rest-answers.md has the table; REST_ANSWERS=write writes it anew.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tests.rest.conftest import Certificates
     from tests.rest.scripted import Talk
 
-PAGE = Path(__file__).parents[2] / "docs" / "rest-answers.md"
+PAGE = Path(__file__).parents[2] / "docs" / "evidence" / "rest-answers.md"
 ODD = b'"offset":7}'
 ROWS = 12
 REFUSAL = re.compile(r"[34]\d\d\b|501")

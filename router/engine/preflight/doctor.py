@@ -104,7 +104,7 @@ def _pair() -> Diagnosis:
     except MachineError as error:
         return Diagnosis("Spark and Delta", "wrong", error.what, error.todo)
     if difference := describe_untested_pair():
-        return Diagnosis("Spark and Delta", "warn", difference, "pip install a tested pair: docs/installation.md")
+        return Diagnosis("Spark and Delta", "warn", difference, "pip install a tested pair: docs/how-to/install.md")
     return Diagnosis("Spark and Delta", "ok", f"pyspark {spark} with delta-spark {delta}, a tested pair")
 
 

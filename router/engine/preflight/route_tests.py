@@ -192,7 +192,7 @@ def load_tests(path: Path) -> RouteTests:
         lines = error.errors(include_url=False)
         # A list that is short because what is in it is wrong is no second mistake.
         told = [a for a in lines if not any(len(b["loc"]) > len(a["loc"]) == len(_shared(a, b)) for b in lines)]
-        found = (document.problem(line["loc"], line["msg"], "see docs/configuration.md, Route tests") for line in told)
+        found = (document.problem(line["loc"], line["msg"], "see docs/reference/route-tests.md") for line in told)
         raise ConfigError(in_order(found)) from None
 
 

@@ -2,7 +2,7 @@
 
 Times are timestamps and not ages: a monitor computes the age when it looks. Series are bounded: of tables those that
 got a batch last have their own, the others share one. `METRICS` has each metric with its labels and what it is; the
-page docs/metrics.md is made of it.
+page docs/reference/metrics.md is made of it.
 """
 
 from __future__ import annotations

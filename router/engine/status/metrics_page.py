@@ -1,4 +1,4 @@
-"""The page docs/metrics.md, made of the metrics themselves: `python -m router.engine.status.metrics_page`."""
+"""The page docs/reference/metrics.md, made of the metrics themselves: `python -m router.engine.status.metrics_page`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from router.engine.status.metrics import METRICS, MetricDefinition
 HEAD = """\
 # Metrics
 
-Which series [`/metrics`](watching.md) has, so that you can write a query, an alert or a dashboard. This page is made by
-`python -m router.engine.status.metrics_page`.
+Which series [`/metrics`](../how-to/monitor.md) has, so that you can write a query, an alert or a dashboard. This page
+is made by `python -m router.engine.status.metrics_page`.
 
 ```console
 $ curl -s http://127.0.0.1:4480/metrics | grep lag
@@ -21,8 +21,8 @@ Counts begin when the process starts. Times are in seconds since 1970: `time() -
 is an age. A series that is not known is left out. Tables beyond `metrics: {tables_at_most: 500}` share the label
 `table="(others)"`: those that got rows longest ago, or have the fewest quarantined rows.
 
-The [alerts](deploy/alerts.yaml), the cases that [test them](deploy/alerts.test.yaml), and the
-[dashboard](deploy/grafana-dashboard.json) for Grafana use these names.
+The [alerts](../deploy/alerts.yaml), the cases that [test them](../deploy/alerts.test.yaml), and the
+[dashboard](../deploy/grafana-dashboard.json) for Grafana use these names.
 
 | metric | kind | labels | is |
 |---|---|---|---|
@@ -43,4 +43,4 @@ def _line(metric: MetricDefinition) -> str:
 
 
 if __name__ == "__main__":
-    Path("docs/metrics.md").write_text(metrics_page())
+    Path("docs/reference/metrics.md").write_text(metrics_page())

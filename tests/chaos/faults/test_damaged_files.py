@@ -1,8 +1,8 @@
 """Files of checkpoint, store, logs and data that are empty or cut off when a run starts, after each step of a batch.
 
 A run is crashed behind a step, its newest files are damaged as by a power cut, and it is started again: it goes
-on, waits, or stops, as `table.py` says, and in the end the lake is that of an undisturbed run. docs/storage-faults.md
-says the same to users.
+on, waits, or stops, as `table.py` says, and in the end the lake is that of an undisturbed run.
+docs/evidence/storage-faults.md says the same to users.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tables of docs/storage-faults.md are those of this folder. STORAGE_FAULTS=write writes them anew."""
+"""The tables of docs/evidence/storage-faults.md are those of this folder. STORAGE_FAULTS=write writes them anew."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.chaos.faults.table import DISKS, FAULTS, STEPS, Fault
 
-PAGE = Path(__file__).parents[3] / "docs" / "storage-faults.md"
+PAGE = Path(__file__).parents[3] / "docs" / "evidence" / "storage-faults.md"
 END = "<!-- end -->"
 
 
@@ -32,7 +32,7 @@ def disks() -> list[str]:
 def with_tables(page: str) -> str:
     """Return the page with its tables as they are here."""
     for name, found in {"files": files(), "disks": disks()}.items():
-        block = "\n".join((f"<!-- {name} -->", *found, END))
+        block = "\n".join((f"<!-- {name} -->", "", *found, "", END))
         page = re.sub(rf"<!-- {name} -->.*?{END}", lambda _, block=block: block, page, flags=re.DOTALL)
     return page
 
