@@ -318,7 +318,7 @@ def test_calls_make_up_for_time_unless_the_api_wants_them_apart() -> None:
 
 
 def test_early_calls_that_are_refused_by_chance_keep_no_calls_apart() -> None:
-    """An API that refuses 2 % of its calls at random refuses early ones, too: kept apart, a tenth of the limit is lost."""
+    """An API that refuses 2 % of its calls at random also refuses early ones: apart, a tenth of the limit is lost."""
     tokens = TaskTokens()
     for number in range(1_000):
         tokens.note_early(100.0, refused=number % 50 in {0, 7})
