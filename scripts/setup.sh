@@ -152,13 +152,11 @@ fetch_kafka_jars() { .venv/bin/python -c 'from router_demo.kafka import kafka_ja
 
 fetch_registry() { .venv/bin/python -c 'from router_demo.registry import registry_jar; registry_jar()'; }
 
-archive_classes() { # a convenience: without it everything works, a few seconds slower
-    .venv/bin/router warm-up >.venv/warm-up.log 2>&1 || say "  left out; the reason is in .venv/warm-up.log"
-}
-
-prepare_spark() {
-    step "jars of Spark's connectors (70 MB, kept in Spark's own cache)" fetch_spark_jars
-    step "archive of the JVM's classes, for quick starts (200 MB, kept in ${ROUTER_CACHE:-$HOME/.cache/spark-event-router})" archive_classes
+archive_classes() { # in the background: it takes a minute, and without it everything works, a few seconds slower
+    say "an archive of the JVM's classes is made in the background, for quicker starts (200 MB, kept in" \
+        "${ROUTER_CACHE:-$HOME/.cache/spark-event-router}; .venv/warm-up.log)"
+    # Ctrl-C ends what runs after the set-up, not this; the lock of the set-up is not inherited.
+    (trap '' INT HUP && exec nice -n 19 .venv/bin/router warm-up) >.venv/warm-up.log 2>&1 9>&- </dev/null &
 }
 
 prepare_servers() {
@@ -172,7 +170,7 @@ prepare_all() { # what mostly computes beside what mostly waits for the network
     servers=$!
     step "promtool, nginx and Chromium, which tests use" ensure_test_programs &
     programs=$!
-    prepare_spark
+    step "jars of Spark's connectors (70 MB, kept in Spark's own cache)" fetch_spark_jars
     wait "$servers"
     wait "$programs"
 }
@@ -193,4 +191,5 @@ step "Java 17, 21 or 25" ensure_java
 step "packages pinned in constraints.txt (about 700 MB, a few minutes on a fresh machine)" install_packages
 prepare_all
 fingerprint >.venv/ready
+archive_classes
 say "complete in $((SECONDS - begin)) s, with $(.venv/bin/python -V) and Java of $JAVA_HOME"
