@@ -1,4 +1,4 @@
-"""The REST sink's tasks at a real limiter, nginx, and a naive client at the same pace at a limiter of its own.
+"""The REST sink's tasks at a real limiter, and a naive client at the same pace at a limiter of its own.
 
 No Spark: each task runs in a process of its own, as `mapInArrow` would run it, with a lease server and receipts.
 """
@@ -6,17 +6,12 @@ No Spark: each task runs in a process of its own, as `mapInArrow` would run it, 
 from __future__ import annotations
 
 import asyncio
-import getpass
 import math
 import multiprocessing
-import os
-import shutil
-import socket
-import subprocess
 import threading
 import time
 from collections import deque
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -24,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pyarrow as pa
 
+from benchmarks.limiter_servers import limiter_server
 from benchmarks.runs import Run
 from benchmarks.subjects import Subject
 from router import Encoding
@@ -50,62 +46,12 @@ if TYPE_CHECKING:
     from benchmarks.runs import Task
 
 WARM_UP = 5.0
-"""Seconds after the first call that do not count."""
+"""Seconds after the first call that do not count; of longer windows two of them."""
 IN_FLIGHT = 64
 SHARE = 0.98
 """The part of the stated limit at which both clients send."""
 OWNER = Owner("limiters", "calls", "rest", 0)
 REFUSED_KEY = b"refused"
-CONFIGURATION = """
-worker_processes 1;
-user {user};
-pid {folder}/nginx.pid;
-error_log {folder}/error.log crit;
-events {{ worker_connections 1024; }}
-http {{
-    access_log off;
-    log_format calls "$msec $status";
-    client_body_temp_path {folder}/body;
-    proxy_temp_path {folder}/proxy;
-    fastcgi_temp_path {folder}/fastcgi;
-    uwsgi_temp_path {folder}/uwsgi;
-    scgi_temp_path {folder}/scgi;
-    keepalive_requests 1000000;
-    limit_req_zone $uri zone=calls:1m rate={rate}r/s;
-    limit_req_status {status};
-    split_clients $request_id $unlucky {{ {random} * ""; }}
-    upstream api {{ server unix:{folder}/api; keepalive 64; }}
-    server {{ listen unix:{folder}/api; location / {{ return 200; }} }}
-    server {{
-        listen 127.0.0.1:{port};
-        {retry_after}
-        location /refused {{ return 429; }}
-        location / {{
-            if ($unlucky) {{ return {status}; }}
-            {limit_req}
-            proxy_pass http://api;
-            proxy_http_version 1.1;
-            proxy_set_header Connection "";
-        }}
-        location = /router {{
-            access_log {folder}/router.log calls;
-            if ($unlucky) {{ return {status}; }}
-            {limit_req}
-            proxy_pass http://api;
-            proxy_http_version 1.1;
-            proxy_set_header Connection "";
-        }}
-        location = /naive {{
-            access_log {folder}/naive.log calls;
-            if ($unlucky) {{ return {status}; }}
-            {limit_req}
-            proxy_pass http://api;
-            proxy_http_version 1.1;
-            proxy_set_header Connection "";
-        }}
-    }}
-}}
-"""
 
 
 def _session(task: Task) -> Any:
@@ -119,7 +65,7 @@ def _run(spark: SparkSession, task: Task) -> Run:
     folder = Path(task.folder)
     folder.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
-    with nginx(folder, options) as url:
+    with limiter_server(folder, options) as url:
         if "keys" in options:
             counts = _send_keys(url, folder, int(options["keys"]))
         else:
@@ -127,70 +73,55 @@ def _run(spark: SparkSession, task: Task) -> Run:
     return Run(time.perf_counter() - began, read=task.events, counts=counts)
 
 
-@contextmanager
-def nginx(folder: Path, options: dict[str, str]) -> Iterator[str]:
-    """Run nginx with the limiter of `options`; yield its URL."""
-    program = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-    if program is None:
-        raise RuntimeError("nginx is not installed: apt-get install nginx-light")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    burst = options.get("burst")
-    limited = options.get("limiter", "nginx") == "nginx"
-    text = CONFIGURATION.format(
-        folder=folder.resolve(),
-        user=getpass.getuser(),
-        port=port,
-        rate=options.get("limit", "1000"),
-        status=options.get("status", "429"),
-        random=f"{options['random']}% 1;" if "random" in options else "",
-        retry_after=f"add_header Retry-After {options['retry_after']} always;" if "retry_after" in options else "",
-        limit_req=f"limit_req zone=calls{f' burst={burst} nodelay' if burst else ''};" if limited else "",
-    )
-    configuration = folder.resolve() / "nginx.conf"
-    configuration.write_text(text)
-    with subprocess.Popen(
-        [program, "-p", str(folder.resolve()), "-c", str(configuration), "-g", "daemon off;"],
-        stderr=subprocess.DEVNULL,
-    ) as process:
-        try:
-            _wait_for(port)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.terminate()
-
-
-def _wait_for(port: int) -> None:
-    for _ in range(100):
-        with suppress(OSError), socket.create_connection(("127.0.0.1", port), 0.1):
-            return
-        time.sleep(0.05)
-    raise RuntimeError("nginx does not listen")
-
-
 def _send_at_a_limit(url: str, folder: Path, options: dict[str, str], tasks: int) -> dict[str, float]:
-    """Send without end at a stated limit, and count what each client got in the seconds that count."""
-    limit = float(options.get("stated", options["limit"]))
+    """Send without end at a limit, and count what each client got in the seconds that count.
+
+    `limit` is what the API allows in `window` seconds, `stated` what each of `senders` processes is told, which may
+    be `none`.
+    """
+    window = float(options.get("window", "1"))
+    allowed = float(options["limit"])
+    stated = options.get("stated", options["limit"])
+    senders = int(options.get("senders", "1"))
     seconds = float(options["seconds"])
-    naive = multiprocessing.get_context("spawn").Process(target=send_naively, args=(f"{url}/naive", limit, seconds))
+    # The naive client always knows the limit.
+    limit = allowed / window if stated == "none" else min(allowed, senders * float(stated)) / window
+    limits = () if stated == "none" else (RateLimit(float(stated), None, window),)
+    pace = Pace(limits, IN_FLIGHT, share=SHARE)
+    context = multiprocessing.get_context("spawn")
+    naive = context.Process(target=send_naively, args=(f"{url}/naive", limit, seconds))
     naive.start()
-    pace = Pace((RateLimit(limit, None, 1.0),), IN_FLIGHT, share=SHARE)
-    rows = int(limit * (seconds + 1) / tasks)
-    batches = [task_rows(f"{url}/router", partition, rows) for partition in range(tasks)]
-    sent, lapsed = send_rows(folder, pace, batches, seconds=seconds)
-    naive.join()
-    counts = {"highest": float(most_in_a_second(sent)), "lapsed": lapsed / limit / seconds}
+    rows = int(3 * limit * (seconds + 1) / tasks)
+    folders = [folder / f"sender-{number}" for number in range(senders)]
+    processes = [context.Process(target=_send_batches, args=(own, url, pace, tasks, rows, seconds)) for own in folders]
+    for process in processes:
+        process.start()
+    for process in [*processes, naive]:
+        process.join()
+
+    sent = [[float(line) for line in (own / "sent").read_text().split()] for own in folders]
+    lapsed = sum(float((own / "lapsed").read_text()) for own in folders)
+    every = [moment for times in sent for moment in times]
+    counts = {"highest": float(most_in_a_second(every, window)), "lapsed": lapsed / limit / seconds}
+    counts["least share"] = min(len(times) for times in sent) / len(every)
     for client in ("router", "naive"):
-        used, refused = _counted(folder / f"{client}.log", limit, seconds)
+        used, refused = _counted(folder / f"{client}.log", limit, seconds, WARM_UP if window == 1 else 2 * window)
         counts |= {f"{client}: used": used, f"{client}: refused": refused}
     return counts
 
 
-def _counted(log: Path, limit: float, seconds: float) -> tuple[float, float]:
-    """Return the part of a limit that was used, and the part of calls that was refused, by nginx's log."""
-    calls = [line.split() for line in log.read_text().splitlines()]
-    first = float(calls[0][0]) + WARM_UP
+def _send_batches(folder: Path, url: str, pace: Pace, tasks: int, rows: int, seconds: float) -> None:
+    """Send as one router does, and write down when calls were written, and how many tokens expired."""
+    batches = [task_rows(f"{url}/router", partition, rows) for partition in range(tasks)]
+    sent, lapsed = send_rows(folder, pace, batches, seconds=seconds)
+    (folder / "sent").write_text("\n".join(map(str, sent)))
+    (folder / "lapsed").write_text(str(lapsed))
+
+
+def _counted(log: Path, limit: float, seconds: float, warm_up: float) -> tuple[float, float]:
+    """Return the part of a limit per second that was used, and the part of calls that was refused, by a log."""
+    calls = sorted(line.split() for line in log.read_text().splitlines())
+    first = float(calls[0][0]) + warm_up
     # A client that a busy machine started late has sent for a shorter time.
     last = min(float(calls[0][0]) + seconds, float(calls[-1][0]))
     statuses = [status for when, status in calls if first <= float(when) < last]
@@ -314,13 +245,13 @@ def sent_calls() -> Iterator[list[float]]:
         HeldToken.in_time = in_time  # type: ignore[method-assign]
 
 
-def most_in_a_second(times: Sequence[float]) -> int:
-    """Return the most calls of any second, wherever it begins."""
+def most_in_a_second(times: Sequence[float], window: float = 1.0) -> int:
+    """Return the most calls of any second, or of so many seconds, wherever these begin."""
     inside: deque[float] = deque()
     most = 0
     for now in sorted(times):
         inside.append(now)
-        while inside[0] <= now - 1.0:
+        while inside[0] <= now - window:
             inside.popleft()
         most = max(most, len(inside))
     return most

@@ -1,4 +1,4 @@
-"""The REST sink's tasks at nginx: what holds for every limiter and on the slowest machine."""
+"""The REST sink's tasks at real limiters: what holds for every limiter and on the slowest machine."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks.subjects.limiters import IN_FLIGHT, SHARE, most_in_a_second, nginx, send_rows, task_rows
+from benchmarks.limiter_servers import go, limiter_server
+from benchmarks.subjects.limiters import IN_FLIGHT, SHARE, most_in_a_second, send_rows, task_rows
 from router_rest.rate_limit.protocol import Pace
 from router_rest.rate_limit.sliding_window import RateLimit
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.skipif(
+needs_nginx = pytest.mark.skipif(
     shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin") is None and not os.environ.get("CI"),
     reason="nginx is not installed here (Debian: nginx)",
 )
@@ -31,12 +32,17 @@ LONG: dict[str, dict[str, str]] = {
     "burst=10": {"burst": "10"},
     "limit lower than stated": {"limit": "20"},
 }
+GO = {
+    "token bucket": {"limiter": "bucket", "burst": "5"},
+    "sliding window": {"limiter": "sliding"},
+}
+WINDOWS = {"fixed window": {"limiter": "fixed"}, "moving window": {"limiter": "moving"}}
 
 
 def check_delivery(folder: Path, options: dict[str, str], tasks: int) -> None:
     """Send rows at a stated limit, and check what no slow machine changes."""
     pace = Pace((RateLimit(LIMIT, None, 1.0),), IN_FLIGHT, share=SHARE)
-    with nginx(folder, {"limit": str(LIMIT), **options}) as url:
+    with limiter_server(folder, {"limit": str(LIMIT), **options}) as url:
         batches = [task_rows(f"{url}/router", partition, ROWS // tasks) for partition in range(tasks)]
         sent, _ = send_rows(folder, pace, batches)
     statuses = [line.split()[1] for line in (folder / "router.log").read_text().splitlines()]
@@ -48,11 +54,24 @@ def check_delivery(folder: Path, options: dict[str, str], tasks: int) -> None:
         assert set(statuses) == {"200"}, "a call was refused without a limiter"
 
 
+@needs_nginx
 @pytest.mark.parametrize("options", SHORT.values(), ids=SHORT)
 def test_rows_arrive_and_the_limit_holds(tmp_path: Path, options: dict[str, str]) -> None:
     check_delivery(tmp_path, options, tasks=1)
 
 
+@pytest.mark.parametrize("options", WINDOWS.values(), ids=WINDOWS)
+def test_rows_arrive_at_windows(tmp_path: Path, options: dict[str, str]) -> None:
+    check_delivery(tmp_path, options, tasks=2)
+
+
+@pytest.mark.skipif(go() is None, reason="Go is not installed here (Debian: golang-go)")
+@pytest.mark.parametrize("options", GO.values(), ids=GO)
+def test_rows_arrive_at_limiters_in_go(tmp_path: Path, options: dict[str, str]) -> None:
+    check_delivery(tmp_path, options, tasks=2)
+
+
+@needs_nginx
 @pytest.mark.slow
 @pytest.mark.parametrize("tasks", [1, 4])
 @pytest.mark.parametrize("options", [*SHORT.values(), *LONG.values()], ids=[*SHORT, *LONG])

@@ -1,0 +1,170 @@
+"""Limiters that nobody here wrote, each behind a thin server in a process of its own.
+
+| `limiter` | what it is |
+|---|---|
+| `nginx` | nginx's `limit_req`, of Debian's packages |
+| `bucket` | a token bucket of Go's x/time/rate |
+| `sliding` | a sliding window of go-chi/httprate |
+| `fixed`, `moving` | windows of Python's `limits` |
+| `none` | nginx without a limit |
+
+Each client has a limit of its own, at /router and at /naive, and a log: a line per call, with the time and the status.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+HERE = Path(__file__).parent
+CONFIGURATION = """
+worker_processes 1;
+user {user};
+pid {folder}/nginx.pid;
+error_log {folder}/error.log crit;
+events {{ worker_connections 1024; }}
+http {{
+    access_log off;
+    log_format calls "$msec $status";
+    client_body_temp_path {folder}/body;
+    proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi;
+    scgi_temp_path {folder}/scgi;
+    keepalive_requests 1000000;
+    limit_req_zone $uri zone=calls:1m rate={rate}r/s;
+    limit_req_status {status};
+    split_clients $request_id $unlucky {{ {random} * ""; }}
+    upstream api {{ server unix:{folder}/api; keepalive 64; }}
+    server {{ listen unix:{folder}/api; location / {{ return 200; }} }}
+    server {{
+        listen 127.0.0.1:{port};
+        {retry_after}
+        location /refused {{ return 429; }}
+        location / {{
+            if ($unlucky) {{ return {status}; }}
+            {limit_req}
+            proxy_pass http://api;
+            proxy_http_version 1.1;
+            proxy_set_header Connection "";
+        }}
+        location = /router {{
+            access_log {folder}/router.log calls;
+            if ($unlucky) {{ return {status}; }}
+            {limit_req}
+            proxy_pass http://api;
+            proxy_http_version 1.1;
+            proxy_set_header Connection "";
+        }}
+        location = /naive {{
+            access_log {folder}/naive.log calls;
+            if ($unlucky) {{ return {status}; }}
+            {limit_req}
+            proxy_pass http://api;
+            proxy_http_version 1.1;
+            proxy_set_header Connection "";
+        }}
+    }}
+}}
+"""
+
+
+def limiter_server(folder: Path, options: dict[str, str]) -> AbstractContextManager[str]:
+    """Run the limiter of `options`; yield its URL. Its `limit` is for `window` seconds, 1 by default."""
+    kind = options.get("limiter", "nginx")
+    if kind in {"nginx", "none"}:
+        return nginx(folder, options)
+    limit, window = options["limit"], options.get("window", "1")
+    if kind in {"fixed", "moving"}:
+        return _server([sys.executable, str(HERE / "windows.py"), kind, limit, window, str(folder)])
+    burst = options.get("burst", "1")
+    command = [str(_go_server()), "-kind", kind, "-limit", limit, "-window", f"{window}s", "-burst", burst]
+    return _server([*command, "-folder", str(folder)])
+
+
+def go() -> str | None:
+    """Return the program `go`, which builds two of the limiters; None if it is not here."""
+    return shutil.which("go", path=f"{os.environ.get('PATH', '')}:/usr/local/go/bin:/usr/lib/go/bin")
+
+
+def _go_server() -> Path:
+    """Return the server with Go's limiters, built where that has not been done yet."""
+    built = Path(tempfile.gettempdir()) / f"router-limiter-server-{getpass.getuser()}"
+    source = HERE / "go"
+    if built.exists() and built.stat().st_mtime > max(file.stat().st_mtime for file in source.iterdir()):
+        return built
+    program = go()
+    if program is None:
+        raise RuntimeError("Go is not installed: apt-get install golang-go")
+    part = built.with_suffix(f".{os.getpid()}")
+    subprocess.run([program, "build", "-o", str(part), "."], cwd=source, check=True)
+    part.replace(built)
+    return built
+
+
+@contextmanager
+def _server(command: Sequence[str]) -> Iterator[str]:
+    """Run a server that prints its port; yield its URL."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            port = process.stdout.readline().strip()
+            if not port:
+                raise RuntimeError(f"{command[0]} does not start")
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+
+
+@contextmanager
+def nginx(folder: Path, options: dict[str, str]) -> Iterator[str]:
+    """Run nginx with the limiter of `options`; yield its URL."""
+    program = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    if program is None:
+        raise RuntimeError("nginx is not installed: apt-get install nginx-light")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    burst = options.get("burst")
+    limited = options.get("limiter", "nginx") == "nginx"
+    text = CONFIGURATION.format(
+        folder=folder.resolve(),
+        user=getpass.getuser(),
+        port=port,
+        rate=options.get("limit", "1000"),
+        status=options.get("status", "429"),
+        random=f"{options['random']}% 1;" if "random" in options else "",
+        retry_after=f"add_header Retry-After {options['retry_after']} always;" if "retry_after" in options else "",
+        limit_req=f"limit_req zone=calls{f' burst={burst} nodelay' if burst else ''};" if limited else "",
+    )
+    configuration = folder.resolve() / "nginx.conf"
+    configuration.write_text(text)
+    with subprocess.Popen(
+        [program, "-p", str(folder.resolve()), "-c", str(configuration), "-g", "daemon off;"],
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        try:
+            _wait_for(port)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+
+
+def _wait_for(port: int) -> None:
+    for _ in range(100):
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), 0.1):
+            return
+        time.sleep(0.05)
+    raise RuntimeError("nginx does not listen")
