@@ -25,6 +25,7 @@ from router.engine.quarantine.table import quarantined_in
 from router.engine.start.spark_checkpoint import processed_offsets
 from router.engine.status.background import BackgroundThread
 from router.engine.status.snapshot import QuarantineStatus
+from router.engine.status.view_notes import noted_views
 from router.errors import RouterError, TableError
 from router.sinks import ApplyingSink, TableSink
 
@@ -44,6 +45,8 @@ PAUSE_PER_SECOND = 20.0
 """Seconds of rest for each second of reading."""
 QUARANTINE_SECONDS = 10.0
 """Seconds between two looks for new versions of quarantines, which are two requests each."""
+VIEW_SECONDS = 30.0
+"""Seconds between two looks for refreshes by others, such as `router views FILE --refresh`; each view is a request."""
 WAITS_FOR = {"release": "approval", "unblock": "table", "held": "release"}
 """Why rows wait, by the kind of their release, in the words of `router quarantine list`."""
 CAUSE = ["stage", "route", "sink", "reason"]
@@ -60,6 +63,7 @@ class StatusFileReader(BackgroundThread):
         self._quarantines: dict[str, tuple[int, list[QuarantineStatus]]] = {}
         """Table -> its version when it was read, and what waited in it."""
         self._looked = 0.0
+        self._looked_for_views = 0.0
         self._outboxes_are_read = False
         self._position_is_read = False
         self._tables: TableCache | None = None
@@ -94,6 +98,9 @@ class StatusFileReader(BackgroundThread):
         if time.monotonic() >= self._looked + QUARANTINE_SECONDS:
             self._looked = time.monotonic()
             self._read_quarantines(lake)
+        if self.config.views and time.monotonic() >= self._looked_for_views + VIEW_SECONDS:
+            self._looked_for_views = time.monotonic()
+            self.board.views_are_noted(noted_views(self.config))
 
     def _ask_sinks(self) -> None:
         for route, name, sink in self.config.all_sinks():
