@@ -85,7 +85,8 @@ def test_views_and_merged_tables_are_told(folder: Path, spark: SparkSession, com
     sinks = text.index("sinks: [") + len("sinks: [")
     upsert = "{upsert: {table: silver.profiles, keys: [event.game]}}, "
     view = (
-        "views:\n  - {name: counts, from: {route: games}, into: gold.counts, expect: [{name: many, sql: 'events > 1'}],\n"
+        "views:\n  - {name: counts, from: {route: games}, into: gold.counts, "
+        "expect: [{name: many, sql: 'events > 1'}],\n"
         "     sql: 'SELECT table, count(*) AS events FROM source GROUP BY table'}\n"
     )
     file.write_text(f"{text[:sinks]}{upsert}{text[sinks:]}{view}commit: {commit}\n")
