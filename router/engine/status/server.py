@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import json
 import logging
 import socket
 import threading
@@ -30,7 +29,7 @@ from aiohttp import web
 
 from router.config.models import Metrics, Ui, interval
 from router.engine.land.record_ages import AGE_SECONDS
-from router.engine.status.events import SnapshotEvents, document_of
+from router.engine.status.events import SnapshotEvents, status_text
 from router.engine.status.metrics import metrics_text
 from router.engine.status.page import ASSETS, FORM_PATHS, OPEN_ASSETS, PAGE_HEADERS, Login, asset
 
@@ -168,9 +167,8 @@ class StatusServer:
         return asset(request.path)
 
     async def _status(self, request: web.Request) -> web.Response:
-        snapshot = self.board.snapshot()
-        document = {**vars(snapshot), "words": snapshot.words, "lag": snapshot.lag, "now": time.time()}
-        return web.Response(text=json.dumps(document, default=document_of), content_type="application/json")
+        text = status_text(self.board.snapshot(), self._events.file, self.stuck_after)
+        return web.Response(text=text, content_type="application/json")
 
     async def _metrics(self, request: web.Request) -> web.Response:
         body = metrics_text(self.board.snapshot(), self.metrics.tables_at_most)
