@@ -132,6 +132,10 @@ def _circuit(row: Row) -> str | None:
     return "open" if row["circuit_open"] else "closed"
 
 
+def _last_answers(row: Row) -> str:
+    return ", ".join(f"{count:,} {answer}" for answer, count in row["last_answers"].items() if count)
+
+
 def _batch(row: Row) -> int | None:
     return None if row["batch"] < 0 else row["batch"]
 
@@ -222,6 +226,7 @@ LISTS = (
             TopColumn("sink", "name", _place),
             TopColumn("circuit", "name", _circuit),
             TopColumn("limit used", "share", _of("limit_used")),
+            TopColumn("last answers", "name", _last_answers),
             _number("rows that wait", "backlog"),
             _moment("oldest", "oldest"),
             _number("sent", "applied"),

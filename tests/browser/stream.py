@@ -154,7 +154,12 @@ def told_board(tables: Sequence[str], *, has_trouble: bool) -> StatusBoard:
         ("expect", "games", "tables", "has_gamer"): 64,
     }
     board.dead_letters_are(causes)
-    board.api_is("big_wins/rest", ApiState(circuit_open=has_trouble, limit_used=None if has_trouble else 0.62))
+    limit_used = None if has_trouble else 0.62
+    for minute in (0, 1):
+        answers = {"ok": 2_900 + 140 * minute, "throttled": 3 * minute, "failed": 0, "timed out": 0}
+        if has_trouble:
+            answers = {"ok": 2_900, "throttled": 0, "failed": 31 * minute, "timed out": 4 * minute}
+        board.api_is("big_wins/rest", ApiState(circuit_open=has_trouble, limit_used=limit_used, answers=answers))
     if has_trouble:
         cause = "column `amount` is double, the table has string"
         board.quarantine_is([QuarantineStatus("silver.poker", "games", "tables", "table", 18_204, cause, now - 900)])

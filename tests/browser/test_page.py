@@ -142,6 +142,7 @@ def test_the_state_is_seen_at_a_glance(browser: Chrome, show: Callable[..., str]
     for words in ("kafka", "decode json", "games: ", "231 tables", "silver.big_wins", "bronze.game_events"):
         assert words in pictured
     assert "open: its API is unavailable" in text_of(browser, "#sinks")
+    assert "31 failed, 4 timed out" in text_of(browser, "#sinks")
     assert "18,204" in text_of(browser, "#quarantine")
     assert "no JSON: unexpected end of data" in text_of(browser, "#dead-letters")
     assert "the API answers 503" in text_of(browser, "#warnings")

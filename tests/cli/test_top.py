@@ -97,7 +97,8 @@ class Terminal:
             # Each frame begins at the top left of the screen.
             last = self.output.rpartition("\x1b[H")[2]
             shown = ESCAPE_CODES.sub("", last)
-            if all(word in shown for word in words) and not (without and without in shown):
+            # The last line says that the whole frame has come.
+            if all(word in shown for word in (*words, "q quit")) and not (without and without in shown):
                 return shown.splitlines()
             assert time.monotonic() < until, f"{words}\n{shown}"
 

@@ -64,7 +64,7 @@ def board(tmp_path: Path) -> StatusBoard:
     made.view_refreshed("sessions", Note(targets={"gold.a": target}, at="2023-11-14T22:13:20+00:00", seconds=1.5))
     made.waited("games/rest", [(1_700_000_000.0, 7)])
     made.sent("games/rest", Applied(2, 1))
-    made.api_is("games/rest", ApiState(True, 0.5))
+    made.api_is("games/rest", ApiState(True, 0.5, {"ok": 3, "timed out": 2}))
     return made
 
 
@@ -108,6 +108,8 @@ def test_what_a_board_learns_is_measured(board: StatusBoard) -> None:
     assert found["router_outbox_rows"][0][1] == 4
     assert found["router_outbox_oldest_row_timestamp_seconds"][0][1] == 1_700_000_000
     assert found["router_circuit_open"][0][1] == 1
+    answers = {labels["answer"]: value for labels, value in found["router_api_answers_total"]}
+    assert answers == {"ok": 3, "timed out": 2}
     assert found["router_limit_used_ratio"][0][1] == 0.5
     assert found["router_table_newest_record_timestamp_seconds"][0][1] == 1_700_000_000
     assert found["router_freshness_seconds_count"][0][1] == 1

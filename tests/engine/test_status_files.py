@@ -193,6 +193,19 @@ def test_the_state_of_an_api_is_asked(
     assert (sink.sink, sink.circuit_open, sink.limit_used) == ("rest", True, 0.75)
 
 
+def test_last_answers_are_those_of_a_minute(board: StatusBoard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it an API that answers 503 since ten minutes looks well, for it has taken a million calls before."""
+    readings = [(0, 100, 0), (30, 160, 0), (61, 170, 2), (100, 170, 9)]
+    seen = []
+    for seconds, ok, failed in readings:
+        monkeypatch.setattr(board_module.time, "time", lambda seconds=seconds: 1_700_000_000.0 + seconds)
+        board.api_is("games/rest", ApiState(False, None, {"ok": ok, "failed": failed}))
+        (sink,) = board.snapshot().sinks
+        seen.append(sink.last_answers)
+    assert seen == [{"ok": 0, "failed": 0}, {"ok": 60, "failed": 0}, {"ok": 70, "failed": 2}, {"ok": 10, "failed": 9}]
+    assert sink.answers == {"ok": 170, "failed": 9}
+
+
 def test_the_newest_answer_about_an_end_counts(board: StatusBoard) -> None:
     """Without it the lag jumps back to that of the last batch whenever Spark reports one."""
     board.source_is_at({("t", 0): 10}, {("t", 0): 50}, read=200.0)

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from router.parts import BatchReport
     from router.sinks import ApiState, Applied
 
+ANSWER_SECONDS = 60.0
+"""How long answers of an API are the last ones."""
 BATCHES = 200
 """Finished batches that are kept."""
 WARNINGS = 100
@@ -104,6 +106,8 @@ class StatusBoard(logging.Handler):
         self._warnings: deque[Warned] = deque(maxlen=WARNINGS)
         self._arrivals: dict[str, deque[list[float]]] = {}
         """For each outbox when rows came into it and how many of those are still there, the oldest first."""
+        self._answers: dict[str, deque[tuple[float, Mapping[str, int]]]] = {}
+        """For each sink the answers of its API until some moments of the last minute."""
         self._dead_letters: dict[tuple[str, str, str, str | None], DeadLetterStatus] = {}
         self._quarantined: tuple[QuarantineStatus, ...] = ()
         self._views: dict[str, ViewStatus] = {}
@@ -262,7 +266,24 @@ class StatusBoard(logging.Handler):
         route, _, sink = key.partition("/")
         with self._guard:
             before = self._sinks.get(key) or SinkStatus(route, sink)
-            self._sinks[key] = replace(before, circuit_open=state.circuit_open, limit_used=state.limit_used)
+            self._sinks[key] = replace(
+                before,
+                circuit_open=state.circuit_open,
+                limit_used=state.limit_used,
+                answers=dict(state.answers),
+                last_answers=self._last_answers(key, state.answers),
+            )
+
+    def _last_answers(self, key: str, answers: Mapping[str, int]) -> dict[str, int]:
+        """Return by how many the answers of an API have grown in the last minute."""
+        now = time.time()
+        counts = self._answers.setdefault(key, deque())
+        # Whoever asks does so each second, and answers come when they like: a minute of them is what is looked at.
+        counts.append((now, answers))
+        while len(counts) > 1 and counts[1][0] <= now - ANSWER_SECONDS:
+            counts.popleft()
+        _, before = counts[0]
+        return {answer: count - before.get(answer, 0) for answer, count in answers.items()}
 
     def _add_applied(self, key: str, counts: Applied, landed: int) -> None:
         route, _, sink = key.partition("/")

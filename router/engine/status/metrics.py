@@ -185,11 +185,18 @@ LIMIT_USED = MetricDefinition(
 CIRCUIT = MetricDefinition(
     "router_circuit_open", "gauge", "1 if a sink sends nothing, because its API does not work.", ("route", "sink")
 )
+ANSWERS = MetricDefinition(
+    "router_api_answers_total",
+    "counter",
+    "Calls to the API of a sink, and of those that share its limit, by how they ended.",
+    ("route", "sink", "answer"),
+    "ok (taken, or refused for good), throttled, failed, timed out",
+)
 METRICS = (
     *(BUILD, STATE, PROGRESS, BATCH, BATCHES, STEPS, RECORDS, ROUTE_ROWS, LAG, LAG_READ, FRESHNESS),
     *(TABLE_ROWS, TABLE_COMMITTED, TABLE_NEWEST, BLOCKED, COMMITTERS, DEAD_LETTERS, QUARANTINED),
     *(VIEW_REFRESHED, VIEW_SECONDS, VIEW_ROWS, VIEW_FAILED, VIEW_VIOLATED, EXPECTED, VIOLATED),
-    *(SINK_ROWS, OUTBOX_ROWS, OUTBOX_OLDEST, LIMIT_USED, CIRCUIT),
+    *(SINK_ROWS, OUTBOX_ROWS, OUTBOX_OLDEST, LIMIT_USED, CIRCUIT, ANSWERS),
 )
 """All metrics, in the order in which they are shown."""
 OUTCOMES_OF_SINK = ("applied", "dead", "parked", "in_doubt")
@@ -352,6 +359,11 @@ class _Collector:
         yield _of_sinks(OUTBOX_OLDEST, self.snapshot.sinks, "oldest")
         yield _of_sinks(LIMIT_USED, self.snapshot.sinks, "limit_used")
         yield _of_sinks(CIRCUIT, self.snapshot.sinks, "circuit_open")
+        answers = ANSWERS.family()
+        for sink in self.snapshot.sinks:
+            for answer, count in sink.answers.items():
+                answers.add_metric([sink.route, sink.sink, answer], count)
+        yield answers
 
 
 def _single(definition: MetricDefinition, value: float) -> Metric:

@@ -57,7 +57,8 @@ class SinkStatus:
     """What an applying sink did since the stream started, in rows; `backlog` has those that it still has to send.
 
     `oldest` is when the first of the backlog came into the outbox, in seconds since 1970; None if nothing waits.
-    `circuit_open` and `limit_used` are about the sink's API: see `ApiState`; None if they are not known.
+    `circuit_open`, `limit_used` and `answers` are about the sink's API and all sinks that share its limit: see
+    `ApiState`; None or empty if they are not known. `last_answers` are those of the last minute.
     """
 
     route: str
@@ -70,6 +71,8 @@ class SinkStatus:
     oldest: float | None = None
     circuit_open: bool | None = None
     limit_used: float | None = None
+    answers: dict[str, int] = field(default_factory=dict)
+    last_answers: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

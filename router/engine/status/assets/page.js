@@ -216,6 +216,7 @@ const sinks = new SortedTable(find("sinks"), "Sinks that send", "None of the sin
   wide("Sink", (row) => `${row.route}/${row.sink}`),
   { ...text("Circuit", (row) => (row.circuit_open ? "open: its API is unavailable" : "")), cell: circuit },
   { ...number("Limit used", (row) => row.limit_used ?? -1), cell: limit },
+  text("Answers of the last minute", (row) => Object.entries(row.last_answers).filter(([, many]) => many).map(([kind, many]) => `${count(many)} ${kind}`).join(", ")),
   number("Rows that wait", (row) => row.backlog),
   time("Oldest of them", (row) => row.oldest),
   number("Sent", (row) => row.applied),
