@@ -18,7 +18,7 @@ from pydantic import SecretStr
 from router.config.models import Metrics, Ui
 from router.engine.status.board import StatusBoard
 from router.engine.status.server import StatusServer
-from router.engine.status.snapshot import Warned
+from router.engine.status.snapshot import DeadLetterSample, Warned
 from tests.browser.stream import BLOCKED, finish_batch, graph, table_names, told_board
 from tests.engine.test_status import manifest, report
 
@@ -215,12 +215,15 @@ def test_hostile_names_are_text(browser: Chrome, show: Callable[..., str]) -> No
     board.enter("running")
     board.carried_out(manifest(0, *HOSTILE), {}, dict.fromkeys((f"r/s/{name}" for name in HOSTILE[:2]), HOSTILE[4]))
     board.finished(report(0))
-    board.dead_letters_are({("decode", name, name, name): 1 for name in HOSTILE})
+    samples = (DeadLetterSample(HOSTILE[0], 0, 7, HOSTILE[1]),)
+    causes = [("decode", name, name, name) for name in HOSTILE]
+    board.dead_letters_are(dict.fromkeys(causes, 1), dict.fromkeys(causes[:1], samples))
     board._warnings.extend(Warned(time.time(), "warning", name) for name in HOSTILE)
     address = show(board, width=320, height=640)
     shown = text_of(browser, "main")
     assert '<img src=x onerror="document.title=1">' in shown
     assert "<script>document.title = 1</script>" in shown
+    assert f"{HOSTILE[0]}/0/7: {HOSTILE[1]}" in shown, "a record that was refused"
     assert "line\\u000abreak\\u001b[31m red" in shown
     assert "\\u202egnitrevni" in shown
     assert "a" * 200 in shown

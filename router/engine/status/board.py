@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from router.engine.land.record_ages import TableAges
 from router.engine.status.expectations import with_batch, with_view, without_counts
 from router.engine.status.snapshot import (
+    SAMPLES,
     BatchStatus,
     DeadLetterStatus,
     FreshnessStatus,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from router.delta.commit import TableCommit
     from router.engine.checkpoint_store import Manifest
     from router.engine.commit.committers import Committer
-    from router.engine.status.snapshot import ExpectationStatus, State, ViewStatus
+    from router.engine.status.snapshot import DeadLetterSample, ExpectationStatus, State, ViewStatus
     from router.engine.views.note import Note
     from router.parts import BatchReport
     from router.sinks import ApiState, Applied
@@ -51,6 +52,8 @@ STEP_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 OUTCOMES = ("read", "decoded", "failed", "unmatched", "dead_letters")
 REASONS = 300
 """Reasons of dead letters that are kept apart; those with other reasons are counted by stage, route and sink."""
+Cause = tuple[str, str, str, str | None]
+"""Stage, route, sink and reason of dead letters; without a reason those with all other ones."""
 UNREAD = 1_000
 """Batches whose dead letters may wait to be read; of more only the number is counted."""
 
@@ -108,7 +111,7 @@ class StatusBoard(logging.Handler):
         """For each outbox when rows came into it and how many of those are still there, the oldest first."""
         self._answers: dict[str, deque[tuple[float, Mapping[str, int]]]] = {}
         """For each sink the answers of its API until some moments of the last minute."""
-        self._dead_letters: dict[tuple[str, str, str, str | None], DeadLetterStatus] = {}
+        self._dead_letters: dict[Cause, DeadLetterStatus] = {}
         self._quarantined: tuple[QuarantineStatus, ...] = ()
         self._views: dict[str, ViewStatus] = {}
         self._expectations: dict[str, ExpectationStatus] = {}
@@ -347,20 +350,34 @@ class StatusBoard(logging.Handler):
         with self._guard:
             return self._unread.popleft() if self._unread else None
 
-    def dead_letters_are(self, counts: Mapping[tuple[str, str, str, str | None], int]) -> None:
-        """Add dead letters by stage, route, sink and reason."""
+    def dead_letters_are(
+        self, counts: Mapping[Cause, int], samples: Mapping[Cause, tuple[DeadLetterSample, ...]] | None = None
+    ) -> None:
+        """Add dead letters by stage, route, sink and reason, with some of the records."""
+        samples = samples or {}
         with self._guard:
             self._read["dead_letters"] = time.time()
-            for (stage, route, sink, reason), count in counts.items():
-                self._add_dead_letters(stage, route, sink, reason, count)
+            for cause, count in counts.items():
+                self._add_dead_letters(*cause, count, samples.get(cause, ()))
 
-    def _add_dead_letters(self, stage: str, route: str, sink: str, reason: str | None, count: int) -> None:
+    def _add_dead_letters(
+        self,
+        stage: str,
+        route: str,
+        sink: str,
+        reason: str | None,
+        count: int,
+        samples: tuple[DeadLetterSample, ...] = (),
+    ) -> None:
         key = (stage, route, sink, None if reason is None else printable(reason))
         if key not in self._dead_letters and len(self._dead_letters) >= REASONS:
             key = (stage, route, sink, None)
         before = self._dead_letters.get(key)
         total = count + (before.count if before else 0)
-        self._dead_letters[key] = DeadLetterStatus(*key, count=total, last=time.time())
+        earlier = before.samples if before else ()
+        self._dead_letters[key] = DeadLetterStatus(
+            *key, count=total, last=time.time(), samples=(*samples, *earlier)[:SAMPLES]
+        )
 
     def quarantine_is(self, quarantined: Iterable[QuarantineStatus]) -> None:
         """Note all rows that are quarantined now."""

@@ -24,7 +24,7 @@ from router.engine.label.layout import quarantine_of
 from router.engine.quarantine.table import quarantined_in
 from router.engine.start.spark_checkpoint import processed_offsets
 from router.engine.status.background import BackgroundThread
-from router.engine.status.snapshot import QuarantineStatus
+from router.engine.status.snapshot import SAMPLES, DeadLetterSample, QuarantineStatus
 from router.engine.status.view_notes import noted_views
 from router.errors import RouterError, TableError
 from router.sinks import ApplyingSink, TableSink
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from router.config.models import Config
     from router.delta.lake import Lake
     from router.engine.quarantine.table import Quarantined
-    from router.engine.status.board import CommittedFiles, StatusBoard
+    from router.engine.status.board import Cause, CommittedFiles, StatusBoard
 
 log = logging.getLogger("router")
 SHORTEST_PAUSE = 1.0
@@ -50,6 +50,9 @@ VIEW_SECONDS = 30.0
 WAITS_FOR = {"release": "approval", "unblock": "table", "held": "release"}
 """Why rows wait, by the kind of their release, in the words of `router quarantine list`."""
 CAUSE = ["stage", "route", "sink", "reason"]
+SAMPLE = ["topic", "partition", "offset", "value"]
+SAMPLED_ROWS = 200
+"""Dead letters of a file that are looked at for samples: a value may have a megabyte."""
 
 
 class StatusFileReader(BackgroundThread):
@@ -111,10 +114,14 @@ class StatusFileReader(BackgroundThread):
                 self.board.api_is(f"{route}/{name}", state)
 
     def _read_dead_letters(self, lake: Lake) -> None:
-        counts: Counter[tuple[str, str, str, str | None]] = Counter()
+        counts: Counter[Cause] = Counter()
+        samples: dict[Cause, tuple[DeadLetterSample, ...]] = {}
+        shows_records = self.config.ui is not None and self.config.ui.samples
         while (committed := self.board.unread_dead_letters()) is not None:
             counts += count_causes(lake, committed)
-        self.board.dead_letters_are(counts)
+            if shows_records:
+                samples |= read_samples(lake, committed)
+        self.board.dead_letters_are(counts, samples)
 
     def _read_quarantines(self, lake: Lake) -> None:
         """Read the quarantines that have a new version."""
@@ -160,9 +167,9 @@ def quarantine_status(found: Quarantined) -> QuarantineStatus:
     return QuarantineStatus(place.table, place.route, place.sink, waits_for, found.rows, found.cause, oldest)
 
 
-def count_causes(lake: Lake, committed: CommittedFiles) -> Counter[tuple[str, str, str, str | None]]:
+def count_causes(lake: Lake, committed: CommittedFiles) -> Counter[Cause]:
     """Count dead letters in files by stage, route, sink and reason; those of files that are gone by none of them."""
-    counts: Counter[tuple[str, str, str, str | None]] = Counter()
+    counts: Counter[Cause] = Counter()
     for path in committed.paths:
         try:
             with lake.files.open_input_file(path) as file:
@@ -177,6 +184,22 @@ def count_causes(lake: Lake, committed: CommittedFiles) -> Counter[tuple[str, st
     if missing > 0:
         counts["unknown", "", "", None] += missing
     return counts
+
+
+def read_samples(lake: Lake, committed: CommittedFiles) -> dict[Cause, tuple[DeadLetterSample, ...]]:
+    """Return some of the dead letters in files by their cause; of each file only the first rows are looked at."""
+    samples: dict[Cause, tuple[DeadLetterSample, ...]] = {}
+    for path in committed.paths:
+        try:
+            with lake.files.open_input_file(path) as file:
+                parts = pq.ParquetFile(file).iter_batches(SAMPLED_ROWS, columns=[*CAUSE, *SAMPLE], use_threads=False)
+                rows = next(parts, None)
+        except (OSError, pa.ArrowException):
+            continue
+        for row in [] if rows is None else rows.to_pylist():
+            cause = (row["stage"] or "", row["route"] or "", row["sink"] or "", row["reason"])
+            samples[cause] = (DeadLetterSample.of(row), *samples.get(cause, ()))[:SAMPLES]
+    return samples
 
 
 def waiting_in_outboxes(ledger: DeltaTable, config: Config, until: float) -> dict[str, list[tuple[float, int]]]:

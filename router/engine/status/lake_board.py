@@ -26,7 +26,9 @@ from router.engine.status.board import BATCHES, installed_version
 from router.engine.status.expectations import expectations_of_lake
 from router.engine.status.file_reader import quarantine_status, waiting_in_outboxes
 from router.engine.status.snapshot import (
+    SAMPLES,
     BatchStatus,
+    DeadLetterSample,
     DeadLetterStatus,
     SinkStatus,
     StreamSnapshot,
@@ -199,11 +201,20 @@ class LakeBoard(BackgroundThread):
 
     def _read_dead_letters(self) -> dict[str, Any]:
         letters = []
-        for group in dead_letter_groups(self.config, DeadLetterSelection()):
+        shows_records = self.config.ui is not None and self.config.ui.samples
+        for group in dead_letter_groups(self.config, DeadLetterSelection(), SAMPLES if shows_records else 0):
             reason = None if group.reason is None else printable(group.reason)
             last = 0.0 if group.last is None else group.last.timestamp()
             letters.append(
-                DeadLetterStatus(group.stage or "", group.route or "", group.sink or "", reason, group.count, last)
+                DeadLetterStatus(
+                    stage=group.stage or "",
+                    route=group.route or "",
+                    sink=group.sink or "",
+                    reason=reason,
+                    count=group.count,
+                    last=last,
+                    samples=tuple(DeadLetterSample.of(sample) for sample in group.samples),
+                )
             )
         return {"dead_letters": tuple(letters)}
 

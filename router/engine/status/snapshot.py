@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from router.errors import printable
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from router.engine.commit.committers import Committer
 
 NAMED_TARGETS = 20
 """Tables of a view that are named; of more there is the number."""
+SAMPLES = 2
+"""Records of dead letters that are kept for each cause, if any are."""
+VALUE_LETTERS = 300
+"""Letters of a record's value that are kept."""
 State = Literal["starting", "running", "waiting", "ended", "failed", "down"]
 """What a stream is doing. `waiting`: something that it needs is away, and it tries again. `down`: it does not run."""
 
@@ -76,10 +84,27 @@ class SinkStatus:
 
 
 @dataclass(frozen=True)
+class DeadLetterSample:
+    """A record that became a dead letter: where it stood, and the begin of its value, as text."""
+
+    topic: str
+    partition: int
+    offset: int
+    value: str
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> DeadLetterSample:
+        """Return the sample of a row of the dead letters."""
+        value = (row["value"] or b"")[: 4 * VALUE_LETTERS].decode(errors="backslashreplace")
+        return cls(row["topic"] or "", row["partition"] or 0, row["offset"] or 0, printable(value)[:VALUE_LETTERS])
+
+
+@dataclass(frozen=True)
 class DeadLetterStatus:
     """Dead letters of one stage, route, sink and reason since the stream started, and when the last of them came.
 
-    Without a reason they are those with all other reasons, or those whose files could not be read.
+    Without a reason they are those with all other reasons, or those whose files could not be read. `samples` are some
+    of the last records, only with `ui: {samples: true}`.
     """
 
     stage: str
@@ -88,6 +113,7 @@ class DeadLetterStatus:
     reason: str | None
     count: int
     last: float
+    samples: tuple[DeadLetterSample, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -200,7 +200,7 @@ const tables = new SortedTable(find("tables"), "Tables", "No table has got rows 
 ]);
 const deadLetters = new SortedTable(find("dead-letters"), "Dead letters", "None.", [
   text("Stage", (row) => row.stage),
-  wide("Reason", (row) => row.reason ?? "other reasons"),
+  { ...wide("Reason", (row) => row.reason ?? "other reasons"), cell: reason },
   number("Records", (row) => row.count),
   time("Last", (row) => row.last),
   text("Route and sink", (row) => [row.route, row.sink].filter(Boolean).join("/")),
@@ -253,6 +253,12 @@ const partitions = new SortedTable(find("partitions"), "Partitions of the source
   { ...number("Lag, records", (row) => row.lag ?? -1), cell: (row) => (row.lag === null ? "–" : count(row.lag)) },
   time("Asked", (row) => row.read),
 ]);
+
+// The reason, with records that it is about if the configuration has `ui: {samples: true}`.
+function reason(row) {
+  const line = ({ topic, partition, offset, value }) => element("code", { class: "sample" }, shortened(`${topic}/${partition}/${offset}: ${value}`));
+  return element("div", {}, shortened(row.reason ?? "other reasons"), ...row.samples.map(line));
+}
 
 function circuit(row) {
   if (row.circuit_open === null) return "–";
