@@ -203,9 +203,8 @@ def test_records_are_shown_only_if_the_configuration_says_so(
     """Without it whoever reaches the page reads what players have written, or nobody sees what cannot be decoded."""
     letters = []
     for offset, value in enumerate((b"first", None, b"\xff{\x1b[31m" + b"x" * 100_000)):
-        letters.append(
-            {"stage": "decode", "reason": "no JSON", "topic": "t", "partition": 1, "offset": offset, "value": value}
-        )
+        record = {"topic": "t", "partition": 1, "offset": offset, "value": value}
+        letters.append({"stage": "decode", "reason": "no JSON", **record})
     board.carried_out(manifest(staged(lake, "/dead_letters", "ops.dead", DEAD_SCHEMA, letters)), {}, {})
     shown = config.model_copy(update={"ui": Ui(samples=shows_records)})
     StatusFileReader(board, shown).read()

@@ -9,9 +9,9 @@
 | `/healthz` | 200; 503 if the stream's thread made no step for `stuck_after` and waits for nothing that has a name |
 | `/readyz` | 200 once the stream reads its source; 503 before, and after its end |
 
-Nothing can be changed here: but for the login only GET is answered. No record and no secret is shown. A page of another
-site must not read it, even if its name points to this machine (DNS rebinding), so the `Host` of a request has to be one
-of the server's own.
+Nothing can be changed here: but for the login only GET is answered. No secret is shown, and no record unless the
+configuration has `ui: {samples: true}`. A page of another site must not read it, even if its name points to this
+machine (DNS rebinding), so the `Host` of a request has to be one of the server's own.
 """
 
 from __future__ import annotations
