@@ -44,11 +44,13 @@ class TopColumn:
     def sort_key(self, row: Row) -> tuple[bool, Any]:
         """Return what rows are sorted by: those of which the value is not known come first."""
         value = self.value(row)
-        if self.kind == "trend":
-            value = _shares(value)[-1] if value else None
-        if value is None:
+        if self.kind == "trend" and value:
+            value = _shares(value)[-1]
+        if value is None or value == []:
             return False, 0
-        return True, value.lower() if isinstance(value, str) else value
+        if isinstance(value, str):
+            return True, value.lower()
+        return True, value
 
     def text(self, row: Row, now: float | None = None) -> str:
         """Return a row's value as text; `now` makes an age of a time, without it the time is written in UTC."""
@@ -83,14 +85,15 @@ class TopList:
 
     def chosen(self, rows: list[Row], wanted: str, sorted_by: int, *, descending: bool) -> list[Row]:
         """Return the rows that have a text anywhere, in the order of a column."""
-        wanted = wanted.lower()
-        texts = [column for column in self.columns if column.is_text]
-        found = rows
-        if wanted:
-            found = [row for row in rows if any(wanted in column.text(row).lower() for column in texts)]
-        # By name first: rows that are equal in the column stay where they are.
-        found = sorted(found, key=self.columns[0].sort_key)
-        return sorted(found, key=self.columns[sorted_by].sort_key, reverse=descending)
+        # By name first: rows that are equal in the column stay in that order.
+        by_name = sorted(rows, key=self.columns[0].sort_key)
+        in_order = sorted(by_name, key=self.columns[sorted_by].sort_key, reverse=descending)
+        if not wanted:
+            return in_order
+        return [row for row in in_order if self._has(row, wanted.lower())]
+
+    def _has(self, row: Row, wanted: str) -> bool:
+        return any(column.is_text and wanted in column.text(row).lower() for column in self.columns)
 
 
 def _of(field: str) -> Callable[[Row], Any]:
@@ -119,11 +122,16 @@ def _place(row: Row) -> str:
 
 def _way(row: Row) -> str:
     way: str = row["way"]
-    return way if way in ("", "full") else f"by change ({way})"
+    if way in ("", "full"):
+        return way
+    return f"by change ({way})"
 
 
 def _share(row: Row) -> float | None:
-    return row["violated"] / row["events"] if row["events"] else None
+    if not row["events"]:
+        return None
+    share: float = row["violated"] / row["events"]
+    return share
 
 
 def _circuit(row: Row) -> str | None:
@@ -133,15 +141,26 @@ def _circuit(row: Row) -> str | None:
 
 
 def _last_answers(row: Row) -> str:
-    return ", ".join(f"{count:,} {answer}" for answer, count in row["last_answers"].items() if count)
+    answers = []
+    for answer, count in row["last_answers"].items():
+        if count:
+            answers.append(f"{count:,} {answer}")
+    return ", ".join(answers)
 
 
 def _batch(row: Row) -> int | None:
-    return None if row["batch"] < 0 else row["batch"]
+    # A table that cannot be written may have got no batch of this process.
+    if row["batch"] < 0:
+        return None
+    batch: int = row["batch"]
+    return batch
 
 
 def _seconds_of_batch(row: Row) -> float | None:
-    return sum(row["seconds"].values()) if row["seconds"] else None
+    # The ledger has no seconds.
+    if not row["seconds"]:
+        return None
+    return float(sum(row["seconds"].values()))
 
 
 def _longest_steps(row: Row) -> str:
@@ -314,7 +333,11 @@ def _bars(trend: list[list[int]]) -> str:
     largest = max(shares)
     if not largest:
         return BARS[0] * len(shares)
-    return "".join(BARS[round(share / largest * (len(BARS) - 1))] for share in shares)
+    bars = ""
+    for share in shares:
+        height = share / largest * (len(BARS) - 1)
+        bars += BARS[round(height)]
+    return bars
 
 
 def utc(moment: float) -> str:
