@@ -97,7 +97,8 @@ class TopList:
 
 
 def _of(field: str) -> Callable[[Row], Any]:
-    return lambda row: row[field]
+    # A stream of an older version does not have every field.
+    return lambda row: row.get(field)
 
 
 def _name(title: str, field: str | None = None) -> TopColumn:
@@ -113,7 +114,7 @@ def _number(title: str, field: str | None = None) -> TopColumn:
 
 
 def _moment(title: str, field: str) -> TopColumn:
-    return TopColumn(title, "moment", lambda row: row[field] or None)
+    return TopColumn(title, "moment", lambda row: row.get(field) or None)
 
 
 def _place(row: Row) -> str:
@@ -142,7 +143,7 @@ def _circuit(row: Row) -> str | None:
 
 def _last_answers(row: Row) -> str:
     answers = []
-    for answer, count in row["last_answers"].items():
+    for answer, count in row.get("last_answers", {}).items():
         if count:
             answers.append(f"{count:,} {answer}")
     return ", ".join(answers)

@@ -103,8 +103,10 @@ class TopReader(BackgroundThread):
     def _read(self, lake: ExitStack) -> None:
         answer = ask_stream(self.config)
         if answer is not None:
-            lake.close()
-            self._lake = None
+            if self._lake is not None:
+                lake.close()
+                self._lake = None
+                self._rates = TableRates()
             self._missed = 0
             self._take(answer.status, f"the stream, at {answer.address}")
             return
@@ -125,6 +127,9 @@ class TopReader(BackgroundThread):
             self._take(json.loads(status_text(snapshot, self.file, stuck_after)), "its lake and checkpoint")
 
     def _take(self, status: dict[str, Any], seen_by: str) -> None:
+        # A stream of an older version does not have every list.
+        for field_of_list in ("findings", *(shown.field for shown in LISTS)):
+            status.setdefault(field_of_list, [])
         self._rates.add_to(status)
         self.reading = TopReading(status, seen_by, time.time())
 

@@ -14,18 +14,23 @@ import subprocess
 import sys
 import termios
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from pydantic import SecretStr
 from rich.cells import cell_len
 
+from router.cli import top_screen
 from router.cli.top_lists import LISTS, TableRates
-from router.cli.top_screen import TopReading, TopView, changed_lines, frame
-from router.config.models import Metrics, Ui
+from router.cli.top_screen import TopReader, TopReading, TopView, changed_lines, frame
+from router.config.loader import load
+from router.config.models import Config, Metrics, Ui
 from router.engine.status.board import StatusBoard
 from router.engine.status.events import status_text
 from router.engine.status.server import StatusServer
+from router.engine.status.summary import StreamAnswer
+from router.registry import load_registry
 from tests.browser.stream import finish_batch, table_names, told_board
 from tests.cli.test_status import TEXT, book, read_rows
 from tests.engine.test_status import manifest
@@ -306,3 +311,46 @@ def test_rows_a_second_are_those_of_whole_batches() -> None:
     assert add(110.0, 111.0, 1500) == (100.0, None)
     assert add(110.0, 119.0, 1500) == (100.0, None)
     assert add(110.0, 171.0, 1500) == (0.0, None), "a minute without a batch"
+
+
+def test_a_stream_of_an_older_version_is_shown(served: StatusBoard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it nobody can look at a stream from the moment of an upgrade to its next start."""
+    status = json.loads(status_text(served.snapshot(), "games.yaml", 600.0))
+    for name in ("views", "expectations", "findings"):
+        del status[name]
+    for table in status["tables"]:
+        del table["committer"]
+    for sink in status["sinks"]:
+        del sink["last_answers"]
+    config = Config.model_construct(name="big_wins", ui=None)
+    monkeypatch.setattr(top_screen, "ask_stream", lambda config: StreamAnswer(status, "127.0.0.1:4480"))
+    reader = TopReader(config, "games.yaml")
+    reader._read(ExitStack())
+    for number in range(len(LISTS)):
+        assert len(texts(reader.reading, pressed(str(number + 1)))) == 30
+
+
+def test_a_stream_that_ends_leaves_its_lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it the screen shows for ever that all was well, or nothing from the first answer that is missed."""
+    monkeypatch.chdir(tmp_path)
+    board = StatusBoard("games")
+    board.enter("running")
+    with ExitStack() as lake:
+        with StatusServer(board, Ui(address="127.0.0.1:0"), Metrics()) as server:
+            assert server.address is not None
+            file = tmp_path / "games.yaml"
+            file.write_text(TEXT.replace("127.0.0.1:1", "{}:{}".format(*server.address)))
+            reader = TopReader(load(file, load_registry(), environ={}).config, "games.yaml")
+            reader._read(lake)
+            assert reader.reading is not None
+            assert (reader.reading.status["state"], reader.reading.problem) == ("running", "")
+        reader._read(lake)
+        assert reader.reading.status["state"] == "running"
+        assert "▲ no answer; this is how it was at" in texts(reader.reading, TopView())[2]
+        for _ in range(2):
+            reader._read(lake)
+        assert (reader.reading.status["state"], reader.reading.problem) == ("down", "")
+        assert texts(reader.reading, TopView())[1] == "■ Somebody has to act · seen by its lake and checkpoint"
+        with StatusServer(board, Ui(address="{}:{}".format(*server.address)), Metrics()):
+            reader._read(lake)
+        assert reader.reading.status["state"] == "running"

@@ -178,11 +178,12 @@ def _of_status(status: dict[str, Any], address: str) -> StreamSummary:
         lag=status["lag"],
         tables=len(status["tables"]),
         blocked={table["table"]: table["blocked"] for table in status["tables"] if table["blocked"]},
-        views=status["views"],
-        expectations=status["expectations"],
+        # A stream of an older version has none of these.
+        views=status.get("views", []),
+        expectations=status.get("expectations", []),
     )
     for table in status["tables"]:
-        if table["committer"] is not None:
+        if table.get("committer") is not None:
             summary.committers[table["table"]] = table["committer"]
     if status["step"]:
         summary.step = f"batch {status['batch']}, {status['step']}"
