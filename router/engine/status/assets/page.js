@@ -224,7 +224,7 @@ const sinks = new SortedTable(find("sinks"), "Sinks that send", "None of the sin
   number("Parked", (row) => row.parked),
   number("In doubt", (row) => row.in_doubt),
 ]);
-const views = new SortedTable(find("views"), "Views", "The configuration has none.", [
+const views = new SortedTable(find("views"), "Views", "None.", [
   wide("View", (row) => row.view),
   wide("Tables", (row) => (row.tables === 1 ? row.targets[0] : `${count(row.tables)} of ${row.into}`)),
   number("Rows", (row) => row.rows),
@@ -238,7 +238,7 @@ const trend = (row) => {
   const words = `Share of the last ${row.trend.length}: ${shares(row).map(share).join(", ")}`;
   return row.trend.length ? element("div", { class: "trend" }, bars(shares(row), words)) : "–";
 };
-const expectations = new SortedTable(find("expectations"), "Expectations", "The configuration has none.", [
+const expectations = new SortedTable(find("expectations"), "Expectations", "None.", [
   wide("Expectation", (row) => row.name),
   text("Of", (row) => row.of),
   number("Did not hold", (row) => row.violated),
