@@ -226,9 +226,9 @@ const sinks = new SortedTable(find("sinks"), "Sinks that send", "None of the sin
 ]);
 const views = new SortedTable(find("views"), "Views", "None.", [
   wide("View", (row) => row.view),
-  wide("Tables", (row) => (row.tables === 1 ? row.targets[0] : `${count(row.tables)} of ${row.into}`)),
-  number("Rows", (row) => row.rows),
   time("Refreshed", (row) => row.refreshed),
+  number("Rows", (row) => row.rows),
+  wide("Tables", (row) => (row.tables === 1 ? row.targets[0] : `${count(row.tables)} of ${row.into}`)),
   text("How", (row) => (row.way === "full" || !row.way ? row.way : `by change (${row.way})`)),
   { ...number("Took", (row) => row.seconds ?? -1), cell: (row) => (row.seconds === null ? "–" : seconds(row.seconds)) },
   warning("Cannot be refreshed", (row) => row.failed),
@@ -240,10 +240,10 @@ const trend = (row) => {
 };
 const expectations = new SortedTable(find("expectations"), "Expectations", "None.", [
   wide("Expectation", (row) => row.name),
-  text("Of", (row) => row.of),
-  number("Did not hold", (row) => row.violated),
   { ...number("Share", (row) => row.violated / Math.max(1, row.events)), cell: (row) => share(row.violated / Math.max(1, row.events)) },
   { ...number("Trend", (row) => shares(row).at(-1) ?? -1), cell: trend },
+  number("Did not hold", (row) => row.violated),
+  text("Of", (row) => row.of),
   time("Last", (row) => row.last),
   text("Otherwise", (row) => row.otherwise),
 ]);
