@@ -13,8 +13,8 @@ help: ## Show this help
 setup: ## Set the machine up: .venv, pinned packages, jars
 	@scripts/setup.sh
 
-demo: setup ## A real Kafka, schema registry and API, seven games, their Delta tables, what landed where: two minutes or three
-	@$(BIN)/python -m router_demo
+demo: setup ## A real Kafka, schema registry and API, seven games, their tables, in two minutes or three; KEEP=1 keeps the page up
+	@$(BIN)/python -m router_demo $(if $(KEEP),--keep)
 
 test: setup ## Run the tests, all but the slow ones
 	@$(BIN)/pytest $(IN_TWO) -m "not slow"

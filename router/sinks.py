@@ -352,11 +352,13 @@ class ApiState:
     """What the driver knows of the API that a sink sends to.
 
     `circuit_open`: nothing is sent, because the API does not work. `limit_used` is the share of the stated rate limit
-    that is used, 0 to 1; None without one.
+    that is used, 0 to 1; None without one. `answers` counts the calls since the process started by how they ended, in
+    words that people see, such as `ok`, `throttled`, `failed`, `timed out`; empty if that is not known.
     """
 
     circuit_open: bool = False
     limit_used: float | None = None
+    answers: Mapping[str, int] = field(default_factory=dict)
 
 
 class ApplyingSink(Sink, ABC):

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ from router_demo.games import Profiles
 from router_demo.kafka import EmbeddedKafka
 from router_demo.records import chunks, opened
 from router_demo.registry import EmbeddedRegistry
-from router_demo.running import ENDING, Demo, failed, routing
+from router_demo.running import ENDING, Demo, failed, page_address, routing
 from router_demo.simulator import Sent, send, simulate
 from router_demo.summary import Speed, show
 from router_demo.traffic import Traffic
@@ -82,12 +82,20 @@ def _run(demo: Demo) -> int:
         environ |= {} if registry is None else {"REGISTRY": registry.url}
         write = held.enter_context(opened(options.format, environ.get("REGISTRY"), f"{TOPIC}-value", demo.register))
         next(chunks(_opening(options), write))  # registers the first version: a router needs one to begin with
-        with routing(demo, routes, environ) as router:
+        page = page_address()
+        with ExitStack() as running:
+            router = running.enter_context(routing(demo, routes, environ, page))
             sent = _stream(demo, router, kafka, write)
             if sent and options.format in WITH_GOLD:
                 _wait_for_gold(demo, router, sent)
-        if (code := router.stop()) or sent is None or router.read < sent.events:
-            return failed(demo, router, sent.events if sent else None, code)
+            is_complete = sent is not None and router.read >= sent.events
+            if options.keep and is_complete:
+                # It runs on, so that its page shows what it has done: until the demo ends.
+                held.enter_context(running.pop_all())
+        if sent is None or not is_complete:
+            return failed(demo, router, sent.events if sent else None, router.stop())
+        if not options.keep and (code := router.stop()):
+            return failed(demo, router, sent.events, code)
         if sent.failed:
             demo.say(f"[bold red]{sent.failed:,} records were not delivered to Kafka[/]: {dict(sent.errors)}")
             return 1
@@ -98,10 +106,20 @@ def _run(demo: Demo) -> int:
         if (code := profile_router.stop()) or profile_router.read < options.changes:
             return failed(demo, profile_router, options.changes, code)
         posted = api.post()
-    if isinstance(posted, int):
-        return posted
-    speed = Speed(router.ended - router.began, router.fastest)
-    return show(demo.console, demo.folder / "lake", routes, sent, demo.versions(), profiles, posted, speed)
+        if isinstance(posted, int):
+            return posted
+        speed = Speed(router.ended - router.began, router.fastest)
+        code = show(demo.console, demo.folder / "lake", routes, sent, demo.versions(), profiles, posted, speed)
+        if options.keep:
+            _keep_page(demo, router, page)
+    return code
+
+
+def _keep_page(demo: Demo, router: Router, page: str) -> None:
+    """Leave the first router and its page as they are, until Ctrl-C."""
+    demo.say(f"[bold]the page stays at http://{page}/[/] until Ctrl-C")
+    with suppress(KeyboardInterrupt):
+        router.over.wait()
 
 
 def _servers(demo: Demo, held: ExitStack) -> tuple[EmbeddedKafka, EmbeddedRegistry | None]:
@@ -178,6 +196,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--changes", type=int, default=20_000, help="changes of players' profiles, afterwards (20000)")
     parser.add_argument("--wins", type=int, default=1000, help="big wins that go to an API, at last (1000)")
     parser.add_argument("--folder", default=".demo", help="where the lake is left (.demo)")
+    parser.add_argument("--keep", action="store_true", help="keep the first router and its page up until Ctrl-C")
     parser.add_argument("--timeout", type=float, default=120, help="seconds to wait for the router (120)")
     return parser.parse_args(arguments)
 

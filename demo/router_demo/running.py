@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GAIN = " " * 16
 STOP_SECONDS = 60
+PAGE_PORT = 4480
+"""Where `router top` asks for a stream if its configuration does not name another port."""
 
 
 @dataclass(frozen=True)
@@ -101,18 +104,35 @@ def _column(version: int) -> str:
 
 
 @contextmanager
-def routing(demo: Demo, routes: Path, environ: dict[str, str]) -> Iterator[Router]:
-    """Run a router for as long as the block; it ends after the batch at hand."""
+def routing(demo: Demo, routes: Path, environ: dict[str, str], page: str = "") -> Iterator[Router]:
+    """Run a router for as long as the block; it ends after the batch at hand. It shows its page at an address."""
     demo.say(f"[bold]router run {routes} --continuous[/] starts, in a process of its own")
+    if page:
+        # Another port stands in no configuration, and so `router top` does not find it.
+        by_top = f", or by `router top {routes}`" if page.endswith(f":{PAGE_PORT}") else ""
+        demo.say(f"[bold]watch it at http://{page}/[/]{by_top}")
     with ExitStack() as held:
         try:
             with uninterrupted(*ENDING):  # or a router could be started that nobody knows of, and so nobody ends
-                router = Router(routes, environ, demo.folder / "router.log", demo.take)
+                router = Router(routes, environ, demo.folder / "router.log", demo.take, page)
                 held.callback(router.stop)
             yield router
         except KeyboardInterrupt:
             demo.say(f"[bold]stopping:[/] the router of {routes} ends after the batch at hand")
             raise
+
+
+def page_address() -> str:
+    """Return where a page can be shown: the usual address, or another port if something else has that."""
+    for port in (PAGE_PORT, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return "{}:{}".format(*probe.getsockname())
+    raise OSError("no port of 127.0.0.1 is free")
 
 
 def failed(demo: Demo, router: Router, sent: int | None, code: int) -> int:
@@ -145,10 +165,17 @@ class Router:
 
     `tell` gets each of its log entries; its other output goes to a file. `read` counts the records of its batches,
     `began` and `ended` are the monotonic times of the first and the last one, `fastest` the records per second of the
-    fastest. `over` is set when the process has ended.
+    fastest. `over` is set when the process has ended. `page` is where it shows its page; it has none without.
     """
 
-    def __init__(self, routes: Path, environ: Mapping[str, str], log: Path, tell: Callable[[dict[str, Any]], None]):
+    def __init__(
+        self,
+        routes: Path,
+        environ: Mapping[str, str],
+        log: Path,
+        tell: Callable[[dict[str, Any]], None],
+        page: str = "",
+    ):
         self._tell = tell
         self._log = log.open("a")
         self._changed = threading.Condition()
@@ -156,6 +183,8 @@ class Router:
         self.read, self.began, self.ended, self.fastest = 0, 0.0, 0.0, 0.0
         self.over = threading.Event()
         command = [sys.executable, "-m", "router", "run", str(routes), "--continuous", "--json-logs"]
+        if page:
+            command += ["--ui", page]
         # A session of its own: Ctrl-C on the terminal is the demo's to handle.
         self._process = subprocess.Popen(
             command,

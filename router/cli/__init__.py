@@ -59,6 +59,7 @@ COMMANDS = {
     "submit": ("router.cli.submit:submit", "Run a configuration on a cluster, by spark-submit."),
     "tables": ("router.cli.tables:tables", "List every table with its state."),
     "test": ("router.cli.check:test", "Run route tests: records in, rows expected."),
+    "top": ("router.cli.top:top", "Watch a stream in the terminal."),
     "ui": ("router.cli.ui:ui", "Show the page of a stream that is down."),
     "verify": ("router.cli.verify:verify", "Hold tables against manifests, ledger and bronze."),
     "views": ("router.cli.views:views", "Show views, how they follow changes, or refresh them now."),
@@ -74,6 +75,7 @@ GROUPS = {
     "Look at what became of records": (
         *(
             "status",
+            "top",
             "ui",
             "ledger",
             "dead-letters",

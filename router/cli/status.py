@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from router.engine.status.summary import StreamSummary
 
 TIMES = ("since", "batch_ended", "progress", "lag_read", "newest_record", "quarantined_since", "outbox_since")
+PART_TIMES = {"views": ("refreshed", "checked"), "expectations": ("last",)}
+"""Times in each of the parts of a list."""
 NAMED = 3
 """Tables and sinks that a line names."""
 
@@ -84,9 +86,16 @@ def status(file: Path, max_age: timedelta | None, as_json: bool, plugin_files: t
 def _document(summary: StreamSummary, code: int, reasons: list[str]) -> dict[str, Any]:
     document: dict[str, Any] = {**asdict(summary), "exit_code": code, "why": reasons}
     for name in TIMES:
-        if document[name] is not None:
-            document[name] = datetime.fromtimestamp(document[name], timezone.utc)
+        document[name] = _as_datetime(document[name])
+    for parts, names in PART_TIMES.items():
+        for part in document[parts]:
+            for name in names:
+                part[name] = _as_datetime(part[name])
     return document
+
+
+def _as_datetime(moment: float | None) -> datetime | None:
+    return None if moment is None else datetime.fromtimestamp(moment, timezone.utc)
 
 
 def _headline(summary: StreamSummary, now: float) -> str:

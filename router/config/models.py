@@ -536,6 +536,9 @@ class Ui(Model):
     stuck_after: Interval = Field(
         default="10 min", description="time without a step of the stream after which `/healthz` answers 503"
     )
+    samples: bool = Field(
+        default=False, description="show records of dead letters; without it no answer has a record or a part of one"
+    )
 
     @property
     def host_and_port(self) -> tuple[str, int]:

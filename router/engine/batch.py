@@ -158,9 +158,17 @@ class Batches:
             entry = ledger.LedgerEntry(self.config.ledger, str(TransactionId("ledger", self.query)), manifest.batch)
             rows = self.destination.ledger_rows(manifest, applied.counts)
             ledger.append(self.committers, entry, rows, tables=self.tables)
-        tables = {commit.table for commit in manifest.commits} | applied.tables
-        blocked = self.decider.demands.blocked
-        self.destination.follow(CarriedOut(manifest, plan, applied.counts, tables, blocked), steps)
+        tables = {commit.table for commit in manifest.commits} | applied.merged.keys()
+        done = CarriedOut(
+            manifest=manifest,
+            plan=plan,
+            applied=applied.counts,
+            tables=tables,
+            blocked=self.decider.demands.blocked,
+            merged=applied.merged,
+            committed_by=self.committers.committed_by,
+        )
+        self.destination.follow(done, steps)
         return ledger.report(self.config.name, plan.layout, manifest, steps.seconds, applied.counts)
 
     def _manifest_to_finish(self, manifest: Manifest) -> Manifest | None:

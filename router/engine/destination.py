@@ -12,10 +12,13 @@ from router.engine import ledger
 from router.engine.balance import BRONZE, imbalances, keyed
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from router.config.models import Config
     from router.delta.commit import TableCommit
     from router.engine.balance import Partition
     from router.engine.checkpoint_store import Manifest
+    from router.engine.commit.committers import Committer
     from router.engine.decision import BatchDecision
     from router.engine.label.layout import Layout
     from router.engine.label.planner import Plan
@@ -28,7 +31,8 @@ if TYPE_CHECKING:
 class CarriedOut:
     """A batch that is in the ledger: the counts of its sinks, by ROUTE/SINK, and the tables that got rows.
 
-    `blocked` has by place (ROUTE/SINK/TABLE) why other tables cannot be written.
+    `blocked` has by place (ROUTE/SINK/TABLE) why other tables cannot be written, `merged` the tables that sinks merged
+    into, each with its sink, and `committed_by` what wrote a table.
     """
 
     manifest: Manifest
@@ -36,6 +40,8 @@ class CarriedOut:
     applied: dict[str, Applied]
     tables: set[str]
     blocked: dict[str, str]
+    merged: Mapping[str, str]
+    committed_by: Mapping[str, Committer]
 
 
 @dataclass

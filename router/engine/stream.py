@@ -114,6 +114,7 @@ def run(
     """
     options = options or RunOptions()
     status = options.status = options.status or StatusBoard(loaded.config.name)
+    status.configured(loaded.config)
     with failures_reported(loaded.config, status):
         return _run_with_status(loaded, registry, spark, options, status)
 
@@ -327,7 +328,7 @@ class _StreamRun:
         """Refresh views: beside the query, or after a query that drains its source and ends."""
         store = CheckpointStore(self.checkpoint)
         by = refresher(self.config, self.spark, self.lake, store, self.executors)
-        self.views = ViewSchedule(by, in_order(self.config.views))
+        self.views = ViewSchedule(by, in_order(self.config.views), observer=self.status)
         tell_changes(self.config, LakeChanges(self.config, self.tables, self.checkpoint).changed_views(by))
         drained = False
         try:

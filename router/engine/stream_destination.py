@@ -69,7 +69,9 @@ class StreamDestination(Destination):
 
     def follow(self, done: CarriedOut, steps: Steps) -> None:
         """Register tables in the catalog, refresh views, maintain tables, and release quarantined rows."""
-        self.status.carried_out(done.manifest, done.applied, done.blocked)
+        self.status.carried_out(
+            done.manifest, done.applied, done.blocked, merged=done.merged, committed_by=done.committed_by
+        )
         if self.config.register_tables:
             self.catalog.register(done.tables)
         # Refreshes run while the stream does: these are the tables that one of them has written since.

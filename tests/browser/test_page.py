@@ -18,7 +18,7 @@ from pydantic import SecretStr
 from router.config.models import Metrics, Ui
 from router.engine.status.board import StatusBoard
 from router.engine.status.server import StatusServer
-from router.engine.status.snapshot import Warned
+from router.engine.status.snapshot import DeadLetterSample, Warned
 from tests.browser.stream import BLOCKED, finish_batch, graph, table_names, told_board
 from tests.engine.test_status import manifest, report
 
@@ -142,9 +142,15 @@ def test_the_state_is_seen_at_a_glance(browser: Chrome, show: Callable[..., str]
     for words in ("kafka", "decode json", "games: ", "231 tables", "silver.big_wins", "bronze.game_events"):
         assert words in pictured
     assert "open: its API is unavailable" in text_of(browser, "#sinks")
+    assert "31 failed, 4 timed out" in text_of(browser, "#sinks")
     assert "18,204" in text_of(browser, "#quarantine")
     assert "no JSON: unexpected end of data" in text_of(browser, "#dead-letters")
     assert "the API answers 503" in text_of(browser, "#warnings")
+    assert "Views that cannot be refreshed: players" in findings
+    view = text_of(browser, "#views tbody")
+    for words in ("7 of gold.{table}_players", "29,400", "by change (keys)", "2.31 s", "silver.poker cannot be read"):
+        assert words in view
+    assert "Spark" in text_of(browser, "#tables tbody")
     assert_nothing_went_wrong(browser, address)
 
 
@@ -159,6 +165,23 @@ def test_the_page_follows_the_stream(browser: Chrome, show: Callable[..., str]) 
     board.enter("failed", "the batch does not balance")
     wait(browser, "return document.getElementById('verdict').textContent.includes('has to act')")
     assert "router run big_wins.yaml" in text_of(browser, "#findings")
+    assert_nothing_went_wrong(browser, address)
+
+
+def test_what_is_expected_has_a_trend(browser: Chrome, show: Callable[..., str]) -> None:
+    """Without it somebody sees that 500 events of a million lack something, and not that it began an hour ago."""
+    board = told_board(list(table_names(9)), has_trouble=False)
+    address = show(board)
+    rows = [row.text for row in browser.find_elements("css selector", "#expectations tbody tr")]
+    assert [row.split()[0] for row in rows] == ["few_events", "has_gamer", "plausible"]
+    assert "view players" in rows[0]
+    assert "dead_letter" in rows[1]
+    picture = element_of(browser, "#expectations tbody svg").get_attribute("aria-label")
+    assert picture == "Share of the last 4: 0 %, 0.02 %, 0.05 %, 0.07 %"
+    trend = "#expectations tbody tr:nth-child(2) svg"
+    before = element_of(browser, trend).get_attribute("aria-label")
+    finish_batch(board, 80, ["silver.uno"], {})
+    wait(browser, f"return document.querySelector('{trend}').getAttribute('aria-label') !== {json.dumps(before)}")
     assert_nothing_went_wrong(browser, address)
 
 
@@ -181,7 +204,7 @@ def test_5000_tables_are_searched_and_sorted_at_once(browser: Chrome, show: Call
     )
     assert took < 500
     heads = browser.execute_script("return [...document.querySelectorAll('#tables th')].map(h => h.ariaSort)")
-    assert heads == ["none", "descending", "none", "none", "none", "none"]
+    assert heads == ["none", "descending", "none", "none", "none", "none", "none"]
     assert "silver.uno" in text_of(browser, "#tables tbody tr")
     assert_nothing_went_wrong(browser, address)
 
@@ -192,12 +215,15 @@ def test_hostile_names_are_text(browser: Chrome, show: Callable[..., str]) -> No
     board.enter("running")
     board.carried_out(manifest(0, *HOSTILE), {}, dict.fromkeys((f"r/s/{name}" for name in HOSTILE[:2]), HOSTILE[4]))
     board.finished(report(0))
-    board.dead_letters_are({("decode", name, name, name): 1 for name in HOSTILE})
+    samples = (DeadLetterSample(HOSTILE[0], 0, 7, HOSTILE[1]),)
+    causes = [("decode", name, name, name) for name in HOSTILE]
+    board.dead_letters_are(dict.fromkeys(causes, 1), dict.fromkeys(causes[:1], samples))
     board._warnings.extend(Warned(time.time(), "warning", name) for name in HOSTILE)
     address = show(board, width=320, height=640)
     shown = text_of(browser, "main")
     assert '<img src=x onerror="document.title=1">' in shown
     assert "<script>document.title = 1</script>" in shown
+    assert f"{HOSTILE[0]}/0/7: {HOSTILE[1]}" in shown, "a record that was refused"
     assert "line\\u000abreak\\u001b[31m red" in shown
     assert "\\u202egnitrevni" in shown
     assert "a" * 200 in shown

@@ -25,9 +25,11 @@ from router.engine.start.run_lock import alone
 from router.engine.status.board import StatusBoard
 from router.engine.status.server import StatusServer
 from router.engine.status.snapshot import QuarantineStatus
+from router.engine.views.note import Note, ViewTarget, note_path
 from router.parts import BatchReport
 from router.registry import load_registry
 from router.sinks import ApiState, Applied
+from tests.engine.test_status import manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -246,3 +248,47 @@ def test_the_lag_of_a_stream_that_is_down_is_asked(
     checkpoint.write("spark/commits/0", b"v1\n{}")
     document = json.loads(run("--json").output)
     assert (document["state"], document["lag"]) == ("down", 3)
+
+
+VIEWS = """\
+views:
+  - name: sessions
+    from: silver.games
+    sql: SELECT game, count(*) AS events FROM source GROUP BY game
+    into: gold.sessions
+    expect: [{name: many, sql: "events > 5"}]
+"""
+
+
+def session_note() -> Note:
+    target = ViewTarget(1, "id", None, 10, {"many": 2})
+    return Note(number=1, targets={"gold.sessions": target}, at="2026-01-01T00:00:00+00:00", way="keys", seconds=1.5)
+
+
+def test_views_and_what_is_expected_are_in_the_document(run: Run, board: StatusBoard, tmp_path: Path) -> None:
+    """Without it a monitor of one's own has to read the notes beside the checkpoint."""
+    file = tmp_path / "games.yaml"
+    file.write_text(file.read_text() + VIEWS)
+    board.configured(load(file, load_registry(), environ={}).config)
+    board.view_refreshed("sessions", session_note())
+    board.carried_out(manifest(0, "silver.games"), {}, {}, committed_by={"silver.games": "Spark"})
+    document = json.loads(run("--json").output)
+    assert document["committers"] == {"silver.games": "Spark"}
+    (view,) = document["views"]
+    assert (view["targets"], view["way"], view["refreshed"]) == (["gold.sessions"], "keys", "2026-01-01T00:00:00.000Z")
+    (expectation,) = document["expectations"]
+    assert (expectation["of"], expectation["violated"], expectation["trend"]) == ("view sessions", 2, [])
+
+    board.view_failed("sessions", "no column a")
+    done = run()
+    assert (done.exit_code, "views that cannot be refreshed: sessions" in done.output) == (1, True)
+
+
+def test_a_lake_says_how_views_were_left(run: Run, checkpoint: Lake, tmp_path: Path) -> None:
+    """Without it nobody sees, while the stream is down, how old what is made of its tables is."""
+    (tmp_path / "games.yaml").write_text(TEXT + VIEWS)
+    CheckpointStore(checkpoint).write(note_path("sessions"), session_note().dump())
+    document = json.loads(run("--json").output)
+    assert (document["source"], document["unread"]) == ("lake", [])
+    assert (document["views"][0]["rows"], document["views"][0]["checked"]) == (10, None)
+    assert document["expectations"][0]["last"] == "2026-01-01T00:00:00.000Z"

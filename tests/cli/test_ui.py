@@ -60,6 +60,7 @@ def test_a_lake_says_how_its_stream_was(config_file: Path) -> None:
             "replayed": pa.array([None] * 3, pa.string()),
             "topic": ["t"] * 3,
             "partition": [0] * 3,
+            "value": [b"{", b"[", b"{}"],
             "offset": [1, 2, 3],
             "timestamp": timestamps,
         }
@@ -78,6 +79,10 @@ def test_a_lake_says_how_its_stream_was(config_file: Path) -> None:
     assert snapshot.routes == {"games": {"matched": 97}}
     causes = {(group.stage, group.reason): group.count for group in snapshot.dead_letters}
     assert causes == {("decode", "no JSON"): 2, ("expect", "positive"): 1}
+    assert [group.samples for group in snapshot.dead_letters] == [(), ()]
+    config_file.write_text(TEXT.replace("ui: {", "ui: {samples: true, "))
+    groups = lake_board(config_file).snapshot().dead_letters
+    assert [[sample.value for sample in group.samples] for group in groups] == [["[", "{"], ["{}"]]
     assert [(table.table, table.blocked) for table in snapshot.tables] == [("silver.games", "its log is damaged")]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import requests
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(600)]
@@ -40,6 +42,30 @@ def test_every_record_of_the_demo_is_accounted_for(tmp_path: Path, form: str) ->
     assert "Every record is accounted for: 6,000 sent, 6,000 in bronze" in told
     assert "out of 2,000 changes of them, each the one that was sent last" in told
     assert "149 big wins at the API, each once, and 1 that it refuses for good in dead letters: the 150 in" in told
+
+
+def test_the_page_of_the_demo_is_kept_up(tmp_path: Path) -> None:
+    """Without it somebody who has just seen the demo finds no page at the address that it printed."""
+    options = ("--format", "json", "--events", "6000", "--rate", "2000", "--changes", "2000", "--wins", "150", "--keep")
+    demo = start(tmp_path, *options)
+    assert demo.stdout is not None
+    said = ""
+    try:
+        for line in demo.stdout:
+            said += line
+            if "the page stays at" in line:
+                break
+        (first, last) = re.findall(r"(?:watch it|stays) at (http://127\.0\.0\.1:\d+/)", said)
+        assert first == last, said
+        status = requests.get(f"{first}api/status", timeout=30).json()
+        assert (status["state"], status["records"]["read"], status["lag"]) == ("running", 6000, 0)
+        assert "<main>" in requests.get(first, timeout=30).text
+        os.killpg(demo.pid, signal.SIGINT)
+        rest, _ = demo.communicate(timeout=200)
+        assert demo.returncode == 0, said + rest
+    finally:
+        if demo.poll() is None:
+            os.killpg(demo.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(

@@ -11,25 +11,41 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from router.config.loader import load
 from router.delta.commit import StagedFile, TableCommit
+from router.engine.balance import Partition
 from router.engine.checkpoint_store import Manifest
 from router.engine.land.record_ages import TableAges
 from router.engine.status.board import StatusBoard
 from router.engine.status.metrics import METRICS, OTHERS, metrics_text
 from router.engine.status.metrics_page import metrics_page
 from router.engine.status.snapshot import QuarantineStatus
+from router.engine.views.note import Note, ViewTarget
 from router.parts import BatchReport
 from router.registry import load_registry
 from router.sinks import ApiState, Applied
 from tests.engine.promtool import NEEDS_PROMTOOL, promtool
 
 ROOT = Path(__file__).parents[2]
+EXPECTED = """\
+name: games
+lake: lake
+source: {files: {path: in}}
+decode: {json: 'a string'}
+routes:
+  - {name: games, match: {sql: 'true'}, expect: [{name: numbered, sql: 'event.a > 1'}], sinks: [{delta: silver.a}]}
+views:
+  - {name: sessions, from: silver.a, sql: SELECT a FROM source, into: gold.a, expect: [{name: many, sql: 'a > 5'}]}
+dead_letters: ops.dead
+"""
 HOSTILE = 'silver.a"b\\\nrouter_state{state="failed"} 1'
 
 
 @pytest.fixture
-def board() -> StatusBoard:
+def board(tmp_path: Path) -> StatusBoard:
     """Return a board that knows something for every metric, with names that would end a line or a label."""
     made = StatusBoard("games")
+    file = tmp_path / "expected.yaml"
+    file.write_text(EXPECTED)
+    made.configured(load(file, load_registry(), environ={}).config)
     made.enter("running")
     made.source_is_at({("events", 0): 25}, {("events", 0): 30})
     made.finished(BatchReport("games", 0, 10, 9, 1, 2, 3, 2, 4, {"land": 1.5}, routes={HOSTILE: {"landed": 6}}))
@@ -40,10 +56,15 @@ def board() -> StatusBoard:
     work = TableCommit("r/s", HOSTILE, "games:run/r/s", 0, (file,), "{}")
     ages = TableAges((1, *[0] * 11), seconds=0.4, newest=1_700_000_000.0)
     made.staged(0, time.time(), {work.place: ages})
-    made.carried_out(Manifest(0, "configuration", ("r/s",), (work,), ()), {}, {})
+    counts = {"read": 10, "matched": {"games": 9}, "violated": {"games/numbered": 2}}
+    blank = {"failed": 0, "bare": 0, "unmatched": 0, "refused": {}, "dropped": {}, "landed": {}, "rejected": {}}
+    part = Partition(topic="events", partition=0, first=0, last=9, **blank, **counts)  # type: ignore[arg-type]
+    made.carried_out(Manifest(0, "configuration", ("r/s",), (work,), (part,)), {}, {})
+    target = ViewTarget(1, "id", None, 10, {"many": 2})
+    made.view_refreshed("sessions", Note(targets={"gold.a": target}, at="2023-11-14T22:13:20+00:00", seconds=1.5))
     made.waited("games/rest", [(1_700_000_000.0, 7)])
     made.sent("games/rest", Applied(2, 1))
-    made.api_is("games/rest", ApiState(True, 0.5))
+    made.api_is("games/rest", ApiState(True, 0.5, {"ok": 3, "timed out": 2}))
     return made
 
 
@@ -87,6 +108,8 @@ def test_what_a_board_learns_is_measured(board: StatusBoard) -> None:
     assert found["router_outbox_rows"][0][1] == 4
     assert found["router_outbox_oldest_row_timestamp_seconds"][0][1] == 1_700_000_000
     assert found["router_circuit_open"][0][1] == 1
+    answers = {labels["answer"]: value for labels, value in found["router_api_answers_total"]}
+    assert answers == {"ok": 3, "timed out": 2}
     assert found["router_limit_used_ratio"][0][1] == 0.5
     assert found["router_table_newest_record_timestamp_seconds"][0][1] == 1_700_000_000
     assert found["router_freshness_seconds_count"][0][1] == 1

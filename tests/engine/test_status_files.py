@@ -16,7 +16,7 @@ from deltalake import write_deltalake
 
 from router import ApiState, StartError
 from router.config.loader import load
-from router.config.models import KafkaSource
+from router.config.models import KafkaSource, Metrics, Ui
 from router.delta.commit import StagedFile, TableCommit
 from router.delta.lake import Lake
 from router.engine import kafka_client
@@ -27,9 +27,12 @@ from router.engine.ledger import SCHEMA as LEDGER
 from router.engine.status import board as board_module
 from router.engine.status.board import StatusBoard
 from router.engine.status.file_reader import StatusFileReader
+from router.engine.status.server import StatusServer
+from router.engine.status.snapshot import VALUE_LETTERS
 from router.engine.status.source_ends import SourceEnds
 from router.registry import load_registry
 from router.sinks import Applied
+from tests.engine.test_status import get
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -191,6 +194,48 @@ def test_the_state_of_an_api_is_asked(
     reader.read()
     (sink,) = board.snapshot().sinks
     assert (sink.sink, sink.circuit_open, sink.limit_used) == ("rest", True, 0.75)
+
+
+@pytest.mark.parametrize("shows_records", [False, True], ids=["by default", "samples: true"])
+def test_records_are_shown_only_if_the_configuration_says_so(
+    board: StatusBoard, config: Config, lake: Lake, shows_records: bool
+) -> None:
+    """Without it whoever reaches the page reads what players have written, or nobody sees what cannot be decoded."""
+    letters = []
+    for offset, value in enumerate((b"first", None, b"\xff{\x1b[31m" + b"x" * 100_000)):
+        record = {"topic": "t", "partition": 1, "offset": offset, "value": value}
+        letters.append({"stage": "decode", "reason": "no JSON", **record})
+    board.carried_out(manifest(staged(lake, "/dead_letters", "ops.dead", DEAD_SCHEMA, letters)), {}, {})
+    shown = config.model_copy(update={"ui": Ui(samples=shows_records)})
+    StatusFileReader(board, shown).read()
+
+    with StatusServer(board, Ui(address="127.0.0.1:0"), Metrics()) as server:
+        answer = get(server, "/api/status?samples=true")
+    (found,) = answer.json()["dead_letters"]
+    assert found["count"] == 3
+    if not shows_records:
+        assert found["samples"] == []
+        assert "first" not in answer.text
+        assert "xxx" not in answer.text
+        return
+    newest, before = found["samples"]
+    assert (newest["topic"], newest["partition"], newest["offset"]) == ("t", 1, 2)
+    assert newest["value"].startswith("\\xff{\\x1b[31mxxx")
+    assert len(newest["value"]) == VALUE_LETTERS
+    assert before["value"] == "", "a record may have no value"
+
+
+def test_last_answers_are_those_of_a_minute(board: StatusBoard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it an API that answers 503 since ten minutes looks well, for it has taken a million calls before."""
+    readings = [(0, 100, 0), (30, 160, 0), (61, 170, 2), (100, 170, 9)]
+    seen = []
+    for seconds, ok, failed in readings:
+        monkeypatch.setattr(board_module.time, "time", lambda seconds=seconds: 1_700_000_000.0 + seconds)
+        board.api_is("games/rest", ApiState(False, None, {"ok": ok, "failed": failed}))
+        (sink,) = board.snapshot().sinks
+        seen.append(sink.last_answers)
+    assert seen == [{"ok": 0, "failed": 0}, {"ok": 60, "failed": 0}, {"ok": 70, "failed": 2}, {"ok": 10, "failed": 9}]
+    assert sink.answers == {"ok": 170, "failed": 9}
 
 
 def test_the_newest_answer_about_an_end_counts(board: StatusBoard) -> None:

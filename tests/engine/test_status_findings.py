@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from router.engine.status.findings import findings
-from router.engine.status.snapshot import QuarantineStatus, SinkStatus, StreamSnapshot, TableStatus
+from router.engine.status.snapshot import QuarantineStatus, SinkStatus, StreamSnapshot, TableStatus, ViewStatus
 
 NOW = 10_000.0
 
@@ -37,8 +37,9 @@ def test_a_stream_that_is_well_has_none(state: str) -> None:
             ("look", "router quarantine list games.yaml"),
         ),
         ("running", {"sinks": (SinkStatus("r", "api", circuit_open=True),)}, ("look", "")),
+        ("running", {"views": (ViewStatus("v", "gold.v", failed="gone"),)}, ("look", "router views games.yaml")),
     ],
-    ids=["failed", "down", "stuck", "waiting", "blocked", "quarantined", "circuit"],
+    ids=["failed", "down", "stuck", "waiting", "blocked", "quarantined", "circuit", "view"],
 )
 def test_what_is_wrong_has_the_next_step(state: str, fields: dict[str, Any], expected: tuple[str, str]) -> None:
     """Without it an operator knows that something is wrong, and not what to type."""

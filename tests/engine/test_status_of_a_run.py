@@ -65,6 +65,9 @@ def test_a_run_tells_what_it_did(folder: Path, spark: SparkSession) -> None:
     assert snapshot.routes["games"]["landed"] == 2
     rows = {table.table: table.rows for table in snapshot.tables}
     assert rows == {"bronze.all": 5, "ops.dead": 3, "silver.uno": 1, "silver.go": 1}
+    assert {table.committer for table in snapshot.tables} == {"delta-rs"}
+    (numbered,) = snapshot.expectations
+    assert (numbered.of, numbered.otherwise, numbered.trend) == ("games", "dead_letter", ((3, 1),))
     assert {"land", "commit", "ledger"} <= snapshot.step_seconds.keys()
     written = (folder / "in" / "a.json").stat().st_mtime
     newest = {table.table: table.newest_record for table in snapshot.tables}
@@ -72,6 +75,34 @@ def test_a_run_tells_what_it_did(folder: Path, spark: SparkSession) -> None:
     assert newest == dict.fromkeys(("bronze.all", "silver.uno", "silver.go"), pytest.approx(written, abs=0.01))
     assert snapshot.freshness is not None
     assert snapshot.freshness.counts[-2] == 7
+
+
+@pytest.mark.parametrize(("commit", "committer"), [("auto", "delta-rs"), ("spark", "Spark")])
+def test_views_and_merged_tables_are_told(folder: Path, spark: SparkSession, commit: str, committer: str) -> None:
+    """Without it the page says of a table that Delta on Spark merges into that it is quick, or nothing of it."""
+    file = folder / "games.yaml"
+    text = YAML.format(folder=folder, otherwise="warn")
+    sinks = text.index("sinks: [") + len("sinks: [")
+    upsert = "{upsert: {table: silver.profiles, keys: [event.game]}}, "
+    view = (
+        "views:\n  - {name: counts, from: {route: games}, into: gold.counts, "
+        "expect: [{name: many, sql: 'events > 1'}],\n"
+        "     sql: 'SELECT table, count(*) AS events FROM source GROUP BY table'}\n"
+    )
+    file.write_text(f"{text[:sinks]}{upsert}{text[sinks:]}{view}commit: {commit}\n")
+    registry = load_registry(())
+    board = StatusBoard("games")
+    run(load(file, registry, environ={}), registry, spark, RunOptions(status=board))
+
+    snapshot = board.snapshot()
+    tables = {table.table: table for table in snapshot.tables}
+    assert {tables[name].committer for name in ("bronze.all", "silver.uno", "silver.profiles")} == {committer}
+    assert (tables["silver.profiles"].rows, tables["silver.profiles"].target) == (None, "games/upsert")
+    (view_status,) = snapshot.views
+    assert (view_status.view, view_status.targets, view_status.way) == ("counts", ("gold.counts",), "full")
+    assert view_status.checked is not None
+    counts = {(status.of, status.name): (status.events, status.violated) for status in snapshot.expectations}
+    assert counts == {("games", "numbered"): (3, 1), ("view counts", "many"): (view_status.rows, 1)}
 
 
 def test_a_run_that_fails_says_why(folder: Path, spark: SparkSession) -> None:

@@ -23,6 +23,8 @@ from router.config.models import Route, Trigger, View
 from router.engine.audit.expectation_counts import expectation_counts
 from router.engine.checkpoint_store import lake_and_checkpoint
 from router.engine.lookup import loading
+from router.engine.status.board import StatusBoard
+from router.engine.status.view_notes import unmade_view
 from router.engine.stream import RunOptions, run
 from router.engine.views import relation
 from router.engine.views.note import Note, note_path
@@ -664,7 +666,9 @@ def test_a_schedule_refreshes_after_batches_and_goes_on_after_faults(make_query:
     good = view(after="2 commits")
     bad = view("SELECT nothing FROM source", "gold.bad", name="bad")
     lake = Lake(make_query, tmp_path, good, bad)
-    schedule = ViewSchedule(lake.refresher, in_order([bad, good]))
+    board = StatusBoard("games")
+    board._views = {one.name: unmade_view(one) for one in (good, bad)}
+    schedule = ViewSchedule(lake.refresher, in_order([bad, good]), observer=board)
     lake.take(event("uno", 1))
     assert schedule.batch({"silver.uno"}) == set()
     assert not schedule._due(good)
@@ -675,6 +679,9 @@ def test_a_schedule_refreshes_after_batches_and_goes_on_after_faults(make_query:
     assert told(lake.gold()) == sessions(lake.silver())
     assert schedule.batch(set()) == {"gold.uno_sessions"}
     assert "nothing" in schedule.failed["bad"]
+    seen = {one.view: one for one in board.snapshot().views}
+    assert (seen["sessions"].targets, seen["sessions"].failed) == (("gold.uno_sessions",), "")
+    assert "nothing" in seen["bad"].failed
 
 
 def test_a_lake_that_cannot_be_listed_does_not_stop_a_batch(make_query: MakeQuery, tmp_path: Path) -> None:

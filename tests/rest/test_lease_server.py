@@ -16,7 +16,7 @@ import pytest
 
 from router_rest.rate_limit import server as module
 from router_rest.rate_limit.client import Gone, LeaseClient, Leave
-from router_rest.rate_limit.protocol import Pace, SecureChannel, ServerAddress
+from router_rest.rate_limit.protocol import Pace, SecureChannel, ServerAddress, TaskReport
 from router_rest.rate_limit.server import EarlierCall, LeaseServer, lease_server
 from router_rest.rate_limit.sliding_window import RateLimit
 
@@ -384,6 +384,13 @@ def test_the_state_of_a_limit_is_known_to_the_driver(monkeypatch: pytest.MonkeyP
     state = module.api_state("api-of-a-test")
     assert state is not None
     assert (state.circuit_open, state.limit_used) == (False, 0.4)
+
+    coordinator = server._limits["api-of-a-test"].coordinator
+    coordinator.enter("task")
+    coordinator.receive("task", TaskReport(sent=9, ok=4, throttled=2, failed=3, timeouts=1))
+    state = module.api_state("api-of-a-test")
+    assert state is not None
+    assert state.answers == {"ok": 4, "throttled": 2, "failed": 2, "timed out": 1}, "each call counts once"
 
     server.admit("b", "without-a-limit", Pace((), 4))
     unlimited = module.api_state("without-a-limit")

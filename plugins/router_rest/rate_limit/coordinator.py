@@ -94,6 +94,17 @@ class Coordinator:
         self._drafts: dict[str, GrantDraft] = {}
         self._caps: dict[str, tuple[int, int]] = {}
 
+    @property
+    def answers(self) -> dict[str, int]:
+        """Return how many calls have ended in which way: `ok` are those that were taken, or refused for good."""
+        timed_out = int(self.totals["timeouts"])
+        return {
+            "ok": int(self.totals["ok"]),
+            "throttled": int(self.totals["throttled"]),
+            "failed": int(self.totals["failed"]) - timed_out,
+            "timed out": timed_out,
+        }
+
     def enter(self, who: str) -> None:
         """Begin to serve a task."""
         self._tasks[who] = TaskState(self._clock())

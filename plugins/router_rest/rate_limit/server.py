@@ -148,7 +148,7 @@ class LeaseServer:
         return found
 
     def state(self, limit: str) -> ApiState | None:
-        """Return whether the circuit of a limit is open, and how much of the limit is used; None for one without tasks.
+        """Return the circuit of a limit, how much of the limit is used, and the answers; None for one without tasks.
 
         Raises ConnectionError when the server has ended.
         """
@@ -158,7 +158,8 @@ class LeaseServer:
         coordinator = sessions.coordinator
 
         def read_state() -> ApiState:
-            return ApiState(coordinator.outlook().out, coordinator.windows.used_share(time.monotonic()))
+            used = coordinator.windows.used_share(time.monotonic())
+            return ApiState(coordinator.outlook().out, used, coordinator.answers)
 
         found: ApiState = self._ask(read_state)
         return found

@@ -12,7 +12,7 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
@@ -44,19 +44,23 @@ if TYPE_CHECKING:
 
 LIBRARIES = DeltaError, OSError, ValueError, PySparkException, Py4JError
 """Errors of the libraries that read and write tables; they do not name the table."""
+Committer = Literal["delta-rs", "Spark"]
+"""What writes a table."""
 
 
 @dataclass(frozen=True)
 class Committers:
     """The committers of a lake; with `only_spark` Delta on Spark writes every table.
 
-    `options` are those with which tables are created, by target.
+    `options` are those with which tables are created, by target. `committed_by` has the tables that were written here,
+    each with what wrote it last.
     """
 
     lake: Lake
     spark: SparkSession
     only_spark: bool = False
     options: Mapping[str, TableOptions] = field(default_factory=dict)
+    committed_by: dict[str, Committer] = field(default_factory=dict)
 
     @classmethod
     def of(cls, config: Config, spark: SparkSession, lake: Lake) -> Committers:
@@ -166,8 +170,11 @@ class Committers:
         work = self._widen(as_decided(work, table), table)
         if by_spark or (table is not None and (work.widened or only_spark_appends(table, work))):
             self._append_staged_rows(work, notes)
+            self.committed_by[work.table] = "Spark"
             return 1
-        return commit(self.lake, work, notes, table)
+        made = commit(self.lake, work, notes, table)
+        self.committed_by[work.table] = "delta-rs"
+        return made
 
     def _open_by_spark(self, name: str) -> SparkTable | None:
         table = spark_table(self.spark, self.lake, name)

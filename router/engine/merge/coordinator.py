@@ -70,9 +70,9 @@ class OutboxRows:
 class MergeCoordinator:
     """The merges of a query. `query` is the query with its run: transaction ids begin with it.
 
-    `tables` are those merged since it was cleared. By sink: `known` are the tables that it has merged into, `merged`
-    those of this process with the last batch that they have, and `left` those that it leaves to Delta on Spark, with
-    the reason.
+    `tables` are those merged since it was cleared, each with its sink (ROUTE/SINK). By sink: `known` are the tables
+    that it has merged into, `merged` those of this process with the last batch that they have, and `left` those that it
+    leaves to Delta on Spark, with the reason.
     """
 
     query: str
@@ -83,7 +83,7 @@ class MergeCoordinator:
     options: Options
     dead_letters: str
     executors: Executors
-    tables: set[str] = field(default_factory=set)
+    tables: dict[str, str] = field(default_factory=dict)
     known: dict[str, MergedTables] = field(default_factory=dict)
     left: dict[str, dict[str, str]] = field(default_factory=dict)
     merged: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -112,7 +112,8 @@ class MergeCoordinator:
             raise SinkError(self.query, work.version, target.route, target.sink, problem)
 
         # The mark is last: until it is written, the next start merges the batch again, with the same backlog.
-        self.tables.update(outcomes.tables)
+        self.tables.update(dict.fromkeys(outcomes.tables, target.key))
+        self._note_committers(sink, target, outcomes)
         self._merged_tables(target).note(outcomes.tables)
         if before or backlog:
             backlogs.note(self.query, work.version, before, backlog)
@@ -200,6 +201,13 @@ class MergeCoordinator:
         for table in sorted(before.keys() - left.keys()):
             log.info("%s: delta-rs merges %s again", target.key, table)
         self.left[target.key] = left
+
+    def _note_committers(self, sink: MergingSink, target: Target, outcomes: MergeOutcomes) -> None:
+        """Note what has merged each table."""
+        only_spark = asked(counted(sink), self.committers.only_spark).engine == "spark"
+        for table in outcomes.tables:
+            by_spark = only_spark or table in self.left[target.key]
+            self.committers.committed_by[table] = "Spark" if by_spark else "delta-rs"
 
     def _new_backlog(self, outcomes: MergeOutcomes, rows: OutboxRows, before: dict[str, Backlog]) -> dict[str, Backlog]:
         """Return the new backlog by table; raise SinkError if a later try cannot help."""

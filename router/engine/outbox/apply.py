@@ -54,10 +54,10 @@ TRIES = 10
 
 
 class AppliedBatch(NamedTuple):
-    """What the sinks of a batch did: counts by route/sink, and the tables that were merged into."""
+    """What the sinks of a batch did: counts by route/sink, and the tables that were merged into, each with its sink."""
 
     counts: dict[str, Applied]
-    tables: set[str]
+    merged: dict[str, str]
 
 
 @dataclass
@@ -110,7 +110,7 @@ class Outboxes:
                 log.warning(message, self.config.name, work.version, work.target, outcome)
         if self.applier.sends:
             self.retention.after_batch(target for target in targets.values() if not self._is_detached(target.key))
-        return AppliedBatch(counts, set(self.merger.tables))
+        return AppliedBatch(counts, dict(self.merger.tables))
 
     def unapplied(self, manifest: Manifest) -> list[TableCommit]:
         """Return the commits of a batch whose staged files a sink still has to read."""

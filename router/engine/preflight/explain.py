@@ -27,8 +27,19 @@ if TYPE_CHECKING:
 
     from router.config.models import Config
     from router.delta.lake import Lake
+    from router.engine.commit.committers import Committer
 
 Lines = Iterator[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class WrittenTable:
+    """A table that a sink (`target`, as ROUTE/SINK) has written, its rows, and what commits to it."""
+
+    table: str
+    target: str
+    rows: int
+    committer: Committer
 
 
 @dataclass(frozen=True)
@@ -99,23 +110,42 @@ def _writers(config: Config, table: str, handle: DeltaTable | None, run: str | N
 
 
 def tables_by_sink(config: Config) -> dict[str, tuple[tuple[str, int], ...]]:
-    """Return the tables that each sink (`route/sink`) has written, with their rows.
+    """Return the tables that each sink (`route/sink`) has written, with their rows."""
+    tables: dict[str, list[tuple[str, int]]] = {}
+    for written in written_tables(config):
+        tables.setdefault(written.target, []).append((written.table, written.rows))
+    return {target: tuple(sorted(of_sink)) for target, of_sink in tables.items()}
+
+
+def written_tables(config: Config) -> Iterator[WrittenTable]:
+    """Yield each table that a sink has written; one that two sinks have written comes twice.
 
     A sink has written a table when the table has a transaction id of it. Tables that nobody can read are left out.
     """
     lake, checkpoint = lake_and_checkpoint(config)
-    run, found = Checkpoint.read(checkpoint).run, dict[str, list[tuple[str, int]]]()
+    run = Checkpoint.read(checkpoint).run
     for table in lake.every_table():
         try:
             handle = lake.open(table)
         except (DeltaError, OSError):
             continue
-        writers = [one.place for one in _writers(config, table, handle, run) if one.batch is not None]
-        if handle is not None and writers:
-            counts: Any = pa.table(handle.get_add_actions()).column("num_records")
-            for place in writers:
-                found.setdefault(place, []).append((table, sum(counts.drop_null().to_pylist())))
-    return {place: tuple(sorted(tables)) for place, tables in found.items()}
+        writers = [writer for writer in _writers(config, table, handle, run) if writer.batch is not None]
+        if handle is None or not writers:
+            continue
+        counts: Any = pa.table(handle.get_add_actions()).column("num_records")
+        rows = sum(counts.drop_null().to_pylist())
+        for writer in writers:
+            yield WrittenTable(table, writer.place, rows, _committer(config, writer.sink, handle))
+
+
+def _committer(config: Config, sink: Sink, handle: DeltaTable) -> Committer:
+    """Return what commits the next rows of a sink to a table."""
+    only_spark = config.commit == "spark"
+    if isinstance(sink, MergingSink):
+        by_spark = merge_engine(handle, asked(sink.keyed(), only_spark)).engine == "spark"
+    else:
+        by_spark = only_spark or bool(_left_to_spark(sink, handle))
+    return "Spark" if by_spark else "delta-rs"
 
 
 def fixed_table(sink: Sink) -> str:

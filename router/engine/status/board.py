@@ -13,7 +13,9 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from router.engine.land.record_ages import TableAges
+from router.engine.status.expectations import with_batch, with_view, without_counts
 from router.engine.status.snapshot import (
+    SAMPLES,
     BatchStatus,
     DeadLetterStatus,
     FreshnessStatus,
@@ -24,17 +26,23 @@ from router.engine.status.snapshot import (
     TableStatus,
     Warned,
 )
+from router.engine.status.view_notes import unmade_view, with_note
 from router.errors import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from router.config.models import Config
     from router.delta.commit import TableCommit
     from router.engine.checkpoint_store import Manifest
-    from router.engine.status.snapshot import State
+    from router.engine.commit.committers import Committer
+    from router.engine.status.snapshot import DeadLetterSample, ExpectationStatus, State, ViewStatus
+    from router.engine.views.note import Note
     from router.parts import BatchReport
     from router.sinks import ApiState, Applied
 
+ANSWER_SECONDS = 60.0
+"""How long answers of an API are the last ones."""
 BATCHES = 200
 """Finished batches that are kept."""
 WARNINGS = 100
@@ -44,6 +52,8 @@ STEP_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 OUTCOMES = ("read", "decoded", "failed", "unmatched", "dead_letters")
 REASONS = 300
 """Reasons of dead letters that are kept apart; those with other reasons are counted by stage, route and sink."""
+Cause = tuple[str, str, str, str | None]
+"""Stage, route, sink and reason of dead letters; without a reason those with all other ones."""
 UNREAD = 1_000
 """Batches whose dead letters may wait to be read; of more only the number is counted."""
 
@@ -99,8 +109,13 @@ class StatusBoard(logging.Handler):
         self._warnings: deque[Warned] = deque(maxlen=WARNINGS)
         self._arrivals: dict[str, deque[list[float]]] = {}
         """For each outbox when rows came into it and how many of those are still there, the oldest first."""
-        self._dead_letters: dict[tuple[str, str, str, str | None], DeadLetterStatus] = {}
+        self._answers: dict[str, deque[tuple[float, Mapping[str, int]]]] = {}
+        """For each sink the answers of its API until some moments of the last minute."""
+        self._dead_letters: dict[Cause, DeadLetterStatus] = {}
         self._quarantined: tuple[QuarantineStatus, ...] = ()
+        self._views: dict[str, ViewStatus] = {}
+        self._expectations: dict[str, ExpectationStatus] = {}
+        """The expectations of routes and of bronze, as a batch counts them (see `with_batch`), then those of views."""
         self._staged_ages = StagedAges(-1, 0.0, {})
         self._commit_ended = (-1, 0.0)
         """The last batch whose commits have ended, and when."""
@@ -125,6 +140,12 @@ class StatusBoard(logging.Handler):
         warned = Warned(record.created, record.levelname.lower(), printable(record.getMessage()))
         with self._guard:
             self._warnings.appendleft(warned)
+
+    def configured(self, config: Config) -> None:
+        """Note the views and expectations of a configuration: they are shown before anything is known of them."""
+        with self._guard:
+            self._views = {view.name: unmade_view(view) for view in config.views}
+            self._expectations = without_counts(config)
 
     def enter(self, state: State, cause: str = "") -> None:
         """Note what the stream is doing from now on; `cause` says why it waits or has failed."""
@@ -167,12 +188,22 @@ class StatusBoard(logging.Handler):
         with self._guard:
             self._staged_ages = StagedAges(batch, began, ages)
 
-    def carried_out(self, manifest: Manifest, applied: Mapping[str, Applied], blocked: Mapping[str, str]) -> None:
+    def carried_out(
+        self,
+        manifest: Manifest,
+        applied: Mapping[str, Applied],
+        blocked: Mapping[str, str],
+        *,
+        merged: Mapping[str, str] | None = None,
+        committed_by: Mapping[str, Committer] | None = None,
+    ) -> None:
         """Note what a batch brought: its rows by table, what sinks did, how far the source is processed.
 
-        `blocked` says by place (ROUTE/SINK/TABLE) why tables cannot be written.
+        `blocked` says by place (ROUTE/SINK/TABLE) why tables cannot be written. `merged` has the tables that sinks
+        merged into, each with its sink (ROUTE/SINK), and `committed_by` what wrote a table.
         """
         now = time.time()
+        committed_by = committed_by or {}
         why = {place.rpartition("/")[2]: cause for place, cause in blocked.items()}
         with self._guard:
             for table in self._blocked.keys() - why.keys():
@@ -190,12 +221,23 @@ class StatusBoard(logging.Handler):
                 status = self._table(work.table)
                 self._tables[work.table] = replace(
                     status,
-                    rows=status.rows + work.rows,
+                    rows=(status.rows or 0) + work.rows,
                     batch=manifest.batch,
                     committed=committed,
                     target=work.target,
+                    committer=committed_by.get(work.table, status.committer),
+                )
+            for table, target in (merged or {}).items():
+                self._tables[table] = replace(
+                    self._table(table),
+                    rows=None,
+                    batch=manifest.batch,
+                    committed=now,
+                    target=target,
+                    committer=committed_by.get(table),
                 )
             self._add_ages(manifest, committed)
+            self._expectations = with_batch(self._expectations, manifest, committed)
             for part in manifest.partitions:
                 self._move(part.topic, part.partition, position=part.last + 1)
             for key, counts in applied.items():
@@ -227,7 +269,24 @@ class StatusBoard(logging.Handler):
         route, _, sink = key.partition("/")
         with self._guard:
             before = self._sinks.get(key) or SinkStatus(route, sink)
-            self._sinks[key] = replace(before, circuit_open=state.circuit_open, limit_used=state.limit_used)
+            self._sinks[key] = replace(
+                before,
+                circuit_open=state.circuit_open,
+                limit_used=state.limit_used,
+                answers=dict(state.answers),
+                last_answers=self._last_answers(key, state.answers),
+            )
+
+    def _last_answers(self, key: str, answers: Mapping[str, int]) -> dict[str, int]:
+        """Return by how many the answers of an API have grown in the last minute."""
+        now = time.time()
+        counts = self._answers.setdefault(key, deque())
+        # Whoever asks does so each second, and answers come when they like: a minute of them is what is looked at.
+        counts.append((now, answers))
+        while len(counts) > 1 and counts[1][0] <= now - ANSWER_SECONDS:
+            counts.popleft()
+        _, before = counts[0]
+        return {answer: count - before.get(answer, 0) for answer, count in answers.items()}
 
     def _add_applied(self, key: str, counts: Applied, landed: int) -> None:
         route, _, sink = key.partition("/")
@@ -291,26 +350,69 @@ class StatusBoard(logging.Handler):
         with self._guard:
             return self._unread.popleft() if self._unread else None
 
-    def dead_letters_are(self, counts: Mapping[tuple[str, str, str, str | None], int]) -> None:
-        """Add dead letters by stage, route, sink and reason."""
+    def dead_letters_are(
+        self, counts: Mapping[Cause, int], samples: Mapping[Cause, tuple[DeadLetterSample, ...]] | None = None
+    ) -> None:
+        """Add dead letters by stage, route, sink and reason, with some of the records."""
+        samples = samples or {}
         with self._guard:
             self._read["dead_letters"] = time.time()
-            for (stage, route, sink, reason), count in counts.items():
-                self._add_dead_letters(stage, route, sink, reason, count)
+            for cause, count in counts.items():
+                self._add_dead_letters(*cause, count, samples.get(cause, ()))
 
-    def _add_dead_letters(self, stage: str, route: str, sink: str, reason: str | None, count: int) -> None:
+    def _add_dead_letters(
+        self,
+        stage: str,
+        route: str,
+        sink: str,
+        reason: str | None,
+        count: int,
+        samples: tuple[DeadLetterSample, ...] = (),
+    ) -> None:
         key = (stage, route, sink, None if reason is None else printable(reason))
         if key not in self._dead_letters and len(self._dead_letters) >= REASONS:
             key = (stage, route, sink, None)
         before = self._dead_letters.get(key)
         total = count + (before.count if before else 0)
-        self._dead_letters[key] = DeadLetterStatus(*key, count=total, last=time.time())
+        earlier = before.samples if before else ()
+        self._dead_letters[key] = DeadLetterStatus(
+            *key, count=total, last=time.time(), samples=(*samples, *earlier)[:SAMPLES]
+        )
 
     def quarantine_is(self, quarantined: Iterable[QuarantineStatus]) -> None:
         """Note all rows that are quarantined now."""
         with self._guard:
             self._read["quarantine"] = time.time()
             self._quarantined = tuple(quarantined)
+
+    def view_refreshed(self, view: str, note: Note | None) -> None:
+        """Note a refresh that went well, also if nothing had changed; without a note the view reads nothing yet."""
+        with self._guard:
+            if view not in self._views:
+                return
+            if note is not None:
+                self._add_note(view, note)
+            self._views[view] = replace(self._views[view], checked=time.time(), failed="")
+
+    def view_failed(self, view: str, cause: str) -> None:
+        """Note a refresh that failed."""
+        with self._guard:
+            if view in self._views:
+                self._views[view] = replace(self._views[view], checked=time.time(), failed=printable(cause))
+
+    def views_are_noted(self, notes: Mapping[str, Note]) -> None:
+        """Note what the checkpoint has about views: another process may have refreshed them."""
+        with self._guard:
+            self._read["views"] = time.time()
+            for view, note in notes.items():
+                if view in self._views:
+                    self._add_note(view, note)
+
+    def _add_note(self, view: str, note: Note) -> None:
+        status = with_note(self._views[view], note)
+        if status is not self._views[view]:
+            self._views[view] = status
+            self._expectations = with_view(self._expectations, view, note, status.refreshed)
 
     def was_read(self, kind: str) -> None:
         """Note that something was read now, also if it was as before."""
@@ -396,6 +498,8 @@ class StatusBoard(logging.Handler):
                 step_seconds={step: tuple(counts) for step, counts in self._steps.items()},
                 dead_letters=tuple(self._dead_letters.values()),
                 quarantined=self._quarantined,
+                views=tuple(self._views.values()),
+                expectations=tuple(self._expectations.values()),
                 freshness=self._freshness(),
                 read=dict(self._read),
                 warnings=tuple(self._warnings),

@@ -116,6 +116,19 @@ class SnapshotEvents:
         return self._texts
 
 
+def status_text(snapshot: StreamSnapshot, file: str, stuck_after: float) -> str:
+    """Return a whole snapshot as JSON, with what is wrong: the answer of `/api/status`."""
+    now = time.time()
+    document = {
+        **vars(snapshot),
+        "words": snapshot.words,
+        "lag": snapshot.lag,
+        "findings": findings(snapshot, file, stuck_after, now),
+        "now": now,
+    }
+    return json.dumps(document, default=document_of)
+
+
 def document_of(value: Any) -> dict[str, Any]:
     """Return a part of a snapshot for JSON."""
     # `asdict` copies each value, which takes a tenth of a second with 5,000 tables; these are read only.

@@ -24,7 +24,8 @@ from router.engine.label.layout import quarantine_of
 from router.engine.quarantine.table import quarantined_in
 from router.engine.start.spark_checkpoint import processed_offsets
 from router.engine.status.background import BackgroundThread
-from router.engine.status.snapshot import QuarantineStatus
+from router.engine.status.snapshot import SAMPLES, DeadLetterSample, QuarantineStatus
+from router.engine.status.view_notes import noted_views
 from router.errors import RouterError, TableError
 from router.sinks import ApplyingSink, TableSink
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from router.config.models import Config
     from router.delta.lake import Lake
     from router.engine.quarantine.table import Quarantined
-    from router.engine.status.board import CommittedFiles, StatusBoard
+    from router.engine.status.board import Cause, CommittedFiles, StatusBoard
 
 log = logging.getLogger("router")
 SHORTEST_PAUSE = 1.0
@@ -44,9 +45,14 @@ PAUSE_PER_SECOND = 20.0
 """Seconds of rest for each second of reading."""
 QUARANTINE_SECONDS = 10.0
 """Seconds between two looks for new versions of quarantines, which are two requests each."""
+VIEW_SECONDS = 30.0
+"""Seconds between two looks for refreshes by others, such as `router views FILE --refresh`; each view is a request."""
 WAITS_FOR = {"release": "approval", "unblock": "table", "held": "release"}
 """Why rows wait, by the kind of their release, in the words of `router quarantine list`."""
 CAUSE = ["stage", "route", "sink", "reason"]
+SAMPLE = ["topic", "partition", "offset", "value"]
+SAMPLED_ROWS = 200
+"""Dead letters of a file that are looked at for samples: a value may have a megabyte."""
 
 
 class StatusFileReader(BackgroundThread):
@@ -60,6 +66,7 @@ class StatusFileReader(BackgroundThread):
         self._quarantines: dict[str, tuple[int, list[QuarantineStatus]]] = {}
         """Table -> its version when it was read, and what waited in it."""
         self._looked = 0.0
+        self._looked_for_views = 0.0
         self._outboxes_are_read = False
         self._position_is_read = False
         self._tables: TableCache | None = None
@@ -94,6 +101,9 @@ class StatusFileReader(BackgroundThread):
         if time.monotonic() >= self._looked + QUARANTINE_SECONDS:
             self._looked = time.monotonic()
             self._read_quarantines(lake)
+        if self.config.views and time.monotonic() >= self._looked_for_views + VIEW_SECONDS:
+            self._looked_for_views = time.monotonic()
+            self.board.views_are_noted(noted_views(self.config))
 
     def _ask_sinks(self) -> None:
         for route, name, sink in self.config.all_sinks():
@@ -104,10 +114,14 @@ class StatusFileReader(BackgroundThread):
                 self.board.api_is(f"{route}/{name}", state)
 
     def _read_dead_letters(self, lake: Lake) -> None:
-        counts: Counter[tuple[str, str, str, str | None]] = Counter()
+        counts: Counter[Cause] = Counter()
+        samples: dict[Cause, tuple[DeadLetterSample, ...]] = {}
+        shows_records = self.config.ui is not None and self.config.ui.samples
         while (committed := self.board.unread_dead_letters()) is not None:
             counts += count_causes(lake, committed)
-        self.board.dead_letters_are(counts)
+            if shows_records:
+                samples |= read_samples(lake, committed)
+        self.board.dead_letters_are(counts, samples)
 
     def _read_quarantines(self, lake: Lake) -> None:
         """Read the quarantines that have a new version."""
@@ -153,9 +167,9 @@ def quarantine_status(found: Quarantined) -> QuarantineStatus:
     return QuarantineStatus(place.table, place.route, place.sink, waits_for, found.rows, found.cause, oldest)
 
 
-def count_causes(lake: Lake, committed: CommittedFiles) -> Counter[tuple[str, str, str, str | None]]:
+def count_causes(lake: Lake, committed: CommittedFiles) -> Counter[Cause]:
     """Count dead letters in files by stage, route, sink and reason; those of files that are gone by none of them."""
-    counts: Counter[tuple[str, str, str, str | None]] = Counter()
+    counts: Counter[Cause] = Counter()
     for path in committed.paths:
         try:
             with lake.files.open_input_file(path) as file:
@@ -170,6 +184,22 @@ def count_causes(lake: Lake, committed: CommittedFiles) -> Counter[tuple[str, st
     if missing > 0:
         counts["unknown", "", "", None] += missing
     return counts
+
+
+def read_samples(lake: Lake, committed: CommittedFiles) -> dict[Cause, tuple[DeadLetterSample, ...]]:
+    """Return some of the dead letters in files by their cause; of each file only the first rows are looked at."""
+    samples: dict[Cause, tuple[DeadLetterSample, ...]] = {}
+    for path in committed.paths:
+        try:
+            with lake.files.open_input_file(path) as file:
+                parts = pq.ParquetFile(file).iter_batches(SAMPLED_ROWS, columns=[*CAUSE, *SAMPLE], use_threads=False)
+                rows = next(parts, None)
+        except (OSError, pa.ArrowException):
+            continue
+        for row in [] if rows is None else rows.to_pylist():
+            cause = (row["stage"] or "", row["route"] or "", row["sink"] or "", row["reason"])
+            samples[cause] = (DeadLetterSample.of(row), *samples.get(cause, ()))[:SAMPLES]
+    return samples
 
 
 def waiting_in_outboxes(ledger: DeltaTable, config: Config, until: float) -> dict[str, list[tuple[float, int]]]:

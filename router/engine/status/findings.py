@@ -50,6 +50,10 @@ def findings(snapshot: StreamSnapshot, file: str, stuck_after: float, now: float
         found.append(StreamFinding("look", text, f"router tables {file}"))
     if snapshot.quarantined:
         found.append(StreamFinding("look", _of_quarantine(snapshot.quarantined), f"router quarantine list {file}"))
+    failed = [view.view for view in snapshot.views if view.failed]
+    if failed:
+        text = f"Views that cannot be refreshed: {_named(failed)}. Their tables stay as they are until it works again."
+        found.append(StreamFinding("look", text, f"router views {file}"))
     for sink in snapshot.sinks:
         if sink.circuit_open:
             text = f"The API of {sink.route}/{sink.sink} is unavailable: {sink.backlog:,} rows wait until it answers."

@@ -18,14 +18,17 @@ from deltalake.exceptions import DeltaError
 from router.engine import ledger
 from router.engine.audit.dead_letters import DeadLetterSelection, dead_letter_groups
 from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
-from router.engine.preflight.explain import tables_by_sink
+from router.engine.preflight.explain import written_tables
 from router.engine.quarantine.table import blocked_places, quarantined
 from router.engine.start.run_lock import is_running
 from router.engine.status.background import BackgroundThread
 from router.engine.status.board import BATCHES, installed_version
+from router.engine.status.expectations import expectations_of_lake
 from router.engine.status.file_reader import quarantine_status, waiting_in_outboxes
 from router.engine.status.snapshot import (
+    SAMPLES,
     BatchStatus,
+    DeadLetterSample,
     DeadLetterStatus,
     SinkStatus,
     StreamSnapshot,
@@ -33,6 +36,7 @@ from router.engine.status.snapshot import (
     Warned,
 )
 from router.engine.status.source_ends import ask_how_far
+from router.engine.status.view_notes import views_of_lake
 from router.errors import RouterError, first_line, printable
 from router.sinks import ApplyingSink
 
@@ -89,6 +93,8 @@ class LakeBoard(BackgroundThread):
             "tables": self._read_tables,
             "dead letters": self._read_dead_letters,
             "quarantine": self._read_quarantine,
+            "views": self._read_views,
+            "expectations": self._read_expectations,
             "topic": self._read_topic,
         }
         for subject, read in subjects.items():
@@ -181,10 +187,13 @@ class LakeBoard(BackgroundThread):
         _, checkpoint = lake_and_checkpoint(self.config)
         causes = blocked_places(CheckpointStore(checkpoint))
         tables = []
-        for target, of_sink in tables_by_sink(self.config).items():
-            for table, rows in of_sink:
-                cause = printable(causes.pop(f"{target}/{table}", ""))
-                tables.append(TableStatus(table, rows, blocked=cause, target=target))
+        for written in written_tables(self.config):
+            cause = printable(causes.pop(f"{written.target}/{written.table}", ""))
+            tables.append(
+                TableStatus(
+                    written.table, written.rows, blocked=cause, target=written.target, committer=written.committer
+                )
+            )
         for place, cause in causes.items():
             target, _, table = place.rpartition("/")
             tables.append(TableStatus(table, blocked=printable(cause), target=target))
@@ -192,17 +201,32 @@ class LakeBoard(BackgroundThread):
 
     def _read_dead_letters(self) -> dict[str, Any]:
         letters = []
-        for group in dead_letter_groups(self.config, DeadLetterSelection()):
+        shows_records = self.config.ui is not None and self.config.ui.samples
+        for group in dead_letter_groups(self.config, DeadLetterSelection(), SAMPLES if shows_records else 0):
             reason = None if group.reason is None else printable(group.reason)
             last = 0.0 if group.last is None else group.last.timestamp()
             letters.append(
-                DeadLetterStatus(group.stage or "", group.route or "", group.sink or "", reason, group.count, last)
+                DeadLetterStatus(
+                    stage=group.stage or "",
+                    route=group.route or "",
+                    sink=group.sink or "",
+                    reason=reason,
+                    count=group.count,
+                    last=last,
+                    samples=tuple(DeadLetterSample.of(sample) for sample in group.samples),
+                )
             )
         return {"dead_letters": tuple(letters)}
 
     def _read_quarantine(self) -> dict[str, Any]:
         lake, _ = lake_and_checkpoint(self.config)
         return {"quarantined": tuple(quarantine_status(found) for found in quarantined(self.config, lake))}
+
+    def _read_views(self) -> dict[str, Any]:
+        return {"views": views_of_lake(self.config)}
+
+    def _read_expectations(self) -> dict[str, Any]:
+        return {"expectations": expectations_of_lake(self.config)}
 
     def _read_topic(self) -> dict[str, Any]:
         partitions = ask_how_far(self.config)

@@ -16,9 +16,11 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.exposition import generate_latest
 
+from router.engine.commit.committers import Committer
 from router.engine.label.layout import Stage
 from router.engine.land.record_ages import AGE_SECONDS
 from router.engine.status.board import STEP_SECONDS
+from router.engine.status.expectations import view_of
 from router.engine.status.snapshot import State
 
 if TYPE_CHECKING:
@@ -113,6 +115,44 @@ TABLE_NEWEST = MetricDefinition(
 BLOCKED = MetricDefinition(
     "router_blocked_tables", "gauge", "Tables that cannot be written now; their rows are quarantined."
 )
+COMMITTERS = MetricDefinition(
+    "router_tables",
+    "gauge",
+    "Tables that were written since the start, by what wrote them last: delta-rs is the quick one.",
+    ("committer",),
+    ", ".join(get_args(Committer)),
+)
+VIEW_REFRESHED = MetricDefinition(
+    "router_view_refreshed_timestamp_seconds",
+    "gauge",
+    "When a refresh of a view last found something new.",
+    ("view",),
+)
+VIEW_SECONDS = MetricDefinition(
+    "router_view_refresh_seconds", "gauge", "How long the last refresh of a view took that found something.", ("view",)
+)
+VIEW_ROWS = MetricDefinition("router_view_rows", "gauge", "Rows of all tables of a view.", ("view",))
+VIEW_FAILED = MetricDefinition(
+    "router_view_failed", "gauge", "1 if the last refresh of a view failed; its tables stay as they were.", ("view",)
+)
+VIEW_VIOLATED = MetricDefinition(
+    "router_view_violated_rows",
+    "gauge",
+    "Rows of a view for which an expectation does not hold, as its tables are.",
+    ("view", "expectation"),
+)
+EXPECTED = MetricDefinition(
+    "router_expectation_events_total",
+    "counter",
+    "Events, or records of bronze, of which an expectation was asked.",
+    ("of", "expectation"),
+)
+VIOLATED = MetricDefinition(
+    "router_expectation_violations_total",
+    "counter",
+    "Events, or records of bronze, for which an expectation did not hold; `of` is the route, or bronze.",
+    ("of", "expectation"),
+)
 DEAD_LETTERS = MetricDefinition(
     "router_dead_letters_total",
     "counter",
@@ -145,10 +185,18 @@ LIMIT_USED = MetricDefinition(
 CIRCUIT = MetricDefinition(
     "router_circuit_open", "gauge", "1 if a sink sends nothing, because its API does not work.", ("route", "sink")
 )
+ANSWERS = MetricDefinition(
+    "router_api_answers_total",
+    "counter",
+    "Calls to the API of a sink, and of those that share its limit, by how they ended.",
+    ("route", "sink", "answer"),
+    "ok (taken, or refused for good), throttled, failed, timed out",
+)
 METRICS = (
     *(BUILD, STATE, PROGRESS, BATCH, BATCHES, STEPS, RECORDS, ROUTE_ROWS, LAG, LAG_READ, FRESHNESS),
-    *(TABLE_ROWS, TABLE_COMMITTED, TABLE_NEWEST, BLOCKED, DEAD_LETTERS, QUARANTINED),
-    *(SINK_ROWS, OUTBOX_ROWS, OUTBOX_OLDEST, LIMIT_USED, CIRCUIT),
+    *(TABLE_ROWS, TABLE_COMMITTED, TABLE_NEWEST, BLOCKED, COMMITTERS, DEAD_LETTERS, QUARANTINED),
+    *(VIEW_REFRESHED, VIEW_SECONDS, VIEW_ROWS, VIEW_FAILED, VIEW_VIOLATED, EXPECTED, VIOLATED),
+    *(SINK_ROWS, OUTBOX_ROWS, OUTBOX_OLDEST, LIMIT_USED, CIRCUIT, ANSWERS),
 )
 """All metrics, in the order in which they are shown."""
 OUTCOMES_OF_SINK = ("applied", "dead", "parked", "in_doubt")
@@ -187,6 +235,8 @@ class _Collector:
         yield from self._tables()
         yield self._dead_letters()
         yield self._quarantined()
+        yield from self._views()
+        yield from self._expectations()
         yield from self._sinks()
 
     def _steps(self) -> Metric:
@@ -231,18 +281,24 @@ class _Collector:
         # Tables that got a batch last have a series of their own: those are the ones whose rate is not zero.
         newest_first = sorted(self.snapshot.tables, key=attrgetter("committed"), reverse=True)
         for table in newest_first[: self.tables_at_most]:
-            rows.add_metric([table.table], table.rows)
+            if table.rows is not None:
+                rows.add_metric([table.table], table.rows)
             if table.committed:
                 committed.add_metric([table.table], table.committed)
             if table.newest_record is not None:
                 newest.add_metric([table.table], table.newest_record)
         others = newest_first[self.tables_at_most :]
         if others:
-            rows.add_metric([OTHERS], sum(table.rows for table in others))
+            rows.add_metric([OTHERS], sum(table.rows or 0 for table in others))
         yield rows
         yield committed
         yield newest
         yield _single(BLOCKED, sum(1 for table in self.snapshot.tables if table.blocked))
+        written = Counter(table.committer for table in self.snapshot.tables)
+        committers = COMMITTERS.family()
+        for committer in get_args(Committer):
+            committers.add_metric([committer], written[committer])
+        yield committers
 
     def _dead_letters(self) -> Metric:
         counts: Counter[str] = Counter(dict.fromkeys(STAGES, 0))
@@ -266,6 +322,33 @@ class _Collector:
             family.add_metric([OTHERS], sum(count for _, count in others))
         return family  # type: ignore[no-any-return]
 
+    def _views(self) -> Iterator[Metric]:
+        refreshed = VIEW_REFRESHED.family()
+        seconds = VIEW_SECONDS.family()
+        rows = VIEW_ROWS.family()
+        failed = VIEW_FAILED.family()
+        for view in self.snapshot.views:
+            failed.add_metric([view.view], float(bool(view.failed)))
+            # Before its first refresh a view has no time, and 0 would be an age of fifty years.
+            if view.refreshed is not None:
+                refreshed.add_metric([view.view], view.refreshed)
+                seconds.add_metric([view.view], view.seconds)
+                rows.add_metric([view.view], view.rows)
+        yield from (refreshed, seconds, rows, failed)
+
+    def _expectations(self) -> Iterator[Metric]:
+        of_views = VIEW_VIOLATED.family()
+        events = EXPECTED.family()
+        violations = VIOLATED.family()
+        for status in self.snapshot.expectations:
+            view = view_of(status)
+            if view is not None:
+                of_views.add_metric([view, status.name], status.violated)
+                continue
+            events.add_metric([status.of, status.name], status.events)
+            violations.add_metric([status.of, status.name], status.violated)
+        yield from (of_views, events, violations)
+
     def _sinks(self) -> Iterator[Metric]:
         rows = SINK_ROWS.family()
         for sink in self.snapshot.sinks:
@@ -276,6 +359,11 @@ class _Collector:
         yield _of_sinks(OUTBOX_OLDEST, self.snapshot.sinks, "oldest")
         yield _of_sinks(LIMIT_USED, self.snapshot.sinks, "limit_used")
         yield _of_sinks(CIRCUIT, self.snapshot.sinks, "circuit_open")
+        answers = ANSWERS.family()
+        for sink in self.snapshot.sinks:
+            for answer, count in sink.answers.items():
+                answers.add_metric([sink.route, sink.sink, answer], count)
+        yield answers
 
 
 def _single(definition: MetricDefinition, value: float) -> Metric:

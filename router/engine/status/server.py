@@ -9,16 +9,15 @@
 | `/healthz` | 200; 503 if the stream's thread made no step for `stuck_after` and waits for nothing that has a name |
 | `/readyz` | 200 once the stream reads its source; 503 before, and after its end |
 
-Nothing can be changed here: but for the login only GET is answered. No record and no secret is shown. A page of another
-site must not read it, even if its name points to this machine (DNS rebinding), so the `Host` of a request has to be one
-of the server's own.
+Nothing can be changed here: but for the login only GET is answered. No secret is shown, and no record unless the
+configuration has `ui: {samples: true}`. A page of another site must not read it, even if its name points to this
+machine (DNS rebinding), so the `Host` of a request has to be one of the server's own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
-import json
 import logging
 import socket
 import threading
@@ -30,7 +29,7 @@ from aiohttp import web
 
 from router.config.models import Metrics, Ui, interval
 from router.engine.land.record_ages import AGE_SECONDS
-from router.engine.status.events import SnapshotEvents, document_of
+from router.engine.status.events import SnapshotEvents, status_text
 from router.engine.status.metrics import metrics_text
 from router.engine.status.page import ASSETS, FORM_PATHS, OPEN_ASSETS, PAGE_HEADERS, Login, asset
 
@@ -168,9 +167,8 @@ class StatusServer:
         return asset(request.path)
 
     async def _status(self, request: web.Request) -> web.Response:
-        snapshot = self.board.snapshot()
-        document = {**vars(snapshot), "words": snapshot.words, "lag": snapshot.lag, "now": time.time()}
-        return web.Response(text=json.dumps(document, default=document_of), content_type="application/json")
+        text = status_text(self.board.snapshot(), self._events.file, self.stuck_after)
+        return web.Response(text=text, content_type="application/json")
 
     async def _metrics(self, request: web.Request) -> web.Response:
         body = metrics_text(self.board.snapshot(), self.metrics.tables_at_most)

@@ -4,8 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from router.errors import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from router.engine.commit.committers import Committer
+
+NAMED_TARGETS = 20
+"""Tables of a view that are named; of more there is the number."""
+SAMPLES = 2
+"""Records of dead letters that are kept for each cause, if any are."""
+VALUE_LETTERS = 300
+"""Letters of a record's value that are kept."""
 State = Literal["starting", "running", "waiting", "ended", "failed", "down"]
 """What a stream is doing. `waiting`: something that it needs is away, and it tries again. `down`: it does not run."""
 
@@ -30,18 +43,21 @@ class BatchStatus:
 class TableStatus:
     """A table since the stream started: rows that it got, its last batch, and when that was committed.
 
+    Of a table that a sink merges into it is not known how many rows it got: `rows` is None.
     `newest_record` is the time of its newest record, in seconds since 1970; None if that is not known. `blocked` says
     why the table cannot be written now, so that its rows are quarantined; empty if it can. `target` wrote it last: a
-    sink as ROUTE/SINK, `/bronze` or `/dead_letters`; empty if that is not known.
+    sink as ROUTE/SINK, `/bronze` or `/dead_letters`; empty if that is not known. `committer` is what commits to it,
+    None before the first commit of this process.
     """
 
     table: str
-    rows: int = 0
+    rows: int | None = 0
     batch: int = -1
     committed: float = 0.0
     blocked: str = ""
     newest_record: float | None = None
     target: str = ""
+    committer: Committer | None = None
 
 
 @dataclass(frozen=True)
@@ -49,7 +65,8 @@ class SinkStatus:
     """What an applying sink did since the stream started, in rows; `backlog` has those that it still has to send.
 
     `oldest` is when the first of the backlog came into the outbox, in seconds since 1970; None if nothing waits.
-    `circuit_open` and `limit_used` are about the sink's API: see `ApiState`; None if they are not known.
+    `circuit_open`, `limit_used` and `answers` are about the sink's API and all sinks that share its limit: see
+    `ApiState`; None or empty if they are not known. `last_answers` are those of the last minute.
     """
 
     route: str
@@ -62,13 +79,32 @@ class SinkStatus:
     oldest: float | None = None
     circuit_open: bool | None = None
     limit_used: float | None = None
+    answers: dict[str, int] = field(default_factory=dict)
+    last_answers: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DeadLetterSample:
+    """A record that became a dead letter: where it stood, and the begin of its value, as text."""
+
+    topic: str
+    partition: int
+    offset: int
+    value: str
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> DeadLetterSample:
+        """Return the sample of a row of the dead letters."""
+        value = (row["value"] or b"")[: 4 * VALUE_LETTERS].decode(errors="backslashreplace")
+        return cls(row["topic"] or "", row["partition"] or 0, row["offset"] or 0, printable(value)[:VALUE_LETTERS])
 
 
 @dataclass(frozen=True)
 class DeadLetterStatus:
     """Dead letters of one stage, route, sink and reason since the stream started, and when the last of them came.
 
-    Without a reason they are those with all other reasons, or those whose files could not be read.
+    Without a reason they are those with all other reasons, or those whose files could not be read. `samples` are some
+    of the last records, only with `ui: {samples: true}`.
     """
 
     stage: str
@@ -77,6 +113,7 @@ class DeadLetterStatus:
     reason: str | None
     count: int
     last: float
+    samples: tuple[DeadLetterSample, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,6 +130,49 @@ class QuarantineStatus:
     rows: int
     cause: str | None = None
     oldest: float | None = None
+
+
+@dataclass(frozen=True)
+class ViewStatus:
+    """A view, its tables and how its last refresh went.
+
+    `into` is the name of its tables: `tables` of them have `rows`, and `targets` are the first ones. `refreshed` is
+    when a refresh last found something new, None if never; `way` is how it went: `full`, or one of those by change
+    (`merge`, `keys`, `rows`, `tables`), and `why` so; it took `seconds` and wrote `commits` tables. `checked` is when
+    this process last looked for changes. `failed` is why the last refresh failed; empty if it did not.
+    """
+
+    view: str
+    into: str
+    targets: tuple[str, ...] = ()
+    tables: int = 0
+    rows: int = 0
+    refreshed: float | None = None
+    way: str = ""
+    why: str = ""
+    seconds: float | None = None
+    commits: int = 0
+    checked: float | None = None
+    failed: str = ""
+
+
+@dataclass(frozen=True)
+class ExpectationStatus:
+    """An expectation: the events that it was asked of, and those on which it did not hold (`violated`).
+
+    `of` is a route, `bronze` or `view NAME`. The counts of a route and of bronze are since the stream started, and
+    `trend` has those of each of the last batches, the oldest first; those of a view are about the rows of its tables as
+    they are, and `trend` has those of its last refreshes. `last` is when it last did not hold, None if never.
+    `otherwise` is what becomes of the events.
+    """
+
+    of: str
+    name: str
+    otherwise: str
+    events: int = 0
+    violated: int = 0
+    last: float | None = None
+    trend: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -144,7 +224,8 @@ class StreamSnapshot:
     `cause` says what a waiting or failed stream waits for, or failed of, since `since`. `progress` is the time of the
     last step. `records` has totals since the start by outcome, `routes` those of each route. `finished` batches there
     were since the start, and `batches` are the last of them, the newest first. `read` says when what stands in files
-    was read last: `dead_letters`, `outboxes`, `quarantine`. Without `ui` these are not known, and no `freshness` is.
+    was read last: `dead_letters`, `outboxes`, `quarantine`, `views`. Without `ui` the first three are not known, no
+    `freshness` is, and of `views` only what this process has refreshed.
     """
 
     query: str
@@ -166,6 +247,8 @@ class StreamSnapshot:
     step_seconds: dict[str, tuple[float, ...]] = field(default_factory=dict)
     dead_letters: tuple[DeadLetterStatus, ...] = ()
     quarantined: tuple[QuarantineStatus, ...] = ()
+    views: tuple[ViewStatus, ...] = ()
+    expectations: tuple[ExpectationStatus, ...] = ()
     freshness: FreshnessStatus | None = None
     read: dict[str, float] = field(default_factory=dict)
     warnings: tuple[Warned, ...] = ()

@@ -7,7 +7,7 @@ of blocked tables and quarantines, and asks the brokers where the topic ends.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import requests
@@ -20,8 +20,10 @@ from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
 from router.engine.quarantine.table import blocked_places, quarantined
 from router.engine.start.checks import Checkpoint
 from router.engine.start.run_lock import is_running
+from router.engine.status.expectations import expectations_of_lake
 from router.engine.status.file_reader import quarantine_status, waiting_in_outboxes
 from router.engine.status.source_ends import ask_how_far
+from router.engine.status.view_notes import views_of_lake
 from router.errors import RouterError, first_line, printable
 
 if TYPE_CHECKING:
@@ -39,7 +41,8 @@ class StreamSummary:
 
     `source` is `stream` if the stream itself has answered, at `address`, else `lake`. `state` is one of a
     `StreamSnapshot`, or `down`. `dead_letters` are by stage since the start of the stream, or of the last batch by
-    what refused them. `unread` says what could not be read, and why.
+    what refused them. `committers` has what commits to each table, which only the stream itself reports; `views` and
+    `expectations` are those of a `StreamSnapshot`, as JSON has them. `unread` says what could not be read, and why.
     """
 
     name: str
@@ -58,6 +61,9 @@ class StreamSummary:
     newest_record: float | None = None
     tables: int | None = None
     blocked: dict[str, str] = field(default_factory=dict)
+    committers: dict[str, str] = field(default_factory=dict)
+    views: list[dict[str, Any]] = field(default_factory=list)
+    expectations: list[dict[str, Any]] = field(default_factory=list)
     dead_letters: dict[str, int] = field(default_factory=dict)
     quarantined: dict[str, int] = field(default_factory=dict)
     quarantined_since: float | None = None
@@ -97,6 +103,9 @@ class StreamSummary:
             troubles.append(f"tables that cannot be written: {len(self.blocked)}")
         if self.quarantined:
             troubles.append(f"{sum(self.quarantined.values()):,} rows are quarantined")
+        failed = [view["view"] for view in self.views if view["failed"]]
+        if failed:
+            troubles.append(f"views that cannot be refreshed: {', '.join(failed)}")
         troubles += [f"the circuit of {sink} is open" for sink in self.open_circuits]
         return troubles + self.unread
 
@@ -117,6 +126,20 @@ def stream_summary(config: Config) -> StreamSummary:
 
 def summary_of_server(config: Config) -> StreamSummary | None:
     """Return what a stream says at its address; None if none of this name answers there."""
+    answer = ask_stream(config)
+    return None if answer is None else _of_status(answer.status, answer.address)
+
+
+@dataclass(frozen=True)
+class StreamAnswer:
+    """What a stream has answered at `/api/status`, and the address that it was asked at."""
+
+    status: dict[str, Any]
+    address: str
+
+
+def ask_stream(config: Config) -> StreamAnswer | None:
+    """Ask the stream of a configuration at its address; None if none of this name answers there."""
     ui = config.ui or Ui()
     host, port = ui.host_and_port
     # A server of all addresses is asked at one of this machine.
@@ -134,7 +157,7 @@ def summary_of_server(config: Config) -> StreamSummary | None:
             return None
     if not isinstance(status, dict) or status.get("query") != config.name:
         return None
-    return _of_status(status, address)
+    return StreamAnswer(status, address)
 
 
 def as_authority(host: str, port: int) -> str:
@@ -155,7 +178,13 @@ def _of_status(status: dict[str, Any], address: str) -> StreamSummary:
         lag=status["lag"],
         tables=len(status["tables"]),
         blocked={table["table"]: table["blocked"] for table in status["tables"] if table["blocked"]},
+        # A stream of an older version has none of these.
+        views=status.get("views", []),
+        expectations=status.get("expectations", []),
     )
+    for table in status["tables"]:
+        if table.get("committer") is not None:
+            summary.committers[table["table"]] = table["committer"]
     if status["step"]:
         summary.step = f"batch {status['batch']}, {status['step']}"
     if status["batches"]:
@@ -194,6 +223,8 @@ def summary_of_lake(config: Config) -> StreamSummary:
         "ledger": _read_ledger,
         "blocked tables": _read_blocked,
         "quarantine": _read_quarantine,
+        "views": _read_views,
+        "expectations": _read_expectations,
         "topic": _read_topic,
     }
     for subject, read in readings.items():
@@ -255,6 +286,14 @@ def _read_quarantine(config: Config, summary: StreamSummary) -> None:
     for found in quarantined(config, lake):
         waiting = quarantine_status(found)
         _add_quarantined(summary, waiting.table, waiting.rows, waiting.oldest)
+
+
+def _read_views(config: Config, summary: StreamSummary) -> None:
+    summary.views = [asdict(view) for view in views_of_lake(config)]
+
+
+def _read_expectations(config: Config, summary: StreamSummary) -> None:
+    summary.expectations = [asdict(expectation) for expectation in expectations_of_lake(config)]
 
 
 def _read_topic(config: Config, summary: StreamSummary) -> None:

@@ -92,7 +92,10 @@ class Shaped(NamedTuple):
 
 
 class RefreshedView(NamedTuple):
-    """What a refresh did: `way` is empty where nothing had changed. `commits` are the tables that got one."""
+    """What a refresh did: `way` is empty where nothing had changed. `commits` are the tables that got one.
+
+    `note` is what is noted of the view now; None if it reads nothing yet.
+    """
 
     view: str
     way: str
@@ -101,6 +104,7 @@ class RefreshedView(NamedTuple):
     tables: int = 0
     rows: int = 0
     seconds: float = 0.0
+    note: Note | None = None
 
 
 @dataclass(frozen=True)
@@ -181,7 +185,7 @@ class Refresher:
         as_left = self._as_left(note, targets)
         trusted = note.definition == definition_of(view) and as_left == note.targets.keys()
         if trusted and not full and not note.timed and seen == note.sources:
-            return RefreshedView(view.name, "", "nothing has changed", tables=len(note.targets), rows=note.rows)
+            return _unchanged(view, note)
         work = self.work(view, sources, joined)
         shape, output, _ = work.shape()
         plan = RefreshPlan("full", shape.why, shape)
@@ -192,7 +196,7 @@ class Refresher:
             if plan.way != "full" and not plan.changed:  # files were only joined
                 accepted = self._still_unreadable(note)
                 self._write(view, replace(note, sources=work.versions(), accepted=accepted))
-                return RefreshedView(view.name, "", "nothing has changed", tables=len(note.targets), rows=note.rows)
+                return _unchanged(view, note)
         return self._carried_out(view, work, plan, (note, targets, as_left, output), began)
 
     def _refuse_lost_sources(
@@ -358,8 +362,16 @@ class Refresher:
         self._write(view, after)
         if unnamed:
             log.warning("view %s: %d rows name no table, and are nowhere", view.name, unnamed)
-        about = tuple(sorted(made)), len(after.targets), after.rows, seconds
-        return RefreshedView(view.name, plan.way, plan.why, *about)
+        return RefreshedView(
+            view.name,
+            plan.way,
+            plan.why,
+            commits=tuple(sorted(made)),
+            tables=len(after.targets),
+            rows=after.rows,
+            seconds=seconds,
+            note=after,
+        )
 
     def _refuse_violated(self, view: View, staged: Mapping[str, _Staged]) -> None:
         """Raise ViewError where an expectation that says `fail` does not hold; delete what was staged."""
@@ -751,6 +763,10 @@ def violations(view: View) -> dict[str, Column]:
 def _alike(left: ViewTarget, staged: _Staged) -> bool:
     """Say whether the rows that were staged for a table are those that it was left with."""
     return left.hash is not None and (left.hash, left.rows) == (staged.hash, staged.rows)
+
+
+def _unchanged(view: View, note: Note) -> RefreshedView:
+    return RefreshedView(view.name, "", "nothing has changed", tables=len(note.targets), rows=note.rows, note=note)
 
 
 def _why_full(view: View, note: Note, *, full: bool, trusted: bool) -> str:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from router.config.models import View, reads
 from router.delta.table_cache import SparkTables, TableCache
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from router.config.models import Config
     from router.delta.lake import Lake
     from router.engine.checkpoint_store import CheckpointStore
+    from router.engine.views.note import Note
     from router.engine.views.refresh import RefreshedView
 
 log = logging.getLogger("router")
@@ -36,6 +37,16 @@ GROUP = "router views"
 LOOK_SECONDS = 0.5
 ENDING_SECONDS = 60.0
 """How long the end of a run waits for a refresh that is cancelled."""
+
+
+class RefreshObserver(Protocol):
+    """Whoever is told how refreshes went, by the thread that makes them."""
+
+    def view_refreshed(self, view: str, note: Note | None) -> None:
+        """Note a refresh that went well, also if nothing had changed; None if the view reads nothing yet."""
+
+    def view_failed(self, view: str, cause: str) -> None:
+        """Note a refresh that failed."""
 
 
 def refresher(
@@ -71,6 +82,7 @@ class ViewSchedule:
     lock: threading.Lock = field(default_factory=threading.Lock)
     stop: threading.Event = field(default_factory=threading.Event)
     thread: threading.Thread | None = None
+    observer: RefreshObserver | None = None
 
     def start(self) -> None:
         """Refresh views that are due, beside the caller, until `finish`."""
@@ -140,8 +152,12 @@ class ViewSchedule:
             if self.failed.get(view.name) != said:
                 log.warning("%s; its tables stay as they are, and it is tried again", said)
             self.failed[view.name] = said
+            if self.observer:
+                self.observer.view_failed(view.name, said)
             return
         self.failed.pop(view.name, None)
+        if self.observer:
+            self.observer.view_refreshed(view.name, done.note)
         tell(done)
         with self.lock:
             self.written |= set(done.commits)

@@ -3,7 +3,7 @@
 import { drawGraph } from "/assets/graph.js";
 import { SortedTable } from "/assets/table.js";
 import { age, count, drawing, duration, element, moment, now, rate, refill, seconds } from "/assets/text.js";
-import { setClock, shortened, showAges, visible } from "/assets/text.js";
+import { setClock, share, shortened, showAges, visible } from "/assets/text.js";
 
 const RATE_SECONDS = 60;
 const CURVE_POINTS = 60;
@@ -32,7 +32,7 @@ function totalsNow() {
   for (const table of stream.tables) {
     const key = `sink/${table.target}`;
     found[key] = (found[key] ?? 0) + table.rows;
-    found[`table/${table.table}`] = table.rows;
+    found[`table/${table.table}`] = table.rows ?? undefined;
   }
   return found;
 }
@@ -132,7 +132,7 @@ function showFigures() {
   const longest = steps.map(([step, length]) => `${step} ${seconds(length)}`).join(", ");
   const asked = stream.partitions.map((partition) => partition.read).filter(Boolean);
   const dead = batches.map((batch) => batch.dead_letters);
-  const share = stream.records.read ? `of ${count(stream.records.read)} read ` : "";
+  const ofRead = stream.records.read ? `of ${count(stream.records.read)} read ` : "";
   const letters = stream.records.dead_letters === undefined ? "–" : count(stream.records.dead_letters);
   refill(find("figures"), [
     figure("Events a second", speed, curve(speeds, `Events a second of the last ${speeds.length} batches`), [read]),
@@ -142,7 +142,7 @@ function showFigures() {
     ),
     freshness(),
     figure("Seconds a batch", newest ? seconds(times.at(-1)) : "–", curve(times, `Seconds of the last ${times.length} batches`), [longest || "no batch yet"]),
-    figure("Dead letters", letters, curve(dead, `Dead letters of the last ${dead.length} batches`), [`${share}${sinceStart()}`]),
+    figure("Dead letters", letters, curve(dead, `Dead letters of the last ${dead.length} batches`), [`${ofRead}${sinceStart()}`]),
   ]);
 }
 
@@ -169,7 +169,7 @@ function showGraph() {
     if (!byTarget.has(table.target)) byTarget.set(table.target, []);
     byTarget.get(table.target).push(table);
   }
-  for (const tables of byTarget.values()) tables.sort((one, other) => other.rows - one.rows);
+  for (const tables of byTarget.values()) tables.sort((one, other) => (other.rows ?? 0) - (one.rows ?? 0));
   const toggle = (key) => {
     if (!opened.delete(key)) opened.add(key);
     showGraph();
@@ -191,15 +191,16 @@ const warning = (label, value) => ({
 
 const tables = new SortedTable(find("tables"), "Tables", "No table has got rows yet.", [
   wide("Table", (row) => row.table),
-  number("Rows", (row) => row.rows),
+  { ...number("Rows", (row) => row.rows ?? -1), cell: (row) => (row.rows === null ? "–" : count(row.rows)) },
   time("Got rows", (row) => row.committed),
   { ...number("Batch", (row) => row.batch), cell: (row) => (row.batch < 0 ? "–" : count(row.batch)) },
   warning("Cannot be written", (row) => row.blocked),
   text("Written by", (row) => row.target.replace(/^\//, "")),
+  text("Committed by", (row) => row.committer ?? ""),
 ]);
 const deadLetters = new SortedTable(find("dead-letters"), "Dead letters", "None.", [
   text("Stage", (row) => row.stage),
-  wide("Reason", (row) => row.reason ?? "other reasons"),
+  { ...wide("Reason", (row) => row.reason ?? "other reasons"), cell: reason },
   number("Records", (row) => row.count),
   time("Last", (row) => row.last),
   text("Route and sink", (row) => [row.route, row.sink].filter(Boolean).join("/")),
@@ -215,6 +216,7 @@ const sinks = new SortedTable(find("sinks"), "Sinks that send", "None of the sin
   wide("Sink", (row) => `${row.route}/${row.sink}`),
   { ...text("Circuit", (row) => (row.circuit_open ? "open: its API is unavailable" : "")), cell: circuit },
   { ...number("Limit used", (row) => row.limit_used ?? -1), cell: limit },
+  text("Answers of the last minute", (row) => Object.entries(row.last_answers).filter(([, many]) => many).map(([kind, many]) => `${count(many)} ${kind}`).join(", ")),
   number("Rows that wait", (row) => row.backlog),
   time("Oldest of them", (row) => row.oldest),
   number("Sent", (row) => row.applied),
@@ -222,12 +224,41 @@ const sinks = new SortedTable(find("sinks"), "Sinks that send", "None of the sin
   number("Parked", (row) => row.parked),
   number("In doubt", (row) => row.in_doubt),
 ]);
+const views = new SortedTable(find("views"), "Views", "None.", [
+  wide("View", (row) => row.view),
+  time("Refreshed", (row) => row.refreshed),
+  number("Rows", (row) => row.rows),
+  wide("Tables", (row) => (row.tables === 1 ? row.targets[0] : `${count(row.tables)} of ${row.into}`)),
+  text("How", (row) => (row.way === "full" || !row.way ? row.way : `by change (${row.way})`)),
+  { ...number("Took", (row) => row.seconds ?? -1), cell: (row) => (row.seconds === null ? "–" : seconds(row.seconds)) },
+  warning("Cannot be refreshed", (row) => row.failed),
+]);
+const shares = (row) => row.trend.map(([events, violated]) => violated / Math.max(1, events));
+const trend = (row) => {
+  const words = `Share of the last ${row.trend.length}: ${shares(row).map(share).join(", ")}`;
+  return row.trend.length ? element("div", { class: "trend" }, bars(shares(row), words)) : "–";
+};
+const expectations = new SortedTable(find("expectations"), "Expectations", "None.", [
+  wide("Expectation", (row) => row.name),
+  { ...number("Share", (row) => row.violated / Math.max(1, row.events)), cell: (row) => share(row.violated / Math.max(1, row.events)) },
+  { ...number("Trend", (row) => shares(row).at(-1) ?? -1), cell: trend },
+  number("Did not hold", (row) => row.violated),
+  text("Of", (row) => row.of),
+  time("Last", (row) => row.last),
+  text("Otherwise", (row) => row.otherwise),
+]);
 const partitions = new SortedTable(find("partitions"), "Partitions of the source", "Not known, or the source has none.", [
   wide("Topic", (row) => row.topic),
   number("Partition", (row) => row.partition),
   { ...number("Lag, records", (row) => row.lag ?? -1), cell: (row) => (row.lag === null ? "–" : count(row.lag)) },
   time("Asked", (row) => row.read),
 ]);
+
+// The reason, with records that it is about if the configuration has `ui: {samples: true}`.
+function reason(row) {
+  const line = ({ topic, partition, offset, value }) => element("code", { class: "sample" }, shortened(`${topic}/${partition}/${offset}: ${value}`));
+  return element("div", {}, shortened(row.reason ?? "other reasons"), ...row.samples.map(line));
+}
 
 function circuit(row) {
   if (row.circuit_open === null) return "–";
@@ -308,6 +339,8 @@ const PARTS = [
   [() => deadLetters.show(stream.dead_letters), ["dead_letters"]],
   [() => quarantine.show(stream.quarantined), ["quarantined"]],
   [() => sinks.show(stream.sinks), ["sinks"]],
+  [() => views.show(stream.views), ["views"]],
+  [() => expectations.show(stream.expectations), ["expectations"]],
   [() => partitions.show(stream.partitions), ["partitions"]],
   [showBatches, ["batches"]],
   [showWarnings, ["warnings"]],

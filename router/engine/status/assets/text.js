@@ -17,6 +17,7 @@ export function setClock(time) {
 
 export const count = (number) => whole.format(number);
 export const seconds = (number) => `${short.format(number)} s`;
+export const share = (part) => `${short.format(100 * part)} %`;
 export const moment = (time) => clock.format(new Date(time * 1000));
 export const rate = (number) => `${number < 10 ? short.format(number) : whole.format(number)}/s`;
 

@@ -1,0 +1,68 @@
+"""The views of a stream, as its status has them: by the note that each refresh writes beside the checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
+from router.engine.status.snapshot import NAMED_TARGETS, ViewStatus
+from router.engine.views.note import Note, note_path
+
+if TYPE_CHECKING:
+    from router.config.models import Config, View
+
+
+def unmade_view(view: View) -> ViewStatus:
+    """Return a view of which nothing is known yet."""
+    return ViewStatus(view.name, view.into)
+
+
+def noted_views(config: Config) -> dict[str, Note]:
+    """Return the notes about the views that were made. One small file each is read."""
+    store = CheckpointStore(lake_and_checkpoint(config)[1])
+    notes: dict[str, Note] = {}
+    for view in config.views:
+        note = Note.of(store.load(note_path(view.name)))
+        if note.at:
+            notes[view.name] = note
+    return notes
+
+
+def views_of_lake(config: Config) -> tuple[ViewStatus, ...]:
+    """Return the views of a configuration as their notes have them."""
+    notes = noted_views(config)
+    views = []
+    for view in config.views:
+        status = unmade_view(view)
+        if view.name in notes:
+            status = with_note(status, notes[view.name])
+        views.append(status)
+    return tuple(views)
+
+
+def refresh_time(note: Note) -> float | None:
+    """Return when the refresh that wrote a note ended, in seconds since 1970; None if there was none."""
+    return datetime.fromisoformat(note.at).timestamp() if note.at else None
+
+
+def with_note(status: ViewStatus, note: Note) -> ViewStatus:
+    """Return a view as a note has it, unless that is older than what is known."""
+    refreshed = refresh_time(note)
+    if refreshed is None or refreshed < (status.refreshed or 0.0):
+        return status
+    # A refresh by somebody else after one that failed here: the view can be made again.
+    is_newer = status.checked is not None and refreshed > status.checked
+    return replace(
+        status,
+        targets=tuple(sorted(note.targets)[:NAMED_TARGETS]),
+        tables=len(note.targets),
+        rows=note.rows,
+        refreshed=refreshed,
+        way=note.way,
+        why=note.why,
+        seconds=note.seconds,
+        commits=note.commits,
+        failed="" if is_newer else status.failed,
+    )
