@@ -27,12 +27,11 @@ from pyspark.sql import functions as F
 from router import Resent, StartError
 from router_encoders.outbox_rows import PLACE
 from router_rest.credentials import apply
-from router_rest.delivery.answer import Policy, next_steps
+from router_rest.delivery.answer import BulkResults, Policy, next_steps
 from router_rest.delivery.batcher import BY_HOST, FORMER, Batcher, CallSize, RowReader
 from router_rest.delivery.call import RequestBuilder, RequestForm
 from router_rest.delivery.job import RANKS, BatchJob, allowed, counted, outcome, planned
 from router_rest.delivery.receipts import PLACES, SCHEMA, Owner, Responses
-from router_rest.delivery.response_status import BulkResults
 from router_rest.delivery.worker import TaskJob
 from router_rest.http_client.response import Response, ResponseHeaders
 from router_rest.rate_limit.protocol import Pace

@@ -13,7 +13,7 @@ from router_encoders import ToAvro, ToJson, ToProtobuf
 from router_encoders.templates import check_name
 from router_http.options import Secret, SecretOptions, Tls, check_header, checked_url, is_header_name, is_header_text
 from router_rest.auth import Auth
-from router_rest.delivery.answer_rules import AnswerRule, Then
+from router_rest.delivery.answer import AnswerRule, Then
 from router_rest.delivery.batcher import BY_HOST
 from router_rest.presets import expanded
 from router_rest.templates import (

@@ -20,13 +20,16 @@ from requests import PreparedRequest, Request
 from requests.structures import CaseInsensitiveDict
 from tenacity import AsyncRetrying, retry_if_result
 
-from router_rest.delivery.answer import Attempt, Classifier, row_action, row_reason
-from router_rest.delivery.receipts import Settled
-from router_rest.delivery.response_status import (
+from router_rest.delivery.answer import (
     NO_STATUS,
     OF_NO_CALL,
     Action,
+    Attempt,
+    Classifier,
+    row_action,
+    row_reason,
 )
+from router_rest.delivery.receipts import Settled
 from router_rest.http_client.response import InDoubt, Unsent
 from router_rest.rate_limit.client import HeldToken, LeaseEnded
 

@@ -1,4 +1,4 @@
-"""Expressions over JSON values: read without Spark, typed when values come, with Spark's meaning."""
+"""The expressions of answer rules: read without Spark, over values whose types come with them, with Spark's meaning."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router import JsonExpression
+from router_rest.delivery.answer_expression_reader import read_expression
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -84,7 +84,7 @@ SAME_AS_SPARK = (
 
 def value(text: str, body: Any = BODY, status: int = 200) -> Any:
     """Evaluate an expression for one answer."""
-    return JsonExpression.of(text, NAMES).values([{"status": status, "body": body}])[0]
+    return read_expression(text, NAMES).value({"status": status, "body": body})
 
 
 @pytest.mark.parametrize(
@@ -124,21 +124,20 @@ def test_no_body_is_no_match() -> None:
     assert value("body.ok = false", "text") is None
 
 
-def test_rows_of_several_types_are_told_apart() -> None:
-    """Without it the item of one row decides how that of another is read."""
+def test_each_answer_is_read_by_its_own_types_also_in_a_task() -> None:
+    """Without it a task cannot evaluate a rule, or one answer decides how another is read."""
     bodies = [{"code": 5}, {"code": "5"}, {"code": True}, {"code": None}, {"code": [5]}, {"code": 5.0}, None]
-    read = pickle.loads(pickle.dumps(JsonExpression.of("body.code = 5", NAMES)))
-    rows = [{"status": 200, "body": body} for body in bodies]
+    expression = pickle.loads(pickle.dumps(read_expression("body.code = 5", NAMES)))
+    values = [expression.value({"status": 200, "body": body}) for body in bodies]
 
-    assert read.values(rows) == [True, True, None, None, None, True, None]
-    assert read.values(rows[::-1]) == [True, True, None, None, None, True, None][::-1]
+    assert values == [True, True, None, None, None, True, None]
 
 
 @pytest.mark.parametrize(
     ("text", "word"),
     [
         ("", "character 1"),
-        ("status =", "character 9"),
+        ("status =", "character 8, '=': a value is missing"),
         ("foo = 1", "there are status, body"),
         ("`foo` = 1", "there are status, body"),
         ("status = 200 status", "nothing more"),
@@ -146,20 +145,34 @@ def test_rows_of_several_types_are_told_apart() -> None:
         ("status = 'a", "without its end"),
         ("lowr(body.a) = 'a'", "did you mean lower"),
         ("lower()", "number of operands"),
-        ("from_json(body.a)", "no such function"),
+        ("hash(body.a)", "no such function"),
         ("exists(body.errors, e -> e.a = 1)", "character"),
         ("body.a RLIKE '(?=a)'", "RLIKE with the pattern"),
         ("body.a LIKE body.b", "no constant"),
         ("cast(body.a AS uuid)", "a type is expected"),
         ("body.a[-1]", "a number from 0"),
-        ("body.a #", "no expression has this character"),
+        ("body.a #", "character 8, '#': this cannot stand here"),
         ("body AND 1", "AND of"),
+        ("status; status", "not one expression"),
+        ("SELECT 1", "Select cannot be evaluated"),
+        ("status IN (SELECT 1)", "query is not known"),
+        ("body.a LIKE 'x' ESCAPE '/'", "Escape cannot be evaluated"),
+        ("trim(LEADING 'x' FROM body.a)", "expression is not known"),
+        ("status = 200 IN (1)", "in brackets"),
+        ("body.a RLIKE '(a)\\\\1'", "RLIKE with the pattern"),
+        ("body.a RLIKE 'a++'", "RLIKE with the pattern"),
+        ("body.a RLIKE '[a&&b]'", "RLIKE with the pattern"),
+        ("lower(body.a, body.b)", "number of operands"),
+        ("if(body.a, 1)", "number of operands"),
+        ("current_timestamp() > 5", "no such function"),
+        ("sum(status) > 5", "no such function as sum"),
+        ("cast(body.a AS date)", "a type is expected"),
     ],
 )
 def test_what_cannot_be_evaluated_is_refused_when_it_is_read(text: str, word: str) -> None:
     """Without it a rule is found to be none when the first answer has come."""
     with pytest.raises(ValueError, match=word):
-        JsonExpression.of(text, NAMES)
+        read_expression(text, NAMES)
 
 
 JSON = st.recursive(
