@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from sqlglot import exp
 from sqlglot.dialects.spark import Spark
-from sqlglot.parsers.spark import SparkParser
 from sqlglot.errors import ParseError, SqlglotError
+from sqlglot.parsers.spark import SparkParser
 from sqlglot.tokenizer_core import TokenType
 
 from router_rest.delivery.answer_expression import CASTS, AnswerExpression, Operation, java_pattern
