@@ -31,7 +31,7 @@ from router_rest.delivery.answer import BulkResults, Policy, next_steps
 from router_rest.delivery.batcher import BY_HOST, FORMER, Batcher, CallSize, RowReader
 from router_rest.delivery.call import RequestBuilder, RequestForm
 from router_rest.delivery.job import RANKS, BatchJob, allowed, counted, outcome, planned
-from router_rest.delivery.receipts import PLACES, SCHEMA, Owner, Responses
+from router_rest.delivery.receipts import PLACES, SCHEMA, Owner, Responses, remove_call_logs
 from router_rest.delivery.worker import TaskJob
 from router_rest.http_client.response import Response, ResponseHeaders
 from router_rest.rate_limit.protocol import Pace
@@ -398,6 +398,7 @@ def resend(sink: OpenSink, events: DataFrame, aside: DataFrame, batch: Batch) ->
         responses.commit()
     found = outcome(events, parts)
     parts.commit(SCHEMA)
+    remove_call_logs(owner_of(batch), of_this_batch=True)
     refused = None if found.refused is None else _with(found.refused, aside.filter(F.col("status") == "parked"))
     return Resent(_moved(aside, parts), refused, found.in_doubt, left)
 

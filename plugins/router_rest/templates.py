@@ -19,7 +19,7 @@ from pyspark.sql import types as T
 
 from router import StartError, tried
 from router_encoders.outbox_rows import OPTIONS
-from router_encoders.templates import Placeholder, parse, text_column
+from router_encoders.templates import Placeholder, parse, parse_with_escapes, text_column
 from router_http.options import checked_url
 
 if TYPE_CHECKING:
@@ -244,19 +244,20 @@ BodyPiece = str | Placeholder | Text | Form
 
 
 def parse_text(text: str) -> tuple[BodyPiece, ...]:
-    """Return the pieces of a text that is the whole body of a row. Raises ValueError."""
-    return (Text(tuple(parse(text)), plain=True),)
+    """Return the pieces of a text that is the whole body of a row; `{{` is a brace. Raises ValueError."""
+    return (Text(tuple(parse_with_escapes(text)), plain=True),)
 
 
 def parse_form(texts: Mapping[str, str]) -> tuple[BodyPiece, ...]:
     """Return the pieces of a form that is the whole body of a row. Raises ValueError."""
-    return (Form(tuple((name, tuple(parse(text))) for name, text in texts.items())),)
+    return (Form(tuple((name, tuple(parse_with_escapes(text))) for name, text in texts.items())),)
 
 
 def parse_json(template: Any) -> tuple[BodyPiece, ...]:
     """Return the pieces of a JSON template: maps and lists whose texts may hold fields.
 
-    `"{event.n}"` is the field's value, whatever its type; in a longer text fields are text. Raises ValueError.
+    `"{event.n}"` is the field's value, whatever its type; in a longer text fields are text. `{{` and `}}` are
+    braces. Raises ValueError.
     """
     found: list[BodyPiece] = []
     for piece in _json_pieces(template):
@@ -285,9 +286,9 @@ def _json_pieces(node: Any) -> Iterator[BodyPiece]:
 
 
 def _json_text(text: str) -> BodyPiece:
-    pieces = parse(text)
+    pieces = parse_with_escapes(text)
     if not any(fields_in(pieces)):
-        return json.dumps(text)
+        return json.dumps("".join(map(str, pieces)))
     if len(pieces) == 1 and isinstance(pieces[0], Placeholder):
         return pieces[0]
     return Text(tuple(pieces))

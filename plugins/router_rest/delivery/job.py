@@ -20,7 +20,7 @@ from router_encoders.outbox_rows import bounded_batches
 from router_rest.delivery.batcher import Batcher, Call
 from router_rest.delivery.call import UNREAD_AT_MOST
 from router_rest.delivery.partitioner import Extent, PartitionPlan, plan
-from router_rest.delivery.receipts import PLACES, SCHEMA, KnownReceipts, Settled, ranges_in, receipts
+from router_rest.delivery.receipts import PLACES, SCHEMA, KnownReceipts, Settled, ranges_in, receipts, remove_call_logs
 from router_rest.delivery.worker import REPORT, task
 
 if TYPE_CHECKING:
@@ -261,6 +261,7 @@ class BatchJob:
         if self.job.responses is not None:
             self.job.responses.commit()
         self.job.parts.commit(SCHEMA)
+        remove_call_logs(self.job.owner, of_this_batch=True)
         return found
 
     def deliver(self) -> None:

@@ -272,11 +272,12 @@ class CallLog:
     """The calls that an attempt has begun: a file that outlives the process that writes it, and not the machine.
 
     It is there until the attempt ends, and locked for as long as more may be written. The name has the machine's start
-    in it, for what was not on disk before that is lost.
+    in it, for what was not on disk before that is lost. Of an attempt that was killed it is there until the batch is
+    done: by then `remove_call_logs` removes it, or the first task of a later batch.
     """
 
-    def __init__(self, attempt: str) -> None:
-        self._path = self._of(attempt)
+    def __init__(self, owner: Owner, attempt: str) -> None:
+        self._path = _log_folder() / f"{_log_prefix()}{_log_key(owner)}-{attempt}"
         self._file = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o600)
         fcntl.flock(self._file, fcntl.LOCK_EX)
 
@@ -289,24 +290,66 @@ class CallLog:
         """Write nothing more; without `keep` the file is removed."""
         try:
             if not keep:
-                self._path.unlink()
+                self._path.unlink(missing_ok=True)
         finally:
             os.close(self._file)
 
-    @classmethod
-    def read(cls, attempt: str) -> list[Range] | None:
+    @staticmethod
+    def read(attempt: str) -> list[Range] | None:
         """Return the rows of the calls that an attempt has begun; None: it is not known, or not yet all of them."""
+        ranges: list[Range] = []
         try:
-            with cls._of(attempt).open("rb") as file:
+            (path,) = _log_folder().glob(f"{_log_prefix()}*-{attempt}")
+            with path.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                return [one for line in file for one in ranges_in(line.decode())]
+                for line in file:
+                    ranges += ranges_in(line.decode())
         except (OSError, ValueError):  # of another machine; still written to; broken off
             return None
+        return ranges
 
-    @staticmethod
-    def _of(attempt: str) -> Path:
-        start = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return Path(tempfile.gettempdir()) / f"event-router-{start}-{attempt}"
+
+_LOGS = "event-router-"
+"""How the names of call logs begin."""
+
+
+def _log_folder() -> Path:
+    return Path(tempfile.gettempdir())
+
+
+def _log_prefix() -> str:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{_LOGS}{boot}-"
+
+
+def _log_key(owner: Owner) -> str:
+    """Return what names the batches of a sink, or its replays, and among them the one."""
+    kind = "batch" if owner.replay is None else "replay"
+    sink = hashlib.sha256(f"{owner.name}/{kind}".encode()).hexdigest()[:16]
+    batch = hashlib.sha256(f"{owner.batch} {owner.replay}".encode()).hexdigest()[:16]
+    return f"{sink}-{batch}"
+
+
+def remove_call_logs(owner: Owner, *, of_this_batch: bool) -> None:
+    """Remove the logs that nobody will read: of earlier batches, with `of_this_batch` of this one too.
+
+    A sink has one batch at a time, and one replay: a later one begins when the earlier one is done. Logs that are
+    still written to stay, and so do those of other sinks.
+    """
+    try:
+        prefix = _log_prefix()
+    except OSError:  # a system without it has no logs
+        return
+    key = _log_key(owner)
+    sink, _, batch = key.partition("-")
+    for path in _log_folder().glob(f"{_LOGS}*"):
+        of_sink = path.name.startswith(f"{prefix}{sink}-")
+        of_batch = path.name.startswith(f"{prefix}{sink}-{batch}-")
+        if path.name.startswith(prefix) and (not of_sink or (of_batch and not of_this_batch)):
+            continue
+        with suppress(OSError), path.open("rb") as file:  # removed meanwhile; of another user; still written to
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
 
 
 EVERY = 1.0
@@ -345,7 +388,8 @@ class ReceiptWriter:
         if not self._opened:
             self._opened = True
             with suppress(OSError):  # without it all that is reserved is in doubt after a crash
-                self._log = CallLog(self.attempt)
+                remove_call_logs(self.owner, of_this_batch=False)
+                self._log = CallLog(self.owner, self.attempt)
         self._reserved.extend(ranges)
         await self.flush()
 
