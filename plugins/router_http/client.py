@@ -79,7 +79,8 @@ def busy(status: int) -> bool:
 
 def _blocks(url: str, response: requests.Response, seconds: float) -> Iterator[bytes]:
     """Yield the body as it arrives, by `read1`: `iter_content` waits for whole blocks, however slowly they come."""
-    end, size = time.monotonic() + seconds, 0
+    end = time.monotonic() + seconds
+    size = 0
     while block := response.raw.read1(BLOCK, decode_content=True):
         size += len(block)
         if size > LARGEST:

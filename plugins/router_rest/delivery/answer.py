@@ -262,7 +262,10 @@ class AnswerRule:
 
         pieces: list[str | AnswerExpression] = []
         for piece in parse(reason or ""):
-            pieces.append(read_expression(piece.path, SEEN) if isinstance(piece, Placeholder) else piece)
+            if isinstance(piece, Placeholder):
+                pieces.append(read_expression(piece.path, SEEN))
+            else:
+                pieces.append(piece)
         return cls(read_expression(when, SEEN), then, tuple(pieces))
 
     @property
@@ -288,9 +291,7 @@ class AnswerRule:
 
 def _reason_text(value: Any) -> str:
     """Return a value of JSON in a reason."""
-    if value is None:
-        return ""
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return "" if value is None else json_text(value)
 
 
 def _masked(answer_values: Mapping[str, Any], hide: Hide) -> dict[str, Any]:
@@ -332,6 +333,13 @@ def decisions(
             if decided[position] is None and rule.when.value(values_of_row) is True:
                 decided[position] = rule.decision(values_of_row, hide)
     return decided
+
+
+def json_text(value: Any) -> str:
+    """Return a value of JSON as a text: a text as it is, all others as JSON."""
+    if isinstance(value, str):
+        return value
+    return msgspec.json.encode(value).decode()
 
 
 def decoded_json(text: bytes) -> Any:
@@ -452,9 +460,7 @@ def _value_at(value: Any, path: str) -> Any:
 
 
 def _name(value: Any) -> str:
-    if value is _NOTHING:
-        return "null"
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return json_text(None if value is _NOTHING else value)
 
 
 def _status(value: Any, ok: Sequence[str | int | bool]) -> int:
@@ -570,14 +576,17 @@ class Classifier:
             attempt.action = Action.PARK
             attempt.why = f"{NO_STATUS}: {error}"
             return
-        attempt.results = []
-        for result in results:
-            attempt.results.append(result if result.status < 300 else replace(result, text=hide(result.text)))
+        for position, result in enumerate(results):
+            if result.status >= 300:
+                results[position] = replace(result, text=hide(result.text))
+        attempt.results = results
         attempt.throttled = any(_is_busy(result) for result in results)
 
     def _ask_rules(self, call: Call, attempt: Attempt, answer: Response, hide: Hide, method: str) -> None:
         """Let rules decide on a call, or on those of its rows that an answer has items for."""
-        items = [None] if attempt.results is None else [result.item for result in attempt.results]
+        items: list[Any] = [None]
+        if attempt.results is not None:
+            items = [result.item for result in attempt.results]
         decided = decisions(self.policy.rules, answer, items, hide, method)
         first = decided[0]
         if first is not None and first.whole and all(decision == first for decision in decided):
@@ -609,17 +618,23 @@ class Classifier:
             return None
         self._looked = now
         remaining = calls_left(headers, now)
-        return None if remaining is None else (remaining.calls, remaining.seconds)
+        if remaining is None:
+            return None
+        return remaining.calls, remaining.seconds
 
 
 def _is_busy(result: Result) -> bool:
     """Return whether the result of a row says that there were too many calls."""
-    return result.status == 429 if result.decision is None else result.decision.then == "pause"
+    if result.decision is None:
+        return result.status == 429
+    return result.decision.then == "pause"
 
 
 def _is_taken(result: Result) -> bool:
     """Return whether a row was taken."""
-    return 200 <= result.status < 300 if result.decision is None else result.decision.action is Action.DONE
+    if result.decision is None:
+        return 200 <= result.status < 300
+    return result.decision.action is Action.DONE
 
 
 def excerpt(body: bytes) -> str:
@@ -652,9 +667,10 @@ def row_reason(result: Result) -> str:
 def next_steps(policy: Policy, call: Call, answer: Response, method: str = "") -> list[tuple[str, str | None]]:
     """Return, for each row of a call, the next step in the words of rules, and the reason. Sends nothing."""
     attempt, _ = Classifier(policy).classified(call, answer, method=method)
-    if attempt.action is not Action.DONE or attempt.results is None:
-        word = _word(attempt.action, attempt.throttled, len(call))
-        return [(word, None if attempt.action is Action.DONE else attempt.why)] * len(call)
+    if attempt.action is not Action.DONE:
+        return [(_word(attempt.action, attempt.throttled, len(call)), attempt.why)] * len(call)
+    if attempt.results is None:
+        return [(_WORDS[Action.DONE], None)] * len(call)
     steps: list[tuple[str, str | None]] = []
     for position, result in enumerate(attempt.results):
         action = row_action(policy, call, position, result)

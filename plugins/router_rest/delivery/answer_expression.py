@@ -70,7 +70,7 @@ class AnswerExpression:
         """Return the value for JSON values by name; None where it is null or cannot be evaluated."""
         try:
             return self.operation.evaluate(values)
-        except (NoValue, ArithmeticError):
+        except (NoValue, ArithmeticError, ValueError):  # the last of NaN, and of texts that are no UTF-8
             return None
 
 
@@ -97,14 +97,14 @@ def _path(operation: Operation, values: Mapping[str, Any]) -> Any:
 def _step(value: Any, step: str | int) -> Any:
     """Return a part of a value; None where there is none. `*` is the only field of an object, whatever its name."""
     if isinstance(step, int):
-        return value[step] if isinstance(value, list) and step < len(value) else None
+        if isinstance(value, list) and step < len(value):
+            return value[step]
+        return None
     if isinstance(value, list):  # the fields of its items, as in Spark
         return [_step(item, step) for item in value]
-    if not isinstance(value, Mapping):
+    if not isinstance(value, Mapping) or (step == "*" and len(value) != 1):
         return None
-    if step != "*":
-        return value.get(step)
-    return next(iter(value.values())) if len(value) == 1 else None
+    return next(iter(value.values())) if step == "*" else value.get(step)
 
 
 def _and(operation: Operation, values: Mapping[str, Any]) -> bool | None:
@@ -123,7 +123,9 @@ def _decided_by(decisive: bool, operation: Operation, values: Mapping[str, Any])
         if value is decisive:
             return decisive
         found_null = found_null or value is None
-    return None if found_null else not decisive
+    if found_null:
+        return None
+    return not decisive
 
 
 def _truth(value: Any) -> bool | None:
@@ -153,7 +155,9 @@ def _in(operation: Operation, values: Mapping[str, Any]) -> bool | None:
     for item in present:
         if _key(convert(item)) == _key(convert(wanted)):
             return True
-    return None if len(present) < len(items) else False
+    if len(present) < len(items):
+        return None
+    return False
 
 
 def _if(operation: Operation, values: Mapping[str, Any]) -> Any:
@@ -162,7 +166,9 @@ def _if(operation: Operation, values: Mapping[str, Any]) -> Any:
     for position in range(0, len(operands) - 1, 2):
         if _truth(operands[position].evaluate(values)):
             return operands[position + 1].evaluate(values)
-    return operands[-1].evaluate(values) if len(operands) % 2 else None
+    if len(operands) % 2:
+        return operands[-1].evaluate(values)
+    return None
 
 
 def _coalesce(operation: Operation, values: Mapping[str, Any]) -> Any:
@@ -174,20 +180,17 @@ def _coalesce(operation: Operation, values: Mapping[str, Any]) -> Any:
 
 
 def _greatest(operation: Operation, values: Mapping[str, Any]) -> Any:
-    return _extreme(operation, values, greatest=True)
+    return max(_present(operation, values), key=_key, default=None)
 
 
 def _least(operation: Operation, values: Mapping[str, Any]) -> Any:
-    return _extreme(operation, values, greatest=False)
+    return min(_present(operation, values), key=_key, default=None)
 
 
-def _extreme(operation: Operation, values: Mapping[str, Any], *, greatest: bool) -> Any:
-    """Return the largest or smallest value; nulls are left out."""
+def _present(operation: Operation, values: Mapping[str, Any]) -> list[Any]:
+    """Return the values that are not null, in one type."""
     operands = [operand.evaluate(values) for operand in operation.operands]
-    present = _alike([value for value in operands if value is not None])
-    if not present:
-        return None
-    return max(present, key=_key) if greatest else min(present, key=_key)
+    return _alike([value for value in operands if value is not None])
 
 
 def _concat_ws(operation: Operation, values: Mapping[str, Any]) -> str | None:
@@ -250,8 +253,9 @@ def _alike(values: Sequence[Any]) -> list[Any]:
 
 def _key(value: Any) -> tuple[bool, Any]:
     """Return what sorts a number or a text: to Spark all NaN are the same, and larger than any other number."""
-    is_nan = value != value  # noqa: PLR0124 - the definition of NaN
-    return (is_nan, 0.0) if is_nan else (is_nan, value)
+    if value != value:  # noqa: PLR0124 - the definition of NaN
+        return True, 0.0
+    return False, value
 
 
 def _keys(values: Sequence[Any]) -> list[tuple[bool, Any]]:
@@ -273,7 +277,11 @@ _SPACES = "".join(map(chr, range(33)))
 """What Spark cuts off a text before it reads it as another type."""
 _WHOLE = re.compile(r"[+-]?[0-9]{1,400}")
 _DOUBLE = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
-_NAMED_DOUBLES = {"inf": math.inf, "infinity": math.inf, "nan": math.nan}
+_NAMED_DOUBLES = {
+    **dict.fromkeys(("inf", "+inf", "infinity", "+infinity"), math.inf),
+    **dict.fromkeys(("-inf", "-infinity"), -math.inf),
+    "nan": math.nan,
+}
 _TRUE = frozenset({"t", "true", "y", "yes", "1"})
 _FALSE = frozenset({"f", "false", "n", "no", "0"})
 
@@ -310,11 +318,10 @@ def _double(value: Any) -> float:
     text = value.strip(_SPACES)
     if _DOUBLE.fullmatch(text):
         return float(text)
-    sign = -1.0 if text.startswith("-") else 1.0
-    named = _NAMED_DOUBLES.get(text.lower().removeprefix("-" if sign < 0 else "+"))
+    named = _NAMED_DOUBLES.get(text.lower())
     if named is None:
         raise NoValue
-    return sign * named
+    return named
 
 
 def _float(value: Any) -> float:
@@ -324,12 +331,12 @@ def _float(value: Any) -> float:
 def _boolean(value: Any) -> bool:
     if isinstance(value, (bool, int, float)):
         return value != 0
-    word = value.strip(_SPACES).lower() if isinstance(value, str) else ""
-    if word in _TRUE:
-        return True
-    if word in _FALSE:
-        return False
-    raise NoValue
+    if not isinstance(value, str):
+        raise NoValue
+    word = value.strip(_SPACES).lower()
+    if word not in _TRUE | _FALSE:
+        raise NoValue
+    return word in _TRUE
 
 
 def _text(value: Any) -> str:
@@ -353,10 +360,11 @@ def _text_of_double(value: float) -> str:
         return "Infinity" if value > 0 else "-Infinity"
     if value == 0 or 1e-3 <= abs(value) < 1e7:
         return format(Decimal(repr(value)), "f")
-    sign, digits, exponent = Decimal(repr(value)).normalize().as_tuple()
-    assert isinstance(exponent, int)
-    figures = "".join(map(str, digits))
-    return f"{'-' if sign else ''}{figures[0]}.{figures[1:] or '0'}E{exponent + len(figures) - 1}"
+    # One digit before the point, at least one behind it: 1.25E-5.
+    mantissa, _, exponent = f"{Decimal(repr(value)).normalize():E}".partition("E")
+    if "." not in mantissa:
+        mantissa += ".0"
+    return f"{mantissa}E{int(exponent)}"
 
 
 CASTS: dict[str, Callable[[Any], Any]] = {
@@ -415,7 +423,9 @@ def _divide_whole(first: Any, second: Any) -> int | float:
     """Divide and cut off what is behind the point, as Java does: Python rounds down."""
     left, right = (_bigint(value) for value in _alike_numbers(first, second))
     quotient = abs(left) // abs(right)
-    return _in_range(quotient if (left < 0) == (right < 0) else -quotient)
+    if (left < 0) != (right < 0):
+        quotient = -quotient
+    return _in_range(quotient)
 
 
 def _remainder(first: Any, second: Any) -> int | float:
@@ -424,9 +434,11 @@ def _remainder(first: Any, second: Any) -> int | float:
     if right == 0:
         raise ZeroDivisionError
     if isinstance(left, float):
-        return math.nan if math.isinf(left) else math.fmod(left, right)
+        return math.fmod(left, right)
     rest = abs(int(left)) % abs(int(right))
-    return -rest if left < 0 else rest
+    if left < 0:
+        rest = -rest
+    return rest
 
 
 def _alike_numbers(first: Any, second: Any) -> list[Any]:
@@ -466,7 +478,7 @@ def _round(value: Any, decimals: int) -> int | float:
     if isinstance(number, float) and not math.isfinite(number):
         return number
     with localcontext() as context:
-        context.prec = 700
+        context.prec = 700  # enough for each digit of the largest and the smallest double
         rounded = Decimal(repr(number)).quantize(Decimal(1).scaleb(-decimals), rounding=ROUND_HALF_UP)
     if isinstance(number, int):
         return _in_range(int(rounded))
@@ -533,8 +545,10 @@ def _substring(value: Any, start: Any, length: Any) -> str:
     """Return characters from a position, which counts from 1, or from the end where it is negative."""
     text = _text(value)
     position = _whole(start, bits=32)
-    begin = position - 1 if position > 0 else position
-    if position < 0:
+    begin = 0
+    if position > 0:
+        begin = position - 1
+    elif position < 0:
         begin = len(text) + position
     end = begin + _whole(length, bits=32)
     return text[max(begin, 0) : max(end, 0)]
@@ -547,7 +561,9 @@ def _left(value: Any, length: Any) -> str:
 def _right(value: Any, length: Any) -> str:
     text = _text(value)
     characters = _whole(length, bits=32)
-    return text[-characters:] if characters > 0 else ""
+    if characters <= 0:
+        return ""
+    return text[-characters:]
 
 
 def _contains(value: Any, part: Any) -> bool:
@@ -577,17 +593,23 @@ def _split_part(value: Any, delimiter: Any, number: Any) -> str:
     position = _whole(number, bits=32)
     if position == 0:
         raise NoValue
-    parts = _text(value).split(_text(delimiter)) if delimiter != "" else [_text(value)]
+    parts = [_text(value)]
+    if delimiter != "":
+        parts = _text(value).split(_text(delimiter))
     if abs(position) > len(parts):
         return ""
-    return parts[position - 1] if position > 0 else parts[position]
+    if position > 0:
+        position -= 1
+    return parts[position]
 
 
 def _trim(value: Any, side: str) -> str:
     text = _text(value)
-    if side == "LEADING":
-        return text.lstrip(" ")
-    return text.rstrip(" ") if side == "TRAILING" else text.strip(" ")
+    if side != "TRAILING":
+        text = text.lstrip(" ")
+    if side != "LEADING":
+        text = text.rstrip(" ")
+    return text
 
 
 def _size(value: Any) -> int:
@@ -603,7 +625,9 @@ def _array_contains(items: Any, wanted: Any) -> bool | None:
     for item in present:
         if _equal(item, wanted):
             return True
-    return None if len(present) < len(items) else False
+    if len(present) < len(items):
+        return None
+    return False
 
 
 _OF_VALUES: dict[str, Callable[..., Any]] = {
@@ -647,3 +671,4 @@ _OF_VALUES: dict[str, Callable[..., Any]] = {
     "ArrayContains": _array_contains,
     "Cast": _cast,
 }
+"""Operations that are null if one of their operands is."""

@@ -45,6 +45,7 @@ OPERANDS: dict[str, tuple[str, ...]] = {
     "TryCast": ("this", "to", "safe"),
 }
 """The nodes of sqlglot that become operations, each with its arguments; one that has another argument is refused."""
+LEAST_OPERANDS = {"Substring": 3, "If": 3, "Greatest": 2, "Least": 2, "ConcatWs": 2}
 FLAGS = frozenset({"safe", "typed", "coalesce", "ignore_nulls", "flatten", "negate", "_type"})
 """Arguments of nodes that say how other databases mean them; `safe` and `negate` are read where they count."""
 PREDICATES = frozenset(
@@ -54,6 +55,13 @@ TRUTHS = PREDICATES | {"And", "Or", "Not", "Contains", "StartsWith", "EndsWith",
 """Operations that are true, false or null."""
 NUMBERS = frozenset({"Add", "Sub", "Mul", "Div", "IntDiv", "Mod", "Neg", "Abs", "Ceil", "Floor", "Round", "Length"})
 TEXTS = frozenset({"Lower", "Upper", "Concat", "ConcatWs", "DPipe", "Substring", "Left", "Right", "Replace", "Trim"})
+NAMED_FUNCTIONS = {
+    "isnull": ("IsNull", 1),
+    "isnotnull": ("IsNull", 1),
+    "cardinality": ("ArraySize", 1),
+    "iff": ("If", 3),
+}
+"""Functions that sqlglot has no nodes for: the operation, and how many operands they have."""
 TYPES = {"INT": "int", "BIGINT": "bigint", "FLOAT": "float", "DOUBLE": "double", "TEXT": "string", "BOOLEAN": "boolean"}
 """The types of casts by sqlglot's names, as Spark writes them."""
 FUNCTIONS = (
@@ -139,6 +147,7 @@ class _Reader:
                 return self._named_function(node)
         if name not in OPERANDS:
             raise self._refuse_node(node)
+        # An argument that is not known here would change the meaning silently: LIKE ... ESCAPE, TRIM(LEADING ...).
         for argument, value in node.args.items():
             if value not in (None, False, []) and argument not in OPERANDS[name] and argument not in FLAGS:
                 raise self._refuse(node, f"{argument.replace('_', ' ')} is not known here")
@@ -182,10 +191,8 @@ class _Reader:
                 operands += [self.read(item) for item in value]
             elif value is not None:
                 operands.append(self.read(value))
-        least = {"Substring": 3, "Coalesce": 1, "Greatest": 2, "Least": 2, "ConcatWs": 2}.get(name, 1)
-        if len(operands) < least:
-            raise self._refuse(node, "the function has another number of operands")
-        if name == "If" and len(operands) < 3:
+        # sqlglot refuses too many operands of a function, and too few of most.
+        if len(operands) < LEAST_OPERANDS.get(name, 1):
             raise self._refuse(node, "the function has another number of operands")
         return tuple(operands)
 
@@ -256,27 +263,27 @@ class _Reader:
         decimals = 0
         if node.args.get("decimals") is not None:
             operand = self.read(node.args["decimals"])
-            decimals = operand.operands[0].constant if operand.name == "Neg" else operand.constant
-            if not isinstance(decimals, int) or isinstance(decimals, bool) or abs(decimals) > 300:
+            sign = 1
+            if operand.name == "Neg":
+                sign = -1
+                operand = operand.operands[0]
+            if type(operand.constant) is not int or operand.constant > 300:
                 raise self._refuse(node, "the number of digits is a constant")
-            decimals = -decimals if operand.name == "Neg" else decimals
+            decimals = sign * operand.constant
         return Operation("Round", (self.read(node.this),), decimals)
 
     def _named_function(self, node: Any) -> Operation:
         """Return a function that sqlglot has no node for."""
         name = str(node.this).lower()
         operands = tuple(self.read(item) for item in node.expressions)
-        wanted = {"isnull": 1, "isnotnull": 1, "cardinality": 1, "iff": 3}.get(name)
-        if wanted is None:
+        if name not in NAMED_FUNCTIONS:
             raise self._refuse_function(node, name)
-        if len(operands) != wanted:
+        operation, number_of_operands = NAMED_FUNCTIONS[name]
+        if len(operands) != number_of_operands:
             raise self._refuse(node, "the function has another number of operands")
-        if name == "iff":
-            return Operation("If", operands)
-        if name == "cardinality":
-            return Operation("ArraySize", operands)
-        is_null = Operation("IsNull", operands)
-        return is_null if name == "isnull" else Operation("Not", (is_null,))
+        if name == "isnotnull":
+            return Operation("Not", (Operation("IsNull", operands),))
+        return Operation(operation, operands)
 
     def _literal(self, node: Any) -> Any:
         """Return the value of a constant; a whole number of more than 64 bits is a double."""
@@ -325,9 +332,11 @@ class _Reader:
         return self._refuse(node, f"{type(node).__name__} cannot be evaluated for an answer")
 
     def _refuse_function(self, node: Any, name: str) -> ValueError:
+        hint = f"known are {', '.join(FUNCTIONS)}"
         near = get_close_matches(name, FUNCTIONS, 1)
-        known = f"did you mean {near[0]}?" if near else f"known are {', '.join(FUNCTIONS)}"
-        return self._refuse(node, f"answers have no such function as {name}; {known}")
+        if near:
+            hint = f"did you mean {near[0]}?"
+        return self._refuse(node, f"answers have no such function as {name}; {hint}")
 
     def _refuse(self, node: Any, why: str) -> ValueError:
         """Return an error that names the place and the part of the text."""
