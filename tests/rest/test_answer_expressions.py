@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from router_rest.delivery.answer_expression_reader import read_expression
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 NAMES = ("status", "body")
 BODY = {
@@ -79,6 +79,62 @@ SAME_AS_SPARK = (
     "greatest(body.n, 7)",
     "'it\\'s' = \"it's\"",
     "(status = 200) <> (body.n = 6)",
+    "body.nothing = 'a' AND status = 500",
+    "body.nothing = 'a' OR status = 200",
+    "NOT body.nothing = 'a'",
+    "status IN (200, NULL)",
+    "status NOT IN (201, NULL)",
+    "status BETWEEN 300 AND NULL",
+    "coalesce(NULL, NULL)",
+    "-7 DIV 2",
+    "-7 % 2",
+    "body.n / 4",
+    "body.half * 2",
+    "round(-2.5D)",
+    "round(body.half * 100, -1)",
+    "ceil(body.half)",
+    "floor(-body.half)",
+    "greatest(NULL, body.n, 7)",
+    "least(body.half, body.n)",
+    "1e7D || ''",
+    "0.00001D || ''",
+    "body.half || true",
+    "substring('abc', -5, 3)",
+    "substring('abc', 0, 2)",
+    "left('abc', -1)",
+    "right('abc', 2)",
+    "instr('abc', 'c')",
+    "replace('abc', '', 'x')",
+    "ltrim('  a ') || rtrim('  a ')",
+    "split_part('a-b', '-', -1)",
+    "split_part('a-b', '-', 3)",
+    "concat_ws('-', 'a', body.nothing, 5)",
+    "'a\\nb' RLIKE 'a.b'",
+    "'ab\\n' RLIKE 'b$'",
+    "regexp_like('a7', '^[a-z]\\\\d$')",
+    "'a%' LIKE 'a\\%'",
+    "'ABC' ILIKE '_b%'",
+    "cast(' 5 ' AS int)",
+    "cast('yes' AS boolean)",
+    "cast(-1.7D AS bigint)",
+    "cast(body.ok AS int)",
+    "try_cast('5.5' AS int)",
+    "array_contains(body.list, 3)",
+    "body.five > 4.5D",
+    "body.list[1] = 2 AND body.errors[1].message = 'b'",
+)
+ERRORS_IN_SPARK = (
+    "1 / 0",
+    "body.half / 0",
+    "body.n % 0",
+    "body.n DIV 0",
+    "9223372036854775807 + 1",
+    "cast('5.5' AS int)",
+    "cast('x' AS double)",
+    "cast(3000000000 AS int)",
+    "cast('maybe' AS boolean)",
+    "body.error = 5",
+    "split_part('a', 'b', 0)",
 )
 
 
@@ -216,12 +272,28 @@ def test_whatever_an_answer_holds_it_is_asked_without_an_error(body: Any) -> Non
         assert value(text, body) in (True, False, None)
 
 
-@pytest.mark.slow
-def test_values_are_those_of_spark(spark: SparkSession) -> None:
-    """Without it a rule means another thing than the same words in a route."""
+@pytest.fixture
+def answers(spark: SparkSession) -> DataFrame:
+    """Return BODY, but for what has no type in Spark, as a row of typed columns."""
     text = json.dumps({name: BODY[name] for name in BODY if name not in ("mixed", "only")})
     frame = spark.createDataFrame([(200, text)], "status int, text string")
-    frame = frame.selectExpr("status", f"from_json(text, '{SCHEMA}') AS body")
-    found = frame.selectExpr(*(f"{one} AS _{at}" for at, one in enumerate(SAME_AS_SPARK))).collect()[0]
+    return frame.selectExpr("status", f"from_json(text, '{SCHEMA}') AS body")
 
-    assert {one: value(one) for one in SAME_AS_SPARK} == dict(zip(SAME_AS_SPARK, found, strict=True))
+
+@pytest.mark.slow
+def test_values_are_those_of_spark(answers: DataFrame) -> None:
+    """Without it a rule means another thing than the same words in a route."""
+    of_spark = answers.selectExpr(*(f"{text} AS _{at}" for at, text in enumerate(SAME_AS_SPARK))).collect()[0]
+
+    assert {text: value(text) for text in SAME_AS_SPARK} == dict(zip(SAME_AS_SPARK, of_spark, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ERRORS_IN_SPARK)
+def test_an_error_of_spark_is_no_match(answers: DataFrame, text: str) -> None:
+    """Without it a rule holds although the same words stop a route."""
+    from pyspark.errors import PySparkException
+
+    with pytest.raises(PySparkException):
+        answers.selectExpr(text).collect()
+    assert value(text) is None
