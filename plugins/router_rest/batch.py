@@ -207,6 +207,7 @@ def admitted(sink: OpenSink, leases: LeaseServer, batch: Batch) -> Iterator[Serv
     options = sink.options
     limits = tuple(RateLimit(limit.calls, limit.rows, limit.seconds) for limit in options.pace())
     credentials = sink.credentials()
+    # The tasks are told the address afterwards: none of them takes a token before the earlier calls are counted.
     try:
         address = leases.admit(
             batch.key,

@@ -276,12 +276,12 @@ class SecretMask:
         query = credentials.get("query") or {}
         return cls([*credentials.get("secrets", ()), *_words(credentials.get("headers", {})), *query.values()])
 
-    def hide(self, kept: bytes) -> bytes:
+    def hide(self, text: bytes) -> bytes:
         """Return a text with MASK in place of each secret."""
         for form in self._forms:
-            if form in kept:
-                kept = kept.replace(form, MASK)
-        return kept
+            if form in text:
+                text = text.replace(form, MASK)
+        return text
 
     def and_of(self, headers: Mapping[str, Any]) -> SecretMask:
         """Return a mask over the values of some headers too: those that a plugin has made."""
@@ -340,11 +340,11 @@ class TaskLogin:
 
     async def renewed(self, refused: str) -> bool:
         """Return whether there are other credentials than a refused version. One call asks for all that wait."""
-        asked = self._asked
+        times_asked = self._asked
         async with self._lock:
             if self.version != refused:
                 return True
-            if self._asked != asked:  # another call has asked, in vain, while this one waited
+            if self._asked != times_asked:  # another call has asked, in vain, while this one waited
                 return False
             with suppress(LookupError):  # the driver has none now, and says so in its log
                 self._take(await self.lease.credentials(refused))

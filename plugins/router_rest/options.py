@@ -405,8 +405,8 @@ def check_limits(limits: Iterable[Limit], rows_per_call: int) -> None:
     """Raise ValueError for a limit that is smaller than one full call."""
     for limit in limits:
         if limit.rows is not None and limit.rows < rows_per_call:
-            what = f"{limit.rows:g} rows per {limit.seconds:g} s"
-            raise ValueError(f"a call of {rows_per_call} rows never fits into {what}: lower rows_per_call")
+            rows = f"{limit.rows:g} rows per {limit.seconds:g} s"
+            raise ValueError(f"a call of {rows_per_call} rows never fits into {rows}: lower rows_per_call")
 
 
 def check_limit_by(limit_by: str | None, limits: tuple[Limit, ...], template: UrlTemplate) -> None:

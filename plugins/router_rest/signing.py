@@ -50,15 +50,15 @@ class HmacSignature(AuthBase):
         self._clock = clock
 
     def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        given = self._given
+        options = self._given
         fields = self._fields(request)
-        digest = hmac.new(self._key, _fill(self._signed, fields), given["algorithm"]).digest()
+        digest = hmac.new(self._key, _fill(self._signed, fields), options["algorithm"]).digest()
         fields_of_header = {"signature": self._encode(digest), "timestamp": fields["timestamp"]}
-        request.headers[given["header"]] = _fill(self._value, fields_of_header).decode()
-        if given["timestamp_header"]:
-            request.headers[given["timestamp_header"]] = fields["timestamp"].decode()
-        if given["body_hash_header"]:
-            request.headers[given["body_hash_header"]] = fields["body_hash"].decode()
+        request.headers[options["header"]] = _fill(self._value, fields_of_header).decode()
+        if options["timestamp_header"]:
+            request.headers[options["timestamp_header"]] = fields["timestamp"].decode()
+        if options["body_hash_header"]:
+            request.headers[options["body_hash_header"]] = fields["body_hash"].decode()
         return request
 
     def _fields(self, request: requests.PreparedRequest) -> dict[str, bytes]:

@@ -588,6 +588,7 @@ class Classifier:
         if attempt.results is not None:
             items = [result.item for result in attempt.results]
         decided = decisions(self.policy.rules, answer, items, hide, method)
+        # A decision about the call as a whole needs no results of rows any more.
         first = decided[0]
         if first is not None and first.whole and all(decision == first for decision in decided):
             self._decide_call(call, attempt, first)

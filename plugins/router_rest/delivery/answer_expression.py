@@ -529,12 +529,12 @@ def java_pattern(pattern: str) -> str:
         else:
             translated.append(token[0])
         position = token.end()
-    found = "".join(translated)
+    of_re2 = "".join(translated)
     try:
-        pc.match_substring_regex(pa.scalar(""), found)
+        pc.match_substring_regex(pa.scalar(""), of_re2)
     except pa.ArrowInvalid:
         raise ValueError(pattern) from None
-    return found
+    return of_re2
 
 
 def _concat(*values: Any) -> str:

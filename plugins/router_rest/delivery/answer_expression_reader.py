@@ -305,6 +305,7 @@ class _Reader:
         return steps
 
     def _steps(self, node: Any) -> tuple[str | int, ...]:
+        # sqlglot takes up to four names for a column with its table, and puts a Dot around it for each further one.
         match type(node).__name__:
             case "Identifier":
                 return (str(node.this),)

@@ -398,6 +398,7 @@ class RowReader:
             formers = rows.column(FORMER).to_pylist()
         urls, faults = self._urls(rows)
         limits = self._limits(rows, urls)
+        # The first reason counts: where the row goes, then what the encoder says, then what the body cannot hold.
         for at, value in enumerate(encoded.values):
             why = faults[at] or encoded.reasons.get(at)
             if not why:

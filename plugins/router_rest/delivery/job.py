@@ -115,14 +115,14 @@ def park(
     """
 
     def parked(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        known = KnownReceipts.of(job.parts)
+        earlier_receipts = KnownReceipts.of(job.parts)
         batcher = Batcher(job.cut)
         for rows in batches:
             calls: list[Call] = []
             for row in job.reader.rows(rows):
                 calls += _calls(batcher, row)
-            yield _park_calls(job, known, _among(calls, only), reason, status)
-        yield _park_calls(job, known, _among(batcher.end(), only), reason, status)
+            yield _park_calls(job, earlier_receipts, _among(calls, only), reason, status)
+        yield _park_calls(job, earlier_receipts, _among(batcher.end(), only), reason, status)
 
     return parked
 
@@ -209,6 +209,7 @@ class JobResult:
         answered = 0
         why = ""
         dead = pc.equal(reports["kind"], "dead")
+        # The receipts of dead rows are many and stay in Arrow; all other reports are a few of each task.
         for row in reports.filter(pc.invert(dead)).select(["kind", "rows", "text", "why", "answered"]).to_pylist():
             counts[row["kind"]] = counts.get(row["kind"], 0) + (row["rows"] or 0)
             texts.setdefault(row["kind"], row["text"] or "")

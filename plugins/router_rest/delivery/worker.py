@@ -254,8 +254,14 @@ class TaskJob:
     @property
     def reader(self) -> RowReader:
         """Return what reads rows."""
-        form, values = self.form, bool(self.form.named) or not self.form.method
-        return RowReader(self.encoding, form.body, urls=not form.url, values=values, by_host=self.by_host)
+        form = self.form
+        return RowReader(
+            self.encoding,
+            form.body,
+            urls=not form.url,
+            values=bool(form.named) or not form.method,
+            by_host=self.by_host,
+        )
 
     @property
     def in_flight(self) -> int:
@@ -288,24 +294,24 @@ class Feeder:
 
     async def take(self, rows: pa.RecordBatch, *, send: bool) -> None:
         """Make calls of the rows of a record batch; without `send` only count the rows."""
-        found = list(stretches(rows))
-        missing = [self.known.open(place, offsets) for place, offsets, _ in found]
+        parts = list(stretches(rows))
+        missing = [self.known.open(place, offsets) for place, offsets, _ in parts]
         wanted = np.concatenate(missing) if missing else np.ones(0, bool)
         self.seen += rows.num_rows
         self.skipped += rows.num_rows - int(np.count_nonzero(wanted))
         if send:  # rows with a receipt too: where calls are cut must not depend on receipts
-            await self._cut(rows, found, wanted)
+            await self._cut(rows, parts, wanted)
 
     async def end(self) -> None:
         """Queue the calls that are not full: no more rows come."""
         for call in self.batcher.end():
             await self._begin(call)
 
-    async def _cut(self, rows: pa.RecordBatch, found: Sequence[Stretch], wanted: Any) -> None:
+    async def _cut(self, rows: pa.RecordBatch, parts: Sequence[Stretch], wanted: Any) -> None:
         self._reserved = 0
         for at, row in enumerate(self.reader.rows(rows)):
             if at >= self._reserved:
-                await self._reserve(at, rows.num_rows, found)
+                await self._reserve(at, rows.num_rows, parts)
             if row.why is not None:
                 if wanted[at]:
                     self.settle(Settled(Call.alone(row.place), "dead", time.time(), reason=row.why))
@@ -321,15 +327,17 @@ class Feeder:
             return True
         return await self.queue.put(call) or not self.queue.over
 
-    async def _reserve(self, at: int, rows: int, found: Iterable[Stretch]) -> None:
+    async def _reserve(self, at: int, rows: int, parts: Iterable[Stretch]) -> None:
         """Write down which rows may go out next."""
         self._reserved = min(rows, at + max(self.chunk, int(self.receipts.rate * 1.5)))
         ranges: list[Range] = []
-        for place, offsets, first in found:
-            low, high = max(at, first), min(self._reserved, first + len(offsets))
+        for place, offsets, first in parts:
+            low = max(at, first)
+            high = min(self._reserved, first + len(offsets))
             if low < high:
-                part = offsets[low - first : high - first]  # not in order in a replay: rows follow their former calls
-                ranges.append((*place, int(part.min()), int(part.max())))
+                # Not in order in a replay, where rows follow their former calls.
+                reserved = offsets[low - first : high - first]
+                ranges.append((*place, int(reserved.min()), int(reserved.max())))
         await self.receipts.reserve(ranges)
 
 
