@@ -1,7 +1,5 @@
 """Route the events of a stream to hundreds of tables and services in one Spark job."""
 
-from typing import TYPE_CHECKING
-
 from router.columns import row, tried
 from router.decoding import ArrowDecoding, keep_archives
 from router.errors import (
@@ -48,9 +46,6 @@ from router.sinks import (
 from router.spark_internals import to_arrow_columns, to_spark_columns
 from router.table_options import check_property
 
-if TYPE_CHECKING:
-    from router.engine.expressions.json_expressions import JsonExpression
-
 __all__ = [
     "RAW_SCHEMA",
     "ApiState",
@@ -66,7 +61,6 @@ __all__ = [
     "Encoder",
     "Encoding",
     "GivenAnswer",
-    "JsonExpression",
     "KeyedTable",
     "Memory",
     "MergingSink",
@@ -96,12 +90,3 @@ __all__ = [
     "to_spark_columns",
     "tried",
 ]
-
-
-def __getattr__(name: str) -> object:
-    """Return what is imported when it is asked for: it needs pyarrow, and checking a file should not wait for that."""
-    if name == "JsonExpression":
-        from router.engine.expressions.json_expressions import JsonExpression  # noqa: PLC0415
-
-        return JsonExpression
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column
 
-PIECE = re.compile(r"\{([^{}]*)\}|([^{}]+)")
+PIECE = re.compile(r"\{(?P<path>[^{}]*)\}|(?P<text>[^{}]+)")
+PIECE_OR_BRACE = re.compile(r"\{\{|\}\}|" + PIECE.pattern)
 
 
 @dataclass(frozen=True)
@@ -24,18 +25,35 @@ class Placeholder:
 
 
 def parse(template: str) -> list[str | Placeholder]:
-    """Split a template into texts and placeholders; raise ValueError where braces do not pair."""
+    """Split a template into texts and placeholders; raise ValueError if braces do not pair."""
+    return _split(template, PIECE)
+
+
+def parse_with_escapes(template: str) -> list[str | Placeholder]:
+    """Split a template in which `{{` and `}}` stand for braces; raise ValueError if others do not pair."""
+    return _split(template, PIECE_OR_BRACE)
+
+
+def _split(template: str, pattern: re.Pattern[str]) -> list[str | Placeholder]:
     pieces: list[str | Placeholder] = []
     position = 0
     while position < len(template):
-        found = PIECE.match(template, position)
-        if found is None:
+        piece = pattern.match(template, position)
+        if piece is None:
             raise ValueError(f"the brace at character {position + 1} has no partner")
-        path, text = found.groups()
+        path = piece["path"]
         if path is not None and not path.strip():
             raise ValueError(f"the braces at character {position + 1} hold no field")
-        pieces.append(text if path is None else Placeholder(path.strip()))
-        position = found.end()
+        position = piece.end()
+        if path is not None:
+            pieces.append(Placeholder(path.strip()))
+            continue
+        text = piece["text"] or piece[0][0]
+        # Texts that follow each other, because a brace stood between them, are one.
+        if pieces and isinstance(pieces[-1], str):
+            pieces[-1] += text
+        else:
+            pieces.append(text)
     return pieces
 
 

@@ -79,7 +79,8 @@ def busy(status: int) -> bool:
 
 def _blocks(url: str, response: requests.Response, seconds: float) -> Iterator[bytes]:
     """Yield the body as it arrives, by `read1`: `iter_content` waits for whole blocks, however slowly they come."""
-    end, size = time.monotonic() + seconds, 0
+    end = time.monotonic() + seconds
+    size = 0
     while block := response.raw.read1(BLOCK, decode_content=True):
         size += len(block)
         if size > LARGEST:
@@ -94,8 +95,7 @@ def _fault(url: str, error: Exception) -> ExchangeError:
     causes = list(_causes(error))
     untrusted = next((cause for cause in causes if isinstance(cause, ssl.SSLCertVerificationError)), None)
     if untrusted is not None:
-        what = f"its certificate is not trusted ({untrusted.verify_message}); name its authority in `ca`"
-        return Refuses(url, what)
+        return Refuses(url, f"its certificate is not trusted ({untrusted.verify_message}); name its authority in `ca`")
     if isinstance(error, ValueError):
         return Refuses(url, f"no request can be made of it ({type(error).__name__}); check url and headers")
     reason = next((cause.strerror for cause in causes if isinstance(cause, OSError) and cause.strerror), None)
@@ -265,8 +265,8 @@ class Tokens(TokenSource):
         if busy(answer.status):
             raise Away(where, f"the token server answers {answer.status}", answer.status)
         if answer.status != 200:
-            what = f"the token server answers {answer.status}; check token_url, client_id, its secret or key, and scope"
-            raise Refuses(where, what, answer.status)
+            hint = "check token_url, client_id, its secret or key, and scope"
+            raise Refuses(where, f"the token server answers {answer.status}; {hint}", answer.status)
         try:
             return _Granted.model_validate_json(answer.body)
         except ValidationError:
@@ -323,12 +323,13 @@ def signed_jwt(
         raise ValueError("private_key is neither an RSA key nor one of the curve P-256")
     now = int(clock())
     head = {"alg": "ES256" if elliptic else "RS256", "typ": "JWT"} | ({"kid": key_id} if key_id else {})
-    said = f"{_part(head)}.{_part({'iat': now, 'exp': now + int(life), 'jti': str(uuid.uuid4()), **claims})}"
+    all_claims = {"iat": now, "exp": now + int(life), "jti": str(uuid.uuid4()), **claims}
+    signed = f"{_part(head)}.{_part(all_claims)}"
     if isinstance(key, rsa.RSAPrivateKey):
-        return f"{said}.{_base64url(key.sign(said.encode(), padding.PKCS1v15(), SHA256()))}"
+        return f"{signed}.{_base64url(key.sign(signed.encode(), padding.PKCS1v15(), SHA256()))}"
     assert isinstance(key, ec.EllipticCurvePrivateKey)
-    r, s = decode_dss_signature(key.sign(said.encode(), ec.ECDSA(SHA256())))
-    return f"{said}.{_base64url(r.to_bytes(32, 'big') + s.to_bytes(32, 'big'))}"
+    r, s = decode_dss_signature(key.sign(signed.encode(), ec.ECDSA(SHA256())))
+    return f"{signed}.{_base64url(r.to_bytes(32, 'big') + s.to_bytes(32, 'big'))}"
 
 
 def _part(value: Mapping[str, Any]) -> str:

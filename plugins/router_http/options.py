@@ -123,18 +123,24 @@ class Tls(SecretOptions):
     @property
     def missing(self) -> str | None:
         """Return which file does not exist; None where all do."""
-        absent = (f"{name}: there is no file {file}" for name, file in self.files.items() if not Path(file).is_file())
-        return next(absent, None)
+        for name, file in self.files.items():
+            if not Path(file).is_file():
+                return f"{name}: there is no file {file}"
+        return None
 
     @property
     def verify(self) -> bool | str:
         """Return what `requests` takes as `verify`."""
-        return False if self.insecure_skip_tls_verification else self.ca or True
+        if self.insecure_skip_tls_verification:
+            return False
+        return self.ca or True
 
     @property
     def cert(self) -> str | tuple[str, str] | None:
         """Return what `requests` takes as `cert`."""
-        return (self.certificate, self.key) if self.certificate and self.key else self.certificate
+        if self.certificate and self.key:
+            return (self.certificate, self.key)
+        return self.certificate
 
 
 class OAuth(SecretOptions):
@@ -176,8 +182,8 @@ class OAuth(SecretOptions):
     @property
     def secrets(self) -> tuple[Secret, ...]:
         """Return all that nobody may see."""
-        given = (self.client_secret, self.private_key, self.refresh_token, *self.parameters.values())
-        return tuple(one for one in given if one is not None)
+        secrets = (self.client_secret, self.private_key, self.refresh_token, *self.parameters.values())
+        return tuple(secret for secret in secrets if secret is not None)
 
 
 class ExchangeError(RouterError):

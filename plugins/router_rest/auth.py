@@ -75,8 +75,12 @@ class Hmac(SecretOptions):
     @model_validator(mode="before")
     @classmethod
     def _preset(cls, value: Any) -> Any:
-        named = value.get("preset") if isinstance(value, dict) else None
-        return {**SIGNATURES[named], **value} if isinstance(named, str) and named in SIGNATURES else value
+        if not isinstance(value, dict):
+            return value
+        preset = value.get("preset")
+        if not isinstance(preset, str) or preset not in SIGNATURES:
+            return value
+        return {**SIGNATURES[preset], **value}
 
     @field_validator("header", "timestamp_header", "body_hash_header", "id_header")
     @classmethod
@@ -87,7 +91,8 @@ class Hmac(SecretOptions):
 
     @model_validator(mode="after")
     def _known_fields(self) -> Self:
-        signed, sent = _known("signed", self.signed, SIGNED), _known("value", self.value, OF_HEADER)
+        signed = _known("signed", self.signed, SIGNED)
+        sent = _known("value", self.value, OF_HEADER)
         if "signature" not in sent:
             raise ValueError("value: without {signature} nothing of it is sent")
         if not is_header_text(self.value):
@@ -110,19 +115,21 @@ class Hmac(SecretOptions):
         try:
             if self.key_encoding == "hex":
                 return bytes.fromhex(text)
-            # Standard Webhooks writes `whsec_` before the key
-            encoded = text.removeprefix("whsec_")
-            return text.encode() if self.key_encoding == "text" else base64.b64decode(encoded, validate=True)
+            if self.key_encoding == "base64":
+                # Standard Webhooks writes `whsec_` before the key.
+                return base64.b64decode(text.removeprefix("whsec_"), validate=True)
+            return text.encode()
         except ValueError:
             raise ValueError(f"key: it is not {self.key_encoding}") from None
 
 
 def _known(option: str, text: str, known: tuple[str, ...]) -> set[str]:
     """Return the fields of a text; raise ValueError for one that there is not."""
-    named = {one.path for one in parse(text) if isinstance(one, Placeholder)}
-    if unknown := sorted(named - {*known}):
+    fields = {piece.path for piece in parse(text) if isinstance(piece, Placeholder)}
+    unknown = sorted(fields - {*known})
+    if unknown:
         raise ValueError(f"{option}: there is no {{{unknown[0]}}}; known: {', '.join(known)}")
-    return named
+    return fields
 
 
 class Jwt(SecretOptions):
@@ -198,8 +205,10 @@ class Auth(SecretOptions):
     def _one_way(self) -> Self:
         ways = [name for name in type(self).model_fields if name != "options" and getattr(self, name) is not None]
         if len(ways) != 1:
-            found = f"{' and '.join(ways)} are given" if ways else "none is given"
-            raise ValueError(f"give exactly one of basic, bearer, api_key, oauth, hmac, sigv4, jwt, plugin; {found}")
+            written = "none is given"
+            if ways:
+                written = f"{' and '.join(ways)} are given"
+            raise ValueError(f"give exactly one of basic, bearer, api_key, oauth, hmac, sigv4, jwt, plugin; {written}")
         if self.options and self.plugin is None:
             raise ValueError("options are those of a plugin's class, and no plugin is given")
         return self
@@ -209,6 +218,8 @@ class Auth(SecretOptions):
         """Return the headers that the login sets; those of a plugin are not known."""
         if self.hmac is not None:
             return self.hmac.headers
-        if self.api_key is not None:
-            return (self.api_key.header,) if self.api_key.header else ()
-        return () if self.plugin is not None else ("Authorization",)
+        if self.plugin is not None:
+            return ()
+        if self.api_key is None:
+            return ("Authorization",)
+        return (self.api_key.header,) if self.api_key.header else ()

@@ -27,12 +27,11 @@ from pyspark.sql import functions as F
 from router import Resent, StartError
 from router_encoders.outbox_rows import PLACE
 from router_rest.credentials import apply
-from router_rest.delivery.answer import Policy, next_steps
+from router_rest.delivery.answer import BulkResults, Policy, next_steps
 from router_rest.delivery.batcher import BY_HOST, FORMER, Batcher, CallSize, RowReader
 from router_rest.delivery.call import RequestBuilder, RequestForm
 from router_rest.delivery.job import RANKS, BatchJob, allowed, counted, outcome, planned
-from router_rest.delivery.receipts import PLACES, SCHEMA, Owner, Responses
-from router_rest.delivery.response_status import BulkResults
+from router_rest.delivery.receipts import PLACES, SCHEMA, Owner, Responses, remove_call_logs
 from router_rest.delivery.worker import TaskJob
 from router_rest.http_client.response import Response, ResponseHeaders
 from router_rest.rate_limit.protocol import Pace
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
     from router import Batch, Encoding, GivenAnswer, Outcome, Parts
     from router_rest.credentials import Credentials
@@ -82,26 +81,30 @@ def check_spark(spark: SparkSession) -> None:
     """Raise StartError where Spark would run a task twice, or end one that waits for its API."""
     if _set(spark, "spark.speculation") == "true":
         raise StartError("spark.speculation is on: a copy of a task would send its calls again; set it to false")
-    silent = _set(spark, *SILENT) or "0"
-    seconds = _seconds(silent)
-    if _set(spark, *KILL) == "true" and 0 < seconds < QUIETEST:
+    idle_timeout = _set(spark, *SILENT) or "0"
+    if _set(spark, *KILL) == "true" and 0 < _seconds(idle_timeout) < QUIETEST:
         raise StartError(
-            f"{SILENT[1]} is {silent}, and {KILL[1]} is on: Spark would kill a task that waits for its API; set it to "
-            f"{QUIETEST} or more"
+            f"{SILENT[1]} is {idle_timeout}, and {KILL[1]} is on: Spark would kill a task that waits for its API; "
+            f"set it to {QUIETEST} or more"
         )
 
 
 def _seconds(span: str) -> float:
     """Return the seconds of a span as Spark's settings have it: 10, 10s, 5min; none where it is written otherwise."""
-    found = re.fullmatch(r"\s*(\d+)\s*(us|ms|s|m|min|h|d)?\s*", span)
+    number_and_unit = re.fullmatch(r"\s*(\d+)\s*(us|ms|s|m|min|h|d)?\s*", span)
+    if number_and_unit is None:
+        return 0.0
     units = {"us": 1e-6, "ms": 1e-3, "m": 60, "min": 60, "h": 3600, "d": 86400}
-    return int(found[1]) * units.get(found[2] or "s", 1) if found else 0.0
+    return int(number_and_unit[1]) * units.get(number_and_unit[2] or "s", 1)
 
 
 def _set(spark: SparkSession, *names: str) -> str:
     """Return the first of some settings that is set; empty where none is."""
-    found = (spark.conf.get(name, None) for name in names)
-    return next((str(value).lower() for value in found if value is not None), "")
+    for name in names:
+        value = spark.conf.get(name, None)
+        if value is not None:
+            return str(value).lower()
+    return ""
 
 
 @dataclass(frozen=True)
@@ -121,18 +124,22 @@ class OpenSink:
     def plan(self, events: DataFrame, batch: Batch, *, whole: bool = False) -> PartitionPlan:
         """Return which task gets which rows; `whole`: each gets whole source partitions."""
         options = self.options
-        tasks, said = tasks_of(options, events.sparkSession), options.tasks is not None
-        parts = batch.parts(options.receipts)
-        return planned(events, parts, cut_of(options), owner_of(batch), tasks, said=said, whole=whole)
+        return planned(
+            events,
+            batch.parts(options.receipts),
+            cut_of(options),
+            owner_of(batch),
+            tasks_of(options, events.sparkSession),
+            said=options.tasks is not None,
+            whole=whole,
+        )
 
     def task_columns(self, events: DataFrame) -> DataFrame:
         """Return what tasks take; `_to` is null where all rows have one URL."""
         rows = self.columns(events)
-        return (
-            rows
-            if self.options.template.fields or self.options.named_by_rows
-            else rows.withColumn("_to", F.lit(None).cast("string"))
-        )
+        if self.options.template.fields or self.options.named_by_rows:
+            return rows
+        return rows.withColumn("_to", F.lit(None).cast("string"))
 
 
 def post(sink: OpenSink, events: DataFrame, batch: Batch) -> Outcome:
@@ -147,7 +154,9 @@ def posting(sink: OpenSink, events: DataFrame, batch: Batch, plan: PartitionPlan
 
     `share` of the rows may be refused.
     """
-    options, leases = sink.options, lease_server(*hosts(events.sparkSession))
+    options = sink.options
+    address_for_tasks, listen_address = hosts(events.sparkSession)
+    leases = lease_server(address_for_tasks, listen_address)
     with admitted(sink, leases, batch) as address:
         job = TaskJob(
             owner=replace(owner_of(batch), limit=options.limit),
@@ -172,9 +181,9 @@ def posting(sink: OpenSink, events: DataFrame, batch: Batch, plan: PartitionPlan
             plan,
             job,
             leases,
-            options.limit,
-            share,
-            options.max_outage,
+            limit=options.limit,
+            share=share,
+            max_outage=options.max_outage,
             rounds=options.retry.rounds,
             odd="dead" if options.retry.then == "dead" else "parked",
             configuration=hashlib.sha256(options.model_dump_json().encode()).hexdigest(),
@@ -196,19 +205,20 @@ def responses_of(sink: RestOptions, batch: Batch) -> Responses | None:
 def admitted(sink: OpenSink, leases: LeaseServer, batch: Batch) -> Iterator[ServerAddress]:
     """Admit the tasks of a batch to their limit for as long as a `with` block; yield where they reach it."""
     options = sink.options
-    limits = tuple(RateLimit(one.calls, one.rows, one.seconds) for one in options.pace())
-    opened = sink.credentials()
+    limits = tuple(RateLimit(limit.calls, limit.rows, limit.seconds) for limit in options.pace())
+    credentials = sink.credentials()
+    # The tasks are told the address afterwards: none of them takes a token before the earlier calls are counted.
     try:
         address = leases.admit(
             batch.key,
             options.limit,
             Pace(limits, options.max_in_flight, keyed=options.limit_by is not None),
-            credentials=opened.current,
+            credentials=credentials.current,
             stop=batch.stop.is_set,
         )
         count_earlier_calls(options, leases, batch)
     except ValueError as error:
-        raise StartError(f"{error}; sinks that share a limit say the same of it, and of max_in_flight") from None
+        raise StartError(f"{error}; sinks that share a limit must give the same limits and max_in_flight") from None
     try:
         yield address
     finally:
@@ -237,20 +247,26 @@ def count_earlier_calls(options: RestOptions, leases: LeaseServer, batch: Batch)
 
 def read_earlier_calls(options: RestOptions, batch: Batch, longest: float) -> list[EarlierCall]:
     """Return the calls in the batch's own staged receipts, and in those of the table of the last `longest` seconds."""
-    now, parts = datetime.now(timezone.utc), batch.parts(options.receipts)
-    found = [rows for _, rows in parts.read(CALL_COLUMNS) if rows.num_rows and not parts.committed()]
+    now = datetime.now(timezone.utc)
+    parts = batch.parts(options.receipts)
+    receipts = []
+    if not parts.committed():
+        receipts += [rows for _, rows in parts.read(CALL_COLUMNS)]
     if longest:
-        before = parts.recent(CALL_COLUMNS, "at", now - timedelta(seconds=longest))
-        found += [] if before is None else [before]
+        recent = parts.recent(CALL_COLUMNS, "at", now - timedelta(seconds=longest))
+        if recent is not None:
+            receipts.append(recent)
     calls = []
-    for rows in found:
-        if "limit_name" not in rows.schema.names:  # of an older version
+    for rows in receipts:
+        # A table of an older version does not say under which limit a call counts.
+        if not rows.num_rows or "limit_name" not in rows.schema.names:
             continue
-        mine = pc.and_(pc.equal(rows["query"], batch.query), pc.equal(rows["limit_name"], options.limit))
-        sent = rows.filter(pc.and_(mine, pc.is_valid(rows["call_id"]))).group_by(["call_id", "limit_key"])
-        for one in sent.aggregate([("at", "max"), ("attempts", "max"), ("at", "count")]).to_pylist():
-            attempts, ago = one["attempts_max"] or 0, (now - one["at_max"]).total_seconds()
-            calls.append(EarlierCall(ago, one["limit_key"] or "", attempts, attempts * one["at_count"]))
+        of_limit = pc.and_(pc.equal(rows["query"], batch.query), pc.equal(rows["limit_name"], options.limit))
+        of_call = rows.filter(pc.and_(of_limit, pc.is_valid(rows["call_id"]))).group_by(["call_id", "limit_key"])
+        for call in of_call.aggregate([("at", "max"), ("attempts", "max"), ("at", "count")]).to_pylist():
+            attempts = call["attempts_max"] or 0
+            seconds_ago = (now - call["at_max"]).total_seconds()
+            calls.append(EarlierCall(seconds_ago, call["limit_key"] or "", attempts, attempts * call["at_count"]))
     return calls
 
 
@@ -267,44 +283,63 @@ def tasks_of(sink: RestOptions, spark: SparkSession | None = None) -> int:
     """Return how many tasks send: as many as configured, else as few as the limits need, and one per core at most."""
     if sink.tasks is not None:
         return sink.tasks
-    per_second = [one.calls / one.seconds for one in sink.pace() if one.calls is not None]
-    wanted = ceil(sink.max_in_flight / PER_TASK)
-    if per_second:
-        wanted = max(wanted, ceil(min(per_second) / SPEED))
-    return wanted if spark is None else min(wanted, spark.sparkContext.defaultParallelism)
+    tasks = ceil(sink.max_in_flight / PER_TASK)
+    calls_per_second = _slowest_limit(sink)
+    if calls_per_second is not None:
+        tasks = max(tasks, ceil(calls_per_second / SPEED))
+    if spark is None:
+        return tasks
+    return min(tasks, spark.sparkContext.defaultParallelism)
+
+
+def _slowest_limit(sink: RestOptions) -> float | None:
+    """Return the calls per second that the limits allow; None if no limit counts calls."""
+    return min((limit.calls / limit.seconds for limit in sink.pace() if limit.calls is not None), default=None)
 
 
 def cut_of(sink: RestOptions) -> CallSize:
     """Return how calls are cut."""
-    room = sink.bytes_per_call - sink.joined.frame(1)
-    orders, groups = ORDERS if sink.ordered_by else 0, GROUPS if sink.group_by else 0
-    return CallSize(sink.rows_per_call, max(1, room), orders, max(2 * room, sink.bytes_in_flight // 4), groups)
+    bytes_of_rows = sink.bytes_per_call - sink.joined.frame(1)
+    return CallSize(
+        sink.rows_per_call,
+        max(1, bytes_of_rows),
+        orders=ORDERS if sink.ordered_by else 0,
+        open=max(2 * bytes_of_rows, sink.bytes_in_flight // 4),
+        groups=GROUPS if sink.group_by else 0,
+    )
 
 
 def form_of(sink: RestOptions) -> RequestForm:
     """Return what all requests have in common, without secrets: these come with the credentials."""
-    url = "" if sink.template.fields else sink.url
-    own = sink.idempotency_key == "uuid5"
-    header = sink.key_header if own else None
-    row_key = not own and sink.key_header is not None
-    method = "" if sink.method.sql else sink.method.name
-    return RequestForm(method, url, PRODUCT, sink.joined, header, tuple(sink.rendered), row_key, sink.id_header is None)
+    has_own_key = sink.idempotency_key == "uuid5"
+    return RequestForm(
+        method="" if sink.method.sql else sink.method.name,
+        url="" if sink.template.fields else sink.url,
+        headers=PRODUCT,
+        body=sink.joined,
+        key_header=sink.key_header if has_own_key else None,
+        named=tuple(sink.rendered),
+        row_key=not has_own_key and sink.key_header is not None,
+        quoted=sink.id_header is None,
+    )
 
 
 def policy_of(sink: RestOptions) -> Policy:
     """Return when calls are sent again."""
-    again = None if sink.retry.statuses is None else frozenset(sink.retry.statuses)
-    results = None if sink.results is None else BulkResults(**sink.results.model_dump())
-    rules = tuple(one.rule for one in sink.answers)
-    return Policy(sink.retry.attempts, sink.retry.elapsed, again=again, results=results, rules=rules)
+    policy = Policy(sink.retry.attempts, sink.retry.elapsed, rules=tuple(answer.rule for answer in sink.answers))
+    if sink.retry.statuses is not None:
+        policy = replace(policy, again=frozenset(sink.retry.statuses))
+    if sink.results is not None:
+        policy = replace(policy, results=BulkResults(**sink.results.model_dump()))
+    return policy
 
 
 def of_key(sink: RestOptions) -> int:
     """Return how many calls of one key may ask for a token at a time: as many as its limits allow soon."""
     if sink.limit_by is None:
         return 0
-    fastest = min((one.calls / one.seconds for one in sink.pace() if one.calls is not None), default=SPEED)
-    return max(1, min(sink.max_in_flight // 2, ceil(fastest * ASKED_AHEAD)))
+    calls_per_second = _slowest_limit(sink) or SPEED
+    return max(1, min(sink.max_in_flight // 2, ceil(calls_per_second * ASKED_AHEAD)))
 
 
 def client_arguments(sink: RestOptions, folder: Path, tasks: int) -> dict[str, Any]:
@@ -313,13 +348,19 @@ def client_arguments(sink: RestOptions, folder: Path, tasks: int) -> dict[str, A
     Tasks get about as many rows each. With an order a source partition is one task's, so a task may have twice its
     share of calls in flight while others need fewer.
     """
-    tls, times = sink.tls.beside(folder), sink.timeouts
+    tls = sink.tls.beside(folder)
+    times = sink.timeouts
     shares = 2 if sink.ordered_by else 1
+    answer_bytes = EXCERPT
+    if sink.results:
+        answer_bytes = BULK
+    elif sink.responses or sink.answers:
+        answer_bytes = ANSWER
     return {
         "connect": times.connect,
         "read": times.read,
         "total": times.total,
-        "most": BULK if sink.results else ANSWER if sink.responses or sink.answers else EXCERPT,
+        "most": answer_bytes,
         "age": times.connection,
         "in_flight": min(sink.max_in_flight, shares * ceil(sink.max_in_flight / tasks)),
         "verify": tls.verify,
@@ -344,30 +385,35 @@ def calls(
         except ValueError:  # its URL is none: a dead letter
             continue
         method, _, values = builder.form.target(call.url)
-        headers = {**sink.joined.headers, **dict(zip(sink.rendered, values, strict=True))}
-        shown = _shown(body, sink.joined)
-        made = {"method": method, "url": request.url, "headers": headers, "body": shown, "rows": len(call)}
-        yield made if answer is None else {**made, **_answered(policy_of(sink), call, answer, method)}
+        shown = {
+            "method": method,
+            "url": request.url,
+            "headers": {**sink.joined.headers, **dict(zip(sink.rendered, values, strict=True))},
+            "body": _shown(body, sink.joined),
+            "rows": len(call),
+        }
+        if answer is not None:
+            shown |= _answered(policy_of(sink), call, answer, method)
+        yield shown
 
 
 def _answered(policy: Policy, call: Call, answer: GivenAnswer, method: str) -> dict[str, Any]:
     """Return the `outcome` of a call, or of each of its rows where they differ, and the `reason`."""
     response = Response(answer.status, ResponseHeaders.of(answer.headers.items()), answer.body, 0.0, whole=True)
     steps = next_steps(policy, call, response, method)
-    one = len(set(steps)) == 1
-    return {
-        name: values[0] if one else values
-        for name, values in zip(("outcome", "reason"), map(list, zip(*steps, strict=True)), strict=True)
-    }
+    if len(set(steps)) == 1:
+        outcome_of_all, reason_of_all = steps[0]
+        return {"outcome": outcome_of_all, "reason": reason_of_all}
+    return {"outcome": [outcome for outcome, _ in steps], "reason": [reason for _, reason in steps]}
 
 
 def _cut(sink: RestOptions, rows: DataFrame, encoding: Encoding) -> Iterator[Call]:
     reader = RowReader(encoding, sink.joined, urls=bool(sink.template.fields), values=sink.named_by_rows)
     batcher = Batcher(cut_of(sink))
     for batch in rows.coalesce(1).sortWithinPartitions(*PLACE).toArrow().to_batches():
-        for one in reader.rows(batch):
-            if one.why is None:
-                yield from batcher.add(*one[:6])
+        for taken in reader.rows(batch):
+            if taken.why is None:
+                yield from batcher.add(*taken[:6])
     yield from batcher.end()
 
 
@@ -378,7 +424,9 @@ def _shown(body: bytes, made: Body) -> Any:
     except UnicodeDecodeError:
         return base64.b64encode(body).decode()
     try:
-        return [json.loads(line) for line in text.split("\n")[:-1]] if made.between == b"\n" else json.loads(text)
+        if made.between == b"\n":
+            return [json.loads(line) for line in text.split("\n")[:-1]]
+        return json.loads(text)
     except (ValueError, RecursionError):
         return text
 
@@ -389,24 +437,31 @@ FIRST = "_first"
 
 def resend(sink: OpenSink, events: DataFrame, aside: DataFrame, batch: Batch) -> Resent:
     """Send rows again, and write their receipts; return what became of them."""
-    parts, left = batch.parts(sink.options.receipts), ""
+    parts = batch.parts(sink.options.receipts)
+    why_left = ""
     if not parts.committed():
         try:
             _deliver(sink, events, aside, batch)
         except (StartError, ConnectionError) as error:
-            left = str(error)
-    if (responses := responses_of(sink.options, batch)) is not None:
+            why_left = str(error)
+    responses = responses_of(sink.options, batch)
+    if responses is not None:
         responses.commit()
-    found = outcome(events, parts)
+    result = outcome(events, parts)
     parts.commit(SCHEMA)
-    refused = None if found.refused is None else _with(found.refused, aside.filter(F.col("status") == "parked"))
-    return Resent(_moved(aside, parts), refused, found.in_doubt, left)
+    remove_call_logs(owner_of(batch), of_this_batch=True)
+    # Rows that were dead before have their dead letters: only parked ones get new ones.
+    refused = result.refused
+    if refused is not None:
+        refused = _with(refused, aside.filter(F.col("status") == "parked"))
+    return Resent(_moved(aside, parts), refused, result.in_doubt, why_left)
 
 
 def _deliver(sink: OpenSink, events: DataFrame, aside: DataFrame, batch: Batch) -> None:
     plan = sink.plan(events, batch, whole=True)
     with posting(sink, events, batch, plan, _share(sink.options, aside, plan)) as job:
-        job.events, job.columns = _in_calls(job.columns(job.events), aside), _as_they_are
+        job.events = _in_calls(job.columns(job.events), aside)
+        job.columns = _as_they_are
         job.order = ("_topic", "_partition", FIRST, "_offset")
         job.deliver()
 
@@ -420,12 +475,18 @@ def _share(sink: RestOptions, aside: DataFrame, plan: PartitionPlan) -> float:
 
 def _in_calls(rows: DataFrame, aside: DataFrame) -> DataFrame:
     """Return rows with the call in which each was sent, and the first offset of that call."""
-    calls = aside.select(*(F.col(name).alias(f"_of_{name}") for name in PLACES), F.col("call").alias(FORMER))
+    calls = aside.select(*_prefixed_places("_of_"), F.col("call").alias(FORMER))
     of_call = Window.partitionBy("_topic", "_partition", FORMER)
+    # A row that was in no call is sent alone, where its offset puts it.
     own = F.col(FORMER).isNull()
     first = F.when(own, F.col("_offset")).otherwise(F.min("_offset").over(of_call))
-    found = rows.join(calls, [F.col(new).eqNullSafe(F.col(f"_of_{old}")) for new, old in _PAIRS])
-    return found.withColumn(FIRST, first).drop(*(f"_of_{name}" for name in PLACES))
+    same_row = [F.col(new).eqNullSafe(F.col(f"_of_{old}")) for new, old in _PAIRS]
+    return rows.join(calls, same_row).withColumn(FIRST, first).drop(*(f"_of_{name}" for name in PLACES))
+
+
+def _prefixed_places(prefix: str) -> list[Column]:
+    """Return topic, partition and offset under names with a prefix, for a join with rows that have them too."""
+    return [F.col(name).alias(f"{prefix}{name}") for name in PLACES]
 
 
 def _as_they_are(rows: DataFrame) -> DataFrame:
@@ -439,13 +500,13 @@ def _with(rows: DataFrame, aside: DataFrame) -> DataFrame:
 
 def _moved(aside: DataFrame, parts: Parts) -> dict[tuple[str, str], int]:
     """Count rows by their status before the replay and after it."""
-    found = counted(parts)
-    if not found.num_rows:
+    counts = counted(parts)
+    if not counts.num_rows:
         return {}
-    columns = {f"_of_{name}": found.column(name) for name in PLACES}
-    now = pa.table({**columns, "now": pa.array(RANKS).take(found.column("rank"))})
-    same = [F.col(name).eqNullSafe(F.col(f"_of_{name}")) for name in PLACES]
-    both = aside.join(aside.sparkSession.createDataFrame(now), same).groupBy("status", "now").count()
+    columns = {f"_of_{name}": counts.column(name) for name in PLACES}
+    now = pa.table({**columns, "now": pa.array(RANKS).take(counts.column("rank"))})
+    same_row = [F.col(name).eqNullSafe(F.col(f"_of_{name}")) for name in PLACES]
+    both = aside.join(aside.sparkSession.createDataFrame(now), same_row).groupBy("status", "now").count()
     return {(row["status"], row["now"]): row["count"] for row in both.collect()}
 
 
@@ -458,10 +519,12 @@ def set_aside(receipts: DataFrame, query: str, route: str, sink: str) -> DataFra
     Columns: `topic`, `partition`, `offset`, `status`, `code`, `at`, `reason`, `call`. Most receipts say `delivered`, so
     only those of rows with another one are shuffled.
     """
-    mine = receipts.filter((F.col("query") == query) & (F.col("route") == route) & (F.col("sink") == sink))
-    open_ = mine.filter(F.col("status") != "delivered").select(*(F.col(name).alias(f"_{name}") for name in PLACES))
-    same = [F.col(name).eqNullSafe(F.col(f"_{name}")) for name in PLACES]
-    theirs = mine.join(open_.distinct(), same, "left_semi")
+    of_sink = receipts.filter((F.col("query") == query) & (F.col("route") == route) & (F.col("sink") == sink))
+    undelivered = of_sink.filter(F.col("status") != "delivered").select(*_prefixed_places("_"))
+    same_row = [F.col(name).eqNullSafe(F.col(f"_{name}")) for name in PLACES]
+    candidates = of_sink.join(undelivered.distinct(), same_row, "left_semi")
     receipt = F.struct("status", F.col("http_status").alias("code"), "at", "reason", F.col("call_id").alias("call"))
-    last = theirs.groupBy(*PLACES).agg(F.max_by(receipt, F.struct(F.col("status") == "delivered", "at")).alias("last"))
+    last = candidates.groupBy(*PLACES).agg(
+        F.max_by(receipt, F.struct(F.col("status") == "delivered", "at")).alias("last")
+    )
     return last.select(*PLACES, "last.*").filter(F.col("status") != "delivered")

@@ -67,9 +67,14 @@ class Credentials:
         self._secrets = secrets_of(auth, proxy)
         self._headers = {name: _open(value) for name, value in (headers or {}).items()}
         self._proxies = proxies_of(_open(proxy)) if proxy is not None else None
-        self._tokens: TokenSource | None = None if auth is None or auth.jwt is None else JwtTokens(auth.jwt, clock)
-        self._keys = None if auth is None or auth.sigv4 is None else AwsKeys(auth.sigv4)
+        self._tokens: TokenSource | None = None
+        self._keys: AwsKeys | None = None
+        if auth is not None and auth.jwt is not None:
+            self._tokens = JwtTokens(auth.jwt, clock)
+        if auth is not None and auth.sigv4 is not None:
+            self._keys = AwsKeys(auth.sigv4)
         if auth is not None and auth.oauth is not None:
+            # The token server has files of its own: those of the API do not count.
             tls = auth.oauth.tls.beside(folder)
             oauth = auth.oauth.model_copy(update={"tls": tls})
             self._tokens = Tokens(oauth, seconds=seconds, verify=tls.verify, proxies=self._proxies, clock=clock)
@@ -83,14 +88,18 @@ class Credentials:
         """
         if self._keys is not None:
             keys = self._keys.current()
-            secrets = [*self._secrets, *(one for one in (keys["secret_access_key"], keys["session_token"]) if one)]
+            secrets = [*self._secrets, keys["secret_access_key"]]
+            if keys["session_token"]:
+                secrets.append(keys["session_token"])
             until = _until(self._keys.seconds_left)
             return {"version": FIXED, **self._fixed, "sigv4": keys, "secrets": secrets, **until}
         if self._tokens is None:
             return {"version": FIXED, **self._fixed}
         try:
-            number = int(refused) if refused.isascii() and refused.isdigit() else 0
-            token = self._tokens.other_than(number) if number else self._tokens.current()
+            if refused.isascii() and refused.isdigit() and int(refused):
+                token = self._tokens.other_than(int(refused))
+            else:
+                token = self._tokens.current()
         except Away as fault:
             raise ConnectionError(str(fault)) from None
         except Refuses as fault:
@@ -121,7 +130,9 @@ def _fixed(auth: Auth | None, headers: Mapping[str, str]) -> dict[str, Any]:
         return _api_key(auth.api_key, headers)
     if auth.hmac is not None:
         return {"hmac": _hmac(auth.hmac)}
-    options = {name: _open(one) if isinstance(one, Secret) else one for name, one in auth.options.items()}
+    options = {}
+    for name, value in auth.options.items():
+        options[name] = _open(value) if isinstance(value, Secret) else value
     return {"plugin": auth.plugin, "options": options}
 
 
@@ -139,18 +150,28 @@ def _hmac(options: Hmac) -> dict[str, Any]:
 
 def secrets_of(auth: Auth | None, proxy: Secret | None) -> list[str]:
     """Return the texts that no answer may be kept with, beside the values of headers, which are secret as well."""
-    proxies = {} if proxy is None else proxies_of(_open(proxy))
-    found = [unquote(urlsplit(one).password or "") for scheme, one in proxies.items() if scheme != "no"]
+    texts = []
+    if proxy is not None:
+        for scheme, url in proxies_of(_open(proxy)).items():
+            if scheme != "no":
+                texts.append(unquote(urlsplit(url).password or ""))
     if auth is None:
-        return found
-    given = [auth.bearer, *(one for one in auth.options.values() if isinstance(one, Secret))]
-    given += [part.password for part in (auth.basic,) if part]
-    given += [part.value for part in (auth.api_key,) if part]
-    given += [part.key for part in (auth.hmac,) if part]
-    given += [part.private_key for part in (auth.jwt,) if part]
-    given += [one for part in (auth.sigv4,) if part for one in (part.secret_access_key, part.session_token)]
-    given += auth.oauth.secrets if auth.oauth else ()
-    return [*found, *(_open(one) for one in given if one is not None)]
+        return texts
+    secrets = [auth.bearer]
+    secrets += [value for value in auth.options.values() if isinstance(value, Secret)]
+    if auth.basic is not None:
+        secrets.append(auth.basic.password)
+    if auth.api_key is not None:
+        secrets.append(auth.api_key.value)
+    if auth.hmac is not None:
+        secrets.append(auth.hmac.key)
+    if auth.jwt is not None:
+        secrets.append(auth.jwt.private_key)
+    if auth.sigv4 is not None:
+        secrets += [auth.sigv4.secret_access_key, auth.sigv4.session_token]
+    if auth.oauth is not None:
+        secrets += auth.oauth.secrets
+    return texts + [_open(secret) for secret in secrets if secret is not None]
 
 
 def _open(secret: Secret) -> str:
@@ -162,23 +183,25 @@ def _open(secret: Secret) -> str:
 
 def proxies_of(proxy: str) -> dict[str, str]:
     """Return a proxy as `requests` takes it; or those of the environment, with `no` for hosts that have none."""
-    return getproxies_environment() if proxy == "environment" else {"http": proxy, "https": proxy}
+    if proxy == "environment":
+        return getproxies_environment()
+    return {"http": proxy, "https": proxy}
 
 
-def apply(given: Mapping[str, Any], clock: Callable[[], float] = time.time) -> AuthBase:
+def apply(credentials: Mapping[str, Any], clock: Callable[[], float] = time.time) -> AuthBase:
     """Return the login that adds what `Credentials.current` returned to a request. Runs on executors.
 
     Apply it to a new copy of the request for every attempt: a signature holds the time. Then neither the request nor
     its URL may be logged. `clock` returns seconds since 1970.
     """
     signer: AuthBase | None = None
-    if "hmac" in given:
-        signer = HmacSignature(given["hmac"], clock)
-    elif "sigv4" in given:
-        signer = AwsSignature(given["sigv4"])
-    elif "plugin" in given:
-        signer = load(given["plugin"], given["options"])
-    return LoginAuth(given["headers"], given.get("query") or {}, signer)
+    if "hmac" in credentials:
+        signer = HmacSignature(credentials["hmac"], clock)
+    elif "sigv4" in credentials:
+        signer = AwsSignature(credentials["sigv4"])
+    elif "plugin" in credentials:
+        signer = load(credentials["plugin"], credentials["options"])
+    return LoginAuth(credentials["headers"], credentials.get("query") or {}, signer)
 
 
 class LoginAuth(AuthBase):
@@ -194,7 +217,8 @@ class LoginAuth(AuthBase):
             request.headers[name] = value
         if self._query:
             url = str(request.url)
-            request.url = f"{url}{'&' if '?' in url else '?'}{self._query}"
+            separator = "&" if "?" in url else "?"
+            request.url = f"{url}{separator}{self._query}"
         return request if self._signer is None else self._signer(request)
 
 
@@ -202,13 +226,12 @@ def load(named: str, options: Mapping[str, Any]) -> AuthBase:
     """Return the object of a plugin's class; raise StartError, without its text, for it may hold an option."""
     module, _, name = named.partition(":")
     try:
-        kind = getattr(importlib.import_module(module), name)
-        made = kind(**options)
+        login = getattr(importlib.import_module(module), name)(**options)
     except Exception as error:
         raise StartError(f"auth: {named} cannot be made: {type(error).__name__}") from None
-    if not isinstance(made, AuthBase):
+    if not isinstance(login, AuthBase):
         raise StartError(f"auth: {named} makes no requests.auth.AuthBase")
-    return made
+    return login
 
 
 @lru_cache(maxsize=256)
@@ -222,39 +245,49 @@ def forms_of(secret: str) -> tuple[bytes, ...]:
     if len(plain) < SHORTEST_SECRET:
         return ()
     escaped = {json.dumps(secret)[1:-1], html.escape(secret), quote(secret, safe=""), quote(secret), quote_plus(secret)}
-    escaped |= {one.replace("/", "\\/") for one in escaped} | {secret}
-    escaped |= {re.sub("%[0-9A-F]{2}", lambda found: found[0].lower(), one) for one in escaped if "%" in one}
-    forms = {one.encode() for one in escaped} | {plain.hex().encode(), plain.hex().upper().encode()}
+    escaped |= {text.replace("/", "\\/") for text in escaped} | {secret}
+    escaped |= {re.sub("%[0-9A-F]{2}", lambda escape: escape[0].lower(), text) for text in escaped}
+    forms = {text.encode() for text in escaped} | {plain.hex().encode(), plain.hex().upper().encode()}
+    # Base64 takes three bytes at a time, so there are three ways in which the secret can lie in a longer text.
     for before in range(3):
         whole = base64.b64encode(bytes(before) + plain).rstrip(b"=")
         inner = whole[(0, 2, 3)[before] : (len(plain) + before) * 8 // 6]
         forms |= {inner, inner.replace(b"+", b"-").replace(b"/", b"_"), inner.replace(b"/", b"\\/")}
-    return tuple(sorted((one for one in forms if len(one) >= SHORTEST_SECRET), key=len, reverse=True))
+    return _longest_first(form for form in forms if len(form) >= SHORTEST_SECRET)
+
+
+def _longest_first(forms: Iterable[bytes]) -> tuple[bytes, ...]:
+    """Return the forms of secrets in the order in which they are masked: one may be a part of another."""
+    return tuple(sorted(set(forms), key=len, reverse=True))
 
 
 class SecretMask:
     """A mask over the secrets of a sink in all that is kept of answers: receipts, dead letters, errors, log."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
-        self._forms = sorted({form for one in secrets for form in forms_of(one)}, key=len, reverse=True)
+        forms: list[bytes] = []
+        for secret in secrets:
+            forms += forms_of(secret)
+        self._forms = _longest_first(forms)
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> SecretMask:
+    def of(cls, credentials: Mapping[str, Any]) -> SecretMask:
         """Return the mask over what the driver gave a task."""
-        return cls([*given.get("secrets", ()), *_words(given.get("headers", {})), *(given.get("query") or {}).values()])
+        query = credentials.get("query") or {}
+        return cls([*credentials.get("secrets", ()), *_words(credentials.get("headers", {})), *query.values()])
 
-    def hide(self, kept: bytes) -> bytes:
+    def hide(self, text: bytes) -> bytes:
         """Return a text with MASK in place of each secret."""
         for form in self._forms:
-            if form in kept:
-                kept = kept.replace(form, MASK)
-        return kept
+            if form in text:
+                text = text.replace(form, MASK)
+        return text
 
     def and_of(self, headers: Mapping[str, Any]) -> SecretMask:
         """Return a mask over the values of some headers too: those that a plugin has made."""
-        made = SecretMask(_words(headers))
-        made._forms = sorted({*made._forms, *self._forms}, key=len, reverse=True)
-        return made
+        mask = SecretMask(_words(headers))
+        mask._forms = _longest_first([*mask._forms, *self._forms])
+        return mask
 
 
 def _words(headers: Mapping[str, Any]) -> Iterator[str]:
@@ -296,21 +329,22 @@ class TaskLogin:
     def auth(self, request: PreparedRequest) -> PreparedRequest:
         """Return a request with its credentials."""
         assert self._auth is not None
-        before = {*request.headers} if self._plugin else set()
+        if not self._plugin:
+            return self._auth(request)
+        # What a plugin adds is taken for secret: only the plugin knows what of it is.
+        before = {*request.headers, "Content-Length"}
         authorised: PreparedRequest = self._auth(request)
-        if self._plugin:
-            made = {name: value for name, value in authorised.headers.items() if name not in before}
-            made.pop("Content-Length", None)
-            self.mask = self._given.and_of(made)
+        headers = {name: value for name, value in authorised.headers.items() if name not in before}
+        self.mask = self._given.and_of(headers)
         return authorised
 
     async def renewed(self, refused: str) -> bool:
         """Return whether there are other credentials than a refused version. One call asks for all that wait."""
-        asked = self._asked
+        times_asked = self._asked
         async with self._lock:
             if self.version != refused:
                 return True
-            if self._asked != asked:  # another call has asked, in vain, while this one waited
+            if self._asked != times_asked:  # another call has asked, in vain, while this one waited
                 return False
             with suppress(LookupError):  # the driver has none now, and says so in its log
                 self._take(await self.lease.credentials(refused))

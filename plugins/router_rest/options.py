@@ -13,7 +13,7 @@ from router_encoders import ToAvro, ToJson, ToProtobuf
 from router_encoders.templates import check_name
 from router_http.options import Secret, SecretOptions, Tls, check_header, checked_url, is_header_name, is_header_text
 from router_rest.auth import Auth
-from router_rest.delivery.answer_rules import AnswerRule, Then
+from router_rest.delivery.answer import AnswerRule, Then
 from router_rest.delivery.batcher import BY_HOST
 from router_rest.presets import expanded
 from router_rest.templates import (
@@ -46,11 +46,13 @@ def seconds(value: Any) -> Any:
     """Return the seconds of `10 s`, `5 min`, `1 h`, `hour`; a number is seconds already."""
     if not isinstance(value, str):
         return value
-    found = _DURATION.fullmatch(value)
-    unit = _WORDS.get(found[2].removesuffix("s"), found[2]) if found else ""
-    if found is None or unit not in _UNITS:
+    number_and_unit = _DURATION.fullmatch(value)
+    unit = ""
+    if number_and_unit is not None:
+        unit = _WORDS.get(number_and_unit[2].removesuffix("s"), number_and_unit[2])
+    if number_and_unit is None or unit not in _UNITS:
         raise ValueError("write a number and a unit: 500 ms, 10 s, 5 min, 1 h, 1 d")
-    return float(found[1] or 1) * _UNITS[unit]
+    return float(number_and_unit[1] or 1) * _UNITS[unit]
 
 
 Seconds = Annotated[
@@ -274,10 +276,17 @@ class BodyOptions(SecretOptions):
     def body(self, rows_per_call: int, *, json: bool, compressed: bool) -> Body:
         """Return how bodies are made; `json`: the values are JSON."""
         form = self.form_of(rows_per_call)
-        kind = "text" if self.text is not None else "urlencoded" if self.urlencoded is not None else form
-        said = self.content_type or (MEDIA_TYPES[kind] if json else "application/octet-stream")
-        lines = (1 if self.action is None else 2) + (self.text or "").count("\n")
-        return body_of(form, said, wrap=self.wrap, compressed=compressed, lines=lines)
+        media_type = MEDIA_TYPES[form]
+        if self.text is not None:
+            media_type = MEDIA_TYPES["text"]
+        elif self.urlencoded is not None:
+            media_type = MEDIA_TYPES["urlencoded"]
+        if not json:
+            media_type = "application/octet-stream"
+        lines = 1 + (self.text or "").count("\n")
+        if self.action is not None:
+            lines += 1
+        return body_of(form, self.content_type or media_type, wrap=self.wrap, compressed=compressed, lines=lines)
 
 
 class MethodOptions(SecretOptions):
@@ -364,12 +373,14 @@ def check_own_headers(headers: Mapping[str, Secret], auth: Auth | None, idempote
     """Raise ValueError where two options set the same header, or a name is invalid."""
     if idempotency_header is not None and not is_header_name(idempotency_header):
         raise ValueError("idempotency_header: it has a character that no name of a header has")
-    logins = {name.lower() for name in (auth.headers if auth else ())}
-    own = idempotency_header.lower() if idempotency_header else None
+    logins = set()
+    if auth is not None:
+        logins = {name.lower() for name in auth.headers}
+    key_header = (idempotency_header or "").lower()
     for name in headers:
-        if name.lower() in {*logins, own}:
+        if name.lower() in {*logins, key_header}:
             raise ValueError(f"the header {name} is set by `auth` or `idempotency_header`; take it out of `headers`")
-    if own in {*logins, *TAKEN}:
+    if key_header in {*logins, *TAKEN}:
         raise ValueError(f"idempotency_header: {idempotency_header} is another header's name")
 
 
@@ -394,8 +405,8 @@ def check_limits(limits: Iterable[Limit], rows_per_call: int) -> None:
     """Raise ValueError for a limit that is smaller than one full call."""
     for limit in limits:
         if limit.rows is not None and limit.rows < rows_per_call:
-            what = f"{limit.rows:g} rows per {limit.seconds:g} s"
-            raise ValueError(f"a call of {rows_per_call} rows never fits into {what}: lower rows_per_call")
+            rows = f"{limit.rows:g} rows per {limit.seconds:g} s"
+            raise ValueError(f"a call of {rows_per_call} rows never fits into {rows}: lower rows_per_call")
 
 
 def check_limit_by(limit_by: str | None, limits: tuple[Limit, ...], template: UrlTemplate) -> None:
@@ -581,7 +592,7 @@ class RestOptions(ApplyingSink):
         check_limit_by(self.limit_by, self.pace(), self.template)
         if self.results is not None and self.body.form_of(self.rows_per_call) == "object":
             raise ValueError("results tell the rows of a call apart, and a call has one row")
-        if self.results is None and any(one.rule.of_items for one in self.answers):
+        if self.results is None and any(answer.rule.of_items for answer in self.answers):
             raise ValueError("answers: `item` is what `results` says where to find, and there is no `results`")
         if self.ordering == "none" and "key" in written:
             raise ValueError("key: it is for `ordering: per_key`")
@@ -605,16 +616,21 @@ class RestOptions(ApplyingSink):
     @property
     def rendered(self) -> dict[str, str]:
         """Return the templates of headers that are made of data, by name; the idempotency key last if it is one."""
-        opened = {name: value.get_secret_value() for name, value in self.headers.items()}
-        found = {name: value for name, value in opened.items() if has_header_field(value)}
+        templates = {}
+        for name, value in self.headers.items():
+            template = value.get_secret_value()
+            if has_header_field(template):
+                templates[name] = template
         if self.key_header is not None and self.idempotency_key != "uuid5":
-            found[self.key_header] = self.idempotency_key
-        return found
+            templates[self.key_header] = self.idempotency_key
+        return templates
 
     @property
     def id_header(self) -> str | None:
         """Return the header that a signature takes for the idempotency key."""
-        return self.auth.hmac.id_header if self.auth and self.auth.hmac else None
+        if self.auth is None or self.auth.hmac is None:
+            return None
+        return self.auth.hmac.id_header
 
     @property
     def key_header(self) -> str | None:
@@ -624,7 +640,9 @@ class RestOptions(ApplyingSink):
     @property
     def ordered_by(self) -> str | None:
         """Return SQL of the key by which rows keep their order; None: they keep none."""
-        return self.group_by or (None if self.ordering == "none" else self.key)
+        if self.group_by is not None or self.ordering == "none":
+            return self.group_by
+        return self.key
 
     @property
     def named_by_rows(self) -> bool:
@@ -648,12 +666,15 @@ class RestOptions(ApplyingSink):
 
     def pace(self) -> tuple[Limit, ...]:
         """Return every stated limit of the API, of calls or rows in `seconds`."""
-        calls = () if self.calls_per_second is None else (Limit(calls=self.calls_per_second),)
-        rows = () if self.rows_per_second is None else (Limit(rows=self.rows_per_second),)
-        return (*calls, *rows, *self.limits)
+        limits = []
+        if self.calls_per_second is not None:
+            limits.append(Limit(calls=self.calls_per_second))
+        if self.rows_per_second is not None:
+            limits.append(Limit(rows=self.rows_per_second))
+        return (*limits, *self.limits)
 
     @property
     def joined(self) -> Body:
         """Return how the rows of a call become its body; it is pickled to tasks."""
-        text = self.body.pieces is not None or isinstance(self.value, ToJson)
-        return self.body.body(self.rows_per_call, json=text, compressed=self.gzip)
+        has_text = self.body.pieces is not None or isinstance(self.value, ToJson)
+        return self.body.body(self.rows_per_call, json=has_text, compressed=self.gzip)

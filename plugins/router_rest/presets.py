@@ -138,15 +138,20 @@ SIGNATURES: dict[str, dict[str, Any]] = {
 def expanded(written: dict[str, Any]) -> dict[str, Any]:
     """Return the options that are written, with those of their preset where they say nothing."""
     name = written.get("preset")
-    preset = PRESETS.get(name) if isinstance(name, str) else None
-    return written if preset is None else {**written, **{key: _joined(key, preset, written) for key in preset}}
+    if not isinstance(name, str) or name not in PRESETS:
+        return written
+    options = dict(written)
+    for key, preset_value in PRESETS[name].items():
+        options[key] = _joined(key, preset_value, written.get(key, preset_value))
+    return options
 
 
-def _joined(key: str, preset: dict[str, Any], written: dict[str, Any]) -> Any:
+def _joined(key: str, preset_value: Any, written_value: Any) -> Any:
     """Return one option: rules one after the other, options of options singly, all else as it is written."""
-    given, own = preset[key], written.get(key)
-    if key == "answers" and isinstance(own, (list, tuple)):
-        return [*own, *given]
-    if isinstance(given, dict) and isinstance(own, dict):
-        return {**given, **own}
-    return written.get(key, given)
+    if written_value is preset_value:
+        return preset_value
+    if key == "answers" and isinstance(written_value, (list, tuple)):
+        return [*written_value, *preset_value]
+    if isinstance(preset_value, dict) and isinstance(written_value, dict):
+        return {**preset_value, **written_value}
+    return written_value

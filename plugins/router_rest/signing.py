@@ -22,7 +22,7 @@ from router_encoders.templates import Placeholder, parse
 from router_http.client import TokenSource, signed_jwt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     import requests
 
@@ -45,26 +45,26 @@ class HmacSignature(AuthBase):
     def __init__(self, given: Mapping[str, Any], clock: Callable[[], float] = time.time) -> None:
         self._given = given
         self._key = base64.b64decode(given["key"])
-        self._signed, self._value = parse(given["signed"]), parse(given["value"])
+        self._signed = parse(given["signed"])
+        self._value = parse(given["value"])
         self._clock = clock
 
     def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        given, algorithm = self._given, self._given["algorithm"]
-        said = self._said(request)
-        text = b"".join(said[one.path] if isinstance(one, Placeholder) else one.encode() for one in self._signed)
-        signature = self._written(hmac.new(self._key, text, algorithm).digest())
-        filled = {"signature": signature.decode(), "timestamp": said["timestamp"].decode()}
-        request.headers[given["header"]] = "".join(
-            filled[one.path] if isinstance(one, Placeholder) else one for one in self._value
-        )
-        for header, part in ((given["timestamp_header"], "timestamp"), (given["body_hash_header"], "body_hash")):
-            if header:
-                request.headers[header] = said[part].decode()
+        options = self._given
+        fields = self._fields(request)
+        digest = hmac.new(self._key, _fill(self._signed, fields), options["algorithm"]).digest()
+        fields_of_header = {"signature": self._encode(digest), "timestamp": fields["timestamp"]}
+        request.headers[options["header"]] = _fill(self._value, fields_of_header).decode()
+        if options["timestamp_header"]:
+            request.headers[options["timestamp_header"]] = fields["timestamp"].decode()
+        if options["body_hash_header"]:
+            request.headers[options["body_hash_header"]] = fields["body_hash"].decode()
         return request
 
-    def _said(self, request: requests.PreparedRequest) -> dict[str, bytes]:
+    def _fields(self, request: requests.PreparedRequest) -> dict[str, bytes]:
         """Return the values of all fields that can be signed: see `router_rest.auth.SIGNED`."""
-        url, held = urlsplit(str(request.url)), sent_body(request)
+        url = urlsplit(str(request.url))
+        body = sent_body(request)
         return {
             "id": str(request.headers.get(self._given["id_header"] or "", "")).encode(),
             "method": str(request.method).encode(),
@@ -73,18 +73,30 @@ class HmacSignature(AuthBase):
             "query": url.query.encode(),
             "target": request.path_url.encode(),
             "timestamp": self._now().encode(),
-            "body": held,
-            "body_hash": self._written(hashlib.new(self._given["algorithm"], held).digest()),
+            "body": body,
+            "body_hash": self._encode(hashlib.new(self._given["algorithm"], body).digest()),
         }
 
     def _now(self) -> str:
         now = self._clock()
         if self._given["timestamp"] == "iso":
             return datetime.fromtimestamp(int(now), timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-        return str(int(now * 1000 if self._given["timestamp"] == "milliseconds" else now))
+        if self._given["timestamp"] == "milliseconds":
+            return str(int(now * 1000))
+        return str(int(now))
 
-    def _written(self, digest: bytes) -> bytes:
-        return digest.hex().encode() if self._given["encoding"] == "hex" else base64.b64encode(digest)
+    def _encode(self, digest: bytes) -> bytes:
+        if self._given["encoding"] == "hex":
+            return digest.hex().encode()
+        return base64.b64encode(digest)
+
+
+def _fill(pieces: Iterable[str | Placeholder], fields: Mapping[str, bytes]) -> bytes:
+    """Return a text with the values of its fields."""
+    text = b""
+    for piece in pieces:
+        text += fields[piece.path] if isinstance(piece, Placeholder) else piece.encode()
+    return text
 
 
 S3 = frozenset({"s3", "s3express", "s3-outposts", "s3-object-lambda"})
@@ -111,10 +123,10 @@ class AwsSignature(AuthBase):
 
         request.url = str(request.url).replace("*", "%2A")  # AWS reads URLs so, and signs what it read
         body = sent_body(request)
-        kept = {name: value for name, value in request.headers.items() if name.lower() not in CHANGED}
-        # some services want the hash in a header, the others take it
-        kept["X-Amz-Content-SHA256"] = hashlib.sha256(body).hexdigest()
-        signed = AWSRequest(request.method, request.url, kept, body)
+        signed_headers = {name: value for name, value in request.headers.items() if name.lower() not in CHANGED}
+        # Some services want the hash in a header, the others take it.
+        signed_headers["X-Amz-Content-SHA256"] = hashlib.sha256(body).hexdigest()
+        signed = AWSRequest(request.method, request.url, signed_headers, body)
         self._signer.add_auth(signed)
         for name, value in signed.headers.items():
             request.headers[name] = value
@@ -142,15 +154,19 @@ class AwsKeys:
     def current(self) -> dict[str, Any]:
         """Return what AwsSignature takes. Raises ConnectionError while there are none, else StartError."""
         options = self._options
-        if options.access_key_id is not None:
-            given = (options.secret_access_key, options.session_token)
-            secret, token = (None if one is None else one.get_secret_value() for one in given)
-            key = options.access_key_id
-        else:
-            found = self._frozen()
-            key, secret, token = found.access_key, found.secret_key, found.token
-        about = {"service": options.service, "region": options.region}
-        return {**about, "access_key_id": key, "secret_access_key": secret, "session_token": token}
+        keys: dict[str, Any] = {"service": options.service, "region": options.region}
+        if options.access_key_id is None:
+            frozen = self._frozen()
+            keys |= {"access_key_id": frozen.access_key, "secret_access_key": frozen.secret_key}
+            keys["session_token"] = frozen.token
+            return keys
+        assert options.secret_access_key is not None  # `SigV4` takes both or neither
+        keys["access_key_id"] = options.access_key_id
+        keys["secret_access_key"] = options.secret_access_key.get_secret_value()
+        keys["session_token"] = None
+        if options.session_token is not None:
+            keys["session_token"] = options.session_token.get_secret_value()
+        return keys
 
     def _frozen(self) -> Any:
         from botocore.exceptions import BotoCoreError, ProfileNotFound
@@ -176,10 +192,10 @@ class JwtTokens(TokenSource):
 
     def _fetch(self) -> tuple[str, float]:
         options = self._options
-        named = {"iss": options.issuer, "sub": options.subject, "aud": options.audience}
-        claims = {**{name: value for name, value in named.items() if value}, **options.claims}
-        key, life = options.private_key, options.lifetime
+        claims: dict[str, Any] = {"iss": options.issuer, "sub": options.subject, "aud": options.audience}
+        claims = {name: value for name, value in claims.items() if value} | options.claims
         try:
-            return signed_jwt(key, claims, life, options.key_id, time.time), life
+            token = signed_jwt(options.private_key, claims, options.lifetime, options.key_id, time.time)
+            return token, options.lifetime
         except ValueError as error:
             raise StartError(f"auth: jwt: {error}") from None

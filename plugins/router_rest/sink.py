@@ -28,11 +28,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
     from typing_extensions import Self
 
     from router_rest.batch import OpenSink
     from router_rest.credentials import Credentials
+    from router_rest.templates import BodyPiece
 
 log = logging.getLogger("router")
 
@@ -60,9 +61,12 @@ class Rest(RestOptions):
 
     def talks_to(self, folder: Path) -> Iterable[Server]:
         """Yield the hosts of the API, without a path: nothing is done by asking them."""
-        fixed = self.template.origin if self.template.has_fixed_host else None
-        for origin in [fixed] if fixed else [f"{self.template.scheme}://{host}" for host in self.hosts]:
-            yield Server("API", origin, self.tls.beside(folder).verify)
+        verify = self.tls.beside(folder).verify
+        if self.template.has_fixed_host:
+            yield Server("API", self.template.origin, verify)
+            return
+        for host in self.hosts:
+            yield Server("API", f"{self.template.scheme}://{host}", verify)
 
     _folder: Path | None = PrivateAttr(default=None)
     _encodings: dict[str, Encoding] = PrivateAttr(default_factory=dict)
@@ -97,20 +101,24 @@ class Rest(RestOptions):
         """Return the credentials for the API, the same object every time: it holds a token. For the driver."""
         from router_rest.credentials import Credentials
 
-        opened: Credentials = self._credentials or Credentials(
-            self.auth, self.fixed_headers, seconds=self.timeouts.read, folder=folder, proxy=self.proxy
-        )
-        self._credentials = opened
-        return opened
+        if self._credentials is None:
+            self._credentials = Credentials(
+                self.auth, self.fixed_headers, seconds=self.timeouts.read, folder=folder, proxy=self.proxy
+            )
+        credentials: Credentials = self._credentials
+        return credentials
 
     def prepare(self, opening: Opening) -> Self:
         """Return this sink with its columns, files and login checked. May ask a token server or schema registry."""
         from router_rest.batch import check_spark
 
         check_spark(opening.events.sparkSession)
-        of_tokens = [self.auth.oauth.tls] if self.auth and self.auth.oauth else []
-        for tls in (self.tls, *of_tokens):
-            if missing := tls.beside(opening.folder).missing:
+        tls_options = [self.tls]
+        if self.auth is not None and self.auth.oauth is not None:
+            tls_options.append(self.auth.oauth.tls)
+        for tls in tls_options:
+            missing = tls.beside(opening.folder).missing
+            if missing is not None:
                 raise StartError(f"tls: {missing}")
         prepared = self._checked(opening)
         prepared._log_in()
@@ -137,7 +145,9 @@ class Rest(RestOptions):
         from router_rest.batch import set_aside
 
         receipts = read(self.receipts)
-        return None if receipts is None else set_aside(receipts, batch.query, batch.route, batch.sink)
+        if receipts is None:
+            return None
+        return set_aside(receipts, batch.query, batch.route, batch.sink)
 
     def resend(self, events: DataFrame, aside: DataFrame, batch: Batch) -> Resent:
         """Send rows again, those of one call as the same call; ends early when stopped or a setting is wrong."""
@@ -147,7 +157,8 @@ class Rest(RestOptions):
 
     def encoding(self, events: DataFrame, *, trial: bool = False) -> Encoding:
         """Return how rows with these columns are encoded; it is kept for further batches of these columns."""
-        if (pieces := self.body.pieces) is not None:
+        pieces = self.body.pieces
+        if pieces is not None:
             return Encoding(as_it_is, None, "JSON", partial(body_row, pieces=pieces))
         columns = own_columns(events, self.without)
         named = columns.simpleString()
@@ -163,24 +174,37 @@ class Rest(RestOptions):
         a field cannot be evaluated. `_row` is what the encoding takes. With `limit_by` there is `_limit` too, its key.
         Raises StartError, naming the column.
         """
+        # Fields are those of the route's columns, by their own names and as parts of `event`.
         names = own_columns(events).fieldNames()
-        seen = events if "event" in names else events.withColumn("event", row(names))
-        check_fields(seen, "url", self.template.fields)
-        check_fields(seen, "headers", (one for value in self.rendered.values() for one in fields_in(parse(value))))
-        action = () if self.body.action is None else (*parse_json(self.body.action), "\n")
-        values, texts = body_fields((*action, *(self.body.pieces or ())))
-        check_fields(seen, "body", values, one_value=False)
-        check_fields(seen, "body", texts)
+        events_with_event = events if "event" in names else events.withColumn("event", row(names))
+        self._check_named_columns(events_with_event)
         value = self.encoding(events).column(own_columns(events, self.without).fieldNames())
-        value = F.concat(body_column(action), value) if action else value
+        if self._action_pieces:
+            value = F.concat(body_column(self._action_pieces), value)
+        to = to_column(self.template, self.hosts, self.rendered, method=self.method.sql, dots=self.allow_dot_segments)
+        order = order_key(events_with_event, self.ordered_by, "group_by" if self.group_by else "key")
+        columns: list[str | Column] = [*PLACE, order.alias("_order"), to.alias("_to"), value.alias("_row")]
+        if self.limit_by not in (None, BY_HOST):
+            columns.append(order_key(events_with_event, self.limit_by, "limit_by").alias(LIMIT))
+        return events_with_event.select(*columns)
+
+    @property
+    def _action_pieces(self) -> tuple[BodyPiece, ...]:
+        """Return the pieces of the line before each row; none without an action."""
+        if self.body.action is None:
+            return ()
+        return (*parse_json(self.body.action), "\n")
+
+    def _check_named_columns(self, events: DataFrame) -> None:
+        """Raise StartError for an option that names a column which is not there, or does not fit."""
+        check_fields(events, "url", self.template.fields)
+        for header in self.rendered.values():
+            check_fields(events, "headers", fields_in(parse(header)))
+        values, texts = body_fields((*self._action_pieces, *(self.body.pieces or ())))
+        check_fields(events, "body", values, one_value=False)
+        check_fields(events, "body", texts)
         if self.method.sql is not None:
-            type_of(seen, self.method.sql, "method")
-        dots, method = self.allow_dot_segments, self.method.sql
-        to = to_column(self.template, self.hosts, self.rendered, method=method, dots=dots)
-        order = order_key(seen, self.ordered_by, "group_by" if self.group_by else "key")
-        keyed = self.limit_by not in (None, BY_HOST)
-        limit = [order_key(seen, self.limit_by, "limit_by").alias(LIMIT)] if keyed else []
-        return seen.select(*PLACE, order.alias("_order"), to.alias("_to"), value.alias("_row"), *limit)
+            type_of(events, self.method.sql, "method")
 
     def _open(self) -> OpenSink:
         """Return this sink as the functions of `batch` take it."""
@@ -191,7 +215,9 @@ class Rest(RestOptions):
     def _checked(self, opening: Opening) -> Self:
         """Return this sink with its columns checked."""
         checked = self.model_copy()
-        checked._folder, checked._encodings, checked._credentials = opening.folder, {}, None
+        checked._folder = opening.folder
+        checked._encodings = {}
+        checked._credentials = None
         checked.encoding(opening.events, trial=opening.trial)
         checked.columns(opening.events).schema  # noqa: B018 - analyses the expressions
         return checked

@@ -19,7 +19,7 @@ from pyspark.sql import types as T
 
 from router import StartError, tried
 from router_encoders.outbox_rows import OPTIONS
-from router_encoders.templates import Placeholder, parse, text_column
+from router_encoders.templates import Placeholder, parse, parse_with_escapes, text_column
 from router_http.options import checked_url
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ DOTS = (".", "..")
 WAY_UP = r"(^|[/\\\\])\.\.?($|[/\\\\])"
 """`.` or `..` between slashes: many servers and proxies decode `%2F` before they look for it."""
 _HOLE = "\x00"
-_URL = re.compile(r"(https?)://([^/?#]*)(/[^?#]*)?(?:\?([^#]*))?", re.IGNORECASE)
+_URL = re.compile(r"(?P<scheme>https?)://(?P<host>[^/?#]*)(?P<path>/[^?#]*)?(?:\?(?P<query>[^#]*))?", re.IGNORECASE)
 _ENCODED = r"%[0-9A-Fa-f]{2}"
 _KEPT = {
     "host": re.compile(r"[A-Za-z0-9._:\[\]-]*"),
@@ -58,13 +58,16 @@ class UrlTemplate:
     @property
     def fields(self) -> tuple[str, ...]:
         """Return the columns that the template names, each once."""
-        found = [*fields_in(self.host), *self.in_path, *fields_in(self.query or ())]
-        return tuple(dict.fromkeys(found))
+        paths = [*fields_in(self.host), *self.in_path, *fields_in(self.query or ())]
+        return tuple(dict.fromkeys(paths))
 
     @property
     def in_path(self) -> tuple[str, ...]:
         """Return the columns whose values are in the path."""
-        return tuple(path for segment in self.segments for path in fields_in(segment))
+        paths: list[str] = []
+        for segment in self.segments:
+            paths += fields_in(segment)
+        return tuple(paths)
 
     @property
     def has_fixed_host(self) -> bool:
@@ -74,20 +77,27 @@ class UrlTemplate:
     @property
     def origin(self) -> str:
         """Return scheme, host and port in lower case; fields in the host as they are written."""
-        host = "".join(one.lower() if isinstance(one, str) else f"{{{one.path}}}" for one in self.host)
-        port = "" if re.search(r":[0-9]+$", host) else {"http": ":80", "https": ":443"}[self.scheme]
-        return f"{self.scheme}://{host}{port}"
+        host = ""
+        for piece in self.host:
+            host += piece.lower() if isinstance(piece, str) else f"{{{piece.path}}}"
+        if re.search(r":[0-9]+$", host) is None:
+            host += {"http": ":80", "https": ":443"}[self.scheme]
+        return f"{self.scheme}://{host}"
 
     @property
     def after_host(self) -> Pieces:
         """Return path and query in order."""
-        path: list[str | Placeholder] = [one for segment in self.segments for one in ("/", *segment)]
-        return (*path, *(() if self.query is None else ("?", *self.query)))
+        pieces: list[str | Placeholder] = []
+        for segment in self.segments:
+            pieces += ("/", *segment)
+        if self.query is not None:
+            pieces += ("?", *self.query)
+        return tuple(pieces)
 
 
 def fields_in(pieces: Iterable[str | Placeholder]) -> Iterator[str]:
     """Yield the columns that pieces name."""
-    return (one.path for one in pieces if isinstance(one, Placeholder))
+    return (piece.path for piece in pieces if isinstance(piece, Placeholder))
 
 
 def parse_url(text: str) -> UrlTemplate:
@@ -95,44 +105,59 @@ def parse_url(text: str) -> UrlTemplate:
     pieces = parse(text)
     if _HOLE in text:
         raise ValueError("a URL has no control characters")
-    shape = "".join(_HOLE if isinstance(one, Placeholder) else one for one in pieces)
-    found = _URL.fullmatch(shape)
-    if found is None or not found[2]:
+    # The URL is read with a hole for each field, and the fields are put into its parts afterwards.
+    shape = ""
+    fields = []
+    for piece in pieces:
+        if isinstance(piece, Placeholder):
+            fields.append(piece)
+            shape += _HOLE
+        else:
+            shape += piece
+    parts = _URL.fullmatch(shape)
+    if parts is None or not parts["host"]:
         raise ValueError("a URL is http(s)://host[:port][/path][?query], and no field stands before the host")
-    scheme, host, path, query = found[1].lower(), found[2], found[3] or "", found[4]
+    scheme = parts["scheme"].lower()
+    host = parts["host"]
+    path = parts["path"] or ""
+    query = parts["query"]
     if "@" in host:
         raise ValueError("a URL holds no user and password: URLs are logged; use `auth`")
-    for part, literal in (("host", host), ("path", path), ("query", query or "")):
-        _check(part, literal)
+    _check("host", host)
+    _check("path", path)
+    _check("query", query or "")
     if _HOLE not in host:
         checked_url(f"{scheme}://{host}")
     segments = path.split("/")[1:]
     if any(unquote(segment) in DOTS for segment in segments):
         raise ValueError("a path has no segments `.` and `..`: write what they lead to")
-    fields = iter([one for one in pieces if isinstance(one, Placeholder)])
+    fields_in_order = iter(fields)
     return UrlTemplate(
         scheme,
-        _filled(host, fields),
-        tuple(_filled(segment, fields) for segment in segments),
-        None if query is None else _filled(query, fields),
+        _fill(host, fields_in_order),
+        tuple(_fill(segment, fields_in_order) for segment in segments),
+        None if query is None else _fill(query, fields_in_order),
     )
 
 
 def _check(part: str, literal: str) -> None:
     for text in literal.split(_HOLE):
-        kept = _KEPT[part].match(text)
-        if kept is None or kept.end() < len(text):
-            wrong = text[kept.end() if kept else 0]
+        allowed = _KEPT[part].match(text)
+        assert allowed is not None  # each of the patterns matches the empty text
+        if allowed.end() < len(text):
+            wrong = text[allowed.end()]
             raise ValueError(f"the {part} of a URL cannot have {wrong!r} as it is: percent-encode it")
 
 
-def _filled(text: str, fields: Iterator[Placeholder]) -> Pieces:
+def _fill(text: str, fields: Iterator[Placeholder]) -> Pieces:
     """Return a text with the next fields in place of its holes."""
-    first, *others = text.split(_HOLE)
-    found: list[str | Placeholder] = [first] if first else []
-    for other in others:
-        found += [next(fields), *([other] if other else [])]
-    return tuple(found)
+    pieces: list[str | Placeholder] = []
+    for position, literal in enumerate(text.split(_HOLE)):
+        if position:
+            pieces.append(next(fields))
+        if literal:
+            pieces.append(literal)
+    return tuple(pieces)
 
 
 _HEADER_FIELD = re.compile(r"\{\s*(?:event\.[^{}]+|_[a-z]+)\s*\}")
@@ -165,18 +190,26 @@ def to_column(
     In the URL values are percent-encoded, except letters, digits and -._*, so that each stays one segment of the path
     or one value of the query. Needs the columns of the template's fields, and `_offset`.
     """
-    made_of = {name: text_column(parse(value)) for name, value in (headers or {}).items()}
-    faults = [*_faults(template, [*hosts], dots=dots), *(_header_fault(name, value) for name, value in made_of.items())]
-    named = [] if method is None else [F.expr(method).cast("string")]
-    faults += (_method_fault(one) for one in named)
+    url = [F.lit(f"{template.scheme}://"), _host(template)]
+    for piece in template.after_host:
+        url.append(F.lit(piece) if isinstance(piece, str) else _escape(piece))
+    written = F.concat(*url)
+    faults = [*_faults(template, [*hosts], dots=dots)]
+    values = []
+    for name, header in (headers or {}).items():
+        value = text_column(parse(header))
+        values.append(value)
+        faults.append(_header_fault(name, value))
+    if method is not None:
+        method_column = F.expr(method).cast("string")
+        values.insert(0, method_column)
+        faults.append(_method_fault(method_column))
+    faults.append(F.when(F.length(written) > LONGEST, F.lit(f"its URL has more than {LONGEST} characters")))
     fault = F.coalesce(*faults, F.lit(None).cast("string"))
-    rest = [F.lit(one) if isinstance(one, str) else _escaped(one) for one in template.after_host]
-    written = F.concat(F.lit(f"{template.scheme}://"), _host(template), *rest)
-    fault = F.coalesce(fault, F.when(F.length(written) > LONGEST, F.lit(f"its URL has more than {LONGEST} characters")))
-    values = F.array(*named, *made_of.values()).cast("array<string>")
     good = fault.isNull()
-    made = F.struct(F.when(good, written).alias("url"), F.when(good, values).alias("values"), fault.alias("fault"))
-    return tried(F.when(F.col("_offset") >= 0, made))  # always true, which no optimiser knows: see `tried`
+    all_values = F.array(*values).cast("array<string>")
+    to = F.struct(F.when(good, written).alias("url"), F.when(good, all_values).alias("values"), fault.alias("fault"))
+    return tried(F.when(F.col("_offset") >= 0, to))  # always true, which no optimiser knows: see `tried`
 
 
 def _method_fault(method: Column) -> Column:
@@ -194,18 +227,20 @@ def _header_fault(name: str, value: Column) -> Column:
 def _faults(template: UrlTemplate, hosts: list[str], *, dots: bool) -> Iterator[Column]:
     """Yield reasons why a row has no URL, or null; the first that is not null counts."""
     for path in template.fields:
-        named, value = f"the URL's field {{{path}}}", _text(path)
+        named = f"the URL's field {{{path}}}"
+        value = _text(path)
         yield F.when(value.isNull(), F.lit(f"{named} is null"))
         yield F.when(~F.is_valid_utf8(value), F.lit(f"{named} is not UTF-8"))
         if path in template.in_path:
             yield F.when(value == "", F.lit(f"{named} is empty"))
     for segment in template.segments:
-        if any(fields_in(segment)):
-            plain = text_column([unquote(one) if isinstance(one, str) else one for one in segment])
-            yield F.when(plain.isin(*DOTS), F.lit("the URL's path would have the segment `.` or `..`"))
-            if not dots:
-                way = F.lit("a value in the URL's path holds `../` or the like, which servers decode and follow")
-                yield F.when(plain.rlike(WAY_UP), way)
+        if not any(fields_in(segment)):
+            continue
+        plain = text_column([unquote(piece) if isinstance(piece, str) else piece for piece in segment])
+        yield F.when(plain.isin(*DOTS), F.lit("the URL's path would have the segment `.` or `..`"))
+        if not dots:
+            way_up = F.lit("a value in the URL's path holds `../` or the like, which servers decode and follow")
+            yield F.when(plain.rlike(WAY_UP), way_up)
     if not template.has_fixed_host:
         yield F.when(~_host(template).isin(*hosts), F.lit("the URL's host is none of `hosts`"))
 
@@ -215,7 +250,7 @@ def _host(template: UrlTemplate) -> Column:
     return F.lower(text_column(template.host))
 
 
-def _escaped(field: Placeholder) -> Column:
+def _escape(field: Placeholder) -> Column:
     # url_encode writes a blank as a plus, as forms do, and every other plus as %2B
     return F.replace(F.url_encode(_text(field.path)), F.lit("+"), F.lit("%20"))
 
@@ -244,27 +279,28 @@ BodyPiece = str | Placeholder | Text | Form
 
 
 def parse_text(text: str) -> tuple[BodyPiece, ...]:
-    """Return the pieces of a text that is the whole body of a row. Raises ValueError."""
-    return (Text(tuple(parse(text)), plain=True),)
+    """Return the pieces of a text that is the whole body of a row; `{{` is a brace. Raises ValueError."""
+    return (Text(tuple(parse_with_escapes(text)), plain=True),)
 
 
 def parse_form(texts: Mapping[str, str]) -> tuple[BodyPiece, ...]:
     """Return the pieces of a form that is the whole body of a row. Raises ValueError."""
-    return (Form(tuple((name, tuple(parse(text))) for name, text in texts.items())),)
+    return (Form(tuple((name, tuple(parse_with_escapes(text))) for name, text in texts.items())),)
 
 
 def parse_json(template: Any) -> tuple[BodyPiece, ...]:
     """Return the pieces of a JSON template: maps and lists whose texts may hold fields.
 
-    `"{event.n}"` is the field's value, whatever its type; in a longer text fields are text. Raises ValueError.
+    `"{event.n}"` is the field's value, whatever its type; in a longer text fields are text. `{{` and `}}` are
+    braces. Raises ValueError.
     """
-    found: list[BodyPiece] = []
+    pieces: list[BodyPiece] = []
     for piece in _json_pieces(template):
-        if isinstance(piece, str) and found and isinstance(found[-1], str):
-            found[-1] += piece
+        if isinstance(piece, str) and pieces and isinstance(pieces[-1], str):
+            pieces[-1] += piece
         else:
-            found.append(piece)
-    return tuple(found)
+            pieces.append(piece)
+    return tuple(pieces)
 
 
 def _json_pieces(node: Any) -> Iterator[BodyPiece]:
@@ -285,9 +321,9 @@ def _json_pieces(node: Any) -> Iterator[BodyPiece]:
 
 
 def _json_text(text: str) -> BodyPiece:
-    pieces = parse(text)
+    pieces = parse_with_escapes(text)
     if not any(fields_in(pieces)):
-        return json.dumps(text)
+        return json.dumps("".join(map(str, pieces)))
     if len(pieces) == 1 and isinstance(pieces[0], Placeholder):
         return pieces[0]
     return Text(tuple(pieces))
@@ -295,11 +331,17 @@ def _json_text(text: str) -> BodyPiece:
 
 def body_fields(pieces: Iterable[BodyPiece]) -> tuple[list[str], list[str]]:
     """Return the columns that a template needs: those of any type, and those that become text."""
-    pieces = tuple(pieces)
-    texts = [one.pieces for one in pieces if isinstance(one, Text)]
-    texts += [text for one in pieces if isinstance(one, Form) for _, text in one.texts]
-    as_text = [path for one in texts for path in fields_in(one)]
-    return [one.path for one in pieces if isinstance(one, Placeholder)], as_text
+    of_any_type: list[str] = []
+    as_text: list[str] = []
+    for piece in pieces:
+        if isinstance(piece, Placeholder):
+            of_any_type.append(piece.path)
+        elif isinstance(piece, Text):
+            as_text += fields_in(piece.pieces)
+        elif isinstance(piece, Form):
+            for _, text in piece.texts:
+                as_text += fields_in(text)
+    return of_any_type, as_text
 
 
 def body_column(pieces: Iterable[BodyPiece]) -> Column:
@@ -307,7 +349,7 @@ def body_column(pieces: Iterable[BodyPiece]) -> Column:
 
     A field that is null is JSON's null, nothing inside of a text, and without its name in a form.
     """
-    whole = F.concat(*(F.lit(one) if isinstance(one, str) else _made(one) for one in pieces))
+    whole = F.concat(*(_piece_column(piece) for piece in pieces))
     return tried(F.when(F.col("_offset") >= 0, whole.cast("binary")))  # always true: see `tried`
 
 
@@ -317,24 +359,29 @@ def body_row(names: Iterable[str], pieces: Iterable[BodyPiece]) -> Column:
 
 
 def _joined(pieces: Pieces) -> Column:
-    return F.concat_ws("", *(F.lit(one) if isinstance(one, str) else _text(one.path) for one in pieces))
+    texts = [F.lit(piece) if isinstance(piece, str) else _text(piece.path) for piece in pieces]
+    return F.concat_ws("", *texts)
 
 
 def _pair(name: str, text: Pieces) -> Column:
     """Return a field of a form; null, which concat_ws leaves out, where it is one column that is null."""
-    alone = text[0] if len(text) == 1 else ""
-    value = _text(alone.path) if isinstance(alone, Placeholder) else _joined(text)
+    value = _joined(text)
+    if len(text) == 1 and isinstance(text[0], Placeholder):
+        value = _text(text[0].path)
     return F.concat(F.lit(f"{quote_plus(name)}="), F.url_encode(value))
 
 
-def _made(piece: Placeholder | Text | Form) -> Column:
+def _piece_column(piece: BodyPiece) -> Column:
+    if isinstance(piece, str):
+        return F.lit(piece)
     if isinstance(piece, Form):
         return F.concat_ws("&", *(_pair(name, text) for name, text in piece.texts))
     if isinstance(piece, Text) and piece.plain:
         return _joined(piece.pieces)
+    # Spark writes no JSON of a value alone: take it out of an object that has nothing else.
     value = F.col(piece.path) if isinstance(piece, Placeholder) else _joined(piece.pieces)
-    held = F.to_json(F.struct(value.alias("v")), {**OPTIONS, "ignoreNullFields": "false"})
-    return F.substr(held, F.lit(len('{"v":') + 1), F.length(held) - len('{"v":}'))
+    written = F.to_json(F.struct(value.alias("v")), {**OPTIONS, "ignoreNullFields": "false"})
+    return F.substr(written, F.lit(len('{"v":') + 1), F.length(written) - len('{"v":}'))
 
 
 def check_fields(seen: DataFrame, what: str, paths: Iterable[str], *, one_value: bool = True) -> None:
@@ -342,13 +389,13 @@ def check_fields(seen: DataFrame, what: str, paths: Iterable[str], *, one_value:
     for path in paths:
         named = f"{what}: {{{path}}}"
         try:
-            found = seen.select(F.col(path)).schema.fields
+            fields = seen.select(F.col(path)).schema.fields
         except (AnalysisException, ParseException):
             others = ", ".join(seen.columns)
             raise StartError(f"{named}: there is no such column; the route has {others[:500]}") from None
         if path.endswith("*"):
             raise StartError(f"{named}: name one column")
-        kind = found[0].dataType
+        kind = fields[0].dataType
         if one_value and isinstance(kind, (T.StructType, T.ArrayType, T.MapType)):
             raise StartError(f"{named}: it is {kind.simpleString()[:100]}, not one value; use a field of it")
 
@@ -408,8 +455,10 @@ class Body:
     @property
     def headers(self) -> dict[str, str]:
         """Return the headers that say what a body is."""
-        said = {"Content-Type": self.content_type}
-        return {**said, "Content-Encoding": "gzip"} if self.compressed else said
+        headers = {"Content-Type": self.content_type}
+        if self.compressed:
+            headers["Content-Encoding"] = "gzip"
+        return headers
 
 
 def body_of(form: BodyForm, content_type: str, *, wrap: Any = None, compressed: bool = False, lines: int = 1) -> Body:
@@ -424,13 +473,16 @@ def body_of(form: BodyForm, content_type: str, *, wrap: Any = None, compressed: 
 
 def check_wrap(wrap: Any) -> None:
     """Raise ValueError unless the place of the rows is given exactly once."""
-    if (found := _places(wrap)) != 1:
-        raise ValueError(f"the text {ROWS} stands once for the array of rows, and is here {found} times")
+    places = _count_places(wrap)
+    if places != 1:
+        raise ValueError(f"the text {ROWS} stands once for the array of rows, and is here {places} times")
 
 
-def _places(node: Any) -> int:
-    if isinstance(node, (dict, list)):
-        return sum(map(_places, node.values() if isinstance(node, dict) else node))
+def _count_places(node: Any) -> int:
+    if isinstance(node, dict):
+        return _count_places([*node.values()])
+    if isinstance(node, list):
+        return sum(_count_places(item) for item in node)
     return int(node == ROWS)
 
 

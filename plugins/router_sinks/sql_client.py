@@ -9,6 +9,7 @@ part 2, clause 24), else by the classes of PEP 249.
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
@@ -126,6 +127,9 @@ class Session:
 
     def __init__(self, job: InsertJob) -> None:
         self.job = job
+        # When a server restarts, closing its connections fails too, which SQLAlchemy logs with a traceback. What went
+        # wrong stands in the report of the task, in one line.
+        logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)
         try:
             self.engine = sa.create_engine(job.url, poolclass=NullPool, hide_parameters=True)
         except (exc.NoSuchModuleError, ModuleNotFoundError) as error:

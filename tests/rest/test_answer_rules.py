@@ -11,9 +11,8 @@ from pydantic import ValidationError
 
 from router_rest.batch import client_arguments, policy_of
 from router_rest.credentials import SecretMask
-from router_rest.delivery.answer import Classifier, Policy, next_steps
+from router_rest.delivery.answer import BulkResults, Classifier, Policy, next_steps
 from router_rest.delivery.batcher import Call
-from router_rest.delivery.response_status import BulkResults
 from router_rest.presets import PRESETS
 from router_sinks import Rest
 from tests.rest.test_retry import Line, answer, delivered

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from router_encoders.templates import Placeholder
 from router_rest.options import BodyOptions
-from router_rest.templates import Body, Text, body_of, check_wrap, parse_json
+from router_rest.templates import Body, Text, body_of, check_wrap, parse_json, parse_text
 
 
 def json_of(texts: st.SearchStrategy[str]) -> st.SearchStrategy[Any]:
@@ -161,6 +161,21 @@ def test_a_template_is_json_with_fields() -> None:
         Text(("of ", Placeholder("event.user"), "!")),
         ',"at":[1,null,true,"x",{},[]],"k{}":"y"}',
     )
+
+
+def test_doubled_braces_are_braces() -> None:
+    """Without it a query of GraphQL, or JSON inside of a text, cannot be written in a template."""
+    mutation = 'mutation {{ add(name: "{event.user}") {{ id }} }}'
+
+    assert parse_json([mutation]) == (
+        "[",
+        Text(('mutation { add(name: "', Placeholder("event.user"), '") { id } }')),
+        "]",
+    )
+    assert parse_json("{{}} {{{{") == ('"{} {{"',)
+    assert parse_text("{{{a}}}") == (Text(("{", Placeholder("a"), "}"), plain=True),)
+    with pytest.raises(ValueError, match="no partner"):
+        parse_json("mutation { add }}")
 
 
 def test_a_text_with_a_line_break_spoils_no_other() -> None:

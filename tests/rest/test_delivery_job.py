@@ -13,9 +13,9 @@ import pytest
 
 from router import StartError
 from router_demo.api import Api
+from router_rest.delivery.answer import BulkResults
 from router_rest.delivery.batcher import CallSize
 from router_rest.delivery.job import OutageClock, park
-from router_rest.delivery.response_status import BulkResults
 from tests.rest.scripted import PATIENCE, Scripted, polite
 from tests.rest.tasks import CLIENT, Tasks, quicken, rows, tasks, whole
 

@@ -16,9 +16,9 @@ from requests.auth import AuthBase
 from router.delta.commit import StagedParts
 from router_rest.auth import Auth
 from router_rest.credentials import SecretMask, forms_of
+from router_rest.delivery.answer import BulkResults
 from router_rest.delivery.batcher import CallSize
 from router_rest.delivery.receipts import Responses
-from router_rest.delivery.response_status import BulkResults
 from tests.rest.tasks import Tasks, rows, tasks
 
 if TYPE_CHECKING:

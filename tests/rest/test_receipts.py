@@ -6,13 +6,15 @@ import asyncio
 import subprocess
 import sys
 import threading
+import uuid
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from router.delta.commit import StagedParts
 from router_rest.delivery.batcher import Call
-from router_rest.delivery.receipts import CallLog, KnownReceipts, ReceiptWriter, Settled
+from router_rest.delivery.receipts import CallLog, KnownReceipts, Owner, ReceiptWriter, Settled, remove_call_logs
 from tests.rest.tasks import OWNER
 
 if TYPE_CHECKING:
@@ -55,7 +57,7 @@ import asyncio, os, signal, sys
 from router.delta.commit import StagedParts
 from router.delta.lake import Lake
 from router_rest.delivery.batcher import Call
-from router_rest.delivery.receipts import ReceiptWriter, Settled
+from router_rest.delivery.receipts import Owner, ReceiptWriter, Settled, remove_call_logs
 from tests.rest.tasks import OWNER
 
 async def story():
@@ -87,6 +89,43 @@ def test_of_an_attempt_that_was_killed_only_calls_that_had_begun_are_in_doubt(
     assert KnownReceipts.of(parts).in_doubt(PLACE, range(100)) == {*range(100)}, "what is broken off says nothing"
     log.unlink()
     assert KnownReceipts.of(parts).in_doubt(PLACE, range(100)) == {*range(100)}, "another machine has another log"
+
+
+def test_logs_of_killed_attempts_are_gone_once_their_batch_is_done(
+    parts: StagedParts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without it the temporary folder gets a file for each attempt that was ever killed."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def killed_attempt(owner: Owner) -> Path:
+        before = {*tmp_path.iterdir()}
+        CallLog(owner, str(uuid.uuid4())).close(keep=True)
+        (log,) = {*tmp_path.iterdir()} - before
+        return log
+
+    of_earlier_batch = killed_attempt(OWNER)
+    of_earlier_start = tmp_path / "event-router-0000-sink-unit-attempt"
+    of_earlier_start.touch()
+    later = replace(OWNER, batch=8)
+    still_needed = [
+        killed_attempt(later),
+        killed_attempt(replace(OWNER, sink="other")),
+        killed_attempt(replace(OWNER, batch=None, replay="again")),
+    ]
+    still_written = CallLog(OWNER, str(uuid.uuid4()))
+    first = {*tmp_path.iterdir()} - {of_earlier_batch, of_earlier_start}
+
+    journal = ReceiptWriter(parts, later)
+    asyncio.run(journal.reserve([(*PLACE, 0, 9)]))
+
+    logs = {*tmp_path.iterdir()}
+    assert first < logs
+    assert {*still_needed} < logs
+    assert not {of_earlier_batch, of_earlier_start} & logs
+    still_written.close(keep=False)
+    remove_call_logs(later, of_this_batch=True)
+    journal.close(keep=False)
+    assert {*tmp_path.glob("event-router-*")} == {*still_needed[1:]}
 
 
 def test_an_attempt_that_may_still_send_puts_all_that_it_reserved_in_doubt(parts: StagedParts) -> None:

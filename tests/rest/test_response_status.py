@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from requests.structures import CaseInsensitiveDict
 
-from router_rest.delivery.response_status import (
+from router_rest.delivery.answer import (
     LONGEST_PAUSE,
     UNKNOWN,
     Action,
@@ -19,8 +19,8 @@ from router_rest.delivery.response_status import (
     Remaining,
     Unreadable,
     action_for,
+    calls_left,
     doubtful,
-    left,
     pause,
     throttles,
 )
@@ -165,7 +165,7 @@ def test_what_an_api_still_takes_is_read(headers: dict[str, str], found: Remaini
     """Without it an API has to refuse calls before they become fewer."""
     now = NOW + 3e8  # past 1e9 seconds, as any time is by now
 
-    assert left(CaseInsensitiveDict(headers), now) == found
+    assert calls_left(CaseInsensitiveDict(headers), now) == found
 
 
 @given(st.text(max_size=200), st.text(max_size=200))
@@ -177,7 +177,7 @@ def test_no_header_of_a_stranger_raises(one: str, other: str) -> None:
     )
 
     seconds = pause(headers, NOW)
-    still = left(headers, NOW)
+    still = calls_left(headers, NOW)
 
     assert seconds is None or 0 <= seconds <= LONGEST_PAUSE
     assert still is None or (still.calls >= 0 and 0 <= still.seconds <= LONGEST_PAUSE)

@@ -12,10 +12,9 @@ from requests.auth import AuthBase
 from requests.structures import CaseInsensitiveDict
 
 from router_rest.credentials import TaskLogin
-from router_rest.delivery.answer import Policy
+from router_rest.delivery.answer import BulkResults, Policy
 from router_rest.delivery.batcher import Call
 from router_rest.delivery.call import Delivery, RequestBuilder, RequestForm
-from router_rest.delivery.response_status import BulkResults
 from router_rest.http_client.response import InDoubt, Response, Unsent
 from router_rest.rate_limit.protocol import Pace
 from router_rest.templates import body_of

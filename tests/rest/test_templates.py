@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pytest
 import requests
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark import cloudpickle
@@ -334,6 +336,23 @@ def test_a_row_whose_method_is_none_has_the_reason(spark: SparkSession) -> None:
     assert [str(row["fault"]) for row in found[1:5]] == ["its method is none of POST, PUT, PATCH, DELETE"] * 3 + [
         "its method is null"
     ]
+
+
+def test_the_mutation_of_the_page_is_a_query_with_variables(spark: SparkSession) -> None:
+    """Without it whoever copies the example sends something that no GraphQL server reads."""
+    page = (Path(__file__).parents[2] / "docs" / "rest.md").read_text()
+    (example,) = re.findall(r"```yaml\n(sinks:\n(?:(?!```).)*?preset: graphql.*?)```", page, re.DOTALL)
+    (sink,) = yaml.safe_load(example)["sinks"]
+    options = Rest.model_validate(sink["rest"])
+    assert options.body.pieces is not None
+    frame = spark.sql("SELECT 0L AS _offset, named_struct('user', 'ann \"a\"', 'amount', 9000.5D) AS event")
+
+    (row,) = frame.select(body_column(options.body.pieces)).collect()
+
+    assert json.loads(bytes(row[0])) == {
+        "query": "mutation($user: String!, $amount: Float!) { addWin(user: $user, amount: $amount) { id } }",
+        "variables": {"user": 'ann "a"', "amount": 9000.5},
+    }
 
 
 def test_a_template_keeps_types_as_the_json_of_a_row_does(spark: SparkSession) -> None:

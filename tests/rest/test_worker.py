@@ -13,9 +13,9 @@ import pytest
 
 from router_demo.api import Api, Failure, Items, Poison, Token
 from router_rest.auth import Auth
+from router_rest.delivery.answer import BulkResults
 from router_rest.delivery.batcher import CallSize
 from router_rest.delivery.receipts import ReceiptWriter
-from router_rest.delivery.response_status import BulkResults
 from tests.rest.tasks import CLIENT, KEYED, OWNER, Tasks, rows, tasks
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -54,7 +55,7 @@ class Postgres:
     def stop(self) -> None:
         """Stop the server at once; its data stays."""
         if self.process:
-            self.process.terminate()
+            self.process.send_signal(signal.SIGINT)  # at once, whoever is connected
             self.process.wait(30)
             self.process = None
 

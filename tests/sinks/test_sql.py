@@ -74,14 +74,18 @@ class Database:
     ) -> list[dict[str, Any]]:
         """Let a task insert rows, and return its reports."""
         job = InsertJob(more.pop("url", self.url), None, tuple(schema.names), more.pop("key", ()), **{**SMALL, **more})
+        batch = self.batch(rows, schema, table)
+        return [row for found in task(job)([batch]) for row in found.to_pylist()]
+
+    def batch(self, rows: list[dict[str, Any]], schema: pa.Schema, table: str | list[str | None]) -> pa.RecordBatch:
+        """Return rows as a task gets them."""
         places = [{"_topic": "events", "_partition": 0, "_offset": n} for n in range(len(rows))]
         tables = table if isinstance(table, list) else [table] * len(rows)
         values = pa.array(rows, pa.struct(list(schema)))
         kinds = pa.schema([("_topic", pa.string()), ("_partition", pa.int32()), ("_offset", pa.int64())])
         batch = pa.RecordBatch.from_pylist(places, kinds)
         columns = [*batch.columns, pa.array(tables, pa.string()), values]
-        batch = pa.RecordBatch.from_arrays(columns, names=[*kinds.names, "_table", "_row"])
-        return [row for found in task(job)([batch]) for row in found.to_pylist()]
+        return pa.RecordBatch.from_arrays(columns, names=[*kinds.names, "_table", "_row"])
 
 
 SMALL = {"rows_per_statement": 500, "at_most": 100}
@@ -221,6 +225,28 @@ def test_a_server_that_is_away_is_no_fault_of_a_row(server: postgres.Postgres) -
     assert counted(reports) == {"away": 0}
     assert "secret-word" not in f"{reports} {away.value}"
     assert counted(database.inserts([{"n": 1, "name": "x"}], NAMED)) == {"sent": 1}
+
+
+@NEEDS_SERVER
+def test_a_server_that_restarts_is_reported_without_a_traceback(
+    server: postgres.Postgres, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without it a task logs pages of SQLAlchemy for each restart, and the reason stands in none of the first lines."""
+    database = Database(server.url)
+    database.does("DROP TABLE IF EXISTS wins", "CREATE TABLE wins (n BIGINT, name TEXT)")
+    job = InsertJob(server.url, None, tuple(NAMED.names), (), **SMALL)
+    batch = database.batch([{"n": 1, "name": "x"}], NAMED, "wins")
+
+    def restarted_between() -> Iterator[pa.RecordBatch]:
+        yield batch
+        server.stop()
+        server.start()
+        yield batch
+
+    reports = [row for found in task(job)(restarted_between()) for row in found.to_pylist()]
+
+    assert counted(reports) == {"sent": 1, "away": 0}
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []
 
 
 @NEEDS_SERVER

@@ -32,7 +32,7 @@ from tests.wild.ways import QUICK_WAYS, WAYS, Way
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from router_rest.delivery.answer_rules import AnswerRule
+    from router_rest.delivery.answer import AnswerRule
     from tests.rest.conftest import Certificates
     from tests.rest.scripted import Talk
 

@@ -1,37 +1,482 @@
-"""Say what an answer means for a call and for each of its rows: the rules' word first, then its status.
+"""What an answer means: what becomes of a call and of each row, and when the API wants to be called again.
 
-Runs on executors, where calls are sent, and on the driver for `router test`. Sends nothing.
+Rules of the configuration are asked first, then the status decides on a call, and the results of a bulk API on each
+row. Headers say how long to pause, and how many calls are left. Runs on executors, where calls are sent, and on the
+driver for `router test`. Sends nothing.
+
+Retry-After: RFC 9110, 10.2.3. RateLimit: draft-ietf-httpapi-ratelimit-headers-11, and what APIs sent before there was
+a draft. Headers are hints, and may hold anything: one that cannot be read is ignored.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from router_rest.delivery.answer_rules import decisions
-from router_rest.delivery.response_status import (
-    GONE,
-    NO_STATUS,
-    UNKNOWN,
-    Action,
-    Remaining,
-    Result,
-    Unreadable,
-    action_for,
-    doubtful,
-    left,
-    pause,
-    throttles,
-)
+import msgspec
+
+from router_encoders.templates import Placeholder, parse
+from router_rest.http_client.response import ResponseHeaders
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from router_rest.delivery.answer_rules import AnswerDecision, AnswerRule
+    from router_rest.delivery.answer_expression import AnswerExpression
     from router_rest.delivery.batcher import Call
-    from router_rest.delivery.response_status import BulkResults
     from router_rest.http_client.response import Response
+
+    Hide = Callable[[bytes], bytes]
+
+
+class Action(Enum):
+    """The next step for a call."""
+
+    DONE = "it is delivered"
+    AGAIN = "send it again later, with the same key"
+    LOGIN = "get new credentials and send it again; if they are refused as well, wait"
+    REFUSED = "one of its rows, or all, will never be taken"
+    SPLIT = "it is too large: send it in two"
+    WRONG = "no call can succeed until somebody changes a setting"
+    LATER = "nobody can read what the API says: leave it for the next round"
+    PARK = "the API says nothing of the rows: park them, in doubt"
+    DEAD = "a rule says that its rows will never be taken"
+    SET_ASIDE = "a rule says to park its rows"
+
+
+AGAIN = frozenset({408, 423, 425, 429, *range(500, 600)} - {501})
+"""The server did not get the whole call, has too much to do, or is out of order."""
+REFUSED = frozenset({400, 406, 409, 416, 422, 424, 451})
+OF_THE_URL = frozenset({403, 404, 410, 414})
+"""Statuses about the URL: the row is wrong where its values make the URL, else the configuration is."""
+GONE = frozenset({404, 410})
+"""Statuses by which a DELETE that may have arrived before is done: nothing is there any more (RFC 9110, 9.2.2)."""
+NOT_DONE = frozenset({501, 503})
+"""Failures of a server that has not processed the call; after every other 5xx nobody knows."""
+
+
+OF_NO_CALL = frozenset({401, 408, 425, 502, 503, 504})
+"""Answers about the server, what stands before it, or the login, which say nothing of the call."""
+
+
+def action_for(status: int, *, doubt: bool, url_of_data: bool = False, again: frozenset[int] | None = None) -> Action:
+    """Return what an answer of this status means.
+
+    `doubt`: the rows may have arrived before, so 409 says that this is so, or that the first attempt is still running;
+    else it is a conflict, which another attempt does not solve. `again` are the statuses after which a call is sent
+    again, in place of AGAIN; a status of AGAIN that is not among them says that the row is wrong.
+    """
+    if 200 <= status < 300:
+        return Action.DONE
+    if status in (AGAIN if again is None else again) or (doubt and status == 409):
+        return Action.AGAIN
+    if status in REFUSED or status in AGAIN or (url_of_data and status in OF_THE_URL):
+        return Action.REFUSED
+    return {401: Action.LOGIN, 413: Action.SPLIT}.get(status, Action.WRONG)
+
+
+def throttles(status: int, paused: bool) -> bool:
+    """Return whether an answer says that there were too many calls; `paused`: it says when to come again."""
+    return status == 429 or (status == 503 and paused)
+
+
+def doubtful(status: int) -> bool:
+    """Return whether a failed call may have been processed in spite of its status."""
+    return status >= 500 and status not in NOT_DONE
+
+
+LONGEST_PAUSE = 3600.0
+"""Seconds of a pause at most, whatever an API says: it may have a limit of an hour."""
+_MOST_OF_HEADER = 1024
+"""Characters of a header that are looked at."""
+_NUMBER = re.compile(r"\d{1,30}(\.\d{0,9})?")
+_PARAMETER = re.compile(r'\s*;\s*([a-z*][a-z0-9_.*-]*)(?:=("[^"\\]*"|[^";,\s]+))?')
+_MEMBER = re.compile(rf'\s*"(?P<name>[^"\\]*)"(?P<parameters>(?:{_PARAMETER.pattern})*)\s*')
+_PAIR = re.compile(r"(limit|remaining|reset)\s*=\s*(\d{1,15})")
+_MILLISECONDS = ("retry-after-ms", "x-ms-retry-after-ms")
+_OLDER = (
+    ("ratelimit-remaining", "ratelimit-reset"),
+    ("x-ratelimit-remaining", "x-ratelimit-reset-after"),
+    ("x-ratelimit-remaining", "x-ratelimit-reset"),
+    ("x-rate-limit-remaining", "x-rate-limit-reset"),
+)
+_EPOCH = 1e9
+"""From here on a reset is no duration but a time since 1970, in seconds; a thousand times later, in milliseconds."""
+
+
+@dataclass(frozen=True)
+class Remaining:
+    """The `calls` that an API still takes within the next `seconds`."""
+
+    calls: float
+    seconds: float
+
+
+def pause(headers: Mapping[str, str], now: float) -> float | None:
+    """Return after how many seconds an API wants to be called again; None if it does not say.
+
+    Never less than it says, but LONGEST_PAUSE at most. `now` is in seconds since 1970. `headers` find names in any
+    case, as those of `requests` do.
+    """
+    seconds = None
+    retry_after = headers.get("retry-after")
+    if retry_after is not None and len(retry_after) <= _MOST_OF_HEADER:
+        seconds = _seconds_until(retry_after.strip(), headers, now)
+    for name in _MILLISECONDS:
+        milliseconds = _number(headers.get(name))
+        if seconds is None and milliseconds is not None:
+            seconds = milliseconds / 1000
+    return None if seconds is None else min(max(seconds, 0.0), LONGEST_PAUSE)
+
+
+def calls_left(headers: Mapping[str, str], now: float) -> Remaining | None:
+    """Return the calls that an API still takes and for how long, by its tightest policy; None if it does not say."""
+    policies = [*_drafted(headers), *_older(headers, now)]
+    return min(policies, key=lambda remaining: remaining.calls / max(remaining.seconds, 1.0), default=None)
+
+
+def _seconds_until(retry_after: str, headers: Mapping[str, str], now: float) -> float | None:
+    seconds = _number(retry_after)
+    if seconds is not None:
+        return seconds
+    date = _date(retry_after)
+    if date is None:
+        return None
+    # By the clock of the API if it says the time: ours may differ.
+    time_of_api = _date(headers.get("date", ""))
+    return date - (now if time_of_api is None else time_of_api)
+
+
+def _number(text: str | None) -> float | None:
+    if text is None or _NUMBER.fullmatch(text.strip()) is None:
+        return None
+    return float(text)
+
+
+def _date(text: str) -> float | None:
+    """Return the time of an HTTP-date in any of its three forms."""
+    if len(text) > 64:
+        return None
+    try:
+        date: datetime = parsedate_to_datetime(text)
+        if date.tzinfo is None:
+            date = date.replace(tzinfo=timezone.utc)
+        return date.timestamp()
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
+
+
+def _drafted(headers: Mapping[str, str]) -> Iterator[Remaining]:
+    """Yield what `RateLimit: "name";r=50;t=30` says, for every policy that counts calls."""
+    header = headers.get("ratelimit", "")[:_MOST_OF_HEADER]
+    if not header:
+        return
+    pairs = dict(_PAIR.findall(header))
+    if "remaining" in pairs and "reset" in pairs:  # the form of draft 7
+        yield Remaining(float(pairs["remaining"]), min(float(pairs["reset"]), LONGEST_PAUSE))
+        return
+    policies = dict(_members(headers.get("ratelimit-policy", "")[:_MOST_OF_HEADER]))
+    for name, parameters in _members(header):
+        policy = policies.get(name, {})
+        calls = _number(parameters.get("r"))
+        seconds = _number(parameters.get("t", policy.get("w")))
+        if calls is None or seconds is None or policy.get("qu", '"requests"') != '"requests"':
+            continue
+        yield Remaining(calls, min(seconds, LONGEST_PAUSE))
+
+
+def _members(header: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the members of a list of strings with parameters (RFC 9651); nothing of a malformed list."""
+    members = []
+    position = 0
+    while position < len(header):
+        member = _MEMBER.match(header, position)
+        if member is None or header[member.end() : member.end() + 1] not in {"", ","}:
+            return
+        members.append((member["name"], dict(_PARAMETER.findall(member["parameters"]))))
+        position = member.end() + 1
+    yield from members
+
+
+def _older(headers: Mapping[str, str], now: float) -> Iterator[Remaining]:
+    for remaining, reset in _OLDER:
+        calls = _number(headers.get(remaining))
+        seconds = _number(headers.get(reset))
+        if calls is None or seconds is None:
+            continue
+        if seconds >= _EPOCH * 1000:
+            seconds = max(seconds / 1000 - now, 0.0)
+        elif seconds >= _EPOCH:
+            seconds = max(seconds - now, 0.0)
+        yield Remaining(calls, min(seconds, LONGEST_PAUSE))
+
+
+SEEN = ("status", "headers", "body", "item", "method")
+Then = Literal["retry", "deliver", "dead", "park", "pause", "split", "fail"]
+ACTIONS = {
+    "retry": Action.AGAIN,
+    "deliver": Action.DONE,
+    "dead": Action.DEAD,
+    "park": Action.SET_ASIDE,
+    "pause": Action.AGAIN,
+    "split": Action.SPLIT,
+    "fail": Action.WRONG,
+}
+
+
+class AnswerDecision(NamedTuple):
+    """What a rule says of a call or a row; `reason` is empty if it gives none."""
+
+    then: str
+    reason: str
+    whole: bool
+    """The rule looks at no item: it speaks of the whole call."""
+
+    @property
+    def action(self) -> Action:
+        """Return the next step for the call or the row."""
+        return ACTIONS[self.then]
+
+
+@dataclass(frozen=True)
+class AnswerRule:
+    """A condition on an answer, what becomes of the rows if it holds, and a reason made of the answer.
+
+    A rule looks at `status`, at `headers` by names in any case, at `body`, which is null if it is no JSON, at the
+    `method` of the call, and in the answer of a bulk API at `item`, which is what is about one row.
+    """
+
+    when: AnswerExpression
+    then: Then
+    reason: tuple[str | AnswerExpression, ...] = ()
+
+    @classmethod
+    def of(cls, when: str, then: Then, reason: str | None) -> AnswerRule:
+        """Return the rule of three texts. Raises ValueError, which says what of them is wrong. Runs on the driver."""
+        # Importing the parser takes half a second: only sinks with rules wait for it, and no task does.
+        from router_rest.delivery.answer_expression_reader import read_expression
+
+        pieces: list[str | AnswerExpression] = []
+        for piece in parse(reason or ""):
+            if isinstance(piece, Placeholder):
+                pieces.append(read_expression(piece.path, SEEN))
+            else:
+                pieces.append(piece)
+        return cls(read_expression(when, SEEN), then, tuple(pieces))
+
+    @property
+    def of_items(self) -> bool:
+        """Return whether the rule looks at the item of a row."""
+        expressions = [self.when, *self.reason]
+        return any(not isinstance(piece, str) and piece.reads("item") for piece in expressions)
+
+    def decision(self, answer_values: Mapping[str, Any], hide: Hide) -> AnswerDecision:
+        """Return what the rule says of an answer for which it holds; `hide` masks secrets."""
+        # Secrets are masked before a reason is made: afterwards one in capital letters could not be told.
+        masked = None
+        text = ""
+        for piece in self.reason:
+            if isinstance(piece, str):
+                text += piece
+                continue
+            masked = masked or _masked(answer_values, hide)
+            text += _reason_text(piece.value(masked))
+        shown = hide(text.encode(errors="replace")).decode(errors="replace")
+        return AnswerDecision(self.then, shown, not self.of_items)
+
+
+def _reason_text(value: Any) -> str:
+    """Return a value of JSON in a reason."""
+    return "" if value is None else json_text(value)
+
+
+def _masked(answer_values: Mapping[str, Any], hide: Hide) -> dict[str, Any]:
+    """Return what a rule looks at without secrets."""
+    masked = {}
+    for name, value in answer_values.items():
+        if name == "headers":
+            masked[name] = ResponseHeaders.of((key, hide(text.encode()).decode()) for key, text in value.items())
+        else:
+            masked[name] = decoded_json(hide(msgspec.json.encode(value)))
+    return masked
+
+
+def decisions(
+    rules: Sequence[AnswerRule], answer: Response, items: Sequence[Any], hide: Hide = bytes, method: str = ""
+) -> list[AnswerDecision | None]:
+    """Return, for each item, what the first rule that holds says; None if none does. `hide` masks secrets.
+
+    `items` are the results of rows as they stand in the answer; one null if the answer is about the whole call.
+    """
+    values = {
+        "status": answer.status,
+        "headers": answer.headers,
+        "body": decoded_json(answer.body),
+        "method": method,
+        "item": None,
+    }
+    decided: list[AnswerDecision | None] = [None] * len(items)
+    for rule in rules:
+        if None not in decided:
+            break
+        if not rule.of_items:
+            if rule.when.value(values) is True:  # it holds for the call, and so for every row that is undecided
+                whole = rule.decision(values, hide)
+                return [decision or whole for decision in decided]
+            continue
+        for position, item in enumerate(items):
+            values_of_row = {**values, "item": item}
+            if decided[position] is None and rule.when.value(values_of_row) is True:
+                decided[position] = rule.decision(values_of_row, hide)
+    return decided
+
+
+def json_text(value: Any) -> str:
+    """Return a value of JSON as a text: a text as it is, all others as JSON."""
+    if isinstance(value, str):
+        return value
+    return msgspec.json.encode(value).decode()
+
+
+def decoded_json(text: bytes) -> Any:
+    """Return the value of a JSON text; None if it is none."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None
+
+
+NO_STATUS = "`results` finds no status"
+"""How the reason begins of a row whose answer does not say what became of it."""
+_SUCCESS = frozenset({"ok", "success", "succeeded", "created", "updated", "accepted", "deleted", "true"})
+_NOTHING = object()
+
+
+class Unreadable(ValueError):  # noqa: N818 - it says what the answer is
+    """An answer in which the results of its rows are not where the configuration says."""
+
+
+UNKNOWN = 0
+"""The status of a row of which the answer does not say what became of it."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of one row: a status like that of HTTP, or UNKNOWN, and the text of the reason.
+
+    `item` is what the answer has about the row, `decision` what a rule says of it.
+    """
+
+    status: int
+    text: bytes
+    item: Any = None
+    decision: AnswerDecision | None = None
+
+
+@dataclass(frozen=True)
+class BulkResults:
+    """Where the results of rows are in an answer.
+
+    `path` leads to a list (empty: the answer itself is the list). Within an element `status` leads to what became of
+    the row: one of `ok` where these are given, else a status like that of HTTP, true or false, or a word such as
+    `created`; where it leads nowhere, or to null, nobody knows what
+    became of it; so of rows without an element: with `absent_ok` both were taken. `id` leads to the name of the row,
+    which is the value that the row has at `row_id`, or its position among the rows where rows have no such field;
+    without `id` there is one element for each row, in their order. `reason` leads to why a row was
+    not. Paths are names with dots between them; `*` is the only field of an object, whatever its name.
+    """
+
+    path: str
+    status: str
+    ok: tuple[str | int | bool, ...] = ()
+    id: str | None = None
+    row_id: str | None = None
+    reason: str | None = None
+    absent_ok: bool = False
+
+    def by_row(self, body: bytes, rows: Sequence[bytes]) -> list[Result]:
+        """Return a result for each row; raise Unreadable if the answer has none."""
+        try:
+            answer = msgspec.json.decode(body)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise Unreadable(f"the answer is not JSON: {error}") from None
+        elements = _value_at(answer, self.path)
+        if not isinstance(elements, list):
+            raise Unreadable(f"there is no list at {self.path or 'the top'} of the answer")
+        if self.id is None:
+            if len(elements) != len(rows):
+                raise Unreadable(f"the answer has {len(elements)} results for {len(rows)} rows")
+            return [self._result(element) for element in elements]
+        by_name = {_name(_value_at(element, self.id)): self._result(element) for element in elements}
+        missing = Result(UNKNOWN, b"of the row, for no item is about it")
+        if self.absent_ok:
+            missing = Result(200, b"")
+        return [by_name.get(name, missing) for name in self._names(rows, by_name)]
+
+    def _result(self, element: Any) -> Result:
+        value = _value_at(element, self.status)
+        if value is _NOTHING or value is None:
+            if self.absent_ok:
+                return Result(200, b"", element)
+            return Result(UNKNOWN, f"at `{self.status}` of its item".encode(), element)
+        status = _status(value, self.ok)
+        if status < 300:
+            return Result(status, b"", element)
+        reason = None if self.reason is None else _value_at(element, self.reason)
+        if isinstance(reason, str):
+            return Result(status, reason.encode(), element)
+        return Result(status, msgspec.json.encode(element), element)
+
+    def _names(self, rows: Sequence[bytes], by_name: Mapping[str, Result]) -> list[str]:
+        """Return the name of each row; raise Unreadable if an element is about none of them."""
+        path = self.row_id or self.id or ""
+        values = [_value_at(_decoded_row(row), path) for row in rows]
+        names = [_name(value) for value in values]
+        if all(value is _NOTHING for value in values):
+            names = [str(position) for position in range(len(rows))]
+        strange = by_name.keys() - set(names)
+        if strange:
+            raise Unreadable(f"the answer has results for {len(strange)} rows that were not sent: check `id`")
+        return names
+
+
+def _decoded_row(row: bytes) -> Any:
+    """Return the value of a row; an action may stand on a line before it."""
+    value = decoded_json(row)
+    return decoded_json(row.rpartition(b"\n")[2]) if value is None else value
+
+
+def _value_at(value: Any, path: str) -> Any:
+    """Return the value at a dotted path, or _NOTHING. `*` is the only field of an object, whatever its name."""
+    for name in path.split(".") if path else ():
+        if not isinstance(value, dict) or (name == "*" and len(value) != 1):
+            return _NOTHING
+        value = next(iter(value.values())) if name == "*" else value.get(name, _NOTHING)
+    return value
+
+
+def _name(value: Any) -> str:
+    return json_text(None if value is _NOTHING else value)
+
+
+def _status(value: Any, ok: Sequence[str | int | bool]) -> int:
+    """Return a status like that of HTTP for the value of an element; true is not 1 here."""
+    if ok:
+        if any(type(value) is type(accepted) and value == accepted for accepted in ok):
+            return 200
+        return value if type(value) is int and 300 <= value <= 599 else 400
+    if value is True:
+        return 200
+    if isinstance(value, str):
+        if value.isascii() and value.isdigit() and len(value) == 3:
+            return int(value)
+        return 200 if value.lower() in _SUCCESS else 400
+    return value if isinstance(value, int) and 100 <= value <= 599 else 400
+
 
 _FAILED = frozenset({Action.AGAIN, Action.LOGIN, Action.WRONG, Action.LATER})
 """Answers that say that the API is not well, or that it is not called as it wants."""
@@ -86,91 +531,111 @@ class Classifier:
     _looked: float = 0.0
 
     def classified(
-        self, call: Call, answer: Response, hide: Callable[[bytes], bytes] = bytes, method: str = ""
+        self, call: Call, answer: Response, hide: Hide = bytes, method: str = ""
     ) -> tuple[Attempt, dict[str, Any]]:
         """Return what an answer to a `method` means for a call, and the arguments of `LeaseClient.saw` for it.
 
         `hide` masks secrets: an API may show all that it was sent.
         """
-        status, doubt = answer.status, bool(call.doubtful)
-        of_data = bool(call.url.partition("\n")[0])
-        gone = method == "DELETE" and doubt and status in GONE  # an earlier attempt took effect
-        meant = Action.DONE if gone else action_for(status, doubt=doubt, url_of_data=of_data, again=self.policy.again)
-        attempt = Attempt(meant, "", status, answer.seconds, hide(answer.body))
+        status = answer.status
+        # A DELETE that may have arrived before, and finds nothing, has taken effect.
+        gone = method == "DELETE" and bool(call.doubtful) and status in GONE
+        action = Action.DONE
+        if not gone:
+            url_of_data = bool(call.url.partition("\n")[0])
+            action = action_for(status, doubt=bool(call.doubtful), url_of_data=url_of_data, again=self.policy.again)
+        attempt = Attempt(action, "", status, answer.seconds, hide(answer.body))
         if doubtful(status) or answer.resent:
             call.doubtful = frozenset(call.offsets)
-        if meant is Action.DONE and not gone:
-            self._read(call, attempt, answer.body, hide)
-        elif meant is not Action.DONE:
+        if action is Action.DONE:
+            if not gone and self.policy.results is not None:
+                self._read_results(self.policy.results, call, attempt, answer.body, hide)
+        else:
             attempt.why = f"the API answers {status}{excerpt(attempt.body)}"
-            attempt.pause = pause(answer.headers, self.clock()) if meant is Action.AGAIN else None
+            if action is Action.AGAIN:
+                attempt.pause = pause(answer.headers, self.clock())
             attempt.throttled = throttles(status, attempt.pause is not None)
         if self.policy.rules:
             self._ask_rules(call, attempt, answer, hide, method)
+        some_taken = any(_is_taken(result) for result in attempt.results or ())
         return attempt, {
             "status": status,
             "ok": attempt.action not in _FAILED and not attempt.throttled,
             "throttled": attempt.throttled,
-            "partly": attempt.throttled and any(map(_is_taken, attempt.results or ())),
+            "partly": attempt.throttled and some_taken,
             "pause": attempt.pause,
-            "left": self._left(answer.headers),
+            "left": self._calls_left(answer.headers),
             "seconds": answer.seconds,
         }
 
-    def _read(self, call: Call, attempt: Attempt, body: bytes, hide: Callable[[bytes], bytes]) -> None:
+    def _read_results(self, bulk: BulkResults, call: Call, attempt: Attempt, body: bytes, hide: Hide) -> None:
         """Read the result of each row from an answer."""
-        if self.policy.results is None:
-            return
         try:
-            found = self.policy.results.by_row(body, call.rows)
-            attempt.results = [one if one.status < 300 else replace(one, text=hide(one.text)) for one in found]
+            results = bulk.by_row(body, call.rows)
         except Unreadable as error:
             attempt.action = Action.PARK
             attempt.why = f"{NO_STATUS}: {error}"
             return
-        attempt.throttled = any(map(_is_busy, attempt.results))
+        for position, result in enumerate(results):
+            if result.status >= 300:
+                results[position] = replace(result, text=hide(result.text))
+        attempt.results = results
+        attempt.throttled = any(_is_busy(result) for result in results)
 
-    def _ask_rules(
-        self, call: Call, attempt: Attempt, answer: Response, hide: Callable[[bytes], bytes], method: str
-    ) -> None:
+    def _ask_rules(self, call: Call, attempt: Attempt, answer: Response, hide: Hide, method: str) -> None:
         """Let rules decide on a call, or on those of its rows that an answer has items for."""
-        items = [None] if attempt.results is None else [one.item for one in attempt.results]
-        said = decisions(self.policy.rules, answer, items, hide, method)
-        if said[0] is not None and said[0].whole and all(one == said[0] for one in said):
-            self._decided(call, attempt, said[0])
+        items: list[Any] = [None]
+        if attempt.results is not None:
+            items = [result.item for result in attempt.results]
+        decided = decisions(self.policy.rules, answer, items, hide, method)
+        # A decision about the call as a whole needs no results of rows any more.
+        first = decided[0]
+        if first is not None and first.whole and all(decision == first for decision in decided):
+            self._decide_call(call, attempt, first)
         elif attempt.results is not None:
-            pairs = zip(attempt.results, said, strict=True)
-            attempt.results = [one if rule is None else replace(one, decision=rule) for one, rule in pairs]
-            attempt.throttled = any(_is_busy(one) for one in attempt.results)
+            for position, decision in enumerate(decided):
+                if decision is not None:
+                    attempt.results[position] = replace(attempt.results[position], decision=decision)
+            attempt.throttled = any(_is_busy(result) for result in attempt.results)
         if attempt.throttled or attempt.action is Action.AGAIN:
             attempt.pause = pause(answer.headers, self.clock())
 
-    def _decided(self, call: Call, attempt: Attempt, said: AnswerDecision) -> None:
+    def _decide_call(self, call: Call, attempt: Attempt, decision: AnswerDecision) -> None:
         """Do with the whole call as a rule says."""
-        attempt.action, attempt.results, attempt.throttled = said.action, None, said.then == "pause"
-        attempt.why = said.reason or f"the API answers {attempt.status}{excerpt(attempt.body)}"
-        several = said.action is Action.SPLIT and len(call) > 1  # an API may keep the rows before the one it refuses
-        if several or (said.action in UNDONE and 200 <= (attempt.status or 0) < 300):
+        attempt.action = decision.action
+        attempt.results = None
+        attempt.throttled = decision.then == "pause"
+        attempt.why = decision.reason or f"the API answers {attempt.status}{excerpt(attempt.body)}"
+        # An API may keep the rows before the one that it refuses, and after a 2xx it may have kept any.
+        divided = decision.action is Action.SPLIT and len(call) > 1
+        undone = decision.action in UNDONE and 200 <= (attempt.status or 0) < 300
+        if divided or undone:
             call.doubtful = frozenset(call.offsets)
 
-    def _left(self, headers: Mapping[str, str]) -> tuple[float, float] | None:
+    def _calls_left(self, headers: Mapping[str, str]) -> tuple[float, float] | None:
         """Return the calls left and their seconds by the headers; not for every answer: they change slowly."""
         now = self.clock()
         if now - self._looked < _LOOK:
             return None
         self._looked = now
-        remaining: Remaining | None = left(headers, now)
-        return None if remaining is None else (remaining.calls, remaining.seconds)
+        remaining = calls_left(headers, now)
+        if remaining is None:
+            return None
+        return remaining.calls, remaining.seconds
 
 
 def _is_busy(result: Result) -> bool:
     """Return whether the result of a row says that there were too many calls."""
-    return result.status == 429 if result.decision is None else result.decision.then == "pause"
+    if result.decision is None:
+        return result.status == 429
+    return result.decision.then == "pause"
 
 
 def _is_taken(result: Result) -> bool:
     """Return whether a row was taken."""
-    return 200 <= result.status < 300 if result.decision is None else result.decision.action is Action.DONE
+    if result.decision is None:
+        return 200 <= result.status < 300
+    return result.decision.action is Action.DONE
 
 
 def excerpt(body: bytes) -> str:
@@ -179,44 +644,58 @@ def excerpt(body: bytes) -> str:
     return f": {text}" if text else ""
 
 
-def row_action(policy: Policy, call: Call, at: int, result: Result) -> Action:
-    """Return the next step for one row of a call that was taken; note where it may have arrived all the same."""
-    offset = call.offsets[at]
-    if (said := result.decision) is not None:
-        if said.action in UNDONE and result.status < 300:
+def row_action(policy: Policy, call: Call, position: int, result: Result) -> Action:
+    """Return the next step for one row of a call that was taken; note that it may have arrived all the same."""
+    offset = call.offsets[position]
+    decision = result.decision
+    if decision is not None:
+        if decision.action in UNDONE and result.status < 300:
             call.doubtful |= {offset}
-        return said.action
+        return decision.action
     if result.status == UNKNOWN:
         return Action.PARK
-    meant = action_for(result.status, doubt=offset in call.doubtful, again=policy.again)
-    return meant if meant in {Action.DONE, Action.AGAIN} else Action.DEAD
+    action = action_for(result.status, doubt=offset in call.doubtful, again=policy.again)
+    return action if action in {Action.DONE, Action.AGAIN} else Action.DEAD
 
 
 def row_reason(result: Result) -> str:
     """Return why a row was not taken: as a rule says, else as the answer does."""
-    given = "" if result.decision is None else result.decision.reason
-    return given or f"the API answers {result.status}{excerpt(result.text)}"
+    if result.decision is not None and result.decision.reason:
+        return result.decision.reason
+    return f"the API answers {result.status}{excerpt(result.text)}"
 
 
 def next_steps(policy: Policy, call: Call, answer: Response, method: str = "") -> list[tuple[str, str | None]]:
     """Return, for each row of a call, the next step in the words of rules, and the reason. Sends nothing."""
     attempt, _ = Classifier(policy).classified(call, answer, method=method)
-    if attempt.action is not Action.DONE or attempt.results is None:
-        word = _word(attempt.action, attempt.throttled, len(call))
-        return [(word, None if attempt.action is Action.DONE else attempt.why)] * len(call)
-    found: list[tuple[str, str | None]] = []
-    for at, result in enumerate(attempt.results):
-        action = row_action(policy, call, at, result)
-        word = _word(action, _is_busy(result), 1)
-        unknown = f"{NO_STATUS} {result.text.decode()}" if action is Action.PARK else row_reason(result)
-        found.append((word, None if action is Action.DONE else unknown))
-    return found
+    if attempt.action is not Action.DONE:
+        return [(_word(attempt.action, attempt.throttled, len(call)), attempt.why)] * len(call)
+    if attempt.results is None:
+        return [(_WORDS[Action.DONE], None)] * len(call)
+    steps: list[tuple[str, str | None]] = []
+    for position, result in enumerate(attempt.results):
+        action = row_action(policy, call, position, result)
+        reason: str | None = row_reason(result)
+        if action is Action.PARK:
+            reason = f"{NO_STATUS} {result.text.decode()}"
+        elif action is Action.DONE:
+            reason = None
+        steps.append((_word(action, _is_busy(result), 1), reason))
+    return steps
+
+
+_WORDS = {
+    Action.DONE: "deliver",
+    Action.DEAD: "dead",
+    Action.WRONG: "fail",
+    Action.LOGIN: "login",
+    Action.PARK: "park",
+    Action.SET_ASIDE: "park",
+}
 
 
 def _word(action: Action, busy: bool, rows: int) -> str:
     """Return a step as rules name it."""
     if action in {Action.REFUSED, Action.SPLIT}:
         return "split" if rows > 1 else "dead"
-    named = {Action.DONE: "deliver", Action.DEAD: "dead", Action.WRONG: "fail", Action.LOGIN: "login"}
-    named |= {Action.PARK: "park", Action.SET_ASIDE: "park"}
-    return named.get(action, "pause" if busy else "retry")
+    return _WORDS.get(action, "pause" if busy else "retry")

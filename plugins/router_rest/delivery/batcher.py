@@ -104,7 +104,8 @@ class Call:
 
     def of(self, chosen: range | list[int]) -> Call:
         """Return the rows at some positions as a call of their own."""
-        offsets, rows = [self.offsets[at] for at in chosen], [self.rows[at] for at in chosen]
+        offsets = [self.offsets[position] for position in chosen]
+        rows = [self.rows[position] for position in chosen]
         doubtful = self.doubtful.intersection(offsets)
         return replace(self, offsets=offsets, rows=rows, doubtful=doubtful, size=0, why="", answered=False, asks=False)
 
@@ -136,12 +137,16 @@ class Batcher:
         if (topic, partition, former) != self._of:
             yield from self.end()
             self._of = topic, partition, former
-        order = crc32(key) % self.cut.orders if self.cut.orders and key is not None else None
+        order = None
+        if self.cut.orders and key is not None:
+            order = crc32(key) % self.cut.orders
         if self.cut.rows == 1:
             yield Call(topic, partition, [offset], [row], url, order, limit=limit)
             return
-        # an order, or a key that rows are grouped by, has one open call: calls keep the order of rows
-        which = (url, limit) if order is None or key is None else key if self.cut.groups else order
+        # An order, or a key that rows are grouped by, has one open call: calls keep the order of rows.
+        which: tuple[str, str] | int | bytes = (url, limit)
+        if order is not None and key is not None:
+            which = key if self.cut.groups else order
         call = self._open.get(which)
         large = former is None and call is not None and call.size + len(row) + 1 > self.cut.bytes
         if call is not None and ((call.url, call.limit) != (url, limit) or large):
@@ -353,7 +358,9 @@ LONGEST_KEY = 64
 
 def _short(key: bytes) -> str:
     """Return a key as text, or its hash."""
-    return key.decode(errors="backslashreplace") if len(key) <= LONGEST_KEY else hashlib.sha256(key).hexdigest()
+    if len(key) > LONGEST_KEY:
+        return hashlib.sha256(key).hexdigest()
+    return key.decode(errors="backslashreplace")
 
 
 class TakenRow(NamedTuple):
@@ -384,15 +391,19 @@ class RowReader:
 
     def rows(self, rows: pa.RecordBatch) -> Iterator[TakenRow]:
         """Yield the rows of a record batch."""
-        made = self.encoding.function(rows.column("_row"), self.encoding.argument)
+        encoded = self.encoding.function(rows.column("_row"), self.encoding.argument)
         topics, partitions, offsets, keys = (rows.column(name).to_pylist() for name in TAKES[:4])
-        formers = rows.column(FORMER).to_pylist() if FORMER in rows.schema.names else [None] * rows.num_rows
+        formers = [None] * rows.num_rows
+        if FORMER in rows.schema.names:
+            formers = rows.column(FORMER).to_pylist()
         urls, faults = self._urls(rows)
         limits = self._limits(rows, urls)
-        for at, value in enumerate(made.values):
-            why = faults[at] or made.reasons.get(at) or (None if value is None else self.body.fault(value))
-            why = "there is no value" if value is None and not why else why
-            place = topics[at], partitions[at], offsets[at]
+        # The first reason counts: where the row goes, then what the encoder says, then what the body cannot hold.
+        for at, value in enumerate(encoded.values):
+            why = faults[at] or encoded.reasons.get(at)
+            if not why:
+                why = "there is no value" if value is None else self.body.fault(value)
+            place = (topics[at], partitions[at], offsets[at])
             yield TakenRow(place, value or b"", urls[at], keys[at], formers[at], limits[at], why)
 
     def _limits(self, rows: pa.RecordBatch, urls: Sequence[str]) -> Sequence[str]:
@@ -412,7 +423,9 @@ class RowReader:
         missing = to.is_null().to_pylist()
         urls = urls if self.urls else [""] * rows.num_rows
         if self.values:
-            pairs = zip(urls, to.field("values").to_pylist(), strict=True)
-            urls = ["\n".join([url or "", *(values or ())]) for url, values in pairs]
-        unknown = "its URL, method or headers cannot be evaluated"
-        return urls, [unknown if lost else fault for lost, fault in zip(missing, faults, strict=True)]
+            for at, values in enumerate(to.field("values").to_pylist()):
+                urls[at] = "\n".join([urls[at] or "", *(values or ())])
+        for at, is_missing in enumerate(missing):
+            if is_missing:
+                faults[at] = "its URL, method or headers cannot be evaluated"
+        return urls, faults

@@ -20,13 +20,16 @@ from requests import PreparedRequest, Request
 from requests.structures import CaseInsensitiveDict
 from tenacity import AsyncRetrying, retry_if_result
 
-from router_rest.delivery.answer import Attempt, Classifier, row_action, row_reason
-from router_rest.delivery.receipts import Settled
-from router_rest.delivery.response_status import (
+from router_rest.delivery.answer import (
     NO_STATUS,
     OF_NO_CALL,
     Action,
+    Attempt,
+    Classifier,
+    row_action,
+    row_reason,
 )
+from router_rest.delivery.receipts import Settled
 from router_rest.http_client.response import InDoubt, Unsent
 from router_rest.rate_limit.client import HeldToken, LeaseEnded
 
@@ -107,7 +110,8 @@ class RequestBuilder:
         """Return the request of a call. Raises ValueError for an invalid URL."""
         base = self._base(url)
         request = PreparedRequest()
-        request.method, request.url = base.method, base.url
+        request.method = base.method
+        request.url = base.url
         request.headers = Headers.of(base.headers)
         request.hooks = {"response": []}
         request.body = self.form.body.packed(body)
@@ -117,16 +121,18 @@ class RequestBuilder:
         return request
 
     def _base(self, url: str) -> PreparedRequest:
-        found = self._prepared.get(url)
-        if found is None:
-            if len(self._prepared) >= MOST_KEPT:
-                self._prepared.popitem(last=False)
-            method, target, values = self.form.target(url)
-            named = dict(zip(self.form.named, values, strict=True))
-            headers = {**self.form.body.headers, **self.form.headers, **named}
-            found = self._prepared[url] = Request(method, target, headers=headers).prepare()
-            found.headers = Headers.of(found.headers)
-        return found
+        prepared = self._prepared.get(url)
+        if prepared is not None:
+            return prepared
+        if len(self._prepared) >= MOST_KEPT:
+            self._prepared.popitem(last=False)
+        method, target, values = self.form.target(url)
+        named = dict(zip(self.form.named, values, strict=True))
+        headers = {**self.form.body.headers, **self.form.headers, **named}
+        prepared = Request(method, target, headers=headers).prepare()
+        prepared.headers = Headers.of(prepared.headers)
+        self._prepared[url] = prepared
+        return prepared
 
 
 def quoted(key: str) -> str:
@@ -183,10 +189,10 @@ class Retries:
         False: there was none until then. Raises Ending.
         """
         while not self.allowed():
-            left = until - asyncio.get_running_loop().time()
-            if left <= 0:
+            seconds_left = until - asyncio.get_running_loop().time()
+            if seconds_left <= 0:
                 return False
-            await self.sleep(min(left, self.backoff(3)))
+            await self.sleep(min(seconds_left, self.backoff(3)))
         return True
 
     def backoff(self, attempts: int) -> float:
@@ -265,7 +271,8 @@ class Delivery:
 
     async def deliver(self, call: Call) -> list[Call]:
         """Deliver the rows of a call, in smaller calls where that is needed; return the rows that are left."""
-        waiting, over = [call], []
+        waiting = [call]
+        over = []
         while waiting:
             part = waiting.pop()
             try:
@@ -308,6 +315,7 @@ class Delivery:
             self._settle(call, _STATUSES[attempt.action], attempt, key, attempt.why)
             return ()
         if attempt.action in {Action.REFUSED, Action.SPLIT}:
+            # Nobody knows which row is at fault: halves tell, and only a row that stands alone is dead.
             if len(call) > 1:
                 return call.halves()
             self._settle(call, "dead", attempt, key, attempt.why)
@@ -362,7 +370,7 @@ class Delivery:
     async def _done(self, call: Call, attempt: Attempt, key: str) -> Sequence[Call]:
         """Settle the rows of a call that was taken, each as the answer says; return calls to send again."""
         if attempt.results is None:
-            self._taken, self._wrong_in_row = True, 0
+            self._note_taken()
             self._settle(call, "delivered", attempt, key)
             return ()
         by_action: dict[Action, list[int]] = {}
@@ -370,23 +378,34 @@ class Delivery:
             by_action.setdefault(row_action(self.policy, call, at, result), []).append(at)
         self._park_unknown(call, by_action.pop(Action.PARK, []), attempt, key)
         self._settle(call.of(by_action.pop(Action.DONE, [])), "delivered", attempt, key)
-        again, split, wrong = (by_action.pop(one, []) for one in (Action.AGAIN, Action.SPLIT, Action.WRONG))
+        again = by_action.pop(Action.AGAIN, [])
+        split = by_action.pop(Action.SPLIT, [])
+        wrong = by_action.pop(Action.WRONG, [])
         if len(split) == 1:  # it is alone already
             by_action.setdefault(Action.DEAD, []).append(split.pop())
         for action, chosen in by_action.items():
             for at in chosen:
                 self._settle_row(call, at, attempt, key, _STATUSES[action])
         if len(wrong) < len(call):
-            self._taken, self._wrong_in_row = True, 0
-        left = call.of(sorted([*again, *split, *wrong]))
+            self._note_taken()
+        rest = call.of(sorted([*again, *split, *wrong]))
         if wrong:
             attempt.why = row_reason(attempt.results[wrong[0]])
-            self._count_wrong(left, attempt)
-            raise _Undelivered(left)
+            self._count_wrong(rest, attempt)
+            raise _Undelivered(rest)
+        calls: list[Call] = []
+        if split:
+            calls += call.of(split).halves()
         try:
-            return [*(call.of(split).halves() if split else ()), *await self._later(call.of(again))]
+            calls += await self._later(call.of(again))
         except _Undelivered:
-            raise _Undelivered(left) from None
+            raise _Undelivered(rest) from None
+        return calls
+
+    def _note_taken(self) -> None:
+        """Note that the API takes calls: one that needs another setting is an odd one then."""
+        self._taken = True
+        self._wrong_in_row = 0
 
     def _settle_row(self, call: Call, at: int, attempt: Attempt, key: str, status: str) -> None:
         """Settle a row of a bulk call that was not taken."""

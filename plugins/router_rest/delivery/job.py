@@ -20,7 +20,7 @@ from router_encoders.outbox_rows import bounded_batches
 from router_rest.delivery.batcher import Batcher, Call
 from router_rest.delivery.call import UNREAD_AT_MOST
 from router_rest.delivery.partitioner import Extent, PartitionPlan, plan
-from router_rest.delivery.receipts import PLACES, SCHEMA, KnownReceipts, Settled, ranges_in, receipts
+from router_rest.delivery.receipts import PLACES, SCHEMA, KnownReceipts, Settled, ranges_in, receipts, remove_call_logs
 from router_rest.delivery.worker import REPORT, task
 
 if TYPE_CHECKING:
@@ -63,8 +63,9 @@ class OutageClock:
 
     def heard(self, tried: Sequence[Tried], *, moved: bool, alone: bool = False) -> None:
         """Note the result of a job: whether any row got its receipt, and the calls that were tried in vain."""
-        now, before = self.clock(), self._tried
-        # where nothing was delivered, all that was left before is left
+        now = self.clock()
+        before = self._tried
+        # If nothing was delivered, all that was left before is left.
         self._tried = {} if moved else dict(before)
         for rows in tried:
             first = rows[0][:3]
@@ -85,11 +86,19 @@ class OutageClock:
     def stuck(self, seconds: float) -> list[Range]:
         """Return the rows of calls that have been tried in vain for more than so many seconds."""
         now = self.clock()
-        return [one for since, rows, _ in self._tried.values() if now - since > seconds for one in rows]
+        ranges: list[Range] = []
+        for since, rows, _ in self._tried.values():
+            if now - since > seconds:
+                ranges += rows
+        return ranges
 
     def odd(self, rounds: int) -> list[Range]:
         """Return the rows of calls that have failed in so many rounds."""
-        return [one for _, rows, failed in self._tried.values() if failed >= rounds for one in rows]
+        ranges: list[Range] = []
+        for _, rows, failed in self._tried.values():
+            if failed >= rounds:
+                ranges += rows
+        return ranges
 
 
 COUNTED = "rows bigint"
@@ -106,11 +115,14 @@ def park(
     """
 
     def parked(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        known, batcher = KnownReceipts.of(job.parts), Batcher(job.cut)
+        earlier_receipts = KnownReceipts.of(job.parts)
+        batcher = Batcher(job.cut)
         for rows in batches:
-            calls = (call for row in job.reader.rows(rows) for call in _calls(batcher, row))
-            yield _parked(job, known, _among(calls, only), reason, status)
-        yield _parked(job, known, _among(batcher.end(), only), reason, status)
+            calls: list[Call] = []
+            for row in job.reader.rows(rows):
+                calls += _calls(batcher, row)
+            yield _park_calls(job, earlier_receipts, _among(calls, only), reason, status)
+        yield _park_calls(job, earlier_receipts, _among(batcher.end(), only), reason, status)
 
     return parked
 
@@ -121,24 +133,31 @@ def _among(calls: Iterable[Call], only: Sequence[Range] | None) -> Iterator[Call
         if only is None:
             yield call
             continue
-        here = [
-            (first, last)
-            for topic, partition, first, last in only
-            if (topic, partition) == (call.topic, call.partition)
-        ]
-        yield call.of([at for at, offset in enumerate(call.offsets) if any(a <= offset <= b for a, b in here)])
+        positions: set[int] = set()
+        for topic, partition, first, last in only:
+            if (topic, partition) == (call.topic, call.partition):
+                positions |= {at for at, offset in enumerate(call.offsets) if first <= offset <= last}
+        yield call.of(sorted(positions))
 
 
 def _calls(batcher: Batcher, row: TakenRow) -> Iterable[Call]:
-    return batcher.add(*row[:6]) if row.why is None else (Call.alone(row.place),)
+    if row.why is None:
+        return batcher.add(*row[:6])
+    return (Call.alone(row.place),)
 
 
-def _parked(job: TaskJob, known: KnownReceipts, calls: Iterable[Call], reason: str, status: Status) -> pa.RecordBatch:
-    left = (known.rest(call) for call in calls)
-    table = receipts(job.owner, [_settled(job, call, reason, status) for call in left if len(call)])
+def _park_calls(
+    job: TaskJob, known: KnownReceipts, calls: Iterable[Call], reason: str, status: Status
+) -> pa.RecordBatch:
+    settled = []
+    for call in calls:
+        without_receipt = known.rest(call)
+        if len(without_receipt):
+            settled.append(_settled(job, without_receipt, reason, status))
+    table = receipts(job.owner, settled)
     if table.num_rows:
         job.parts.write(table)
-    return _counted(table.num_rows)
+    return pa.RecordBatch.from_pydict({"rows": [table.num_rows]}, pa.schema([("rows", pa.int64())]))
 
 
 def _settled(job: TaskJob, call: Call, reason: str, status: Status) -> Settled:
@@ -149,10 +168,6 @@ def _settled(job: TaskJob, call: Call, reason: str, status: Status) -> Settled:
     name = call.id(job.form.body.join(call.rows), owner)
     call.drop_rows()
     return Settled(call, status, time.time(), id=name, key=job.form.key(call, name, owner), reason=reason)
-
-
-def _counted(rows: int) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pydict({"rows": [rows]}, pa.schema([("rows", pa.int64())]))
 
 
 log = logging.getLogger("router")
@@ -191,18 +206,29 @@ class JobResult:
         counts: dict[str, int] = {}
         texts: dict[str, str] = {}
         tried: list[Tried] = []
-        answered, why = 0, ""
+        answered = 0
+        why = ""
         dead = pc.equal(reports["kind"], "dead")
+        # The receipts of dead rows are many and stay in Arrow; all other reports are a few of each task.
         for row in reports.filter(pc.invert(dead)).select(["kind", "rows", "text", "why", "answered"]).to_pylist():
             counts[row["kind"]] = counts.get(row["kind"], 0) + (row["rows"] or 0)
             texts.setdefault(row["kind"], row["text"] or "")
             if row["kind"] == "tried":
                 tried.append(tuple(ranges_in(row["text"])))
-                answered += row["rows"] if row["answered"] else 0
                 why = row["why"] or why
+                if row["answered"]:
+                    answered += row["rows"]
         refused = pa.Table.from_struct_array(reports.filter(dead)["receipt"].combine_chunks()).cast(SCHEMA)
-        away, wrong, unread = (texts.get(name, "") for name in ("away", "wrong", "unread"))
-        return cls(counts, refused, away, wrong, tuple(tried), why, answered, unread)
+        return cls(
+            counts,
+            refused,
+            away=texts.get("away", ""),
+            wrong=texts.get("wrong", ""),
+            tried=tuple(tried),
+            why=why,
+            answered=answered,
+            unread=texts.get("unread", ""),
+        )
 
     @property
     def left(self) -> int:
@@ -257,19 +283,22 @@ class BatchJob:
     def run(self) -> Outcome:
         """Send all rows; return what became of them. Raises ConnectionError when stopped, StartError for a setting."""
         self.deliver()
-        found = outcome(self.events, self.job.parts)
+        result = outcome(self.events, self.job.parts)
         if self.job.responses is not None:
             self.job.responses.commit()
         self.job.parts.commit(SCHEMA)
-        return found
+        remove_call_logs(self.job.owner, of_this_batch=True)
+        return result
 
     def deliver(self) -> None:
         """Send until every row has a receipt. Raises as `run` does."""
         for notes, _ in self.job.parts.read([]):
             if self.configuration and notes.get("stopped") == self.configuration:
                 raise StartError(notes["why"])
-        while left := self.rows_left():
-            if self.set_aside() >= left or (not self.wait_to_retry() and self.park() >= left):
+        while rows_left := self.rows_left():
+            if self.set_aside() >= rows_left:
+                break
+            if not self.wait_to_retry() and self.park() >= rows_left:
                 break
         if self._unread and not self._any_status():
             self._stop(self._unread)
@@ -277,9 +306,9 @@ class BatchJob:
     def rows_left(self) -> int:
         """Run the job once; return how many rows are left that may be delivered later."""
         with bounded_batches(self.events.sparkSession):
-            # all at once: whatever else was asked of these reports would send everything again
-            work = self.batch.guarded(task(self.job))
-            reports = self._placed().mapInArrow(work, REPORT).filter("kind != 'tick'")
+            # All reports at once: Spark would send everything again for a second look at them.
+            send = self.batch.guarded(task(self.job))
+            reports = self._placed().mapInArrow(send, REPORT).filter("kind != 'tick'")
             result = JobResult.of(reports.toArrow())
         self._unread = self._unread or result.unread
         if result.counts.get("unread", 0) >= UNREAD_AT_MOST and not self._any_status():
@@ -290,8 +319,9 @@ class BatchJob:
         trusted = self.leases.may_set_aside(self.limit)
         self.outage.heard(result.tried, moved=result.moved, alone=result.alone and trusted)
         self._why = result.why
-        # another round is another delivery, where the API takes rows and says so in words that nobody can read
-        self._pause = min(LONGEST_ROUND, max(FIRST_ROUND, 2 * self._pause)) if result.alone else 0.0
+        # Another round is another delivery, if the API takes rows and says so in words that nobody can read.
+        longer_pause = min(LONGEST_ROUND, max(FIRST_ROUND, 2 * self._pause))
+        self._pause = longer_pause if result.alone else 0.0
         if result.left:
             self._log_waiting(result)
         return result.left
@@ -305,28 +335,33 @@ class BatchJob:
         where `max_outage` says to fail, ConnectionError when the batch is stopped.
         """
         until = time.monotonic() + self._pause
-        again = SHORTEST
-        while again > 0:
-            if self.batch.stop.wait(min(max(again, SHORTEST), LONGEST)):
+        seconds = SHORTEST
+        while seconds > 0:
+            # The driver looks again now and then: somebody may stop the stream, or the API may be there again.
+            if self.batch.stop.wait(min(max(seconds, SHORTEST), LONGEST)):
                 raise ConnectionError(f"stopped while {self.limit} has not taken all rows of the batch")
-            again = max(self.leases.outlook(self.limit).again, until - time.monotonic())
+            seconds = max(self.leases.outlook(self.limit).again, until - time.monotonic())
             if self._overdue():
                 return False
         return True
 
     def _overdue(self) -> bool:
         """Return whether rows are to be parked. Raises StartError where the stream is to stop for them."""
-        said = self.max_outage
-        if said is None or said.then == "wait":
+        limit = self.max_outage
+        if limit is None or limit.then == "wait":
             return False
-        away, stuck = self.outage.away, self.outage.stuck(said.after)
-        if away <= said.after and not stuck:
+        away = self.outage.away
+        stuck = self.outage.stuck(limit.after)
+        if away <= limit.after and not stuck:
             return False
-        if said.then == "park":
+        if limit.then == "park":
             return True
-        what = f"nothing for {away:.0f} s" if away > said.after else f"others for {said.after:.0f} s or more"
-        such_as = f", but not {_named(stuck)}" if stuck else ""
-        raise StartError(f"{self.limit} has taken {what}{such_as}, and max_outage says to fail")
+        taken = f"others for {limit.after:.0f} s or more"
+        if away > limit.after:
+            taken = f"nothing for {away:.0f} s"
+        if stuck:
+            taken += f", but not {_named(stuck)}"
+        raise StartError(f"{self.limit} has taken {taken}, and max_outage says to fail")
 
     def set_aside(self) -> int:
         """Give calls that have failed in too many rounds a receipt that says so; return how many rows."""
@@ -343,12 +378,13 @@ class BatchJob:
         """Give rows that have waited for too long a receipt that says so; return how many."""
         assert self.max_outage is not None
         why = "the API has not taken it for longer than max_outage"
-        only = None if self.outage.away > self.max_outage.after else self.outage.stuck(self.max_outage.after)
-        return self._park(why, only, "parked")
+        if self.outage.away > self.max_outage.after:
+            return self._park(why, None, "parked")
+        return self._park(why, self.outage.stuck(self.max_outage.after), "parked")
 
     def _park(self, why: str, only: Sequence[Range] | None, status: Status) -> int:
-        work = self.batch.guarded(park(self.job, why, only, status=status))
-        parked = self._placed().mapInArrow(work, COUNTED)
+        write_receipts = self.batch.guarded(park(self.job, why, only, status=status))
+        parked = self._placed().mapInArrow(write_receipts, COUNTED)
         with bounded_batches(self.events.sparkSession):
             rows: int = sum(row["rows"] for row in parked.collect())
         log.warning("%s: %d rows are %s: %s", self.batch.key, rows, status, why)
@@ -357,10 +393,8 @@ class BatchJob:
 
     def _any_status(self, *statuses: str) -> bool:
         """Return whether an answer of the batch has told what became of a row: one of `statuses`, or any."""
-        return any(
-            {*(statuses or ("delivered", "dead"))} & {*rows.column("status").to_pylist()}
-            for _, rows in self._statuses()
-        )
+        wanted = {*(statuses or ("delivered", "dead"))}
+        return any(wanted & {*rows.column("status").to_pylist()} for _, rows in self._statuses())
 
     def _statuses(self) -> Iterator[tuple[dict[str, str], pa.Table]]:
         return self.job.parts.read(["status"])
@@ -374,9 +408,12 @@ class BatchJob:
     def _placed(self) -> DataFrame:
         """Return the rows of each task, in order; tasks encode them."""
         key = self.plan.key()
-        by = [F.expr(key)] if key else [F.col("_topic"), F.col("_partition")]
-        several = self.plan.tasks > 1
-        dealt = self.events.repartition(self.plan.tasks, *by) if several else self.events.coalesce(1)
+        if self.plan.tasks == 1:
+            dealt = self.events.coalesce(1)
+        elif key is None:
+            dealt = self.events.repartition(self.plan.tasks, F.col("_topic"), F.col("_partition"))
+        else:
+            dealt = self.events.repartition(self.plan.tasks, F.expr(key))
         return self.columns(dealt.sortWithinPartitions(*self.order))
 
     def _write_refused(self, refused: pa.Table) -> None:
@@ -387,9 +424,11 @@ class BatchJob:
         self.job.parts.write(refused)
 
     def _check_dead(self, more: int, why: str) -> None:
-        many = more + sum(rows.column("status").to_pylist().count("dead") for _, rows in self._statuses())
-        if many > self.dead_at_most:
-            raise StartError(f"{self.limit} refuses {many} of {self.plan.rows} rows, such as: {why}")
+        dead = more
+        for _, rows in self._statuses():
+            dead += rows.column("status").to_pylist().count("dead")
+        if dead > self.dead_at_most:
+            raise StartError(f"{self.limit} refuses {dead} of {self.plan.rows} rows, such as: {why}")
 
     def _log_waiting(self, result: JobResult) -> None:
         """Log why rows wait, once in SAID seconds at most."""
@@ -420,16 +459,16 @@ def planned(
     for notes, _ in parts.read([]):
         if "plan" in notes:
             return PartitionPlan.read(notes["plan"])
-    place = F.col("_topic"), F.col("_partition")
-    counted = (
-        events.select(*place, "_offset")
+    # One task is enough: it only counts.
+    extents = (
+        events.select("_topic", "_partition", "_offset")
         .coalesce(1)
-        .groupBy(*place)
+        .groupBy("_topic", "_partition")
         .agg(F.min("_offset"), F.max("_offset"), F.count(F.lit(1)))
     )
-    made = plan((Extent(*row) for row in counted.collect()), cut, tasks, said=said, whole=whole)
-    parts.write(receipts(owner, []), {"plan": made.note()})
-    return made
+    new_plan = plan((Extent(*row) for row in extents.collect()), cut, tasks, said=said, whole=whole)
+    parts.write(receipts(owner, []), {"plan": new_plan.note()})
+    return new_plan
 
 
 RANKS = ("parked", "dead", "delivered")
@@ -438,37 +477,39 @@ RANKS = ("parked", "dead", "delivered")
 
 def outcome(events: DataFrame, parts: Parts) -> Outcome:
     """Return what the receipts of a batch say; `events` are its rows."""
-    found = counted(parts)
-    ranks = found.column("rank").to_pylist()
-    delivered, dead, parked = (ranks.count(RANKS.index(name)) for name in ("delivered", "dead", "parked"))
-    doubtful = pc.sum(found.column("in_doubt").cast(pa.int64())).as_py() or 0
-    refused = _refused(events, found) if dead else None
-    return Outcome(delivered, refused, parked=parked, in_doubt=doubtful)
+    rows = counted(parts)
+    ranks = rows.column("rank").to_pylist()
+    counts = {status: ranks.count(rank) for rank, status in enumerate(RANKS)}
+    doubtful = pc.sum(rows.column("in_doubt").cast(pa.int64())).as_py() or 0
+    refused = _refused(events, rows) if counts["dead"] else None
+    return Outcome(counts["delivered"], refused, parked=counts["parked"], in_doubt=doubtful)
 
 
 def counted(parts: Parts) -> pa.Table:
     """Return one row for each row with a receipt: its place, rank, reason, and whether it is in doubt."""
-    read = [rows for _, rows in parts.read([*PLACES, "status", "reason", "in_doubt"]) if rows.num_rows]
+    read = []
+    for _, rows in parts.read([*PLACES, "status", "reason", "in_doubt"]):
+        if rows.num_rows:
+            read.append(rows.replace_schema_metadata())
     if not read:
-        return pa.table(
-            {**{name: [] for name in PLACES}, "rank": [], "reason": [], "in_doubt": pa.array([], pa.bool_())}
-        )
-    whole = pa.concat_tables([one.replace_schema_metadata() for one in read])
+        no_rows = {name: pa.array([]) for name in (*PLACES, "rank", "reason")}
+        return pa.table({**no_rows, "in_doubt": pa.array([], pa.bool_())})
+    whole = pa.concat_tables(read)
     ranks = pc.index_in(whole.column("status"), value_set=pa.array(RANKS))
     whole = whole.append_column("rank", ranks).append_column("times", pa.repeat(1, whole.num_rows))
     by_row = whole.group_by([*PLACES]).aggregate(
         [("rank", "max"), ("reason", "max"), ("in_doubt", "any"), ("times", "sum")]
     )
+    # A row with two receipts was sent twice.
     doubt = pc.or_(by_row.column("in_doubt_any"), pc.greater(by_row.column("times_sum"), 1))
     columns = {name: by_row.column(name) for name in PLACES}
     return pa.table({**columns, "rank": by_row["rank_max"], "reason": by_row["reason_max"], "in_doubt": doubt})
 
 
-def _refused(events: DataFrame, found: pa.Table) -> DataFrame:
+def _refused(events: DataFrame, rows: pa.Table) -> DataFrame:
     """Return the rows that are dead, whole, with the `reason`."""
-    dead = found.filter(pc.equal(found.column("rank"), RANKS.index("dead"))).select([*PLACES, "reason"])
+    dead = rows.filter(pc.equal(rows.column("rank"), RANKS.index("dead"))).select([*PLACES, "reason"])
     names = [f"_of_{name}" for name in PLACES]
-    why = events.sparkSession.createDataFrame(dead.rename_columns([*names, "reason"]))
-    pairs = zip(("_topic", "_partition", "_offset"), names, strict=True)
-    same = [F.col(new).eqNullSafe(F.col(old)) for new, old in pairs]
-    return events.join(F.broadcast(why), same).drop(*names)
+    reasons = events.sparkSession.createDataFrame(dead.rename_columns([*names, "reason"]))
+    same_row = [F.col(f"_{name}").eqNullSafe(F.col(f"_of_{name}")) for name in PLACES]
+    return events.join(F.broadcast(reasons), same_row).drop(*names)

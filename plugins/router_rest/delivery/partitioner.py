@@ -62,9 +62,9 @@ class PartitionPlan:
     @classmethod
     def read(cls, note: str) -> PartitionPlan:
         """Return the plan of a note."""
-        said = json.loads(note)
-        pieces = tuple(Piece(*piece) for piece in said["pieces"])
-        return cls(_size(said["cut"]), said["tasks"], said["rows"], pieces)
+        written = json.loads(note)
+        pieces = tuple(Piece(*piece) for piece in written["pieces"])
+        return cls(_size(written["cut"]), written["tasks"], written["rows"], pieces)
 
     def key(self) -> str | None:
         """Return SQL for the number by whose hash Spark sends a row to its task; None: hash topic and partition."""
@@ -75,9 +75,11 @@ class PartitionPlan:
         return f"CASE {' '.join(cases)} ELSE {keys[0]} END"
 
 
-def _size(said: dict[str, int]) -> CallSize:
-    """Return the size of calls in a note; a batch that was begun before an upgrade says `lanes` for `orders`."""
-    return CallSize(**{"orders" if name == "lanes" else name: value for name, value in said.items()})
+def _size(written: dict[str, int]) -> CallSize:
+    """Return the size of calls in a note; a batch that was begun before an upgrade has `lanes` for `orders`."""
+    if "lanes" in written:
+        written["orders"] = written.pop("lanes")
+    return CallSize(**written)
 
 
 def plan(
@@ -89,29 +91,36 @@ def plan(
     there are fewer. Partitions are divided by offsets where tasks would be uneven without it; not where rows keep an
     order (`cut.orders`), and not with `whole`.
     """
-    extents = sorted(extents, key=lambda one: (one.topic or "", one.partition))
-    rows = sum(one.rows for one in extents)
+    extents = sorted(extents, key=lambda extent: (extent.topic or "", extent.partition))
+    rows = sum(extent.rows for extent in extents)
     calls = rows // cut.rows
-    tasks = max(1, min(tasks, calls // LEAST_CALLS if said else max(calls // WORTH_CALLS, rows // WORTH_ROWS)))
+    worth = calls // LEAST_CALLS
+    if not said:
+        worth = max(calls // WORTH_CALLS, rows // WORTH_ROWS)
+    tasks = max(1, min(tasks, worth))
     if tasks == 1 or len(extents) > MOST_RANGES:
         return PartitionPlan(cut, tasks, rows)
+    # Partitions that stay whole have one task each at most.
     together = whole or cut.orders > 0
-    tasks = min(tasks, len(extents)) if together else tasks
+    if together:
+        tasks = min(tasks, len(extents))
     if tasks == 1:
         return PartitionPlan(cut, 1, rows)
     pieces, heaviest = _whole_partitions(extents, tasks)
     if heaviest > EVEN * rows / tasks and not together:
         pieces = _cut(extents, rows, tasks)
-    return PartitionPlan(cut, tasks, rows, tuple(sorted(pieces, key=lambda one: (one.topic or "", *one[1:]))))
+    pieces.sort(key=lambda piece: (piece.topic or "", *piece[1:]))
+    return PartitionPlan(cut, tasks, rows, tuple(pieces))
 
 
 def _whole_partitions(extents: Sequence[Extent], tasks: int) -> tuple[list[Piece], int]:
     """Return a task for each whole partition, the largest first; and the rows of the task that has most."""
-    load, pieces = [0] * tasks, []
-    for one in sorted(extents, key=lambda one: (-one.rows, one.topic or "", one.partition)):
+    load = [0] * tasks
+    pieces = []
+    for extent in sorted(extents, key=lambda extent: (-extent.rows, extent.topic or "", extent.partition)):
         task = load.index(min(load))
-        load[task] += one.rows
-        pieces.append(Piece(*one[:4], task))
+        load[task] += extent.rows
+        pieces.append(Piece(extent.topic, extent.partition, extent.first, extent.last, task))
     return pieces, max(load)
 
 
@@ -120,33 +129,42 @@ def _cut(extents: Iterable[Extent], rows: int, tasks: int) -> list[Piece]:
 
     The number of rows in a range of offsets is not known; they count as evenly spread within a partition.
     """
-    pieces, task, dealt = [], 0, 0.0
+    pieces = []
+    task = 0
+    dealt = 0.0
     for topic, partition, first, last, many in extents:
-        each, at = many / (last - first + 1), first
-        while at <= last:
-            room = max(1, round(((task + 1) * rows / tasks - dealt) / each))
-            after = min(last + 1, at + room) if task < tasks - 1 else last + 1
-            pieces.append(Piece(topic, partition, at, after - 1, task))
-            dealt, at = dealt + (after - at) * each, after
-            if task < tasks - 1 and dealt >= (task + 1) * rows / tasks - each / 2:
+        rows_of_offset = many / (last - first + 1)
+        begin = first
+        while begin <= last:
+            end = last + 1
+            # The last task takes all that is left; each of the others as much as makes its share full.
+            if task < tasks - 1:
+                missing = (task + 1) * rows / tasks - dealt
+                end = min(end, begin + max(1, round(missing / rows_of_offset)))
+            pieces.append(Piece(topic, partition, begin, end - 1, task))
+            dealt += (end - begin) * rows_of_offset
+            begin = end
+            if task < tasks - 1 and dealt >= (task + 1) * rows / tasks - rows_of_offset / 2:
                 task += 1
     return pieces
 
 
 def _within(piece: Piece) -> str:
     """Return SQL that is true for the rows of a range. The topic comes from data, so it is written as bytes."""
-    topic = "NULL" if piece.topic is None else f"CAST(X'{piece.topic.encode().hex()}' AS STRING)"
+    topic = "NULL"
+    if piece.topic is not None:
+        topic = f"CAST(X'{piece.topic.encode().hex()}' AS STRING)"
     return f"_topic <=> {topic} AND _partition = {piece.partition} AND _offset BETWEEN {piece.first} AND {piece.last}"
 
 
 def keys_of(tasks: int) -> list[int]:
     """Return for each task a number that Spark's hash partitioning of an int column sends to it."""
-    found: dict[int, int] = {}
+    number_of_task: dict[int, int] = {}
     number = 0
-    while len(found) < tasks:
-        found.setdefault(_hash(number) % tasks, number)
+    while len(number_of_task) < tasks:
+        number_of_task.setdefault(_hash(number) % tasks, number)
         number += 1
-    return [found[task] for task in range(tasks)]
+    return [number_of_task[task] for task in range(tasks)]
 
 
 def _hash(number: int) -> int:

@@ -129,35 +129,63 @@ class Settled:
 
 def receipts(owner: Owner, settled: Sequence[Settled]) -> pa.Table:
     """Return the receipts of rows: the columns of SCHEMA."""
-    times = [len(one.call) for one in settled]
-    of_call = pa.array(np.repeat(np.arange(len(settled)), times))
-    rows = int(sum(times))
-    texts = [one.response[:EXCERPT].decode(errors="replace") if one.response else None for one in settled]
-    hashes = [hashlib.sha256(one.response).hexdigest() if one.response else None for one in settled]
-    by_call = {
-        "topic": [one.call.topic for one in settled],
-        "partition": [one.call.partition for one in settled],
-        "status": [one.status for one in settled],
-        "http_status": [one.http_status for one in settled],
-        "attempts": [one.call.attempts for one in settled],
-        "latency_ms": [None if one.seconds is None else one.seconds * 1000 for one in settled],
-        "response": texts,
-        "response_sha256": hashes,
-        "call_id": [one.id for one in settled],
-        "idempotency_key": [one.key for one in settled],
-        "reason": [one.reason and one.reason[:LONGEST_REASON] for one in settled],
-        "at": [int(one.at * 1_000_000) for one in settled],
-        "limit_key": [one.call.limit or None for one in settled],
+    # What is the same for the rows of a call is made once for the call, and then taken for each of its rows.
+    calls = pa.Table.from_pylist([_of_call(each) for each in settled], _CALL_SCHEMA)
+    rows_of_calls = [len(each.call) for each in settled]
+    rows = calls.take(pa.array(np.repeat(np.arange(len(settled)), rows_of_calls)))
+    offsets: list[int] = []
+    in_doubt: list[bool] = []
+    for each in settled:
+        offsets += each.call.offsets
+        in_doubt += [offset in each.call.doubtful for offset in each.call.offsets]
+    columns = {name: rows.column(name) for name in rows.column_names}
+    columns["offset"] = pa.array(offsets, pa.int64())
+    columns["in_doubt"] = pa.array(in_doubt, pa.bool_())
+    of_owner = {
+        "query": owner.query,
+        "route": owner.route,
+        "sink": owner.sink,
+        "batch_id": owner.batch,
+        "replay": owner.replay,
+        "limit_name": owner.limit,
     }
-    same = {"query": owner.query, "route": owner.route, "sink": owner.sink, "batch_id": owner.batch}
-    same |= {"replay": owner.replay, "limit_name": owner.limit}
-    columns = {
-        **{name: pa.repeat(pa.scalar(value, SCHEMA.field(name).type), rows) for name, value in same.items()},
-        **{name: pa.array(values, SCHEMA.field(name).type).take(of_call) for name, values in by_call.items()},
-        "offset": pa.array([at for one in settled for at in one.call.offsets], pa.int64()),
-        "in_doubt": pa.array([at in one.call.doubtful for one in settled for at in one.call.offsets], pa.bool_()),
-    }
+    for name, value in of_owner.items():
+        columns[name] = pa.repeat(pa.scalar(value, SCHEMA.field(name).type), len(offsets))
     return pa.Table.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)
+
+
+def _of_call(settled: Settled) -> dict[str, Any]:
+    """Return what the receipts of a call's rows have in common: the columns of _CALL_SCHEMA."""
+    call = settled.call
+    receipt: dict[str, Any] = {
+        "topic": call.topic,
+        "partition": call.partition,
+        "status": settled.status,
+        "http_status": settled.http_status,
+        "attempts": call.attempts,
+        "call_id": settled.id,
+        "idempotency_key": settled.key,
+        "reason": settled.reason and settled.reason[:LONGEST_REASON],
+        "at": int(settled.at * 1_000_000),
+        "limit_key": call.limit or None,
+    }
+    if settled.seconds is not None:
+        receipt["latency_ms"] = settled.seconds * 1000
+    if settled.response:
+        receipt["response"] = settled.response[:EXCERPT].decode(errors="replace")
+        receipt["response_sha256"] = hashlib.sha256(settled.response).hexdigest()
+    return receipt
+
+
+_CALL_SCHEMA = pa.schema(
+    [
+        SCHEMA.field(name)
+        for name in (
+            *("topic", "partition", "status", "http_status", "attempts", "latency_ms", "response", "response_sha256"),
+            *("call_id", "idempotency_key", "reason", "at", "limit_key"),
+        )
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -183,24 +211,29 @@ class KnownReceipts:
             if "ended" in notes:
                 ended.add(notes["attempt"])
                 _spread(ranges_in(notes.get("doubtful")), doubtful)
-        known = {place: np.unique(np.concatenate(offsets)) for place, offsets in done.items()}
+        offsets_done = {place: np.unique(np.concatenate(offsets)) for place, offsets in done.items()}
         for attempt, ranges in reserved.items():
-            if ranges and attempt not in ended:
-                begun = CallLog.read(attempt)
-                _spread(ranges if begun is None else _without(known, begun), doubtful)
-        return cls(known, {place: _merged(ranges) for place, ranges in doubtful.items()})
+            if not ranges or attempt in ended:
+                continue
+            # Of an attempt that was cut off its log says which calls went out; without it all may have.
+            begun = CallLog.read(attempt)
+            _spread(ranges if begun is None else _without(offsets_done, begun), doubtful)
+        return cls(offsets_done, {place: _merged(ranges) for place, ranges in doubtful.items()})
 
     def open(self, place: Place, offsets: Any) -> Any:
         """Return, for each offset of a source partition, whether the row has no receipt."""
         done = self.done.get(place)
-        return np.ones(len(offsets), bool) if done is None else ~np.isin(offsets, done, kind="sort")
+        if done is None:
+            return np.ones(len(offsets), bool)
+        return ~np.isin(offsets, done, kind="sort")
 
     def rest(self, call: Call) -> Call:
         """Return a call of the rows without a receipt, in which those that may have arrived are marked."""
         place = call.topic, call.partition
         if place in self.done:
-            left = np.flatnonzero(self.open(place, call.offsets)).tolist()
-            call = call if len(left) == len(call) else call.of(left)
+            open_positions = np.flatnonzero(self.open(place, call.offsets)).tolist()
+            if len(open_positions) < len(call):
+                call = call.of(open_positions)
         if place in self.doubtful:
             call.doubtful = self.in_doubt(place, call.offsets)
         return call
@@ -210,29 +243,34 @@ class KnownReceipts:
         ranges = self.doubtful.get(place)
         if not ranges:
             return frozenset()
-        found = ((at, bisect_right(ranges, (at, inf)) - 1) for at in offsets)
-        return frozenset(at for at, which in found if which >= 0 and at <= ranges[which][1])
+        doubtful = set()
+        for offset in offsets:
+            # The last range that begins at the offset or before it.
+            number = bisect_right(ranges, (offset, inf)) - 1
+            if number >= 0 and offset <= ranges[number][1]:
+                doubtful.add(offset)
+        return frozenset(doubtful)
 
 
 def note_of(ranges: Iterable[Range]) -> str:
     """Return ranges as the text of a note."""
-    return json.dumps([list(one) for one in ranges])
+    return json.dumps([*ranges])
 
 
 def ranges_of(place: Place, offsets: Iterable[int]) -> list[Range]:
     """Return offsets as ranges; consecutive ones are one range."""
-    found: list[Range] = []
-    for at in sorted(offsets):
-        if found and found[-1][3] == at - 1:
-            found[-1] = (*place, found[-1][2], at)
+    ranges: list[Range] = []
+    for offset in sorted(offsets):
+        if ranges and ranges[-1][3] == offset - 1:
+            ranges[-1] = (*place, ranges[-1][2], offset)
         else:
-            found.append((*place, at, at))
-    return found
+            ranges.append((*place, offset, offset))
+    return ranges
 
 
 def ranges_in(note: str | None) -> list[Range]:
     """Return the ranges in the text of a note."""
-    return [tuple(one) for one in json.loads(note)] if note else []
+    return [tuple(written) for written in json.loads(note or "[]")]
 
 
 def _spread(ranges: Iterable[Range], into: dict[Place, list[tuple[int, int]]]) -> None:
@@ -242,21 +280,21 @@ def _spread(ranges: Iterable[Range], into: dict[Place, list[tuple[int, int]]]) -
 
 def _merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return ranges in order, those that touch as one."""
-    found: list[tuple[int, int]] = []
+    merged: list[tuple[int, int]] = []
     for first, last in sorted(ranges):
-        if found and first <= found[-1][1] + 1:
-            found[-1] = found[-1][0], max(last, found[-1][1])
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
         else:
-            found.append((first, last))
-    return found
+            merged.append((first, last))
+    return merged
 
 
 def _without(done: Mapping[Place, Any], ranges: Iterable[Range]) -> Iterator[Range]:
     """Yield ranges without the rows that have a receipt."""
     spread: dict[Place, list[tuple[int, int]]] = {}
     _spread(ranges, spread)
-    for place, here in spread.items():
-        offsets = np.concatenate([np.arange(first, last + 1) for first, last in here])
+    for place, ranges_of_place in spread.items():
+        offsets = np.concatenate([np.arange(first, last + 1) for first, last in ranges_of_place])
         yield from ranges_of(place, np.setdiff1d(offsets, done.get(place, offsets[:0])).tolist())
 
 
@@ -272,11 +310,12 @@ class CallLog:
     """The calls that an attempt has begun: a file that outlives the process that writes it, and not the machine.
 
     It is there until the attempt ends, and locked for as long as more may be written. The name has the machine's start
-    in it, for what was not on disk before that is lost.
+    in it, for what was not on disk before that is lost. Of an attempt that was killed it is there until the batch is
+    done: by then `remove_call_logs` removes it, or the first task of a later batch.
     """
 
-    def __init__(self, attempt: str) -> None:
-        self._path = self._of(attempt)
+    def __init__(self, owner: Owner, attempt: str) -> None:
+        self._path = _log_folder() / f"{_log_prefix()}{_log_key(owner)}-{attempt}"
         self._file = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o600)
         fcntl.flock(self._file, fcntl.LOCK_EX)
 
@@ -289,24 +328,66 @@ class CallLog:
         """Write nothing more; without `keep` the file is removed."""
         try:
             if not keep:
-                self._path.unlink()
+                self._path.unlink(missing_ok=True)
         finally:
             os.close(self._file)
 
-    @classmethod
-    def read(cls, attempt: str) -> list[Range] | None:
+    @staticmethod
+    def read(attempt: str) -> list[Range] | None:
         """Return the rows of the calls that an attempt has begun; None: it is not known, or not yet all of them."""
+        ranges: list[Range] = []
         try:
-            with cls._of(attempt).open("rb") as file:
+            (path,) = _log_folder().glob(f"{_log_prefix()}*-{attempt}")
+            with path.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                return [one for line in file for one in ranges_in(line.decode())]
+                for line in file:
+                    ranges += ranges_in(line.decode())
         except (OSError, ValueError):  # of another machine; still written to; broken off
             return None
+        return ranges
 
-    @staticmethod
-    def _of(attempt: str) -> Path:
-        start = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return Path(tempfile.gettempdir()) / f"event-router-{start}-{attempt}"
+
+_LOGS = "event-router-"
+"""How the names of call logs begin."""
+
+
+def _log_folder() -> Path:
+    return Path(tempfile.gettempdir())
+
+
+def _log_prefix() -> str:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{_LOGS}{boot}-"
+
+
+def _log_key(owner: Owner) -> str:
+    """Return what names the batches of a sink, or its replays, and among them the one."""
+    kind = "batch" if owner.replay is None else "replay"
+    sink = hashlib.sha256(f"{owner.name}/{kind}".encode()).hexdigest()[:16]
+    batch = hashlib.sha256(f"{owner.batch} {owner.replay}".encode()).hexdigest()[:16]
+    return f"{sink}-{batch}"
+
+
+def remove_call_logs(owner: Owner, *, of_this_batch: bool) -> None:
+    """Remove the logs that nobody will read: of earlier batches, with `of_this_batch` of this one too.
+
+    A sink has one batch at a time, and one replay: a later one begins when the earlier one is done. Logs that are
+    still written to stay, and so do those of other sinks.
+    """
+    try:
+        prefix = _log_prefix()
+    except OSError:  # a system without it has no logs
+        return
+    key = _log_key(owner)
+    sink, _, batch = key.partition("-")
+    for path in _log_folder().glob(f"{_LOGS}*"):
+        of_sink = path.name.startswith(f"{prefix}{sink}-")
+        of_batch = path.name.startswith(f"{prefix}{sink}-{batch}-")
+        if path.name.startswith(prefix) and (not of_sink or (of_batch and not of_this_batch)):
+            continue
+        with suppress(OSError), path.open("rb") as file:  # removed meanwhile; of another user; still written to
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
 
 
 EVERY = 1.0
@@ -345,7 +426,8 @@ class ReceiptWriter:
         if not self._opened:
             self._opened = True
             with suppress(OSError):  # without it all that is reserved is in doubt after a crash
-                self._log = CallLog(self.attempt)
+                remove_call_logs(self.owner, of_this_batch=False)
+                self._log = CallLog(self.owner, self.attempt)
         self._reserved.extend(ranges)
         await self.flush()
 
@@ -359,7 +441,8 @@ class ReceiptWriter:
 
     def close(self, *, keep: bool = True) -> None:
         """Note no more calls; without `keep` nobody needs to know which were begun."""
-        log, self._log = self._log, None
+        log = self._log
+        self._log = None
         if log is not None:
             log.close(keep=keep)
 
@@ -373,17 +456,23 @@ class ReceiptWriter:
     async def flush(self) -> None:
         """Write the receipts and ranges that have been noted as one part."""
         async with self._lock:
-            settled, self._settled, self.size = self._settled, [], 0
-            reserved, self._reserved = self._reserved, []
+            # What comes while this part is written belongs to the next one.
+            settled = self._settled
+            notes = {"attempt": self.attempt, "reserved": note_of(self._reserved)}
+            self._settled = []
+            self._reserved = []
+            self.size = 0
             self._measure(settled)
-            notes = {"attempt": self.attempt, "reserved": note_of(reserved)}
             await self._write(settled, notes)
 
     async def end(self, unsure: Iterable[tuple[str | None, int, Iterable[int]]]) -> None:
         """Write the last part, when all calls have ended; `unsure` are rows without a receipt that may have arrived."""
-        ranges = [one for topic, partition, offsets in unsure for one in ranges_of((topic, partition), offsets)]
+        ranges: list[Range] = []
+        for topic, partition, offsets in unsure:
+            ranges += ranges_of((topic, partition), offsets)
         async with self._lock:
-            settled, self._settled = self._settled, []
+            settled = self._settled
+            self._settled = []
             await self._write(settled, {"attempt": self.attempt, "ended": "yes", "doubtful": note_of(ranges)})
         self._thread.shutdown()
         self.close(keep=False)
@@ -405,7 +494,7 @@ class ReceiptWriter:
 
     def _measure(self, settled: list[Settled]) -> None:
         now = time.monotonic()
-        rows = sum(len(one.call) for one in settled)
+        rows = sum(len(each.call) for each in settled)
         self.rate = rows / max(now - self._last, 0.001)
         self._last = now
 
@@ -436,20 +525,22 @@ class Responses:
 
     def __call__(self, settled: Sequence[Settled]) -> None:
         """Write the records of some calls as one part."""
-        rows = [
-            {
-                "key": (one.id or "").encode(),
-                "value": b'{"event":%b,"response":%b}' % (_json(row), response),
-                "topic": one.call.topic,
-                "partition": one.call.partition,
-                "offset": offset,
-                "timestamp": int(one.at * 1_000_000),
-            }
-            for one in settled
-            if one.status == "delivered"
-            for response in [_json(one.response)]
-            for offset, row in zip(one.call.offsets, one.call.rows, strict=True)
-        ]
+        rows = []
+        for each in settled:
+            if each.status != "delivered":
+                continue
+            response = _json(each.response)
+            for offset, row in zip(each.call.offsets, each.call.rows, strict=True):
+                rows.append(
+                    {
+                        "key": (each.id or "").encode(),
+                        "value": b'{"event":%b,"response":%b}' % (_json(row), response),
+                        "topic": each.call.topic,
+                        "partition": each.call.partition,
+                        "offset": offset,
+                        "timestamp": int(each.at * 1_000_000),
+                    }
+                )
         self.parts.write(pa.Table.from_pylist(rows, RECORD_SCHEMA))
 
     def commit(self) -> None:
@@ -462,5 +553,7 @@ def _json(text: bytes) -> bytes:
     try:
         msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return json.dumps(text.decode(errors="replace")).encode() if text else b"null"
+        if not text:
+            return b"null"
+        return json.dumps(text.decode(errors="replace")).encode()
     return text

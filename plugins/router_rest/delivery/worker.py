@@ -173,11 +173,11 @@ class Feed:
                 self._loop.call_soon_threadsafe(self._there.set)
 
     def _reported(self) -> list[pa.RecordBatch]:
-        found = []
+        reports = []
         with suppress(queue.Empty):
             while True:
-                found.append(self._reports.get_nowait())
-        return found
+                reports.append(self._reports.get_nowait())
+        return reports
 
     def _raise(self) -> None:
         if self.failed is not None:
@@ -254,8 +254,14 @@ class TaskJob:
     @property
     def reader(self) -> RowReader:
         """Return what reads rows."""
-        form, values = self.form, bool(self.form.named) or not self.form.method
-        return RowReader(self.encoding, form.body, urls=not form.url, values=values, by_host=self.by_host)
+        form = self.form
+        return RowReader(
+            self.encoding,
+            form.body,
+            urls=not form.url,
+            values=bool(form.named) or not form.method,
+            by_host=self.by_host,
+        )
 
     @property
     def in_flight(self) -> int:
@@ -288,24 +294,24 @@ class Feeder:
 
     async def take(self, rows: pa.RecordBatch, *, send: bool) -> None:
         """Make calls of the rows of a record batch; without `send` only count the rows."""
-        found = list(stretches(rows))
-        missing = [self.known.open(place, offsets) for place, offsets, _ in found]
+        parts = list(stretches(rows))
+        missing = [self.known.open(place, offsets) for place, offsets, _ in parts]
         wanted = np.concatenate(missing) if missing else np.ones(0, bool)
         self.seen += rows.num_rows
         self.skipped += rows.num_rows - int(np.count_nonzero(wanted))
         if send:  # rows with a receipt too: where calls are cut must not depend on receipts
-            await self._cut(rows, found, wanted)
+            await self._cut(rows, parts, wanted)
 
     async def end(self) -> None:
         """Queue the calls that are not full: no more rows come."""
         for call in self.batcher.end():
             await self._begin(call)
 
-    async def _cut(self, rows: pa.RecordBatch, found: Sequence[Stretch], wanted: Any) -> None:
+    async def _cut(self, rows: pa.RecordBatch, parts: Sequence[Stretch], wanted: Any) -> None:
         self._reserved = 0
         for at, row in enumerate(self.reader.rows(rows)):
             if at >= self._reserved:
-                await self._reserve(at, rows.num_rows, found)
+                await self._reserve(at, rows.num_rows, parts)
             if row.why is not None:
                 if wanted[at]:
                     self.settle(Settled(Call.alone(row.place), "dead", time.time(), reason=row.why))
@@ -321,15 +327,17 @@ class Feeder:
             return True
         return await self.queue.put(call) or not self.queue.over
 
-    async def _reserve(self, at: int, rows: int, found: Iterable[Stretch]) -> None:
+    async def _reserve(self, at: int, rows: int, parts: Iterable[Stretch]) -> None:
         """Write down which rows may go out next."""
         self._reserved = min(rows, at + max(self.chunk, int(self.receipts.rate * 1.5)))
         ranges: list[Range] = []
-        for place, offsets, first in found:
-            low, high = max(at, first), min(self._reserved, first + len(offsets))
+        for place, offsets, first in parts:
+            low = max(at, first)
+            high = min(self._reserved, first + len(offsets))
             if low < high:
-                part = offsets[low - first : high - first]  # not in order in a replay: rows follow their former calls
-                ranges.append((*place, int(part.min()), int(part.max())))
+                # Not in order in a replay, where rows follow their former calls.
+                reserved = offsets[low - first : high - first]
+                ranges.append((*place, int(reserved.min()), int(reserved.max())))
         await self.receipts.reserve(ranges)
 
 
@@ -343,7 +351,9 @@ def stretches(rows: pa.RecordBatch) -> Iterator[Stretch]:
     offsets = rows.column("_offset").to_numpy(zero_copy_only=False)
     changes = (np.flatnonzero((codes[1:] != codes[:-1]) | (partitions[1:] != partitions[:-1])) + 1).tolist()
     for first, last in zip([0, *changes], [*changes, len(offsets)], strict=True):
-        topic = None if codes[first] < 0 else topics.dictionary[int(codes[first])].as_py()
+        topic = None
+        if codes[first] >= 0:
+            topic = topics.dictionary[int(codes[first])].as_py()
         yield (topic, int(partitions[first])), offsets[first:last], first
 
 
@@ -376,7 +386,8 @@ class TaskWorker:
 
     async def run(self, batches: AsyncIterator[pa.RecordBatch]) -> None:
         """Deliver all rows, or as many as can be delivered now; read all of them in any case."""
-        lease, client = None, None
+        lease = None
+        client = None
         try:
             lease = await LeaseClient.open(self.job.address, self.job.owner.name)
             login = TaskLogin(lease, self.job.authorise)
@@ -397,26 +408,28 @@ class TaskWorker:
             self._end("away", str(error))
             await self._feed(batches)
         finally:
-            for one in (client, lease):
-                if one is not None:
-                    await one.close()
+            if client is not None:
+                await client.close()
+            if lease is not None:
+                await lease.close()
             self._receipts.close()
         self._report_counts()
 
     async def _deliver(self, batches: AsyncIterator[pa.RecordBatch]) -> None:
         keeping = asyncio.create_task(self._receipts.keep())
         workers = [asyncio.create_task(self._work()) for _ in range(self.job.in_flight)]
-        for one in (keeping, *workers):
-            one.add_done_callback(self._stop_on_failure)
+        for coroutine in (keeping, *workers):
+            coroutine.add_done_callback(self._stop_on_failure)
         try:
             await self._feed(batches)
             await asyncio.gather(*workers)
         finally:
-            for one in (keeping, *workers):
-                one.cancel()
+            for coroutine in (keeping, *workers):
+                coroutine.cancel()
             with suppress(asyncio.CancelledError):
                 await keeping
-        await self._receipts.end((one.topic, one.partition, one.doubtful) for one in self._left if one.doubtful)
+        doubtful = [call for call in self._left if call.doubtful]
+        await self._receipts.end((call.topic, call.partition, call.doubtful) for call in doubtful)
 
     async def _feed(self, batches: AsyncIterator[pa.RecordBatch]) -> None:
         """Read all rows; make calls of them until there is trouble."""
@@ -431,11 +444,11 @@ class TaskWorker:
         assert self._delivery is not None
         while (call := await self._queue.take()) is not None:
             self.counts["calls"] += 1
-            left = await self._delivery.deliver(call)
-            for one in left:
-                one.drop_rows()
-            self._left += left
-            self._queue.finished(call, whole=not left)
+            rest = await self._delivery.deliver(call)
+            for part in rest:
+                part.drop_rows()
+            self._left += rest
+            self._queue.finished(call, whole=not rest)
             if self._receipts.size > self.job.bytes_in_flight // 4:
                 await self._receipts.flush()
             if self._delivery.ending.is_set():
@@ -474,30 +487,40 @@ class TaskWorker:
     def _report_counts(self) -> None:
         """Report the counts of rows, and why some are left."""
         counts = {**self.counts, "known": self._feeder.skipped}
-        left = self._feeder.seen - sum(counts.get(name, 0) for name in ("delivered", "parked", "dead", "known"))
-        reports: list[dict[str, Any]] = [
-            {"kind": "refused" if name == "dead" else name, "rows": rows} for name, rows in counts.items()
-        ]
-        why = self._delivery.why if self._delivery else ""
-        kind, text = self.trouble or ("away", why or (self._queue.stuck and KEYS_USED_UP) or "")
-        if kind == ENDED and self._delivery:  # only now all calls that were in flight are answered
-            kind, text = ("wrong", self._delivery.wrong) if self._delivery.wrong else ("away", why)
-        if left:
-            reports += [{"kind": "left", "rows": left}, {"kind": kind, "text": text}, *self._in_vain()]
+        rows_left = self._feeder.seen
+        reports: list[dict[str, Any]] = []
+        for name, rows in counts.items():
+            reports.append({"kind": "refused" if name == "dead" else name, "rows": rows})
+            if name in ("delivered", "parked", "dead", "known"):
+                rows_left -= rows
+        if rows_left:
+            kind, text = self._why_left()
+            reports += [{"kind": "left", "rows": rows_left}, {"kind": kind, "text": text}, *self._in_vain()]
         if self._delivery is not None and self._delivery.unread and not self._delivery.read:
             reports.append({"kind": "unread", "rows": self._delivery.unread, "text": self._delivery.no_status})
         self.report(reports)
 
+    def _why_left(self) -> tuple[str, str]:
+        """Return why rows are left: the kind of the report, and its text."""
+        why = self._delivery.why if self._delivery else ""
+        if self.trouble is None:
+            if not why and self._queue.stuck:
+                why = KEYS_USED_UP
+            return "away", why
+        # Why a delivery has ended by itself is known only now that all calls which were in flight are answered.
+        if self.trouble[0] != ENDED or self._delivery is None:
+            return self.trouble
+        if self._delivery.wrong:
+            return "wrong", self._delivery.wrong
+        return "away", why
+
     def _in_vain(self) -> list[dict[str, Any]]:
         """Report the calls that were sent and are left, the first ones."""
-        tried = sorted((one for one in self._left if one.attempts), key=lambda one: (one.partition, one.offsets[0]))
-        return [
-            {
-                "kind": "tried",
-                "rows": len(one),
-                "text": note_of(ranges_of((one.topic, one.partition), one.offsets)),
-                "why": one.why,
-                "answered": one.answered,
-            }
-            for one in tried[:_NAMED]
-        ]
+        tried = [call for call in self._left if call.attempts]
+        tried.sort(key=lambda call: (call.partition, call.offsets[0]))
+        reports = []
+        for call in tried[:_NAMED]:
+            rows = note_of(ranges_of((call.topic, call.partition), call.offsets))
+            report = {"kind": "tried", "rows": len(call), "text": rows, "why": call.why, "answered": call.answered}
+            reports.append(report)
+        return reports

@@ -338,16 +338,18 @@ class Connections(aiohttp.TCPConnector):
         """Close the connection that has been idle longest where there are too many, and no idle one leads to `key`."""
         if len(self._kept) < self.limit:
             return
-        if any(self._kept[one] == key and one.is_connected() for one in self._idle()):
+        if any(self._kept[connection] == key and connection.is_connected() for connection in self._idle()):
             return
-        for one in [one for one in self._idle() if not one.is_connected()]:
-            del self._kept[one]
-        if len(self._kept) >= self.limit and (oldest := next(self._idle(), None)) is not None:
+        for connection in [*self._idle()]:
+            if not connection.is_connected():
+                del self._kept[connection]
+        oldest = next(self._idle(), None)
+        if len(self._kept) >= self.limit and oldest is not None:
             del self._kept[oldest]
             oldest.close()
 
     def _idle(self) -> Iterator[ResponseHandler]:
-        return (one for one in self._kept if one not in self._in_use)
+        return (connection for connection in self._kept if connection not in self._in_use)
 
 
 def _is_whole(request: PreparedRequest) -> bool:
@@ -362,20 +364,27 @@ def _arguments(request: PreparedRequest) -> dict[str, Any]:
     """
     if not TOKEN.fullmatch(request.method or ""):
         raise Unsent("the method holds signs that none may hold")
-    headers = {_text(name): _text(value) for name, value in request.headers.items()}
-    for name, value in headers.items():
+    headers = {}
+    for written_name, written_value in request.headers.items():
+        name = _text(written_name)
+        value = _text(written_value)
         if not TOKEN.fullmatch(name):
             raise Unsent("the name of a header holds signs that none may hold")
         if not TEXT.fullmatch(value):
             raise Unsent("a header holds a line break, or signs beyond ASCII: no request can be made of it")
-    headers = {name: value for name, value in headers.items() if name.lower() != "content-length"}
-    body = request.body.encode() if isinstance(request.body, str) else request.body
+        if name.lower() != "content-length":
+            headers[name] = value
+    body = request.body
+    if isinstance(body, str):
+        body = body.encode()
     return {"method": request.method, "url": _url(request.url or ""), "headers": headers, "data": body}
 
 
 def _in_blocks(body: bytes | None) -> bytes | io.BytesIO | None:
     """Return a body as aiohttp takes it: it warns of large ones that are written at once."""
-    return io.BytesIO(body) if body is not None and len(body) >= LARGE else body
+    if body is None or len(body) < LARGE:
+        return body
+    return io.BytesIO(body)
 
 
 def _text(value: str | bytes) -> str:
@@ -387,16 +396,22 @@ def _url(url: str) -> URL:
     """Return a URL that aiohttp sends unchanged; raise Unsent, which does not quote it. A user is a header already."""
     try:
         parts = urlsplit(url)
-        host, port = parts.hostname or "", parts.port
+        host = parts.hostname or ""
+        port = parts.port
     except ValueError:
         raise Unsent("the URL is none") from None
     if parts.scheme not in {"http", "https"} or not host:
         raise Unsent("the URL is not of the form http(s)://host/...")
-    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    target = parts.path or "/"
+    if parts.query:
+        target += f"?{parts.query}"
     if not all("!" <= sign <= "~" for sign in host + target):
         raise Unsent("the URL is not escaped: it holds blanks or signs beyond ASCII")
-    named = f"[{host}]" if ":" in host else host
-    return URL(f"{parts.scheme}://{named}{'' if port is None else f':{port}'}{target}", encoded=True)
+    if ":" in host:  # an address of IPv6
+        host = f"[{host}]"
+    if port is not None:
+        host = f"{host}:{port}"
+    return URL(f"{parts.scheme}://{host}{target}", encoded=True)
 
 
 def _fault(error: Exception, attempt: SendAttempt) -> Exception:
@@ -410,13 +425,16 @@ def _fault(error: Exception, attempt: SendAttempt) -> Exception:
         return InDoubt("no answer came in time", timeout=True)
     if isinstance(error, aiohttp.ClientResponseError):
         return InDoubt("the answer is broken: it is not HTTP/1", unreadable=True)
-    why = "the connection was closed" if isinstance(error, aiohttp.ServerDisconnectedError) else reason_of(error)
+    disconnected = isinstance(error, aiohttp.ServerDisconnectedError)
+    why = "the connection was closed" if disconnected else reason_of(error)
     # in TLS 1.3 a client learns only with the answer that its certificate was not taken: nothing else was read
     refused = isinstance(error.__cause__, ssl.SSLError) and any(word in why.upper() for word in CERTIFICATE_REFUSED)
     if refused and not attempt.reused:
         return Unsent(f"the server does not take the client's certificate: {why}")
-    began = isinstance(error, aiohttp.ServerDisconnectedError) and not isinstance(error.message, str)
-    return InDoubt(f"the answer breaks off: {why}") if began else Dropped(f"no answer came: {why}")
+    # The message of a disconnection is what had come of an answer, or a text of aiohttp if nothing had.
+    if isinstance(error, aiohttp.ServerDisconnectedError) and not isinstance(error.message, str):
+        return InDoubt(f"the answer breaks off: {why}")
+    return Dropped(f"no answer came: {why}")
 
 
 class UnusableFile(ValueError):  # noqa: N818 - it says what is wrong
@@ -430,9 +448,17 @@ def tls_context(verify: bool | str, cert: str | tuple[str, str] | None) -> ssl.S
     server. cert: the client's certificate, with its key in the same file or in a second one. Variables of the
     environment have no effect. Raises UnusableFile when a file is missing or holds something else.
     """
-    authorities = None if verify is False else DEFAULT_CA_BUNDLE_PATH if verify is True else verify
-    files = (cert,) if isinstance(cert, str) else cert or ()
-    return _context(authorities, files, tuple(_stamp(file) for file in (authorities, *files) if file is not None))
+    authorities: str | None = None
+    if verify is True:
+        authorities = DEFAULT_CA_BUNDLE_PATH
+    elif isinstance(verify, str):
+        authorities = verify
+    files: tuple[str, ...] = (cert,) if isinstance(cert, str) else cert or ()
+    # The times of the files are a part of the cache's key: a file that has changed makes another context.
+    stamps = [_stamp(file) for file in files]
+    if authorities is not None:
+        stamps.append(_stamp(authorities))
+    return _context(authorities, files, tuple(stamps))
 
 
 def _stamp(file: str) -> int:
@@ -451,7 +477,8 @@ def _context(authorities: str | None, files: tuple[str, ...], stamps: tuple[int,
     file = authorities
     try:
         if authorities is None:
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
         elif Path(authorities).is_dir():
             context.load_verify_locations(capath=authorities)
         else:

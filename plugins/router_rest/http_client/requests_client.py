@@ -151,11 +151,11 @@ def _blocks(response: requests.Response) -> Iterator[bytes]:
 
 def _fault(error: Exception) -> Unsent | InDoubt:
     """Return why a request failed; `requests` wraps the cause several times."""
-    found = list(causes(error))
+    chain = list(causes(error))
     if isinstance(error, (*NO_REQUEST, UnicodeError)):
         return Unsent(f"no request can be made of it ({type(error).__name__})")
-    untrusted = any(isinstance(cause, ssl.SSLCertVerificationError) for cause in found)
-    if untrusted or any(isinstance(cause, NOT_CONNECTED) for cause in found):
+    if any(isinstance(cause, (ssl.SSLCertVerificationError, *NOT_CONNECTED)) for cause in chain):
         return Unsent(reason_of(error))
-    late = any(isinstance(cause, TIMEOUTS) for cause in found)
-    return InDoubt("no answer came in time" if late else f"no answer came: {reason_of(error)}", timeout=late)
+    if any(isinstance(cause, TIMEOUTS) for cause in chain):
+        return InDoubt("no answer came in time", timeout=True)
+    return InDoubt(f"no answer came: {reason_of(error)}")

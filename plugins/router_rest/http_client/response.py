@@ -40,11 +40,11 @@ class ResponseHeaders(dict[str, str]):
     @classmethod
     def of(cls, pairs: Iterable[tuple[str, str]]) -> ResponseHeaders:
         """Return headers; the values of one that came several times are joined by commas."""
-        made: dict[str, str] = {}
+        headers: dict[str, str] = {}
         for name, value in pairs:
             key = name.lower()
-            made[key] = f"{made[key]}, {value}" if key in made else value
-        return cls(made)
+            headers[key] = f"{headers[key]}, {value}" if key in headers else value
+        return cls(headers)
 
     def __getitem__(self, name: str) -> str:
         return super().__getitem__(name.lower())
@@ -100,7 +100,11 @@ def decoded(body: bytes, encoding: str, most: int) -> tuple[bytes, bool]:
 
 def reason_of(error: BaseException) -> str:
     """Return why there is no answer, in own words: libraries wrap the cause several times, and quote the request."""
-    return next((said for cause in causes(error) if (said := _said(cause))), f"no connection ({type(error).__name__})")
+    for cause in causes(error):
+        reason = _own_reason(cause)
+        if reason:
+            return reason
+    return f"no connection ({type(error).__name__})"
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
@@ -111,11 +115,16 @@ def causes(error: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__ or cause.__context__
 
 
-def _said(error: BaseException) -> str | None:
+def _own_reason(error: BaseException) -> str | None:
+    """Return what one error of a chain says of the cause; None if it only wraps another."""
     if isinstance(error, ssl.SSLCertVerificationError) and hasattr(error, "verify_message"):
         return f"its certificate is not trusted ({error.verify_message})"
-    if isinstance(error, ssl.SSLError):  # aiohttp's own are some as well, and say nothing
-        return f"TLS failed ({error.reason})" if getattr(error, "reason", None) else None
+    if isinstance(error, ssl.SSLError):
+        # aiohttp's own are some as well, and have no reason.
+        reason = getattr(error, "reason", None)
+        return f"TLS failed ({reason})" if reason else None
     if isinstance(error, socket.gaierror):
         return f"its name is not known ({error.strerror})"
-    return os.strerror(error.errno) if isinstance(error, OSError) and error.errno else None
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno)
+    return None
