@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from router import ApplyingSink, ArrowDecoder, Decoder, Encoder, MergingSink, Rule, TableSink, hookspecs
+from router.engine.label.layout import COORDINATES, DEAD_SCHEMA, QUARANTINE_COLUMNS, SCHEMA_COLUMNS
+from router.engine.ledger import SCHEMA as LEDGER
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -91,3 +93,12 @@ def signatures(*owners: object) -> list[str]:
 def test_a_method_of_parts_and_a_hook_are_documented_with_their_signature(signature: str) -> None:
     """Without it an author of a plugin implements what was called so before."""
     assert f"`{signature}`" in (REFERENCE / "plugins.md").read_text().replace("\\|", "|")
+
+
+@pytest.mark.parametrize(
+    "column",
+    sorted({*LEDGER.names, *DEAD_SCHEMA.names, *COORDINATES, *QUARANTINE_COLUMNS, *SCHEMA_COLUMNS}),
+)
+def test_a_column_of_the_router_is_documented(column: str) -> None:
+    """Without it somebody who queries a ledger or a quarantine guesses what its columns mean."""
+    assert f"`{column}`" in (REFERENCE / "system-tables.md").read_text()

@@ -11,6 +11,7 @@ import re
 import shlex
 import subprocess
 import sys
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +30,10 @@ TUTORIAL = DOCS / "tutorial" / "first-route.md"
 PLUGIN = DOCS / "how-to" / "write-a-plugin.md"
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```', re.MULTILINE | re.DOTALL)
 
-pytestmark = pytest.mark.spark
+PROGRAMS = {"router": "-m router", "python": "", "python3": "", "pytest": "-m pytest -p no:cacheprovider"}
+"""What a reader has after the installation; Spark's workers are started as `python3`."""
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]  # several starts of Spark
 
 
 @dataclass
@@ -54,9 +58,16 @@ class Reader:
         assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
         self.printed += done.stdout
 
-    def start(self, *command: str) -> subprocess.Popen[str]:
-        """Start a program that the page shows, as in a second terminal."""
-        return subprocess.Popen(command, cwd=self.folder, env=self.environ, stdout=subprocess.PIPE, text=True)
+    @contextmanager
+    def second_terminal(self, *command: str) -> Iterator[list[str]]:
+        """Run a program meanwhile; afterwards the list has the lines that it printed."""
+        lines: list[str] = []
+        with subprocess.Popen(command, cwd=self.folder, env=self.environ, stdout=subprocess.PIPE, text=True) as program:
+            try:
+                yield lines
+            finally:
+                program.terminate()
+                lines += program.communicate()[0].splitlines()
 
     def rows(self, table: str) -> list[dict[str, object]]:
         """Return the rows of a table."""
@@ -69,7 +80,7 @@ def reader(tmp_path: Path) -> Reader:
     tools, folder = tmp_path / "tools", tmp_path / "shop"
     folder.mkdir()
     tools.mkdir()
-    for name, program in (("router", "-m router"), ("python", ""), ("pytest", "-m pytest -p no:cacheprovider")):
+    for name, program in PROGRAMS.items():
         (tools / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {program} "$@"\n')
         (tools / name).chmod(0o755)
     return Reader(folder, {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"})
@@ -99,27 +110,21 @@ def follow(page: Path, reader: Reader) -> Iterator[str]:
 
 def test_the_tutorial_does_what_it_says(reader: Reader) -> None:
     """Without it the first ten minutes of a user end with an error, or with other rows than the page shows."""
-    api = None
-    try:
+    with ExitStack() as terminals:
+        calls: list[str] | None = None
         for step in follow(TUTORIAL, reader):
             if step == "in/tuesday.jsonl":
-                # The rows that the page counts before it goes on.
+                # The rows that the page counts before it continues.
                 rome, paris = reader.rows("silver.orders_rome"), reader.rows("silver.orders_paris")
                 assert (len(rome), len(paris), len(reader.rows("bronze.orders"))) == (2, 1, 5)
                 assert {row["stage"] for row in reader.rows("ops.dead_letters")} == {"decode", "expect"}
             if step == "api.py":
-                api = reader.start("python", "api.py")
-            if step.startswith("router tables") and api:
+                calls = terminals.enter_context(reader.second_terminal("python", "api.py"))
+            if step.startswith("router tables") and calls is not None:
                 assert {row["customer"] for row in reader.rows("silver.customers")} == {"ann", "bob"}
-        assert api is not None
-        assert api.stdout is not None
-        api.terminate()
-        (call,) = api.stdout.read().splitlines()
-        assert '"order_id":7' in call.replace(" ", "")
-    finally:
-        if api:
-            api.kill()
-            api.wait()
+    assert calls is not None
+    (call,) = calls
+    assert '"order_id":7' in call.replace(" ", "")
 
 
 def test_the_tutorial_changes_the_source_to_one_that_exists(tmp_path: Path) -> None:
