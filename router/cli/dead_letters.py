@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import datetime, timezone
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -30,13 +29,14 @@ LONGEST = 120
 
 def letter_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options that choose dead letters: it gets `stages`, `route`, `name`, `reason` and `since`."""
-    options = (
+    options = [
         click.option("--stage", "stages", multiple=True, type=click.Choice(STAGES), help="Dead letters of this stage."),
         click.option("--route", metavar="NAME", help="Only those of this route."),
         click.option("--sink", "name", metavar="NAME", help="Only those of this sink."),
         click.option("--reason", metavar="TEXT", help="Only dead letters with this text in their reason."),
         click.option("--since", metavar="TIME", help="Only those since: 2025-01-31T12:00:00Z, or 2 h ago."),
-    )
+    ]
+    # As decorators they would stand one above the other: the last is applied first.
     for option in reversed(options):
         command = option(command)
     return command
@@ -51,8 +51,8 @@ def parse_since(text: str) -> float:
     try:
         return (datetime.now(timezone.utc) - interval(text)).timestamp()
     except ValueError:
-        told = f"{text!r} is neither a time with a zone (2025-01-31T12:00:00Z) nor a length (2 h)"
-        raise click.BadParameter(told, param_hint="--since") from None
+        message = f"{text!r} is neither a time with a zone (2025-01-31T12:00:00Z) nor a length (2 h)"
+        raise click.BadParameter(message, param_hint="--since") from None
 
 
 @click.command(short_help="Count dead letters by stage, route, sink and reason.")
@@ -81,28 +81,35 @@ def dead_letters(
     shows records, escaped and cut. `router replay` shows what would become of them today, and sends them. Needs no
     Spark.
     """
+    from router.engine.audit.dead_letters import DeadLetterSelection, dead_letter_groups
+
     config = load(file, load_registry(plugin_files)).config
     seconds = None if since is None else parse_since(since)
     identity, sink = config.identity_of(route, name)
-    audit = import_module("router.engine.audit.dead_letters")
-    selection = audit.DeadLetterSelection(stages, identity, sink, reason, seconds, replayed)
-    groups: list[DeadLetterGroup] = audit.dead_letter_groups(config, selection, samples)
+    selection = DeadLetterSelection(stages, identity, sink, reason, seconds, replayed)
+    groups = dead_letter_groups(config, selection, samples)
     rows = [_group_row(config, number, group) for number, group in enumerate(groups, 1)]
     if as_json:
         show_json({"name": config.name, "dead_letters": rows})
         return
     total = sum(group.count for group in groups)
     title = f"{total:,} dead letters in {config.dead_letters}"
-    newest = [{"number": row["number"], **sample} for row in rows for sample in row["samples"]]
+    newest = []
+    for row in rows:
+        newest += [{"number": row["number"], **sample} for sample in row["samples"]]
     listings = [
         Listing("dead_letters", title, GROUP_FIELDS, rows),
         Listing("samples", "newest records of each", SAMPLE_FIELDS, newest),
     ]
-    which = "" if replayed else " that no replay has taken"
-    if selection != audit.DeadLetterSelection(replayed=replayed):
-        which += " and the options choose" if which else " that the options choose"
-    nothing = f"{config.dead_letters} in {config.lake} has no dead letters{which}"
-    show_listings(config.name, listings, as_json=False, nothing=nothing)
+    conditions = []
+    if not replayed:
+        conditions.append("no replay has taken")
+    if selection != DeadLetterSelection(replayed=replayed):
+        conditions.append("the options choose")
+    nothing = f"{config.dead_letters} in {config.lake} has no dead letters"
+    if conditions:
+        nothing += f" that {' and '.join(conditions)}"
+    show_listings(config.name, listings, nothing=nothing)
 
 
 def _group_row(config: Config, number: int, group: DeadLetterGroup) -> dict[str, Any]:
@@ -133,7 +140,9 @@ def _shown_offset(sample: dict[str, Any]) -> str:
 
 def cut(text: str) -> str:
     """Return the beginning of a text that somebody else wrote, as long as is shown of it."""
-    return text[:LONGEST] + ("..." if len(text) > LONGEST else "")
+    if len(text) <= LONGEST:
+        return text
+    return f"{text[:LONGEST]}..."
 
 
 GROUP_FIELDS = (
