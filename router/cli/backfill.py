@@ -40,6 +40,7 @@ def backfill(file: Path, begin: str, end: str, master: str | None, plugin_files:
     """
     from router.engine.reprocess.context import ReprocessContext
 
+    # What the command line says wrong is said before plugins and file are read.
     chosen = _parse_range(begin, end)
     registry = load_registry(plugin_files)
     loaded = load(file, registry)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from router.cli import config_argument, plugin_option
 from router.cli.listing import Listing, ListingField, json_option, show_json, show_listings
+from router.cli.values import parse_since
 from router.config.loader import load
-from router.config.models import interval, moment
 from router.errors import printable
 from router.registry import load_registry
 
@@ -40,19 +39,6 @@ def letter_options(command: Callable[..., None]) -> Callable[..., None]:
     for option in reversed(options):
         command = option(command)
     return command
-
-
-def parse_since(text: str) -> float:
-    """Return a time, or how long ago it was, in seconds since 1970."""
-    try:
-        return moment(text).timestamp()
-    except ValueError:
-        pass
-    try:
-        return (datetime.now(timezone.utc) - interval(text)).timestamp()
-    except ValueError:
-        message = f"{text!r} is neither a time with a zone (2025-01-31T12:00:00Z) nor a length (2 h)"
-        raise click.BadParameter(message, param_hint="--since") from None
 
 
 @click.command(short_help="Count dead letters by stage, route, sink and reason.")
@@ -122,12 +108,15 @@ def _group_row(config: Config, number: int, group: DeadLetterGroup) -> dict[str,
 def _sample_row(sample: dict[str, Any]) -> dict[str, Any]:
     """Return a record with its value as text: of bytes that are no UTF-8, and of control characters, escaped."""
     value = sample["value"]
-    text = None if value is None else cut(printable(value.decode("utf-8", "backslashreplace")))
-    return {**sample, "value": text}
+    if value is None:
+        return sample
+    return {**sample, "value": cut(printable(value.decode("utf-8", "backslashreplace")))}
 
 
 def _shown_reason(group: dict[str, Any]) -> str:
-    return "other reasons" if group["reason"] is None else cut(group["reason"])
+    if group["reason"] is None:
+        return "other reasons"
+    return cut(group["reason"])
 
 
 def _shown_partition(sample: dict[str, Any]) -> str:

@@ -142,7 +142,9 @@ class _Waiting:
 
     def show(self, rows: list[Quarantined]) -> bool:
         """Print rows; say whether there are any."""
-        title = "would gain" if all(quarantined.cause is None for quarantined in rows) else "why"
+        # Rows that wait for an approval have no cause: their reason are the columns that their table lacks.
+        has_cause = any(quarantined.cause is not None for quarantined in rows)
+        title = "why" if has_cause else "would gain"
         fields = (*FIELDS, ListingField("reason", "sentence", title, shown=_shown_reason))
         nothing = f"no rows of {self.config.name} wait{self.chosen_by}"
         show_listings(self.config.name, [Listing("quarantined", "", fields, self.facts(rows))], nothing=nothing)

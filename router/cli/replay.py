@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from router.cli import config_argument, master_option, plugin_option
-from router.cli.dead_letters import cut, letter_options, parse_since
+from router.cli.dead_letters import cut, letter_options
 from router.cli.listing import Listing, ListingField, numbers, show_listing
 from router.cli.session import session_on_lake, stream_held_off
+from router.cli.values import parse_since
 from router.config.loader import load
 from router.errors import StartError
 from router.registry import load_registry
@@ -176,7 +177,7 @@ class _Command:
     def show(self) -> None:
         """Print what would be sent, and change nothing."""
         is_shown = False
-        if self.choice.rows:
+        if self.choice.rows is not None:
             is_shown = _show_all(list(self._resenders(self.context)), self.choice.rows)
         if self.choice.letters:
             letters = self._letters(self.context)
@@ -201,6 +202,7 @@ class _Command:
         with ExitStack() as locks:
             busy = f"another replay of {name} is at work; wait for its end, or stop it"
             locks.enter_context(locked(self.context.checkpoint, "replays/lock", busy))
+            # Rows that sinks keep go out beside a running stream; dead letters go into the tables that it writes.
             letters = self._letters_to_send()
             if letters:
                 refusal = (
@@ -209,7 +211,7 @@ class _Command:
                 )
                 locks.enter_context(stream_held_off(self.context.checkpoint, name, refusal))
             context = self.context.with_executors(self.registry, "replay")
-            if self.choice.rows:
+            if self.choice.rows is not None:
                 for resender in self._resenders(context):
                     is_delivered &= _replay(resender, self.choice.rows)
             if letters:
@@ -224,7 +226,9 @@ class _Command:
         if chosen is None:
             return None
         letters = self._letters(self.context)
-        return chosen if letters.cut_off() or letters.begin(chosen) else None
+        if letters.cut_off() or letters.begin(chosen):
+            return chosen
+        return None
 
     def _send_letters(self, context: ReprocessContext, chosen: LetterFilter) -> None:
         """Send the dead letters of a replay that was cut off, then the chosen ones."""
@@ -322,7 +326,8 @@ def _runs(resender: Resender, chosen: ReplayFilter) -> Iterator[tuple[NamedRun[R
     if rows is not None and rows.rows:
         yield run, rows
         return
-    _show_rows([] if rows is None else [(resender, rows)], "what would be sent")
+    # Nothing to send, or only rows that are gone.
+    _show_rows([(resender, rows)] if rows is not None else [], "what would be sent")
 
 
 def _show_sent(resender: Resender, run: NamedRun[ReplayFilter], rows: ReplayRows, resent: Resent) -> bool:

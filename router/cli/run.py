@@ -90,7 +90,8 @@ def run(
     from router.config.loader import load
     from router.registry import load_registry
 
-    with json_errors(click.get_current_context()) if json_logs else nullcontext():
+    errors = json_errors(click.get_current_context()) if json_logs else nullcontext()
+    with errors:
         registry = load_registry(plugin_files)
         loaded = load(file, registry)
         if commit:
@@ -148,11 +149,11 @@ def _served(config: Config, board: StatusBoard, file: Path) -> Iterator[None]:
     if config.ui is None:
         yield
         return
-    from router.cli.graph import NOTHING, drawn
+    from router.cli.graph import NO_COUNTS, graph_of
     from router.engine.status.file_reader import StatusFileReader
     from router.engine.status.server import StatusServer
 
-    graph = drawn(config, NOTHING).document()
+    graph = graph_of(config, NO_COUNTS).document()
     server = StatusServer(board, config.ui, config.metrics, str(file), graph)
     with ExitStack() as readers:
         readers.enter_context(server)

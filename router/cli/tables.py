@@ -67,6 +67,7 @@ def ledger(file: Path, batches: int, as_json: bool, plugin_files: tuple[Path, ..
 
     config = load(file, load_registry(plugin_files)).config
     rows = last(config, batches)
+    # The ledger has rows of both kinds: those of the source have no route, those of sinks no partition.
     sources = [_source_row(row) for row in rows if row["read"] is not None]
     sinks = [_sink_row(config, row) for row in rows if row["route"] is not None]
     listings = [
@@ -99,11 +100,15 @@ def _shown_batch(row: dict[str, Any]) -> str:
 
 
 def _shown_place(row: dict[str, Any]) -> str:
-    return "" if row["topic"] is None else f"{row['topic']}/{row['partition']}"
+    if row["topic"] is None:
+        return ""
+    return f"{row['topic']}/{row['partition']}"
 
 
 def _shown_offsets(row: dict[str, Any]) -> str:
-    return "" if row["topic"] is None else f"{row['from_offset']}-{row['to_offset']}"
+    if row["topic"] is None:
+        return ""
+    return f"{row['from_offset']}-{row['to_offset']}"
 
 
 SOURCE_FIELDS = (

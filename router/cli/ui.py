@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from router.cli import config_argument, plugin_option
-from router.cli.graph import NOTHING, drawn
+from router.cli.graph import NO_COUNTS, graph_of
 from router.cli.run import ui_at
 from router.cli.session import stopped_by_signals
 from router.config.loader import load
@@ -42,7 +42,7 @@ def ui(file: Path, address: str | None, plugin_files: tuple[Path, ...]) -> None:
     options = config.ui or Ui()
     if address is not None:
         options = ui_at(config.ui, address, "--address")
-    graph = drawn(config, NOTHING).document()
+    graph = graph_of(config, NO_COUNTS).document()
     stop = threading.Event()
     with (
         LakeBoard(config) as board,

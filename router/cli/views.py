@@ -219,7 +219,9 @@ def _refresh(refresher: Refresher, chosen: list[View], *, full: bool) -> None:
         except ViewError as error:
             errors.append(error)
             continue
-        reason = f"{refreshed.way}: {refreshed.why}" if refreshed.way else refreshed.why
+        reason = refreshed.why
+        if refreshed.way:
+            reason = f"{refreshed.way}: {refreshed.why}"
         counts = f"{len(refreshed.commits)} of {refreshed.tables} tables, {refreshed.rows:,} rows"
         click.echo(f"{view.name}: {counts}, {refreshed.seconds:.1f} s ({reason})")
     if errors:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from router.cli.graph import NOTHING, drawn
+from router.cli.graph import NO_COUNTS, graph_of
 from router.config.loader import load
 from router.delta.commit import StagedFile, TableCommit
 from router.engine.balance import Partition
@@ -35,7 +35,7 @@ SECONDS = {"plan": 0.11, "land": 1.62, "manifest": 0.05, "commit": 0.58, "ledger
 def graph() -> dict[str, Any]:
     """Return the graph of a configuration that this repository ships."""
     config = load(ROUTES / "big_wins.yaml", load_registry(), environ={"CRM_TOKEN": "token"}).config
-    return drawn(config, NOTHING).document()
+    return graph_of(config, NO_COUNTS).document()
 
 
 def commit(target: str, table: str, batch: int, rows: int) -> TableCommit:

@@ -92,7 +92,7 @@ def cell(partitions: int, *seconds: float, problem: str = "", **more: int) -> Ce
         (["--rows", "many"], "no number of records: 500000, 500k, 1M"),
         (["--rows", "0"], "no number of records"),
         (["--tables", "0"], "--tables"),
-        (["--producer", "acks"], "no KEY=VALUE"),
+        (["--producer", "acks"], "not KEY=VALUE"),
         (["--sample", "nowhere.jsonl"], "does not exist"),
     ],
 )

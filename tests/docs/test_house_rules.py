@@ -42,6 +42,18 @@ def test_the_name_of_a_module_says_what_is_in_it() -> None:
     assert [path for path in SHIPPED if SAYS_NOTHING & {path.stem, path.parent.name}] == []
 
 
+def test_one_module_of_the_command_line_builds_sessions() -> None:
+    """A command with a session of its own reads a lake without its credentials, or asks another account's bucket."""
+    building = set()
+    for place, tree in trees(sorted((ROOT / "router" / "cli").rglob("*.py"))):
+        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        names |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        if names & {"build_session", "stop_session", "getOrCreate"}:
+            building.add(place)
+
+    assert building == {"router/cli/session.py"}
+
+
 @pytest.fixture(scope="module")
 def rooms() -> set[str]:
     """Return the packages of router/ and plugins/, and the public modules beside the packages of router/."""
