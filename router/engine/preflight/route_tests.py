@@ -21,7 +21,7 @@ import pyarrow as pa
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from router.config.models import Model
-from router.config.problems import Document, in_order, widths_of
+from router.config.problems import Document, sort_problems, widths_of
 from router.config.yaml_tree import parse, plain_data
 from router.delta.lake import Lake
 from router.engine.batch import Batches
@@ -193,7 +193,7 @@ def load_tests(path: Path) -> RouteTests:
         # A list that is short because what is in it is wrong is no second mistake.
         told = [a for a in lines if not any(len(b["loc"]) > len(a["loc"]) == len(_shared(a, b)) for b in lines)]
         found = (document.problem(line["loc"], line["msg"], "see docs/configuration.md, Route tests") for line in told)
-        raise ConfigError(in_order(found)) from None
+        raise ConfigError(sort_problems(found)) from None
 
 
 RUN = "test"
