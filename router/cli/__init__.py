@@ -22,7 +22,7 @@ log = logging.getLogger("router")
 COMMANDS = {
     "approve": ("router.cli.quarantine:approve", "Let tables gain the columns that rows wait for."),
     "backfill": ("router.cli.backfill:backfill", "Take a range of records once more, into tables."),
-    "bench": ("router.cli.bench:bench", "Measure a configuration against the partitions of its topic."),
+    "bench": ("router_bench.cli:bench", "Measure a configuration against the partitions of its topic."),
     "check": ("router.cli.check:check", "Find every mistake in a configuration."),
     "dead-letters": ("router.cli.dead_letters:dead_letters", "Count dead letters by stage, route, sink and reason."),
     "doctor": ("router.cli.doctor:doctor", "Say what on this machine keeps a configuration from running."),

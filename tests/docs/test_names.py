@@ -14,7 +14,7 @@ from router import ApplyingSink, ArrowDecoder, Decoder, Encoder, MergingSink, Ru
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-TOP = ("router", "plugins", "routes", "tests", "benchmarks", "demo", "docs", "scripts")
+TOP = ("router", "router_bench", "plugins", "routes", "tests", "benchmarks", "demo", "docs", "scripts")
 FILE = re.compile(rf"`((?:{'|'.join(TOP)})/[\w./-]+)`")
 TEST = re.compile(r"`(test_\w+)`")
 STEP = re.compile(r"^\| \d \w+ \| `([\w/]+\.py)`, `([\w.]+)`", re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Run a configuration against filled topics, in a process of its own: `python -m router.bench.worker JOB`.
+"""Run a configuration against filled topics, in a process of its own: `python -m router_bench.worker JOB`.
 
 Every run drains a topic once into a fresh lake with a fresh checkpoint, all runs of a job in one Spark session.
 """

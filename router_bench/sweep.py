@@ -20,20 +20,20 @@ from typing import TYPE_CHECKING, Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from router.bench import payload
-from router.bench.machine import Label, Neighbours, Sampler
-from router.bench.processes import run_command
-from router.bench.worker import BenchRun, Job, kafka_source, quiet_routes, read_runs
 from router.errors import StartError
+from router_bench import payload
+from router_bench.machine import Label, Neighbours, Sampler
+from router_bench.processes import run_command
+from router_bench.worker import BenchRun, Job, kafka_source, quiet_routes, read_runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from rich.progress import Progress, TaskID
 
-    from router.bench.chart import Chart
-    from router.bench.payload import Payload
     from router.config.loader import Loaded
+    from router_bench.chart import Chart
+    from router_bench.payload import Payload
 
 LOOK_SECONDS = 0.5
 CORES = (
@@ -159,7 +159,7 @@ def _process(
     """Do a job in a process of its own; return its runs, what went wrong, and how long the process lived."""
     folder, results = Path(job.folder), Path(job.results)
     job.write(folder / "job.json")
-    command = [sys.executable, "-m", "router.bench.worker", str(folder / "job.json")]
+    command = [sys.executable, "-m", "router_bench.worker", str(folder / "job.json")]
     look = Sampler(lambda: progress.update(bar, completed=before + len(read_runs(results))), LOOK_SECONDS)
     ended = run_command(command, folder / "output.log", sweep.timeout * len(job.topics), watch=lambda _: look)
     runs = read_runs(results)
@@ -249,7 +249,7 @@ def remarks(sweep: Sweep, cells: Sequence[Cell]) -> list[str]:
 
 def chart(sweep: Sweep, cells: Sequence[Cell]) -> Chart:
     """Return the chart of the results; raise ModuleNotFoundError without matplotlib."""
-    from router.bench.chart import Chart  # noqa: PLC0415  an extra, which table and JSON do without
+    from router_bench.chart import Chart  # noqa: PLC0415  an extra, which table and JSON do without
 
     points = [(cell.partitions, speed) for cell in cells if (speed := cell.events_per_second)]
     title = f"{sweep.loaded.config.name}: events per second by partitions of the topic"

@@ -13,9 +13,9 @@ from router.config.loader import load
 from router.registry import load_registry
 
 if TYPE_CHECKING:
-    from router.bench.payload import Payload
-    from router.bench.sweep import Cell, Sweep
     from router.config.loader import Loaded
+    from router_bench.payload import Payload
+    from router_bench.sweep import Cell, Sweep
 
 
 def _parse_count(ctx: click.Context, param: click.Parameter, text: str) -> int:
@@ -78,7 +78,7 @@ def bench(file: Path, plugin_files: tuple[Path, ...], out: Path, **options: Any)
     and writes NAME.json and NAME.png. Exit code 1: a number of partitions has no figure.
     """
     try:
-        from router.bench import sweep as bench_sweep
+        from router_bench import sweep as bench_sweep
     except ModuleNotFoundError as error:
         install = "pip install 'spark-event-router[bench]'"
         raise click.ClickException(f"`bench` needs the module {error.name}: {install}") from error
@@ -111,7 +111,7 @@ def _measured(sweep: Sweep, out: Path) -> list[Cell]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from router.bench import sweep as bench_sweep
+    from router_bench import sweep as bench_sweep
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -126,12 +126,12 @@ def _measured(sweep: Sweep, out: Path) -> list[Cell]:
 
 
 def _draw(sweep: Sweep, cells: list[Cell], out: Path) -> None:
-    from router.bench import sweep as bench_sweep
+    from router_bench import sweep as bench_sweep
 
     if not any(cell.events_per_second for cell in cells):
         return
     try:
-        from router.bench.chart import draw
+        from router_bench.chart import draw
     except ModuleNotFoundError as error:
         click.echo(f"no chart: {error.name} is not installed (pip install 'spark-event-router[bench]')")
         return
@@ -141,7 +141,7 @@ def _draw(sweep: Sweep, cells: list[Cell], out: Path) -> None:
 
 
 def _payload(loaded: Loaded, options: dict[str, Any]) -> Payload:
-    from router.bench import payload
+    from router_bench import payload
 
     if options["sample"]:
         return payload.sample(options["sample"], options["framing"], options["key_separator"])
