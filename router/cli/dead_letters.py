@@ -119,14 +119,6 @@ def _shown_reason(group: dict[str, Any]) -> str:
     return cut(group["reason"])
 
 
-def _shown_partition(sample: dict[str, Any]) -> str:
-    return str(sample["partition"])
-
-
-def _shown_offset(sample: dict[str, Any]) -> str:
-    return str(sample["offset"])
-
-
 def cut(text: str) -> str:
     """Return the beginning of a text that somebody else wrote, as long as is shown of it."""
     if len(text) <= LONGEST:
@@ -147,8 +139,8 @@ GROUP_FIELDS = (
 SAMPLE_FIELDS = (
     ListingField("number", "number", "#"),
     ListingField("topic"),
-    ListingField("partition", "number", shown=_shown_partition),
-    ListingField("offset", "number", shown=_shown_offset),
+    ListingField("partition", "number", counted=False),
+    ListingField("offset", "number", counted=False),
     ListingField("timestamp"),
     ListingField("value", "sentence"),
 )

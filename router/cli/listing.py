@@ -36,13 +36,15 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 class ListingField:
     """A column of a listing. `name` is its key in the rows, and in JSON; `title` is its header, if that is another.
 
-    A `number` stands to the right. A `sentence` may go on in the next line, a `name` and a `number` never do. `shown`
-    returns the text of a row's cell, if that is not the usual one of its value.
+    A `number` stands to the right. A `sentence` may go on in the next line, a `name` and a `number` never do. A number
+    that counts nothing, such as an offset, has no commas: it is not `counted`. `shown` returns the text of a row's
+    cell, if that is not the usual one of its value.
     """
 
     name: str
     kind: Literal["name", "number", "sentence"] = "name"
     title: str = ""
+    counted: bool = True
     shown: Callable[[dict[str, Any]], Any] | None = None
 
     @property
@@ -59,7 +61,7 @@ class ListingField:
             return "\n".join(printable(str(item)) for item in value)
         if isinstance(value, datetime):
             return f"{_in_utc(value):%Y-%m-%d %H:%M:%SZ}"
-        if isinstance(value, int):
+        if isinstance(value, int) and self.counted:
             return f"{value:,}"
         return printable(str(value))
 
@@ -157,7 +159,7 @@ class _Column:
 
     def is_empty(self) -> bool:
         """Say whether it has nothing in any row. The batch 0, or an offset, is no number of things."""
-        is_count = self.field.kind == "number" and self.field.shown is None
+        is_count = self.field.kind == "number" and self.field.counted and self.field.shown is None
         return all(text == "" or (is_count and text == "0") for text in self.texts)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from router.cli import config_argument, plugin_option
+from router.cli.listing import show_sentences
 from router.cli.values import parse_interval, parse_number
 from router.config.loader import load
 from router.registry import load_registry
@@ -88,10 +89,7 @@ def size(
     if as_json:
         click.echo(json.dumps(asdict(needed), indent=2))
         return
-    lines = _lines(needed)
-    width = max(len(name) for name, _ in lines)
-    for name, text in lines:
-        click.echo(f"{name:<{width}}  {text}")
+    show_sentences(_lines(needed))
 
 
 def _lines(needed: Size) -> list[tuple[str, str]]:

@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from router.cli import config_argument, plugin_option
-from router.cli.listing import Listing, ListingField, json_option, numbers, show_json, show_listing, show_listings
+from router.cli.listing import (
+    Listing,
+    ListingField,
+    json_option,
+    numbers,
+    show_json,
+    show_listing,
+    show_listings,
+    show_sentences,
+)
 from router.cli.session import spark_session
 from router.config.loader import load
 from router.errors import TableError, printable
@@ -222,10 +231,6 @@ def _shown_trend(row: dict[str, Any]) -> str:
     return "".join(BARS[math.ceil(share / largest * (len(BARS) - 1))] for share in shares)
 
 
-def _shown_offset(row: dict[str, Any]) -> str:
-    return str(row["offset"])
-
-
 EXPECTATION_FIELDS = (
     ListingField("of"),
     ListingField("expectation"),
@@ -239,7 +244,7 @@ SAMPLE_FIELDS = (
     ListingField("of"),
     ListingField("expectation"),
     ListingField("source", shown=_shown_place),
-    ListingField("offset", "number", shown=_shown_offset),
+    ListingField("offset", "number", counted=False),
     ListingField("timestamp", title="time"),
 )
 
@@ -378,7 +383,4 @@ def explain_table(file: Path, table: str, plugin_files: tuple[Path, ...]) -> Non
     from router.engine.preflight.explain import explain
 
     config = load(file, load_registry(plugin_files)).config
-    lines = explain(config, table)
-    width = max(len(name) for name, _ in lines)
-    for name, text in lines:
-        click.echo(f"{name:<{width}}  {printable(text)}")
+    show_sentences([(name, printable(text)) for name, text in explain(config, table)])

@@ -229,8 +229,8 @@ class Bronze(Model, TableOptions):
         return self
 
 
-def _bronze(value: object) -> object:
-    """Take the name alone for the options of bronze."""
+def _as_table(value: object) -> object:
+    """Take the name of a table alone for its options."""
     return {"table": value} if isinstance(value, str) else value
 
 
@@ -670,11 +670,6 @@ class DeadLetters(Model):
         return float(self.at_most.rstrip("% ")) / 100
 
 
-def _dead_letters(value: object) -> object:
-    """Take the name alone for a table without a limit."""
-    return {"table": value} if isinstance(value, str) else value
-
-
 Shared = TypeVar("Shared", Expectation, Let)
 
 
@@ -723,7 +718,7 @@ class Config(Model):
     checkpoint: Place | None = Field(default=None, description="default: LAKE/_router/NAME")
     source: Source
     decode: Decoder
-    bronze: Annotated[Bronze, BeforeValidator(_bronze, json_schema_input_type=BronzeName | Bronze)] | None = Field(
+    bronze: Annotated[Bronze, BeforeValidator(_as_table, json_schema_input_type=BronzeName | Bronze)] | None = Field(
         default=None, description="table of every record as received; bronze.{topic}: one for each topic"
     )
     expectations: tuple[Expectation, ...] = Field(
@@ -735,7 +730,7 @@ class Config(Model):
     routes: tuple[Route, ...] = ()
     views: tuple[View, ...] = Field(default=(), description="tables that are computed from other tables")
     dead_letter_options: Annotated[
-        DeadLetters, BeforeValidator(_dead_letters, json_schema_input_type=TableName | DeadLetters)
+        DeadLetters, BeforeValidator(_as_table, json_schema_input_type=TableName | DeadLetters)
     ] = Field(alias="dead_letters", description="table of what went nowhere else; {table, at_most}: with a limit")
     unmatched: Literal["dead_letters", "drop"] = "dead_letters"
     drop: Literal["nulls"] | None = Field(
