@@ -22,7 +22,7 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-CAUSE = "\N{DOWNWARDS ARROW WITH TIP RIGHTWARDS}"
+CAUSE_SIGN = "\N{DOWNWARDS ARROW WITH TIP RIGHTWARDS}"
 """What delta-rs writes before each cause of an error of the storage, in colours."""
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -49,12 +49,12 @@ def first_line(error: BaseException | None) -> str:
     """
     text = str(error).strip() or type(error).__name__
     lines = _without_xml(text).split("JVM stacktrace")[0].strip().splitlines()
-    causes = [number for number, line in enumerate(lines) if CAUSE in line]
+    causes = [number for number, line in enumerate(lines) if CAUSE_SIGN in line]
     if causes:
         # The line before the first cause says what went wrong.
         first = max(0, causes[0] - 1)
         last = causes[-1]
-        chain = [COLOUR.sub("", line).replace(CAUSE, "").strip() for line in lines[first : last + 1]]
+        chain = [COLOUR.sub("", line).replace(CAUSE_SIGN, "").strip() for line in lines[first : last + 1]]
         return ": ".join(chain)[:300]
     if any(line.startswith("Traceback (most recent call last)") for line in lines):
         return lines[-1].strip()[:300]

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
 from router.addresses import SCHEMES, is_local, normalized
 
-WHOLE = "table"
+WHOLE_NAME = "table"
 """The field that stands for all of a table's name after its layer."""
 FIELD = re.compile(r"\{\s*([^{}]*?)\s*\}")
 BUCKET = re.compile(r"(?!.*\.\.)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
@@ -95,7 +95,7 @@ class Location:
     @staticmethod
     def _filled(text: str, table: str, value: str) -> str:
         whole = table.partition(".")[2]
-        return FIELD.sub(lambda found: whole if found[1] == WHOLE else value, text)
+        return FIELD.sub(lambda found: whole if found[1] == WHOLE_NAME else value, text)
 
     @property
     def _scheme(self) -> str:
@@ -124,7 +124,7 @@ class Location:
         names_fields = FIELD.findall(self.names)
         place_fields = set(FIELD.findall(self.place))
         # The value of a field can be read from a name that has no other one.
-        readable = [WHOLE]
+        readable = [WHOLE_NAME]
         if len(names_fields) == 1:
             readable.insert(0, names_fields[0])
         unknown = sorted(place_fields.difference(readable))

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 THREADS = 16
-WHOLE = 8 << 20
+WHOLE_FILE_BYTES = 8 << 20
 """Bytes up to which a file is read by one request, whatever part of it is asked for."""
-PART = 8 << 20
+UPLOAD_PART_BYTES = 8 << 20
 """Bytes of a part of an upload, and of a file that one request writes; a task has up to 128 files open."""
 
 
@@ -364,13 +364,15 @@ class ObjectFiles(fs.FileSystemHandler):  # type: ignore[misc]
     def open_input_file(self, path: str) -> pa.NativeFile:
         with failures():
             answer = _obstore().get(self.store, path)
-            if answer.meta["size"] <= WHOLE:
+            if answer.meta["size"] <= WHOLE_FILE_BYTES:
                 return pa.BufferReader(pa.py_buffer(answer.bytes()))
             return pa.PythonFile(_Download(self.store, path, answer.meta["size"]), mode="r")
 
     def open_output_stream(self, path: str, metadata: Any) -> pa.NativeFile:
         with failures():
-            return pa.PythonFile(_Upload(_obstore().open_writer(self.store, path, buffer_size=PART)), mode="w")
+            return pa.PythonFile(
+                _Upload(_obstore().open_writer(self.store, path, buffer_size=UPLOAD_PART_BYTES)), mode="w"
+            )
 
     def open_append_stream(self, path: str, metadata: Any) -> pa.NativeFile:
         raise NotImplementedError("an object store does not append")

@@ -21,7 +21,7 @@ _TABLE = rf"(?!{_DEVICE}\Z)[A-Za-z0-9][A-Za-z0-9_]{{0,127}}"
 _NAME = re.compile(rf"\A{_LAYER}\.{_TABLE}\Z")
 """Each part is looked at for a device where it begins, so that a name is gone through once."""
 
-SHOWN = 120
+NAME_CHARACTERS_SHOWN = 120
 """Characters of a refused name that a reason shows."""
 TOPIC = "{topic}"
 OTHER_TOPICS = "other_topics"
@@ -39,7 +39,7 @@ def refused(name: str | None) -> str:
     """Return why a name was refused, as text for a dead letter."""
     if name is None:
         return "the table name is null"
-    return f"unusable table name: {name[:SHOWN]}"
+    return f"unusable table name: {name[:NAME_CHARACTERS_SHOWN]}"
 
 
 def usable(name: str) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from router.cli import config_argument, master_option, plugin_option
-from router.cli.session import session_on_lake, stream_held_off
+from router.cli.session import stream_held_off, watched_session
 from router.config.loader import load
 from router.config.models import moment
 from router.registry import load_registry
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from router.engine.reprocess.records import RecordRange
     from router.registry import Registry
 
-KINDS = 'a time with a zone (2025-01-31T12:00:00Z), or offsets as JSON: {"events": {"0": 1200}}'
+RANGE_FORMS = 'a time with a zone (2025-01-31T12:00:00Z), or offsets as JSON: {"events": {"0": 1200}}'
 
 
 @click.command(short_help="Take a range of records once more.")
 @config_argument
-@click.option("--from", "begin", required=True, metavar="PLACE", help=f"Where the range begins: {KINDS}.")
+@click.option("--from", "begin", required=True, metavar="PLACE", help=f"Where the range begins: {RANGE_FORMS}.")
 @click.option("--to", "end", required=True, metavar="PLACE", help="Where it ends; the record there is not taken.")
 @master_option
 @plugin_option
@@ -45,7 +45,7 @@ def backfill(file: Path, begin: str, end: str, master: str | None, plugin_files:
     registry = load_registry(plugin_files)
     loaded = load(file, registry)
     stop = threading.Event()
-    with session_on_lake(loaded.config, master, stop) as spark:
+    with watched_session(loaded.config, master, stop) as spark:
         _run(ReprocessContext.of(loaded, spark, stop), registry, chosen)
 
 
@@ -93,5 +93,5 @@ def _parse_place(text: str, option: str) -> float | dict[str, dict[int, int]]:
         for topic, by_partition in json.loads(text).items():
             offsets[str(topic)] = {int(number): int(offset) for number, offset in by_partition.items()}
     except (ValueError, TypeError, AttributeError):
-        raise click.BadParameter(f"{text!r} is neither {KINDS}", param_hint=option) from None
+        raise click.BadParameter(f"{text!r} is neither {RANGE_FORMS}", param_hint=option) from None
     return offsets

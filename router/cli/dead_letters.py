@@ -21,15 +21,21 @@ if TYPE_CHECKING:
     from router.config.models import Config
     from router.engine.audit.dead_letters import DeadLetterGroup
 
-STAGES = ("decode", "match", "expect", "select", "name", "schema", "apply")
-LONGEST = 120
+DEAD_LETTER_STAGES = ("decode", "match", "expect", "select", "name", "schema", "apply")
+CHARACTERS_SHOWN = 120
 """Characters of a reason and of a value that are shown."""
 
 
 def letter_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options that choose dead letters: it gets `stages`, `route`, `name`, `reason` and `since`."""
     options = [
-        click.option("--stage", "stages", multiple=True, type=click.Choice(STAGES), help="Dead letters of this stage."),
+        click.option(
+            "--stage",
+            "stages",
+            multiple=True,
+            type=click.Choice(DEAD_LETTER_STAGES),
+            help="Dead letters of this stage.",
+        ),
         click.option("--route", metavar="NAME", help="Only those of this route."),
         click.option("--sink", "name", metavar="NAME", help="Only those of this sink."),
         click.option("--reason", metavar="TEXT", help="Only dead letters with this text in their reason."),
@@ -84,8 +90,8 @@ def dead_letters(
     for row in rows:
         newest += [{"number": row["number"], **sample} for sample in row["samples"]]
     listings = [
-        Listing("dead_letters", title, GROUP_FIELDS, rows),
-        Listing("samples", "newest records of each", SAMPLE_FIELDS, newest),
+        Listing("dead_letters", title, LETTER_GROUP_FIELDS, rows),
+        Listing("samples", "newest records of each", LETTER_SAMPLE_FIELDS, newest),
     ]
     conditions = []
     if not replayed:
@@ -121,12 +127,12 @@ def _shown_reason(group: dict[str, Any]) -> str:
 
 def cut(text: str) -> str:
     """Return the beginning of a text that somebody else wrote, as long as is shown of it."""
-    if len(text) <= LONGEST:
+    if len(text) <= CHARACTERS_SHOWN:
         return text
-    return f"{text[:LONGEST]}..."
+    return f"{text[:CHARACTERS_SHOWN]}..."
 
 
-GROUP_FIELDS = (
+LETTER_GROUP_FIELDS = (
     ListingField("number", "number", "#"),
     ListingField("count", "number"),
     ListingField("stage"),
@@ -136,7 +142,7 @@ GROUP_FIELDS = (
     ListingField("last"),
     ListingField("reason", "sentence", shown=_shown_reason),
 )
-SAMPLE_FIELDS = (
+LETTER_SAMPLE_FIELDS = (
     ListingField("number", "number", "#"),
     ListingField("topic"),
     ListingField("partition", "number", counted=False),

@@ -29,6 +29,7 @@ def doctor(file: Path | None, as_json: bool, plugin_files: tuple[Path, ...]) -> 
     """
     from router.engine.preflight.doctor import diagnose
 
+    # Without a file, or with one that cannot be loaded, the machine is still looked at.
     config, diagnoses = _load(file, plugin_files)
     diagnoses += diagnose(config, file.parent if file else Path())
     if as_json:

@@ -145,14 +145,14 @@ class _Waiting:
         # Rows that wait for an approval have no cause: their reason are the columns that their table lacks.
         has_cause = any(quarantined.cause is not None for quarantined in rows)
         title = "why" if has_cause else "would gain"
-        fields = (*FIELDS, ListingField("reason", "sentence", title, shown=_shown_reason))
+        fields = (*WAITING_FIELDS, ListingField("reason", "sentence", title, shown=_shown_reason))
         nothing = f"no rows of {self.config.name} wait{self.chosen_by}"
         show_listings(self.config.name, [Listing("quarantined", "", fields, self.facts(rows))], nothing=nothing)
         return bool(rows)
 
     def facts(self, rows: list[Quarantined]) -> list[dict[str, Any]]:
         """Return what is known of rows that wait."""
-        from router.engine.quarantine.table import pending_releases
+        from router.engine.quarantine.table import WAITS_FOR, pending_releases
 
         approved = {(pending.place, pending.kind) for pending in pending_releases(self.store)}
         facts = []
@@ -206,9 +206,7 @@ def _shown_reason(row: dict[str, Any]) -> list[str]:
     return [*lines, "(approved)"] if row["approved"] else lines
 
 
-WAITS_FOR = {"release": "approval", "unblock": "table", "held": "release"}
-"""What rows of each kind wait for, in JSON."""
-FIELDS = (
+WAITING_FIELDS = (
     ListingField("table"),
     ListingField("route"),
     ListingField("sink"),

@@ -13,7 +13,7 @@ import click
 from router.cli import config_argument, master_option, plugin_option
 from router.cli.dead_letters import cut, letter_options
 from router.cli.listing import Listing, ListingField, numbers, show_listing
-from router.cli.session import session_on_lake, stream_held_off
+from router.cli.session import stream_held_off, watched_session
 from router.cli.values import parse_since
 from router.config.loader import load
 from router.errors import StartError
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ReplayChoice:
     """What the options choose: rows that sinks keep, and dead letters; None for none of a kind."""
 
     rows: ReplayFilter | None
@@ -92,10 +92,10 @@ def replay(
     if config.debug:
         raise StartError(f"{config.name} has `debug: true`: it sends nothing, and so nothing again")
     sinks = _choose_sinks(config, route, name, rows, statuses, send=send)
-    choice = Choice(rows, letters, sinks)
+    choice = ReplayChoice(rows, letters, sinks)
 
     stop = threading.Event()
-    with session_on_lake(config, master, stop) as spark:
+    with watched_session(config, master, stop) as spark:
         command = _Command(ReprocessContext.of(loaded, spark, stop), registry, choice, accept)
         if send:
             is_delivered = command.send()
@@ -142,6 +142,7 @@ def _choose_sinks(
     """Return the sinks that keep rows and that the options choose; what is sent goes to one of several."""
     from router.engine.reprocess.resend import resending_sinks
 
+    # A misspelt name is an error, also where no sink keeps rows.
     every = list(config.all_sinks())
     if (route or name) and not any(_is_chosen(sink, route, name) for sink in every):
         shown = ", ".join(_shown_key(config, sink) for sink in every)
@@ -171,7 +172,7 @@ class _Command:
 
     context: ReprocessContext
     registry: Registry
-    choice: Choice
+    choice: ReplayChoice
     accept: bool
 
     def show(self) -> None:
@@ -295,6 +296,7 @@ def _show_all(resenders: list[Resender], chosen: ReplayFilter) -> bool:
         rows = resender.find(chosen)
         if rows is not None:
             by_resender.append((resender, rows))
+    # A sink that has sent everything is not worth a line; one that was cut off is.
     has_rows = any(rows.groups for _, rows in by_resender)
     if has_rows:
         _show_rows(by_resender, "what would be sent")
@@ -353,7 +355,7 @@ def _show_rows(by_resender: list[tuple[Resender, ReplayRows]], title: str) -> No
     if not lines:
         click.echo("there is nothing to send again")
         return
-    show_listing(Listing("rows", title, GROUP_FIELDS, lines))
+    show_listing(Listing("rows", title, KEPT_ROW_FIELDS, lines))
     for resender, rows in by_resender:
         if rows.gone:
             _show_gone(resender, rows.gone)
@@ -391,7 +393,7 @@ LETTER_FIELDS = (
     *numbers("stay"),
     ListingField("such as", "sentence"),
 )
-GROUP_FIELDS = (
+KEPT_ROW_FIELDS = (
     ListingField("route"),
     ListingField("sink"),
     ListingField("status"),

@@ -28,7 +28,7 @@ def spark_session(config: Config, master: str | None = None) -> Iterator[SparkSe
     """Start Spark for a configuration, and stop it at the end.
 
     For what makes its lake reachable by itself, as a stream does, or has a lake of its own. Every other command takes
-    `session_on_lake`.
+    `session_on_lake` or `watched_session`.
     """
     from router.engine.spark.session import build_session, stop_session
 
@@ -40,25 +40,36 @@ def spark_session(config: Config, master: str | None = None) -> Iterator[SparkSe
 
 
 @contextmanager
-def session_on_lake(
-    config: Config, master: str | None = None, stop: threading.Event | None = None, *, by_spark: bool = False
-) -> Iterator[SparkSession]:
-    """Start Spark, let it reach lake and checkpoint, and log to standard error; stop Spark at the end.
+def session_on_lake(config: Config, master: str | None = None, *, by_spark: bool = False) -> Iterator[SparkSession]:
+    """Start Spark, and let it reach lake and checkpoint; stop it at the end.
 
-    `stop` is set at SIGTERM and Ctrl-C. With `by_spark` Spark itself must have a file system for both places. Raises
-    StartError if one cannot be reached.
+    With `by_spark` Spark itself must have a file system for both places. Raises StartError if one cannot be reached.
     """
-    from router.cli.watching import Watcher
     from router.engine.checkpoint_store import lake_and_checkpoint
     from router.engine.start.checks import reach
+
+    with spark_session(config, master) as session:
+        # The settings hold the credentials of the lake: without them Spark takes those of the environment, or none.
+        for place in lake_and_checkpoint(config):
+            reach(session, place, by_spark=by_spark)
+        yield session
+
+
+@contextmanager
+def watched_session(
+    config: Config, master: str | None = None, stop: threading.Event | None = None, *, by_spark: bool = False
+) -> Iterator[SparkSession]:
+    """Start Spark as `session_on_lake` does, for work that takes a while: it is logged to standard error.
+
+    `stop` is set at SIGTERM and Ctrl-C.
+    """
+    from router.cli.watching import Watcher
 
     with (
         stopped_by_signals(stop or threading.Event()),
         Watcher(config.name),
-        spark_session(config, master) as session,
+        session_on_lake(config, master, by_spark=by_spark) as session,
     ):
-        for place in lake_and_checkpoint(config):
-            reach(session, place, by_spark=by_spark)
         yield session
 
 

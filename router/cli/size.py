@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
     from router.engine.preflight.sizing import Size
 
-SPANS = {"s": 1, "min": 60, "h": 3600, "d": 86_400, "day": 86_400}
+SECONDS_BY_SPAN = {"s": 1, "min": 60, "h": 3600, "d": 86_400, "day": 86_400}
 
 
 def _parse_rate(ctx: click.Context, param: click.Parameter, text: str) -> float:
     """Return events a second: 200k/s, 5M/h, 3000."""
     amount, _, span = text.partition("/")
     number = parse_number(amount)
-    seconds = SPANS.get(span.strip() or "s")
+    seconds = SECONDS_BY_SPAN.get(span.strip() or "s")
     if not number or seconds is None:
         raise click.BadParameter(f"{text!r} is no rate: 200k/s, 5M/h, 1M/day")
     return number / seconds

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from router.engine.status.summary import StreamSummary
 
-TIMES = ("since", "batch_ended", "progress", "lag_read", "newest_record", "quarantined_since", "outbox_since")
+TIME_FIELDS = ("since", "batch_ended", "progress", "lag_read", "newest_record", "quarantined_since", "outbox_since")
 
 
 @click.command(short_help="Say in ten lines how a stream is, and in an exit code.")
@@ -68,7 +68,7 @@ def status(file: Path, max_age: timedelta | None, as_json: bool, plugin_files: t
 
 def _document(summary: StreamSummary, code: int, reasons: list[str]) -> dict[str, Any]:
     document: dict[str, Any] = {**asdict(summary), "exit_code": code, "why": reasons}
-    for name in TIMES:
+    for name in TIME_FIELDS:
         if document[name] is not None:
             document[name] = datetime.fromtimestamp(document[name], timezone.utc)
     return document

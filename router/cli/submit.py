@@ -168,6 +168,7 @@ class Submission:
             if not key.startswith(AHEAD) or not isinstance(entry.value, Scalar):
                 continue
             if entry.value.tainted:
+                # A person can still decide to put it there.
                 self.notes.append(f"{key} comes from a variable and is not on the command line: give it by --conf")
                 continue
             yield key, entry.value.text

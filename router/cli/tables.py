@@ -198,7 +198,7 @@ def expectations(file: Path, samples: int, as_json: bool, plugin_files: tuple[Pa
         newest += [{**row, **sample} for sample in row["samples"]]
     listings = [
         Listing("expectations", f"expectations of {config.name}", EXPECTATION_FIELDS, rows),
-        Listing("samples", f"newest records in {config.dead_letters}", SAMPLE_FIELDS, newest),
+        Listing("samples", f"newest records in {config.dead_letters}", VIOLATION_FIELDS, newest),
     ]
     show_listings(config.name, listings, as_json=False, nothing=f"nothing of {config.name} has an expectation")
 
@@ -240,7 +240,7 @@ EXPECTATION_FIELDS = (
     ListingField("trend", shown=_shown_trend),
     ListingField("last"),
 )
-SAMPLE_FIELDS = (
+VIOLATION_FIELDS = (
     ListingField("of"),
     ListingField("expectation"),
     ListingField("source", shown=_shown_place),
@@ -350,6 +350,7 @@ def _maintain(maintenance: TableMaintenance, table: str, plan: Maintenance, *, d
     try:
         result = maintenance.maintain(table, plan, dry=dry)
     except TableError as error:
+        # One table does not keep the others from being maintained; the command ends with 1.
         counts = dict.fromkeys(("files", "into", "statistics", "deleted", "megabytes"))
         return {"table": table, **counts, "note": str(error)}
     return {

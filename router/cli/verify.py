@@ -12,7 +12,7 @@ import click
 
 from router.cli import config_argument, master_option, plugin_option
 from router.cli.listing import json_option, show_json, show_sentences
-from router.cli.session import session_on_lake
+from router.cli.session import watched_session
 from router.cli.views import refresher_of
 from router.config.loader import load
 from router.errors import ViewError, printable
@@ -62,6 +62,7 @@ def verify(
     if absent:
         raise click.ClickException(f"{config.name} has no rows in {', '.join(absent)}")
 
+    # Adds to the audits, and audits of tables that only the query of a view makes.
     notes: list[str] = []
     if recompute:
         notes = _recompute(config, audits, tables, master)
@@ -83,7 +84,7 @@ def _recompute(config: Config, listed: list[TableAudit], chosen: tuple[str, ...]
     audits = {audit.table: audit for audit in listed}
     tables_of_views = tables_by_view(config)
     notes: list[str] = []
-    with session_on_lake(config, master, by_spark=True) as spark:
+    with watched_session(config, master, by_spark=True) as spark:
         refresher = refresher_of(config, spark)
         for view in config.views:
             if chosen and not any(table in chosen for table, _ in tables_of_views[view.name]):
@@ -140,7 +141,7 @@ def repair(file: Path, table: str, accept: bool, master: str | None, plugin_file
     registry = load_registry(plugin_files)
     loaded = load(file, registry)
     stop = threading.Event()
-    with session_on_lake(loaded.config, master, stop) as spark:
+    with watched_session(loaded.config, master, stop) as spark:
         context = ReprocessContext.of(loaded, spark, stop)
         context = context.with_decoder().with_executors(registry, "repair")
         _show(Repair(context, table, accept).run())
@@ -181,7 +182,7 @@ def refresh(
     registry = load_registry(plugin_files)
     loaded = load(file, registry)
     stop = threading.Event()
-    with session_on_lake(loaded.config, master, stop) as spark:
+    with watched_session(loaded.config, master, stop) as spark:
         context = ReprocessContext.of(loaded, spark, stop)
         context = context.with_decoder().with_executors(registry, "refresh")
         refreshed = Refresh(context, patterns, full=full, topic=origin == "earliest", accept=accept).run()

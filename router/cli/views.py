@@ -9,7 +9,7 @@ import click
 
 from router.cli import config_argument, master_option, plugin_option
 from router.cli.listing import Listing, ListingField, json_option, numbers, show_json, show_listing
-from router.cli.session import session_on_lake
+from router.cli.session import watched_session
 from router.config.loader import load
 from router.errors import StartError, ViewError, printable
 from router.registry import load_registry
@@ -77,7 +77,7 @@ def views(
     if not refresh and not plan:
         _list(config, chosen, as_json=as_json)
         return
-    with session_on_lake(config, master, by_spark=True) as spark:
+    with watched_session(config, master, by_spark=True) as spark:
         refresher = refresher_of(config, spark)
         if plan:
             _show_plans(refresher, chosen)
@@ -129,7 +129,7 @@ def _list(config: Config, chosen: list[View], *, as_json: bool) -> None:
     if as_json:
         show_json({"name": config.name, "views": rows})
         return
-    show_listing(Listing("views", f"views of {config.name}", FIELDS, rows))
+    show_listing(Listing("views", f"views of {config.name}", VIEW_FIELDS, rows))
     for view in chosen:
         note = notes[view.name]
         for table in note.left:
@@ -153,6 +153,7 @@ def _facts(view: View, note: Note) -> dict[str, Any]:
         "seconds": None,
         "left": list(note.left),
     }
+    # A view that was never refreshed has no tables yet, which is not the same as none.
     if note.number > 0:
         facts |= {"tables": len(note.targets), "rows": note.rows, "seconds": note.seconds}
     if note.at:
@@ -168,7 +169,7 @@ def _shown_seconds(row: dict[str, Any]) -> str:
     return "" if row["seconds"] is None else f"{row['seconds']:.1f}"
 
 
-FIELDS = (
+VIEW_FIELDS = (
     ListingField("view"),
     ListingField("reads"),
     ListingField("into"),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from router.parts import BatchReport
 
-STEPS = ("plan", "land", "decide", "manifest", "commit", "apply", "ledger", "release")
+BATCH_STEPS = ("plan", "land", "decide", "manifest", "commit", "apply", "ledger", "release")
 
 
 class Watcher:
@@ -82,7 +82,7 @@ def line(report: BatchReport, behind: int | None) -> str:
         count = sum(route.get(kind, 0) for route in report.routes.values())
         if count:
             text += f", {count:,} {kind}"
-    steps = [f"{name} {report.seconds[name]:.2f}" for name in STEPS if report.seconds.get(name, 0) >= 0.005]
+    steps = [f"{name} {report.seconds[name]:.2f}" for name in BATCH_STEPS if report.seconds.get(name, 0) >= 0.005]
     text += f", {sum(report.seconds.values()):.2f} s ({' '.join(steps)})"
     if behind is not None:
         text += f", {behind:,} behind"

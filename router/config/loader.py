@@ -14,7 +14,7 @@ from router.config.models import Config
 from router.config.problems import Document, place_inside, problems_of, sort_problems, widths_of
 from router.config.validation import cross_checks
 from router.config.variables import substitute
-from router.config.yaml_tree import Node, Scalar, as_lists, parse, plain_data
+from router.config.yaml_tree import Node, Scalar, as_lists, parse_yaml, plain_data
 from router.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def load(path: Path, registry: Registry, *, environ: Mapping[str, str] = os.envi
     """Return the configuration of a file (or of `text` in its place); raise ConfigError with all its problems."""
     file = str(path)
     text = _read(path) if text is None else text.removeprefix("\ufeff")
-    written, problems = parse(text, file)
+    written, problems = parse_yaml(text, file)
     widths = widths_of(text)
     config = None
     if written is not None:

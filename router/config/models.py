@@ -110,7 +110,7 @@ TableName = Annotated[str, StringConstraints(pattern=TABLE_PATTERN)]
 BronzeName = Annotated[str, StringConstraints(pattern=BRONZE_PATTERN)]
 Percent = Annotated[str, AfterValidator(_percent)]
 Interval = Annotated[str, AfterValidator(_interval)]
-Place = Annotated[str, AfterValidator(_place)]
+StorageAddress = Annotated[str, AfterValidator(_place)]
 Moment = Annotated[str, AfterValidator(_moment)]
 
 
@@ -184,7 +184,9 @@ class DeltaSource(Model):
     """The rows of a Delta table as they come: as records with the row as JSON, those of a bronze table as received."""
 
     table: TableName
-    lake: Place | None = Field(default=None, description="where the table is; default: this configuration's lake")
+    lake: StorageAddress | None = Field(
+        default=None, description="where the table is; default: this configuration's lake"
+    )
     changes: bool = Field(
         default=False,
         description="rows that went or changed, too, from its change data: with `_change_type` (insert, delete, "
@@ -713,9 +715,9 @@ class Config(Model):
     """One router: a source, a decoder, routes and where everything goes."""
 
     name: HyphenedName
-    lake: Place = Field(description="folder or URI; the table layer.table lives at lake/layer/table")
+    lake: StorageAddress = Field(description="folder or URI; the table layer.table lives at lake/layer/table")
     storage_options: dict[str, SecretStr] = Field(default_factory=dict)
-    checkpoint: Place | None = Field(default=None, description="default: LAKE/_router/NAME")
+    checkpoint: StorageAddress | None = Field(default=None, description="default: LAKE/_router/NAME")
     source: Source
     decode: Decoder
     bronze: Annotated[Bronze, BeforeValidator(_as_table, json_schema_input_type=BronzeName | Bronze)] | None = Field(

@@ -303,16 +303,16 @@ def _topics_named(root: Node, table_of: Callable[[str], str | None], whose: str)
         table = table_of(topic.text)
         if table is None:
             message = f"{whose} has a table for each topic, and none can be named after this one"
-            yield Finding((*loc, index), message, NAMED_AFTER)
+            yield Finding((*loc, index), message, TOPIC_HINT)
             continue
         first_topic = first.setdefault(table, topic)
         if first_topic.text != topic.text:
             place = f"line {first_topic.line}, column {first_topic.column}"
             message = f"{whose} has a table for each topic, and this one and that at {place} would have the same"
-            yield Finding((*loc, index), message, NAMED_AFTER)
+            yield Finding((*loc, index), message, TOPIC_HINT)
 
 
-NAMED_AFTER = (
+TOPIC_HINT = (
     "a table's name has small letters, digits and underscores, and hyphens of a topic become underscores; name one "
     "table for all topics, or read this one with a configuration of its own"
 )
@@ -351,7 +351,7 @@ def _shared_tables(root: Node, registry: Registry) -> Iterator[Finding]:
             known_values |= rule.known_values()
         if may_collide(template, known_values):
             message = "events that differ in its fields could name one table: a_b and c, a and b_c both make a_b_c"
-            yield Finding((*loc, sink.part_name, "table"), message, APART)
+            yield Finding((*loc, sink.part_name, "table"), message, COLLISION_HINT)
         if any(field == "topic" for field, _ in pieces_of(template)):
             yield from _topics_named(root, partial(_table_of_topic, template), "a sink")
 
@@ -438,7 +438,7 @@ def _circle(view: View, views: dict[str, View]) -> list[str]:
     return []
 
 
-APART = (
+COLLISION_HINT = (
     "leave one field; or let `select` make one column of them and name that; or limit one with `match: {field: "
     "{column: ..., one_of: [...]}}`; or write `collisions: accept`"
 )
@@ -451,7 +451,7 @@ def _locations(root: Node, registry: Registry) -> Iterator[Finding]:
         place = (*loc, "location")
         fault = location.faults()
         if fault:
-            yield Finding(place, fault, PLACES)
+            yield Finding(place, fault, LOCATION_HINT)
         else:
             for message, hint in _conflicts(root, location, first):
                 yield Finding(place, message, hint)
@@ -464,7 +464,7 @@ def _conflicts(root: Node, location: Location, first: dict[Location, Node]) -> I
     """Yield what a location has in common with the places of lake, checkpoint and locations before it, and a hint."""
     for key, place in _own_places(root):
         if location.overlaps(place):
-            yield f"a table could lie within `{key}`, or that within the table", PLACES
+            yield f"a table could lie within `{key}`, or that within the table", LOCATION_HINT
     for other, node in first.items():
         if location.bucket and location.bucket == other.bucket and location.options != other.options:
             message = f"the bucket {location.bucket} has other options at line {node.line}"
@@ -477,7 +477,7 @@ def _conflicts(root: Node, location: Location, first: dict[Location, Node]) -> I
             hint = "a table has one place, whoever writes it: give both the same `location`"
             yield f"a table could have this location, and that at line {node.line}", hint
         elif location.overlaps(other.place):
-            yield f"a table could lie where one does by the location at line {node.line}, or within it", PLACES
+            yield f"a table could lie where one does by the location at line {node.line}, or within it", LOCATION_HINT
     # Spark is told the options of a location by its bucket: without one they are those of the storage.
     has_own_options = location.options and location.bucket is None and not is_local(location.place)
     if has_own_options and _shares_storage_with_lake(root, location):
@@ -487,7 +487,7 @@ def _conflicts(root: Node, location: Location, first: dict[Location, Node]) -> I
         yield message, "take `storage_options` away; or give one bucket, and the field in the path"
 
 
-PLACES = "give every table a folder of its own, beside the lake: s3://bucket/games/{table}"
+LOCATION_HINT = "give every table a folder of its own, beside the lake: s3://bucket/games/{table}"
 
 
 def _written_locations(root: Node, registry: Registry) -> Iterator[tuple[KeyPath, Location]]:

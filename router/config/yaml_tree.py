@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 Value = str | int | float | bool | None
-Path = tuple[str, ...]
+KeyNames = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def _listed(node: Scalar) -> Node:
     """Return the items of `a, b` or of `["a", "b"]`, all at the place of the text; the text if it is no list."""
     items: list[Scalar] = []
     if node.text.lstrip().startswith("["):
-        root, problems = parse(node.text, "")
+        root, problems = parse_yaml(node.text, "")
         if problems or not isinstance(root, Items):
             return node
         for item in root.items:
@@ -153,11 +153,11 @@ def typed(text: str) -> Value:
     """Return what a plain scalar means."""
     for pattern, convert in CORE.values():
         if re.fullmatch(pattern, text):
-            return converted(convert, text)
+            return convert_text(convert, text)
     return text
 
 
-def converted(convert: Callable[[str], Value], text: str) -> Value:
+def convert_text(convert: Callable[[str], Value], text: str) -> Value:
     """Convert a text that has the pattern of a type."""
     try:
         return convert(text)
@@ -194,7 +194,7 @@ class _Loader(Reader, Scanner, Parser, Composer, BaseResolver):
         return node
 
 
-def parse(text: str, file: str) -> tuple[Node | None, list[Problem]]:
+def parse_yaml(text: str, file: str) -> tuple[Node | None, list[Problem]]:
     """Return the tree of a document and what is wrong with it as YAML; no tree when it cannot be read at all."""
     try:
         root = _compose(text)
@@ -259,7 +259,7 @@ class _Builder:
         self._extents: dict[int, _Extent] = {}
         self._open: set[int] = set()
 
-    def build(self, node: yaml.Node, path: Path) -> Node:
+    def build(self, node: yaml.Node, path: KeyNames) -> Node:
         if id(node) in self._open:
             return self._bad(node, path, "an alias stands inside its own anchor", "remove the alias")
         if id(node) not in self._built:
@@ -269,7 +269,7 @@ class _Builder:
             self._built[id(node)] = self._bounded(node, built, path)
         return self._built[id(node)]
 
-    def _make(self, node: yaml.Node, path: Path) -> Node:
+    def _make(self, node: yaml.Node, path: KeyNames) -> Node:
         line, column = _place(node)
         if node.tag.removeprefix(_TAG) not in {"str", "seq", "map", *CORE}:
             return self._bad(node, path, "tags such as `!name` have no meaning here", "remove the tag")
@@ -280,7 +280,7 @@ class _Builder:
             return Items(line, column, tuple(items))
         return self._scalar(node, path)
 
-    def _scalar(self, node: yaml.Node, path: Path) -> Node:
+    def _scalar(self, node: yaml.Node, path: KeyNames) -> Node:
         line, column = _place(node)
         text = str(node.value)
         kind = node.tag.removeprefix(_TAG)
@@ -293,9 +293,9 @@ class _Builder:
         pattern, convert = CORE[kind]
         if not re.fullmatch(pattern, text):
             return self._bad(node, path, f"the text is not of type {kind}", "remove the tag")
-        return Scalar(line, column, text, converted(convert, text))
+        return Scalar(line, column, text, convert_text(convert, text))
 
-    def _entries(self, node: yaml.MappingNode, path: Path) -> dict[str, MappingEntry]:
+    def _entries(self, node: yaml.MappingNode, path: KeyNames) -> dict[str, MappingEntry]:
         own: dict[str, MappingEntry] = {}
         merged: dict[str, MappingEntry] = {}
         for key, value in node.value:
@@ -313,7 +313,7 @@ class _Builder:
                 own[key.value] = MappingEntry(line, column, self.build(value, (*path, key.value)))
         return {**merged, **own}
 
-    def _merge_sources(self, node: yaml.Node, path: Path) -> Iterator[Keys]:
+    def _merge_sources(self, node: yaml.Node, path: KeyNames) -> Iterator[Keys]:
         """Return the mappings that `<<` names; of two that have a key, the first one counts."""
         sources = node.value if isinstance(node, yaml.SequenceNode) else [node]
         for source in sources:
@@ -323,7 +323,7 @@ class _Builder:
             else:
                 self._bad(source, path, "`<<` takes a mapping or a list of mappings", "name an anchor: `<<: *name`")
 
-    def _bounded(self, node: yaml.Node, built: Node, path: Path) -> Node:
+    def _bounded(self, node: yaml.Node, built: Node, path: KeyNames) -> Node:
         """Refuse a value that aliases make huge or deep; what is inside was measured before."""
         values = 1
         depth = 1
@@ -337,7 +337,7 @@ class _Builder:
         self._extents[id(built)] = _Extent(values, depth)
         return built
 
-    def _bad(self, node: yaml.Node, path: Path, what: str, hint: str) -> Scalar:
+    def _bad(self, node: yaml.Node, path: KeyNames, what: str, hint: str) -> Scalar:
         line, column = _place(node)
         self.problems.append(Problem(self._file, line, column, printable(".".join(path)), what, hint))
         return Scalar(line, column, "", None, broken=True)

@@ -22,7 +22,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from router.config.models import Model
 from router.config.problems import Document, sort_problems, widths_of
-from router.config.yaml_tree import parse, plain_data
+from router.config.yaml_tree import parse_yaml, plain_data
 from router.delta.lake import Lake
 from router.engine.batch import Batches
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas
@@ -182,7 +182,7 @@ def load_tests(path: Path) -> RouteTests:
         text = path.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError((Problem(str(path), 1, 1, "", f"cannot be read: {error}", "check the path"),)) from None
-    root, problems = parse(text, str(path))
+    root, problems = parse_yaml(text, str(path))
     if root is None or problems:
         raise ConfigError(tuple(problems))
     document = Document(str(path), root, widths_of(text))

@@ -21,7 +21,7 @@ from router.delta.lake import native_files
 from router.delta.table_cache import TableCache
 from router.engine.checkpoint_store import lake_and_checkpoint
 from router.engine.label.layout import quarantine_of
-from router.engine.quarantine.table import quarantined_in
+from router.engine.quarantine.table import WAITS_FOR, quarantined_in
 from router.engine.start.spark_checkpoint import processed_offsets
 from router.engine.status.background import BackgroundThread
 from router.engine.status.snapshot import QuarantineStatus
@@ -44,8 +44,6 @@ PAUSE_PER_SECOND = 20.0
 """Seconds of rest for each second of reading."""
 QUARANTINE_SECONDS = 10.0
 """Seconds between two looks for new versions of quarantines, which are two requests each."""
-WAITS_FOR = {"release": "approval", "unblock": "table", "held": "release"}
-"""Why rows wait, by the kind of their release, in the words of `router quarantine list`."""
 CAUSE = ["stage", "route", "sink", "reason"]
 
 
