@@ -113,9 +113,14 @@ def _measured(sweep: Sweep, out: Path) -> list[Cell]:
 
     from router_bench import sweep as bench_sweep
 
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
+    progress_shown = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+    )
+    with progress_shown as progress:
         cells = bench_sweep.measure(sweep, progress)
     Console().print(bench_sweep.shown(sweep, cells))
     for remark in bench_sweep.remarks(sweep, cells):

@@ -71,8 +71,8 @@ class Label:
         """Return the machine in a few words."""
         if not self.machine:
             return "unknown machine"
-        known = {key: self.machine.get(key, "?") for key in (*IDENTITY, "system")}
-        return f"{known['processor']}, {known['cores']} cores, {known['memory']}, {known['system']}"
+        facts = {key: self.machine.get(key, "?") for key in (*IDENTITY, "system")}
+        return f"{facts['processor']}, {facts['cores']} cores, {facts['memory']}, {facts['system']}"
 
     def code_text(self) -> str:
         """Return the commit, or the version of an installed package."""

@@ -171,5 +171,5 @@ def _demo(name: str) -> ModuleType:
     try:
         return import_module(f"router_demo.{name}")
     except ModuleNotFoundError as error:
-        what = f"needs the module {error.name}, which is not installed"
-        raise StartError(f"the embedded broker and the simulator: {what}; give --servers and --sample") from error
+        reason = f"needs the module {error.name}, which is not installed"
+        raise StartError(f"the embedded broker and the simulator: {reason}; give --servers and --sample") from error

@@ -36,10 +36,10 @@ class Ended:
         """Return what went wrong, with the last line of the output, or ""."""
         if self.code == 0:
             return ""
-        how = "the time was up" if self.code is None else f"ended with code {self.code}"
+        end = "the time was up" if self.code is None else f"ended with code {self.code}"
         lines = self.output.read_text(errors="replace").strip().splitlines()
         last = lines[-1].strip()[:300] if lines else "it said nothing"
-        return f"{how} after {self.seconds:.0f} s: {last}"
+        return f"{end} after {self.seconds:.0f} s: {last}"
 
 
 def run_command(
