@@ -26,7 +26,7 @@ from router.cli.listing import (
     show_listings,
     show_sentences,
 )
-from router.cli.session import spark_session
+from router.cli.session import session_on_lake
 from router.config.loader import load
 from router.errors import TableError, printable
 from router.registry import load_registry
@@ -331,7 +331,7 @@ def maintain(file: Path, pattern: str, dry_run: bool, plugin_files: tuple[Path, 
 
         @cache
         def start_spark() -> SparkSession:
-            return sessions.enter_context(spark_session(config))
+            return sessions.enter_context(session_on_lake(config))
 
         # Spark is started for the first table that needs it, if any does.
         maintenance = TableMaintenance(lake, start_spark, plans, detached_outboxes(config))
