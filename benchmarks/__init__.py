@@ -4,5 +4,5 @@
 tables were counted, and it carries the machine, the commit and the day. Read `cells` -> `harness` -> `worker` for the
 life of one cell. What is asked is a `Measurement` in a module of `measurements/`, a contender a `Subject` in one of
 `subjects/`, a kind of event a `Feed` in one of `feeds/`; `discovery` finds them. `sweeps/` holds the router's
-configurations, each of which `router bench` measures alone. Labels, processes and charts are those of `router.bench`.
+configurations, each of which `router bench` measures alone. Labels, processes and charts are those of `router_bench`.
 """

@@ -22,7 +22,7 @@ from benchmarks.harness import measure
 from benchmarks.report import report
 from benchmarks.results import CellResult, Results
 from benchmarks.topics import Topics
-from router.bench.machine import Label
+from router_bench.machine import Label
 from router_demo.kafka import EmbeddedKafka
 
 if TYPE_CHECKING:

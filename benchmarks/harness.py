@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 from benchmarks.discovery import modules, subjects
 from benchmarks.results import CellResult
 from benchmarks.runs import Job, Run, Task, batches_done, footprint, processing_seconds, read_runs
-from router.bench.machine import Footprint, Label, Neighbours
-from router.bench.processes import run_command
+from router_bench.machine import Footprint, Label, Neighbours
+from router_bench.processes import run_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from benchmarks.cells import Cell
     from benchmarks.topics import Topic, Topics
-    from router.bench.processes import Ended
+    from router_bench.processes import Ended
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table as RichTable
 
-from router.bench.chart import draw
-from router.bench.machine import summary
+from router_bench.chart import draw
+from router_bench.machine import summary
 
 if TYPE_CHECKING:
     from pathlib import Path

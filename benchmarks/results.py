@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.cells import Cell, Scale
 from benchmarks.runs import Run
-from router.bench.machine import NOISY, Label
+from router_bench.machine import NOISY, Label
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from benchmarks.cells import Sample
-    from router.bench.machine import Footprint
+    from router_bench.machine import Footprint
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Run:
 
 def footprint(memory: Footprint, task: Task) -> dict[str, float]:
     """Return the peak memory of the processes of a run and what it left on disk, in megabytes."""
-    from router.bench.machine import MB, bytes_on_disk  # noqa: PLC0415  a cold contender must not import the router
+    from router_bench.machine import MB, bytes_on_disk  # noqa: PLC0415  a cold contender must not import the router
 
     left = sum(bytes_on_disk(folder) for folder in (task.lake, task.checkpoint))
     return {"pss_mb": memory.megabytes, "disk_mb": left / MB}

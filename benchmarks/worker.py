@@ -122,7 +122,7 @@ def sampled(kind: Sample, spark: SparkSession, task: Task) -> Iterator[Callable[
     if not kind:
         yield lambda run: run
         return
-    from router.bench.machine import Footprint, Sampler  # noqa: PLC0415  a cold contender must not import the router
+    from router_bench.machine import Footprint, Sampler  # noqa: PLC0415  a cold contender must not import the router
 
     if kind == "workers":
         workers = Workers()

@@ -31,19 +31,20 @@ def normalized(place: str) -> str:
 
     Raises AddressError for a scheme that cannot hold a lake, and for a URI that names no bucket.
     """
-    found = SCHEME.match(place)
-    if found is None:
+    match = SCHEME.match(place)
+    if match is None:
         return str(Path(place).resolve())
-    scheme = found[1].lower()
+    scheme = match[1].lower()
     if scheme == "file":
         return _path(place)
     if scheme == "dbfs":
         raise AddressError(place, f"DBFS cannot hold a lake; give the address of the bucket beneath it: {_known()}")
     if scheme not in SCHEMES:
         raise AddressError(place, f"{scheme}:// is not a storage that the router knows; it knows {_known()}")
-    rest = place[found.end() :].lstrip("/").rstrip("/")
-    bucket = rest.partition("/")[0]
-    if not bucket or place[found.end() :][:2] != "//":
+    after_scheme = place[match.end() :]
+    rest = after_scheme.strip("/")
+    bucket, _, _ = rest.partition("/")
+    if not bucket or not after_scheme.startswith("//"):
         raise AddressError(place, f"names no bucket; write {scheme}://BUCKET/FOLDER")
     if scheme.startswith("abfs") and not re.fullmatch(r"[^@]+@[^.@]+\..+", bucket):
         raise AddressError(place, f"names no account; write {scheme}://CONTAINER@ACCOUNT.dfs.core.windows.net/FOLDER")

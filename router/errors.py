@@ -22,7 +22,7 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-CAUSE = "\N{DOWNWARDS ARROW WITH TIP RIGHTWARDS}"
+CAUSE_SIGN = "\N{DOWNWARDS ARROW WITH TIP RIGHTWARDS}"
 """What delta-rs writes before each cause of an error of the storage, in colours."""
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -34,7 +34,10 @@ def printable(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
+    characters = []
+    for character in text:
+        characters.append(character if character.isprintable() else character.encode("unicode_escape").decode())
+    return "".join(characters)
 
 
 def first_line(error: BaseException | None) -> str:
@@ -46,11 +49,13 @@ def first_line(error: BaseException | None) -> str:
     """
     text = str(error).strip() or type(error).__name__
     lines = _without_xml(text).split("JVM stacktrace")[0].strip().splitlines()
-    if causes := [at for at, line in enumerate(lines) if CAUSE in line]:
-        told = (
-            COLOUR.sub("", line).replace(CAUSE, "").strip() for line in lines[max(0, causes[0] - 1) : causes[-1] + 1]
-        )
-        return ": ".join(told)[:300]
+    causes = [number for number, line in enumerate(lines) if CAUSE_SIGN in line]
+    if causes:
+        # The line before the first cause says what went wrong.
+        first = max(0, causes[0] - 1)
+        last = causes[-1]
+        chain = [COLOUR.sub("", line).replace(CAUSE_SIGN, "").strip() for line in lines[first : last + 1]]
+        return ": ".join(chain)[:300]
     if any(line.startswith("Traceback (most recent call last)") for line in lines):
         return lines[-1].strip()[:300]
     by_py4j = lines[0].startswith("An error occurred while calling") and len(lines) > 1
@@ -84,8 +89,10 @@ class Problem:
     hint: str = ""
 
     def __str__(self) -> str:
-        hint = f"; {self.hint}" if self.hint else ""
-        return f"{self.file}:{self.line}:{self.column}: {self.path or '(top)'}: {self.what}{hint}"
+        text = f"{self.file}:{self.line}:{self.column}: {self.path or '(top)'}: {self.what}"
+        if self.hint:
+            text += f"; {self.hint}"
+        return text
 
 
 class RouterError(Exception):
@@ -150,7 +157,9 @@ class MachineError(StartError):
         self.todo = todo
 
     def __str__(self) -> str:
-        return f"{self.what}; {self.todo}" if self.todo else self.what
+        if not self.todo:
+            return self.what
+        return f"{self.what}; {self.todo}"
 
 
 class SessionLost(RouterError):  # noqa: N818 - it says what happened

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
 from router.addresses import SCHEMES, is_local, normalized
 
-WHOLE = "table"
+WHOLE_NAME = "table"
 """The field that stands for all of a table's name after its layer."""
 FIELD = re.compile(r"\{\s*([^{}]*?)\s*\}")
 BUCKET = re.compile(r"(?!.*\.\.)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
@@ -45,8 +45,9 @@ class TableLocation(BaseModel):
         if "{" in FIELD.sub("", place) or "}" in FIELD.sub("", place):
             raise ValueError("its braces do not pair; write a field of the table's name as {table}")
         normalized(FIELD.sub("x", place))
-        scheme, found, _ = place.partition("://")
-        if found and (FIELD.search(scheme) or FIELD.search(_bucket(place).partition("@")[2])):
+        scheme, separator, _ = place.partition("://")
+        _, _, account = _bucket(place).partition("@")
+        if separator and (FIELD.search(scheme) or FIELD.search(account)):
             raise ValueError("a field can stand in the bucket or in the path, not in the scheme or the account")
         return place
 
@@ -78,10 +79,10 @@ class Location:
 
         The error says why no place can be made of the name: it has no bucket of its own.
         """
-        found = _pattern(self.names).fullmatch(table)
-        if found is None or table in self.others:
+        match = _pattern(self.names).fullmatch(table)
+        if match is None or table in self.others:
             return None
-        value = found[1] if found.re.groups else ""
+        value = match[1] if match.re.groups else ""
         bucket, slash, rest = self._parts
         if FIELD.search(bucket):
             container, at, account = bucket.partition("@")
@@ -94,36 +95,44 @@ class Location:
     @staticmethod
     def _filled(text: str, table: str, value: str) -> str:
         whole = table.partition(".")[2]
-        return FIELD.sub(lambda found: whole if found[1] == WHOLE else value, text)
+        return FIELD.sub(lambda found: whole if found[1] == WHOLE_NAME else value, text)
 
     @property
     def _scheme(self) -> str:
-        return "".join(self.place.partition("://")[:2]) if "://" in self.place else ""
+        scheme, separator, _ = self.place.partition("://")
+        return scheme + separator if separator else ""
 
     @property
     def _parts(self) -> tuple[str, str, str]:
         """Return the bucket and what comes after it; a path has no bucket."""
-        return self.place[len(self._scheme) :].partition("/") if self._scheme else ("", "", self.place)
+        if not self._scheme:
+            return "", "", self.place
+        return self.place.removeprefix(self._scheme).partition("/")
 
     @property
     def bucket(self) -> str | None:
         """Return the one bucket of all the tables; None for a path, and where each table may have its own."""
-        name = _bucket(self.place).partition("@")[0]
-        return name if name and not FIELD.search(name) else None
+        name, _, _ = _bucket(self.place).partition("@")
+        if not name or FIELD.search(name):
+            return None
+        return name
 
     def faults(self) -> str:
         """Return what keeps two tables from having places of their own; nothing where each has."""
         if not self.names:
             return "the names of the sink's tables are not known before its rows, so none can have a place of its own"
-        fields = {*FIELD.findall(self.names)}
-        given = {*FIELD.findall(self.place)}
-        one = next(iter(fields)) if len(fields) == 1 and len(FIELD.findall(self.names)) == 1 else None
-        if strange := sorted(given - {WHOLE} - {one}):
-            return f"`location` has the field {strange[0]}, which no table's name tells; it can have " + (
-                f"{{{one}}} and {{{WHOLE}}}" if one else f"{{{WHOLE}}}"
-            )
-        if fields and not given:
-            return f"all tables of the sink would lie in one place; add {{{one or WHOLE}}} to `location`"
+        names_fields = FIELD.findall(self.names)
+        place_fields = set(FIELD.findall(self.place))
+        # The value of a field can be read from a name that has no other one.
+        readable = [WHOLE_NAME]
+        if len(names_fields) == 1:
+            readable.insert(0, names_fields[0])
+        unknown = sorted(place_fields.difference(readable))
+        if unknown:
+            possible = " and ".join(f"{{{field}}}" for field in readable)
+            return f"`location` has the field {unknown[0]}, which no table's name tells; it can have {possible}"
+        if names_fields and not place_fields:
+            return f"all tables of the sink would lie in one place; add {{{readable[0]}}} to `location`"
         return ""
 
     def meets(self, other: Location) -> bool:
@@ -132,8 +141,9 @@ class Location:
 
     def overlaps(self, place: str) -> bool:
         """Say whether a table of this may lie in a place (which may have fields), or the place in the table's."""
-        mine, others = _segments(self.place), _segments(place)
-        return all(_alike(_pieces(one), _pieces(other)) for one, other in zip(mine, others, strict=False))
+        # The longer of the two lies within the other if it begins with its names.
+        segments = zip(_segments(self.place), _segments(place), strict=False)
+        return all(_alike(_pieces(segment), _pieces(other)) for segment, other in segments)
 
 
 def makes(names: str, table: str) -> bool:
@@ -147,7 +157,7 @@ def _pattern(names: str) -> re.Pattern[str]:
     texts = FIELD.split(names.lower())[::2]
     if len(texts) == 2:
         return re.compile(rf"{re.escape(texts[0])}([a-z0-9_]+){re.escape(texts[1])}")
-    return re.compile("[a-z0-9_]+".join(map(re.escape, texts)))
+    return re.compile("[a-z0-9_]+".join(re.escape(text) for text in texts))
 
 
 def _bucket(place: str) -> str:
@@ -166,17 +176,24 @@ def _segments(place: str) -> list[str]:
 
 def _pieces(text: str) -> tuple[str | None, ...]:
     """Return the characters of a text; None for a field."""
-    parts = FIELD.split(text)
-    return tuple(one for index, part in enumerate(parts) for one in ([None] if index % 2 else part))
+    pieces: list[str | None] = []
+    # Texts and fields take turns, and a text is the first.
+    for index, part in enumerate(FIELD.split(text)):
+        if index % 2:
+            pieces.append(None)
+        else:
+            pieces += part
+    return tuple(pieces)
 
 
 @lru_cache(CACHED)
-def _alike(one: tuple[str | None, ...], other: tuple[str | None, ...]) -> bool:
+def _alike(first: tuple[str | None, ...], second: tuple[str | None, ...]) -> bool:
     """Say whether two texts may be the same, whatever stands for their fields."""
-    if not one or not other:
-        return all(piece is None for piece in one + other)
-    if one[0] is None:
-        return _alike(one[1:], other) or _alike(one, other[1:])
-    if other[0] is None:
-        return _alike(one, other[1:]) or _alike(one[1:], other)
-    return one[0] == other[0] and _alike(one[1:], other[1:])
+    if not first or not second:
+        return all(piece is None for piece in first + second)
+    # A field ends here, or it takes one more piece of the other text.
+    if first[0] is None:
+        return _alike(first[1:], second) or _alike(first, second[1:])
+    if second[0] is None:
+        return _alike(first, second[1:]) or _alike(first[1:], second)
+    return first[0] == second[0] and _alike(first[1:], second[1:])

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 P = TypeVar("P", bound=Part)
-Location = tuple["int | str", ...]
+KeyPath = tuple["int | str", ...]
 
 TRUSTED = "router_"
 """Prefix of the error types made here: their texts hold no value of the configuration, only names and keys."""
@@ -399,7 +399,7 @@ def _under_name(name: str, details: ErrorDetails) -> InitErrorDetails:
     return InitErrorDetails(type=details["type"], loc=location, input=details["input"], ctx=context)
 
 
-def _error_line(error: PydanticCustomError, location: Location, value: object) -> InitErrorDetails:
+def _error_line(error: PydanticCustomError, location: KeyPath, value: object) -> InitErrorDetails:
     return InitErrorDetails(type=error, loc=location, input=value)
 
 

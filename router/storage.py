@@ -36,16 +36,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 THREADS = 16
-WHOLE = 8 << 20
+WHOLE_FILE_BYTES = 8 << 20
 """Bytes up to which a file is read by one request, whatever part of it is asked for."""
-PART = 8 << 20
+UPLOAD_PART_BYTES = 8 << 20
 """Bytes of a part of an upload, and of a file that one request writes; a task has up to 128 files open."""
 
 
 def for_spark(place: str, options: Mapping[str, str]) -> str:
     """Return the address that Spark's file systems know a place by: s3a:// and abfss://."""
-    scheme, found, rest = place.partition("://")
-    if found and scheme == "s3":
+    scheme, separator, rest = place.partition("://")
+    if separator and scheme == "s3":
         return f"s3a://{rest}"
     account = _lower(options).get("azure_storage_account_name") or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
     if scheme == "az" and account:
@@ -56,19 +56,23 @@ def for_spark(place: str, options: Mapping[str, str]) -> str:
 
 def hadoop_settings(place: str, options: Mapping[str, str]) -> dict[str, str]:
     """Return what Spark's own file systems must know to reach a place with these options; secrets are among it."""
-    given, scheme = _lower(for_delta(place, options) or {}), place.partition("://")[0]
+    named = _lower(for_delta(place, options) or {})
+    scheme, _, _ = place.partition("://")
+    settings: dict[str, str | None] = {}
     if SCHEMES.get(scheme) == "s3":
-        found = {f"fs.s3a.{name}": given.get(option) for name, option in S3A.items()}
-        if endpoint := given.get("aws_endpoint_url"):
-            plain = given.get("aws_virtual_hosted_style_request", "false") != "true"
-            found |= {"fs.s3a.path.style.access": str(plain).lower()}
-            found |= {"fs.s3a.connection.ssl.enabled": str(not endpoint.startswith("http://")).lower()}
+        for name, option in S3A.items():
+            settings[f"fs.s3a.{name}"] = named.get(option)
+        endpoint = named.get("aws_endpoint_url")
+        if endpoint:
+            # Whatever is not Amazon has its buckets in the path, and may have no certificate.
+            in_path = named.get("aws_virtual_hosted_style_request", "false") != "true"
+            settings["fs.s3a.path.style.access"] = str(in_path).lower()
+            settings["fs.s3a.connection.ssl.enabled"] = str(not endpoint.startswith("http://")).lower()
     elif SCHEMES.get(scheme) == "azure":
-        host = for_spark(place, options).partition("@")[2].partition("/")[0]
-        found = {f"fs.azure.account.key.{host}": given.get("azure_storage_account_key")}
-    else:
-        found = {}
-    return {name: value for name, value in found.items() if value}
+        account = for_spark(place, options).partition("@")[2]
+        host, _, _ = account.partition("/")
+        settings[f"fs.azure.account.key.{host}"] = named.get("azure_storage_account_key")
+    return {name: value for name, value in settings.items() if value}
 
 
 S3A = {
@@ -119,20 +123,24 @@ def probe(place: str, options: Mapping[str, str]) -> None:
     Two writers of one commit would both believe that it is theirs. Mounted buckets are like that, and stores that do
     not know conditional writes. What else is wrong with a folder, a full disk for one, passes: the run waits for it.
     """
-    files, path = files_at(place, options), f"_probe-{uuid.uuid4().hex}"
+    files = files_at(place, options)
+    path = f"_probe-{uuid.uuid4().hex}"
     try:
-        written = [files.create(path, content) is not None for content in (b"1", b"2")]
-        alike = written == [True, False] and files.read(path) == b"1"
+        # The second one must be refused, and leave the first one as it is.
+        is_created = files.create(path, b"1") is not None
+        is_replaced = files.create(path, b"2") is not None
+        is_kept = is_created and not is_replaced and files.read(path) == b"1"
         files.delete([path])
     except OSError as error:
         if not is_local(place):
             raise StartError(f"{place} cannot be written: {first_line(error)}") from None
-        alike = error.errno not in NO_LINKS
-    if not alike:
-        what = "the folder is a mounted bucket, or on a file system without hard links; give the bucket's own address"
-        if not is_local(place):
-            what = "the store ignores If-None-Match; take one, or a version of it, that has conditional writes"
-        raise StartError(f"{place} cannot hold a lake: a file there can be replaced by one that is created: {what}")
+        is_kept = error.errno not in NO_LINKS
+    if is_kept:
+        return
+    reason = "the store ignores If-None-Match; take one, or a version of it, that has conditional writes"
+    if is_local(place):
+        reason = "the folder is a mounted bucket, or on a file system without hard links; give the bucket's own address"
+    raise StartError(f"{place} cannot hold a lake: a file there can be replaced by one that is created: {reason}")
 
 
 NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
@@ -140,7 +148,9 @@ NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EM
 
 def files_at(place: str, options: Mapping[str, str]) -> Storage:
     """Return the files of a place that `normalized` returned."""
-    return LocalFiles(place) if is_local(place) else ObjectFiles(place, options)
+    if is_local(place):
+        return LocalFiles(place)
+    return ObjectFiles(place, options)
 
 
 class LocalFiles:
@@ -162,14 +172,16 @@ class LocalFiles:
             return None
 
     def write(self, path: str, content: bytes) -> None:
-        whole = Path(self.root, path)
-        self._unfinished(path, content).replace(whole)
-        _sync(whole.parent)  # or a power cut takes the name, and what relied on it stays
+        file = Path(self.root, path)
+        self._unfinished(path, content).replace(file)
+        # Or a power cut takes the name, and what relied on it stays.
+        _sync(file.parent)
 
     def create(self, path: str, content: bytes) -> str | None:
         unfinished = self._unfinished(path, content)
         try:
-            os.link(unfinished, Path(self.root, path))  # unlike a rename it fails where there is a file
+            # Unlike a rename it fails if there is a file.
+            os.link(unfinished, Path(self.root, path))
         except FileExistsError:
             return None
         finally:
@@ -190,8 +202,8 @@ class LocalFiles:
             return None
 
     def stamps(self, folder: str, after: str) -> dict[str, str]:
-        found = (f"{folder}/{entry.name}" for entry in Path(self.root, folder).iterdir())
-        return {path: self.stamp(path) or "" for path in sorted(found) if path > after}
+        paths = [f"{folder}/{entry.name}" for entry in Path(self.root, folder).iterdir()]
+        return {path: self.stamp(path) or "" for path in sorted(paths) if path > after}
 
     def delete(self, paths: Iterable[str]) -> None:
         for path in paths:
@@ -199,14 +211,14 @@ class LocalFiles:
                 self.arrow.delete_file(path)
 
     def sync(self, path: str) -> None:
-        whole = Path(self.root, path)
-        for place in (whole, whole.parent):
-            _sync(place)
+        file = Path(self.root, path)
+        _sync(file)
+        _sync(file.parent)
 
     def _unfinished(self, path: str, content: bytes) -> Path:
         """Write the content beside its file, down to the disk; under a name that no other writer of the file has."""
-        whole = Path(self.root, path)
-        unfinished = whole.with_name(f".{whole.name}.{uuid.uuid4().hex}.tmp")
+        file = Path(self.root, path)
+        unfinished = file.with_name(f".{file.name}.{uuid.uuid4().hex}.tmp")
         unfinished.parent.mkdir(parents=True, exist_ok=True)
         with unfinished.open("wb") as stream:
             stream.write(content)
@@ -216,11 +228,11 @@ class LocalFiles:
 
 
 def _sync(place: Path) -> None:
-    at = os.open(place, os.O_RDONLY)
+    descriptor = os.open(place, os.O_RDONLY)
     try:
-        os.fsync(at)
+        os.fsync(descriptor)
     finally:
-        os.close(at)
+        os.close(descriptor)
 
 
 class ObjectFiles(fs.FileSystemHandler):  # type: ignore[misc]
@@ -230,7 +242,8 @@ class ObjectFiles(fs.FileSystemHandler):  # type: ignore[misc]
     """
 
     def __init__(self, root: str, options: Mapping[str, str]) -> None:
-        self.root, self.options = root, dict(options)
+        self.root = root
+        self.options = dict(options)
 
     @cached_property
     def store(self) -> Any:
@@ -256,11 +269,12 @@ class ObjectFiles(fs.FileSystemHandler):  # type: ignore[misc]
 
     def replace(self, path: str, content: bytes, stamp: str) -> str | None:
         mode = {"e_tag": stamp}
-        if self.root.startswith("gs:"):  # it compares generations, not ETags
-            found = self._head(path)
-            if found is None or found["e_tag"] != stamp:
+        if self.root.startswith("gs:"):
+            # It compares generations, not ETags.
+            head = self._head(path)
+            if head is None or head["e_tag"] != stamp:
                 return None
-            mode["version"] = str(found["version"])
+            mode["version"] = str(head["version"])
         return self._put(path, content, mode)
 
     def _put(self, path: str, content: bytes, mode: Any) -> str | None:
@@ -271,8 +285,8 @@ class ObjectFiles(fs.FileSystemHandler):  # type: ignore[misc]
             return None
 
     def stamp(self, path: str) -> str | None:
-        found = self._head(path)
-        return str(found["e_tag"]) if found else None
+        head = self._head(path)
+        return str(head["e_tag"]) if head else None
 
     def _head(self, path: str) -> Any:
         try:
@@ -282,9 +296,12 @@ class ObjectFiles(fs.FileSystemHandler):  # type: ignore[misc]
             return None
 
     def stamps(self, folder: str, after: str) -> dict[str, str]:
+        stamps = {}
         with failures():
-            chunks = _obstore().list(self.store, folder, offset=after, chunk_size=1000)
-            return {one["path"]: str(one["e_tag"]) for chunk in chunks for one in chunk}
+            for chunk in _obstore().list(self.store, folder, offset=after, chunk_size=1000):
+                for head in chunk:
+                    stamps[head["path"]] = str(head["e_tag"])
+        return stamps
 
     def delete(self, paths: Iterable[str]) -> None:
         for path in paths:
@@ -318,23 +335,25 @@ class ObjectFiles(fs.FileSystemHandler):  # type: ignore[misc]
             with failures():
                 return _file_info(_obstore().head(self.store, path))
         except FileNotFoundError:
+            # No file of this name: a folder, if there is one below it.
             with failures():
                 inside: Any = next(iter(_obstore().list(self.store, path, chunk_size=1)), [])
             return fs.FileInfo(path, fs.FileType.Directory if inside else fs.FileType.NotFound)
 
     def get_file_info_selector(self, selector: fs.FileSelector) -> list[fs.FileInfo]:
         """List a folder; with `recursive` its files at any depth, without the folders between."""
+        infos: list[fs.FileInfo] = []
         with failures():
             if selector.recursive:
-                chunks = _obstore().list(self.store, selector.base_dir or None, chunk_size=1000)
-                found = [_file_info(one) for chunk in chunks for one in chunk]
+                for chunk in _obstore().list(self.store, selector.base_dir or None, chunk_size=1000):
+                    infos += [_file_info(head) for head in chunk]
             else:
-                listed = _obstore().list_with_delimiter(self.store, selector.base_dir or None)
-                found = [fs.FileInfo(path, fs.FileType.Directory) for path in listed["common_prefixes"]]
-                found += [_file_info(one) for one in listed["objects"]]
-        if not found and not selector.allow_not_found:
+                listing = _obstore().list_with_delimiter(self.store, selector.base_dir or None)
+                infos += [fs.FileInfo(path, fs.FileType.Directory) for path in listing["common_prefixes"]]
+                infos += [_file_info(head) for head in listing["objects"]]
+        if not infos and not selector.allow_not_found:
             raise FileNotFoundError(selector.base_dir)
-        return found
+        return infos
 
     def create_dir(self, path: str, recursive: bool) -> None:
         """Do nothing: a folder is there with its first file."""
@@ -344,14 +363,16 @@ class ObjectFiles(fs.FileSystemHandler):  # type: ignore[misc]
 
     def open_input_file(self, path: str) -> pa.NativeFile:
         with failures():
-            found = _obstore().get(self.store, path)
-            if found.meta["size"] <= WHOLE:
-                return pa.BufferReader(pa.py_buffer(found.bytes()))
-            return pa.PythonFile(_Download(self.store, path, found.meta["size"]), mode="r")
+            answer = _obstore().get(self.store, path)
+            if answer.meta["size"] <= WHOLE_FILE_BYTES:
+                return pa.BufferReader(pa.py_buffer(answer.bytes()))
+            return pa.PythonFile(_Download(self.store, path, answer.meta["size"]), mode="r")
 
     def open_output_stream(self, path: str, metadata: Any) -> pa.NativeFile:
         with failures():
-            return pa.PythonFile(_Upload(_obstore().open_writer(self.store, path, buffer_size=PART)), mode="w")
+            return pa.PythonFile(
+                _Upload(_obstore().open_writer(self.store, path, buffer_size=UPLOAD_PART_BYTES)), mode="w"
+            )
 
     def open_append_stream(self, path: str, metadata: Any) -> pa.NativeFile:
         raise NotImplementedError("an object store does not append")
@@ -369,8 +390,7 @@ class ObjectFiles(fs.FileSystemHandler):  # type: ignore[misc]
             _obstore().copy(self.store, src, dest)
 
     def delete_dir(self, path: str) -> None:
-        found = self.get_file_info_selector(fs.FileSelector(path, recursive=True, allow_not_found=True))
-        for info in found:
+        for info in self.get_file_info_selector(fs.FileSelector(path, recursive=True, allow_not_found=True)):
             self.delete_file(info.path)
 
     def delete_dir_contents(self, path: str, missing_dir_ok: bool = False) -> None:
@@ -396,7 +416,8 @@ class _Upload(io.RawIOBase):
     """A file on its way to an object store; it is there when it is closed."""
 
     def __init__(self, writer: Any) -> None:
-        self.writer, self.at = writer, 0
+        self.writer = writer
+        self.position = 0
 
     def writable(self) -> bool:
         return True
@@ -404,11 +425,11 @@ class _Upload(io.RawIOBase):
     def write(self, content: Any) -> int:
         with failures():
             self.writer.write(content)
-        self.at += len(content)
+        self.position += len(content)
         return len(content)
 
     def tell(self) -> int:
-        return self.at
+        return self.position
 
     def flush(self) -> None:
         """Do nothing: an object store shows no half of a file, and every flush would be a request."""
@@ -424,7 +445,10 @@ class _Download(io.RawIOBase):
     """A large file of an object store, read in the ranges that are asked for."""
 
     def __init__(self, store: Any, path: str, size: int) -> None:
-        self.store, self.path, self.length, self.at = store, path, size, 0
+        self.store = store
+        self.path = path
+        self.length = size
+        self.position = 0
 
     def readable(self) -> bool:
         return True
@@ -433,24 +457,26 @@ class _Download(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        return self.at
+        return self.position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self.at = {io.SEEK_SET: 0, io.SEEK_CUR: self.at, io.SEEK_END: self.length}[whence] + offset
-        return self.at
+        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self.position, io.SEEK_END: self.length}[whence]
+        self.position = origin + offset
+        return self.position
 
     def size(self) -> int:
         return self.length
 
     def read(self, count: int | None = -1) -> bytes:
-        left = self.length - self.at
-        wanted = left if count is None or count < 0 else min(count, left)
-        if wanted <= 0:
+        length = self.length - self.position
+        if count is not None and count >= 0:
+            length = min(count, length)
+        if length <= 0:
             return b""
         with failures():
-            found = bytes(_obstore().get_range(self.store, self.path, start=self.at, length=wanted))
-        self.at += len(found)
-        return found
+            content = bytes(_obstore().get_range(self.store, self.path, start=self.position, length=length))
+        self.position += len(content)
+        return content
 
 
 def open_store(root: str, options: Mapping[str, str]) -> Any:
@@ -462,55 +488,60 @@ def open_store(root: str, options: Mapping[str, str]) -> Any:
 
     scheme, _, rest = root.partition("://")
     bucket, _, folder = rest.partition("/")
-    given, prefix = _lower(options), folder or None
+    named = _lower(options)
+    prefix = folder or None
     if SCHEMES[scheme] == "s3":
-        role = {name: given.pop(name, None) for name in ("aws_profile", "aws_iam_role_arn")}
-        provider = _boto3(root, given, **role)
-        return _configured(store.S3Store, root, bucket, prefix, given, credential_provider=provider)
+        provider = _take_provider(root, named)
+        return _open_client(store.S3Store, root, bucket, prefix, named, credential_provider=provider)
     if SCHEMES[scheme] == "gs":
-        return _configured(store.GCSStore, root, bucket, prefix, given)
+        return _open_client(store.GCSStore, root, bucket, prefix, named)
     container, _, account = bucket.partition("@")
     if account:
-        given.setdefault("azure_storage_account_name", account.partition(".")[0])
-    return _configured(store.AzureStore, root, container, prefix, given)
+        named.setdefault("azure_storage_account_name", account.partition(".")[0])
+    return _open_client(store.AzureStore, root, container, prefix, named)
 
 
-def _configured(kind: Any, root: str, bucket: str, prefix: str | None, given: dict[str, str], **more: Any) -> Any:
+def _open_client(kind: Any, root: str, bucket: str, prefix: str | None, options: dict[str, str], **more: Any) -> Any:
     """Return a client with the options that it knows: some are of delta-rs only."""
     from obstore import exceptions  # noqa: PLC0415 - local lakes do without
 
     while True:
         try:
-            return kind(bucket, prefix=prefix, config=given, **more)
+            return kind(bucket, prefix=prefix, config=options, **more)
         except exceptions.UnknownConfigurationKeyError as error:
             unknown = re.search(r"'([^']+)'", str(error))
-            if unknown is None or given.pop(unknown[1], None) is None:
-                raise StartError(f"{root}: {_said(error)}") from None
+            if unknown is None or options.pop(unknown[1], None) is None:
+                raise StartError(f"{root}: {_without_secrets(error)}") from None
         except exceptions.BaseError as error:
-            raise StartError(f"{root}: its storage_options cannot be used: {_said(error)}") from None
+            raise StartError(f"{root}: its storage_options cannot be used: {_without_secrets(error)}") from None
 
 
 def for_delta(place: str, options: Mapping[str, str]) -> dict[str, str] | None:
     """Return the options that delta-rs takes: it knows no profiles, so it gets the keys that belong to one just now."""
     if is_local(place) or SCHEMES[place.partition("://")[0]] != "s3":
         return dict(options) or None
-    given = _lower(options)
-    role = {name: given.pop(name, None) for name in ("aws_profile", "aws_iam_role_arn")}
-    provider = _boto3(place, given, **role)
+    named = _lower(options)
+    provider = _take_provider(place, named)
     if provider is None:
         return dict(options) or None
     keys = provider()
-    found = {"aws_access_key_id": keys["access_key_id"], "aws_secret_access_key": keys["secret_access_key"]}
-    found |= {"aws_session_token": keys["token"]} if keys.get("token") else {}
-    return {**given, **found}
+    named["aws_access_key_id"] = keys["access_key_id"]
+    named["aws_secret_access_key"] = keys["secret_access_key"]
+    if keys.get("token"):
+        named["aws_session_token"] = keys["token"]
+    return named
 
 
-def _boto3(root: str, given: Mapping[str, str], aws_profile: str | None, aws_iam_role_arn: str | None) -> Any:
-    """Return who asks for credentials where a profile or a role is named; None where keys or the machine say it."""
-    profile = aws_profile or os.environ.get("AWS_PROFILE")
-    if "aws_access_key_id" in given or not (profile or aws_iam_role_arn):
+def _take_provider(root: str, options: dict[str, str]) -> Any:
+    """Take profile and role out of the options; return what gets credentials for them.
+
+    None if there are neither, or keys beside them: then the keys are used, or what the machine says.
+    """
+    profile = options.pop("aws_profile", None) or os.environ.get("AWS_PROFILE")
+    role = options.pop("aws_iam_role_arn", None)
+    if "aws_access_key_id" in options or not (profile or role):
         return None
-    return _provider(root, profile, aws_iam_role_arn, given.get("aws_region"))
+    return _provider(root, profile, role, options.get("aws_region"))
 
 
 @cache
@@ -528,18 +559,28 @@ def _provider(root: str, profile: str | None, role: str | None, region: str | No
     assumed = StsCredentialProvider(session, RoleArn=role, RoleSessionName="spark-event-router")
 
     def provider() -> dict[str, Any]:
-        keys: dict[str, Any] = {**assumed()}
-        # obstore knows no other zone than datetime's own UTC, and boto3 has another
-        return {**keys, "expires_at": keys["expires_at"].astimezone(timezone.utc)}
+        keys: dict[str, Any] = dict(assumed())
+        # obstore knows no other zone than datetime's own UTC, and boto3 has another.
+        keys["expires_at"] = keys["expires_at"].astimezone(timezone.utc)
+        return keys
 
     return provider
 
 
 def _lower(options: Mapping[str, str]) -> dict[str, str]:
     """Return options by one name each: people write them in capitals, as variables of the environment, as well."""
-    names = {"account_name": "azure_storage_account_name", "profile": "aws_profile"}
-    names |= {name: f"aws_{name}" for name in ("access_key_id", "secret_access_key", "region", "endpoint_url")}
-    return {names.get(key.lower(), key.lower()): value for key, value in options.items()}
+    return {OTHER_NAMES.get(key.lower(), key.lower()): value for key, value in options.items()}
+
+
+OTHER_NAMES = {
+    "account_name": "azure_storage_account_name",
+    "profile": "aws_profile",
+    "access_key_id": "aws_access_key_id",
+    "secret_access_key": "aws_secret_access_key",
+    "region": "aws_region",
+    "endpoint_url": "aws_endpoint_url",
+}
+"""Short names of options, which delta-rs and obstore take as well."""
 
 
 SECRET = re.compile(r"(?i)((?:sig|signature|token|password|secret|key)[a-z_-]*=)[^&\s\"]+")
@@ -553,16 +594,16 @@ def failures() -> Iterator[None]:
     try:
         yield
     except exceptions.NotFoundError as error:
-        raise FileNotFoundError(_said(error)) from None
+        raise FileNotFoundError(_without_secrets(error)) from None
     except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
-        raise FileExistsError(_said(error)) from None
+        raise FileExistsError(_without_secrets(error)) from None
     except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
-        raise PermissionError(_said(error)) from None
+        raise PermissionError(_without_secrets(error)) from None
     except exceptions.BaseError as error:
-        raise OSError(_said(error)) from None
+        raise OSError(_without_secrets(error)) from None
 
 
-def _said(error: Exception) -> str:
+def _without_secrets(error: Exception) -> str:
     return SECRET.sub(r"\1***", first_line(error))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import permutations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ _TABLE = rf"(?!{_DEVICE}\Z)[A-Za-z0-9][A-Za-z0-9_]{{0,127}}"
 _NAME = re.compile(rf"\A{_LAYER}\.{_TABLE}\Z")
 """Each part is looked at for a device where it begins, so that a name is gone through once."""
 
-SHOWN = 120
+NAME_CHARACTERS_SHOWN = 120
 """Characters of a refused name that a reason shows."""
 TOPIC = "{topic}"
 OTHER_TOPICS = "other_topics"
@@ -29,12 +30,16 @@ OTHER_TOPICS = "other_topics"
 
 def folded(name: str | None) -> str | None:
     """Return the table name for a name from data, None where the rule refuses it."""
-    return name.lower() if name is not None and usable(name) else None
+    if name is None or not usable(name):
+        return None
+    return name.lower()
 
 
 def refused(name: str | None) -> str:
     """Return why a name was refused, as text for a dead letter."""
-    return "the table name is null" if name is None else f"unusable table name: {name[:SHOWN]}"
+    if name is None:
+        return "the table name is null"
+    return f"unusable table name: {name[:NAME_CHARACTERS_SHOWN]}"
 
 
 def usable(name: str) -> bool:
@@ -87,11 +92,13 @@ class BronzeTables:
         return self.named_after(topic) or self.others
 
     def __contains__(self, table: str | None) -> bool:
-        before, _, after = self.template.partition(TOPIC)
         if table is None or not self.per_topic:
             return table == self.template
-        long_enough = len(table) > len(before) + len(after)
-        return long_enough and table.startswith(before) and table.endswith(after) and table not in self.taken
+        before, _, after = self.template.partition(TOPIC)
+        # A topic has a character at least.
+        if len(table) <= len(before) + len(after) or table in self.taken:
+            return False
+        return table.startswith(before) and table.endswith(after)
 
 
 WHOLE_NUMBERS = frozenset({"partition", "offset", "timestamp_type", "schema_id", "schema_version"})
@@ -103,24 +110,31 @@ Piece = tuple[str, str]
 
 def pieces_of(template: str) -> list[Piece]:
     """Return the fields and texts of a template."""
-    return [(found[1] or "", found[2] or "") for found in _PIECE.finditer(template)]
+    return [(match[1] or "", match[2] or "") for match in _PIECE.finditer(template)]
 
 
 def template_pattern(template: str) -> re.Pattern[str]:
     """Return the pattern of the table names that a template can make."""
-    return re.compile(
-        "".join("[a-z0-9_]+" if field else re.escape(text.lower()) for field, text in pieces_of(template))
-    )
+    pattern = ""
+    for field, text in pieces_of(template):
+        pattern += "[a-z0-9_]+" if field else re.escape(text.lower())
+    return re.compile(pattern)
 
 
-def templates_meet(one: str, other: str) -> bool:
+def templates_meet(first: str, second: str) -> bool:
     """Say whether two templates can make one name, by how they begin and end: gold.{a}_x and gold.{b}_y cannot."""
-    if "{" not in one or "{" not in other:
-        fixed, template = (one, other) if "{" not in one else (other, one)
-        return template_pattern(template).fullmatch(fixed.lower()) is not None
-    first, second = ((name.partition("{")[0], name.rpartition("}")[2]) for name in (one.lower(), other.lower()))
-    begins = first[0].startswith(second[0]) or second[0].startswith(first[0])
-    return begins and (first[1].endswith(second[1]) or second[1].endswith(first[1]))
+    if "{" not in first:
+        return template_pattern(second).fullmatch(first.lower()) is not None
+    if "{" not in second:
+        return template_pattern(first).fullmatch(second.lower()) is not None
+    # What stands before the first field and after the last one is in every name.
+    begin, _, _ = first.lower().partition("{")
+    other_begin, _, _ = second.lower().partition("{")
+    if not begin.startswith(other_begin) and not other_begin.startswith(begin):
+        return False
+    _, _, end = first.lower().rpartition("}")
+    _, _, other_end = second.lower().rpartition("}")
+    return end.endswith(other_end) or other_end.endswith(end)
 
 
 def may_collide(template: str, values: Mapping[str, frozenset[str]]) -> bool:
@@ -134,19 +148,26 @@ def may_collide(template: str, values: Mapping[str, frozenset[str]]) -> bool:
     if len({field for field, _ in pieces if field}) < 2:
         return False
     backwards = [(field, text[::-1]) for field, text in reversed(pieces)]
-    ends = {field: frozenset(value[::-1] for value in known) for field, known in values.items()}
-    return _read(pieces, values) + _read(backwards, ends) + 1 < len(pieces)
+    reversed_values = {}
+    for field, of_field in values.items():
+        reversed_values[field] = frozenset(value[::-1] for value in of_field)
+    return _count_readable(pieces, values) + _count_readable(backwards, reversed_values) + 1 < len(pieces)
 
 
-def _read(pieces: Sequence[Piece], values: Mapping[str, frozenset[str]]) -> int:
+def _count_readable(pieces: Sequence[Piece], values: Mapping[str, frozenset[str]]) -> int:
     """Return how many pieces can be told from each other, from the first one on."""
     for index, (field, _) in enumerate(pieces):
-        after = pieces[index + 1][1] if index + 1 < len(pieces) else "."  # no value that makes a table has one
+        # At the end of a name stands what no value that makes a table has.
+        after = pieces[index + 1][1] if index + 1 < len(pieces) else "."
         if field in WHOLE_NUMBERS:
             if not after or after[0].isdigit():
                 return index
-        elif field:
-            known = [value.lower() + after for value in values.get(field, ())]
-            if not known or any(one != other and other.startswith(one) for one in known for other in known):
-                return index
+        elif field and not _end_is_known(values.get(field, frozenset()), after):
+            return index
     return len(pieces)
+
+
+def _end_is_known(values: frozenset[str], after: str) -> bool:
+    """Say whether a name tells which of some values a field has, by the text after it: none begins another one."""
+    texts = {value.lower() + after for value in values}
+    return bool(texts) and not any(other.startswith(text) for text, other in permutations(texts, 2))

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from benchmarks.cells import Cell, Scale
     from benchmarks.results import Results
-    from router.bench.chart import Chart
+    from router_bench.chart import Chart
 
 
 @dataclass(frozen=True)

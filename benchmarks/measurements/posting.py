@@ -13,7 +13,7 @@ from benchmarks.cells import Cell
 from benchmarks.format import MISSING, count, events_per_second, figure, megabytes, met, rate, seconds, times
 from benchmarks.measurements import Measurement, Table
 from benchmarks.measurements.memory import peak
-from router.bench.chart import Chart
+from router_bench.chart import Chart
 
 if TYPE_CHECKING:
     from benchmarks.cells import Scale

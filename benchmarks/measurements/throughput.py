@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from benchmarks.format import MISSING, events_per_second, figure, met, rate, times
 from benchmarks.measurements import Measurement, Table
 from benchmarks.results import median, ratio
-from router.bench.chart import Chart
+from router_bench.chart import Chart
 
 if TYPE_CHECKING:
     from benchmarks.cells import Cell, Scale

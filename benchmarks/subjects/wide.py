@@ -21,11 +21,11 @@ from benchmarks.runs import Run
 from benchmarks.subjects import Subject
 from benchmarks.subjects.baselines import settings
 from benchmarks.subjects.router import loaded, sweep_file
-from router.bench.machine import MB
 from router.config.models import Config, Trigger
 from router.engine.spark.session import build_session
 from router.engine.stream import RunOptions, run
 from router.registry import load_registry
+from router_bench.machine import MB
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

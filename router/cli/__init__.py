@@ -8,33 +8,21 @@ from __future__ import annotations
 
 import difflib
 import logging
-import signal
-from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from typing_extensions import override
 
 from router.errors import ConfigError, MachineError, RouterError, first_line, printable
 
-if TYPE_CHECKING:
-    import threading
-    from collections.abc import Iterator
-    from types import FrameType
-
-    from pyspark.sql import SparkSession
-
-    from router.config.loader import Loaded
-    from router.engine.reprocess.context import ReprocessContext
-
 log = logging.getLogger("router")
 COMMANDS = {
     "approve": ("router.cli.quarantine:approve", "Let tables gain the columns that rows wait for."),
     "backfill": ("router.cli.backfill:backfill", "Take a range of records once more, into tables."),
-    "bench": ("router.cli.bench:bench", "Measure a configuration against the partitions of its topic."),
+    "bench": ("router_bench.cli:bench", "Measure a configuration against the partitions of its topic."),
     "check": ("router.cli.check:check", "Find every mistake in a configuration."),
     "dead-letters": ("router.cli.dead_letters:dead_letters", "Count dead letters by stage, route, sink and reason."),
     "doctor": ("router.cli.doctor:doctor", "Say what on this machine keeps a configuration from running."),
@@ -73,19 +61,17 @@ GROUPS = {
     "Write a configuration": ("check", "test", "graph", "size", "schema"),
     "Run it": ("doctor", "run", "submit", "maintain", "grants", "warm-up", "bench", "simulate"),
     "Look at what became of records": (
-        *(
-            "status",
-            "top",
-            "ui",
-            "ledger",
-            "dead-letters",
-            "tables",
-            "verify",
-            "views",
-            "expectations",
-            "lineage",
-            "explain-table",
-        ),
+        "status",
+        "top",
+        "ui",
+        "ledger",
+        "dead-letters",
+        "tables",
+        "verify",
+        "views",
+        "expectations",
+        "lineage",
+        "explain-table",
     ),
     "Mend tables, send again": ("repair", "refresh", "backfill", "replay", "approve", "quarantine"),
     "Extend it": ("plugins",),
@@ -93,7 +79,10 @@ GROUPS = {
 """What a user is about -> the commands for it, as `router --help` lists them."""
 
 
-config_argument = click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+existing_file = click.Path(exists=True, dir_okay=False, path_type=Path)
+"""The type of an argument or option that names a file."""
+
+config_argument = click.argument("file", type=existing_file)
 """FILE, the configuration; the command gets it as `file`."""
 
 plugin_option = click.option(
@@ -101,33 +90,13 @@ plugin_option = click.option(
     "plugin_files",
     multiple=True,
     metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=existing_file,
     help="Load a plugin from one file; may be given several times.",
 )
 """`--plugin FILE`; the command gets a tuple of paths as `plugin_files`."""
 
-
-@contextmanager
-def stopped_by_signals(stop: threading.Event) -> Iterator[None]:
-    """Set `stop` at SIGTERM and Ctrl-C, which ends a run after its current batch; a second Ctrl-C ends it at once."""
-
-    def order(number: int, frame: FrameType | None) -> None:
-        if stop.is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        stop.set()
-
-    former = {number: signal.signal(number, order) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
-
-
-def reprocess_context(loaded: Loaded, spark: SparkSession, stop: threading.Event) -> ReprocessContext:
-    """Return what commands work with that process records again; Spark reaches lake and checkpoint then."""
-    made: type[ReprocessContext] = import_module("router.engine.reprocess.context").ReprocessContext
-    return made.of(loaded, spark, stop)
+master_option = click.option("--master", help="Spark master of a local run; spark-submit brings its own.")
+"""`--master`, of commands that start Spark; the command gets it as `master`."""
 
 
 class Commands(click.Group):
@@ -141,7 +110,8 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module, _, name = COMMANDS[cmd_name][0].partition(":")
+        place, _ = COMMANDS[cmd_name]
+        module, _, name = place.partition(":")
         try:
             command = getattr(import_module(module), name)
         except ModuleNotFoundError as error:
@@ -167,25 +137,34 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except RouterError as error:
-            lines = str(error).split("\n") if isinstance(error, ConfigError) else [f"router: {error}"]
-            click.echo("\n".join(map(printable, lines)), err=True)
-            by_cause = ctx.invoked_subcommand == "run" or isinstance(error, MachineError)
-            ctx.exit(error.exit_code if by_cause else 1)
+            lines = [f"router: {error}"]
+            if isinstance(error, ConfigError):
+                # One problem a line, each with its own place in the file.
+                lines = str(error).split("\n")
+            for line in lines:
+                click.echo(printable(line), err=True)
+            # What supervises a run restarts it by this code; of other commands only a fault of the machine has one.
+            if ctx.invoked_subcommand == "run" or isinstance(error, MachineError):
+                ctx.exit(error.exit_code)
+            ctx.exit(1)
         except BrokenPipeError:
-            raise  # click ends quietly when nobody reads any more
-        except OSError as error:  # a disk or an object store that does not answer is no fault of the program
+            # click ends quietly when nobody reads the output any more.
+            raise
+        except OSError as error:
+            # A disk or an object store that does not answer is no fault of the program: no traceback.
             log.debug("the command ended", exc_info=True)
             click.echo(f"router: {printable(first_line(error))}", err=True)
             ctx.exit(1)
 
 
 def _print_version(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None:
-    if wanted:
-        try:
-            click.echo(f"router {version('spark-event-router')}")
-        except PackageNotFoundError:
-            click.echo("router, not installed: run from a checkout")
-        ctx.exit()
+    if not wanted:
+        return
+    try:
+        click.echo(f"router {version('spark-event-router')}")
+    except PackageNotFoundError:
+        click.echo("router, not installed: run from a checkout")
+    ctx.exit()
 
 
 @click.group(cls=Commands)

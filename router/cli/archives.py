@@ -41,13 +41,14 @@ class Shipped:
 
 def ship_distributions(folder: Path) -> Shipped:
     """Pack the router and every distribution that offers a plugin into a folder."""
-    archives, native = [], []
+    archives = []
+    native = []
     for dist, modules in _distributions().items():
-        found = dict(_files(dist, modules))
-        if any(Path(name).suffix in NATIVE for name in found):
+        files = dict(_files(dist, modules))
+        if any(Path(name).suffix in NATIVE for name in files):
             native.append(dist.name)
-        else:
-            archives.append(pack(folder / f"{_plain(dist.name)}-{dist.version}.zip", found))
+            continue
+        archives.append(pack(folder / f"{_module_name(dist.name)}-{dist.version}.zip", files))
     return Shipped(tuple(archives), tuple(native))
 
 
@@ -57,6 +58,7 @@ def pack(target: Path, files: Mapping[str, Path | str]) -> Path:
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in sorted(files.items()):
             data = content.read_bytes() if isinstance(content, Path) else content.encode()
+            # The time of the file is left out, so that equal content makes equal archives.
             archive.writestr(zipfile.ZipInfo(name, WHEN), data, zipfile.ZIP_DEFLATED)
     return target
 
@@ -69,56 +71,65 @@ def _distributions() -> dict[Distribution, set[str]]:
         raise StartError(
             f"{ROUTER} is not installed here, so nobody knows what belongs to it; pip install it, or -e a checkout"
         ) from None
-    found, known = {router: {"router"}}, {_plain(router.name): router}
+    modules_by_dist = {router: {"router"}}
+    # Each entry point has a distribution object of its own: the name tells whether it is one that was seen.
+    dists = {_module_name(router.name): router}
     for point in entry_points(group=PROJECT):
         if point.dist:
-            dist = known.setdefault(_plain(point.dist.name), point.dist)
-            found.setdefault(dist, set()).add(point.module.partition(".")[0])
-    return found
+            dist = dists.setdefault(_module_name(point.dist.name), point.dist)
+            modules_by_dist.setdefault(dist, set()).add(point.module.partition(".")[0])
+    return modules_by_dist
 
 
-def _plain(name: str) -> str:
+def _module_name(name: str) -> str:
     return re.sub(r"[-_.]+", "_", name).lower()
 
 
 def _files(dist: Distribution, modules: set[str]) -> Iterator[tuple[str, Path | str]]:
-    """Return the files of a distribution by their names in a wheel."""
+    """Yield the files of a distribution by their names in a wheel."""
     project = _checkout(dist)
     if project is None:
         for file in dist.files or ():
             if ".." not in file.parts and "__pycache__" not in file.parts:
                 yield str(file), Path(str(dist.locate_file(file)))
         return
+    # An editable installation lists none of its files.
     for place in _packages(modules, project):
         files = place.rglob("*") if place.is_dir() else [place]
         for path in files:
             if path.is_file() and path.suffix != ".pyc":
                 yield str(path.relative_to(place.parent)), path
     for name in ("METADATA", "entry_points.txt"):
-        if text := dist.read_text(name):
-            yield f"{_plain(dist.name)}-{dist.version}.dist-info/{name}", text
+        text = dist.read_text(name)
+        if text:
+            yield f"{_module_name(dist.name)}-{dist.version}.dist-info/{name}", text
 
 
 def _checkout(dist: Distribution) -> Path | None:
     """Return the folder of an editable installation; None for one whose files are in place."""
-    about = json.loads(dist.read_text("direct_url.json") or "{}")
-    if not about.get("dir_info", {}).get("editable"):
+    # https://packaging.python.org/en/latest/specifications/direct-url/
+    origin = json.loads(dist.read_text("direct_url.json") or "{}")
+    if not origin.get("dir_info", {}).get("editable"):
         return None
-    return Path(unquote(urlparse(about["url"]).path)).resolve()
+    return Path(unquote(urlparse(origin["url"]).path)).resolve()
 
 
 def _packages(modules: Iterable[str], project: Path) -> Iterator[Path]:
-    """Return the packages and modules of a checkout that some of them import, these included."""
-    waiting, seen = sorted(modules), set(modules)
+    """Yield the packages and modules of a checkout that some of them import, these included."""
+    waiting = sorted(modules)
+    seen = set(waiting)
     while waiting:
         spec = find_spec(waiting.pop())
-        if spec is None or not spec.has_location or not _within(file := Path(str(spec.origin)), project):
+        if spec is None or not spec.has_location:
+            continue
+        file = Path(str(spec.origin))
+        if not _within(file, project):
             continue
         place = file.parent if spec.submodule_search_locations else file
         yield place
-        new = set(_imported(place)) - seen
-        seen |= new
-        waiting += sorted(new)
+        imported = set(_imported(place)) - seen
+        seen |= imported
+        waiting += sorted(imported)
 
 
 def _within(file: Path, project: Path) -> bool:
@@ -128,11 +139,13 @@ def _within(file: Path, project: Path) -> bool:
 
 
 def _imported(place: Path) -> Iterator[str]:
-    """Return the top-level names of all that a package imports."""
-    for file in place.rglob("*.py") if place.is_dir() else [place]:
+    """Yield the top-level names of all that a package, or a module, imports."""
+    files = place.rglob("*.py") if place.is_dir() else [place]
+    for file in files:
         for node in ast.walk(ast.parse(file.read_bytes())):
             if isinstance(node, ast.Import):
-                yield from (name.name.partition(".")[0] for name in node.names)
+                for name in node.names:
+                    yield name.name.partition(".")[0]
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 yield node.module.partition(".")[0]
 
@@ -144,22 +157,28 @@ def configuration_files(path: Path, plugins: Iterable[Path], texts: Iterable[str
     that ../schemas/games.proto is found there, too. What an absolute path names stays where it is, and so does what
     `${file:...}` reads: it is a secret.
     """
-    named = {place.resolve() for text in texts if (place := _named(path.resolve().parent, text))}
-    beside = {near.resolve() for file in _importing(named) for near in file.parent.rglob(f"*{file.suffix}")}
-    files = {path.resolve(), *named, *beside}
+    path = path.resolve()
+    files = {path}
+    for text in texts:
+        file = _named_file(path.parent, text)
+        if file is None:
+            continue
+        file = file.resolve()
+        files.add(file)
+        # A schema may import others of its kind, beside or below it.
+        if file.suffix in {".proto", ".avsc"}:
+            files |= {near.resolve() for near in file.parent.rglob(f"*{file.suffix}")}
     top = os.path.commonpath([file.parent for file in files])
-    found: dict[str, Path | str] = {str(file.relative_to(top)): file for file in files}
-    return {**found, **{f"plugins/{file.name}": file.resolve() for file in plugins}}
+    files_by_name: dict[str, Path | str] = {str(file.relative_to(top)): file for file in files}
+    for plugin in plugins:
+        files_by_name[f"plugins/{plugin.name}"] = plugin.resolve()
+    return files_by_name
 
 
-def _named(folder: Path, text: str) -> Path | None:
-    """Return the file that a relative path names, where there is one."""
+def _named_file(folder: Path, text: str) -> Path | None:
+    """Return the file that a relative path names, if there is one."""
+    # Anything else a configuration says, a query for example, is no path, and the system refuses the longest.
     if not 0 < len(text) < 1000 or not text.isprintable() or Path(text).is_absolute():
         return None
-    place = folder / text
-    return place if place.is_file() else None
-
-
-def _importing(files: Iterable[Path]) -> set[Path]:
-    """Return the files whose kind may import others of their kind, beside or below them."""
-    return {file for file in files if file.suffix in {".proto", ".avsc"}}
+    file = folder / text
+    return file if file.is_file() else None

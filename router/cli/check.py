@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
-from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from router.cli import config_argument, plugin_option
+from router.cli import config_argument, existing_file, plugin_option
+from router.cli.session import spark_session
 from router.config.loader import Loaded, load
 from router.errors import ConfigError
 from router.registry import Registry, load_registry, missing_extras
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from router.engine.preflight.lake_changes import Change
 
 
@@ -43,20 +44,32 @@ def check(
     lose rows, and the exit code is 1 then. Nothing is written.
     """
     registry = load_registry(plugin_files)
+    # The engine is imported for --plan and --lake only: checking a file takes tenths of a second.
+    plan_summary = ""
+    changes: list[Change] = []
     try:
         loaded = load(file, registry)
-        if missing := list(missing_extras(loaded.config).values()):
-            raise ConfigError(tuple(loaded.problem((), what) for what in missing[:1]))
-        preflight = import_module("router.engine.preflight.check") if plan or lake else None
-        told = preflight.check_plan(loaded, registry) if preflight and plan else ""
-        changes = preflight.check_lake(loaded) if preflight and lake else []
+        missing = list(missing_extras(loaded.config).values())
+        if missing:
+            raise ConfigError((loaded.problem((), missing[0]),))
+        if plan:
+            from router.engine.preflight.check import check_plan
+
+            plan_summary = check_plan(loaded, registry)
+        if lake:
+            from router.engine.preflight.check import check_lake
+
+            changes = check_lake(loaded)
     except ConfigError as error:
         for problem in error.problems:
             click.echo(str(problem))
         ctx.exit(1)
-    click.echo(loaded.fingerprint if fingerprint else _summary(loaded, registry))
-    if told:
-        click.echo(told)
+    if fingerprint:
+        click.echo(loaded.fingerprint)
+    else:
+        click.echo(_summary(loaded, registry))
+    if plan_summary:
+        click.echo(plan_summary)
     if lake:
         _show_changes(ctx, loaded, changes)
 
@@ -84,7 +97,7 @@ def _count(number: int, noun: str) -> str:
 
 
 @click.command(short_help="Run route tests: records in, rows expected.")
-@click.argument("files", type=click.Path(exists=True, dir_okay=False, path_type=Path), nargs=-1, required=True)
+@click.argument("files", type=existing_file, nargs=-1, required=True)
 @plugin_option
 @click.pass_context
 def test(ctx: click.Context, files: tuple[Path, ...], plugin_files: tuple[Path, ...]) -> None:
@@ -94,24 +107,21 @@ def test(ctx: click.Context, files: tuple[Path, ...], plugin_files: tuple[Path, 
     asked and nothing sent anywhere. Exits with 1 when a case fails.
     """
     from router.engine.preflight.route_tests import load_tests, run_tests
-    from router.engine.spark.session import build_session, stop_session
 
     registry = load_registry(plugin_files)
-    found = [(file, load_tests(file)) for file in files]
-    environs = [{**os.environ, **tests.variables} for _, tests in found]
-    loaded = [
-        load(tests.tested(file), registry, environ=environ)
-        for (file, tests), environ in zip(found, environs, strict=True)
-    ]
-    session = build_session(loaded[0].config)
-    failed = 0
-    try:
-        for (file, tests), configuration in zip(found, loaded, strict=True):
-            for result in run_tests(configuration, tests, session):
-                failed += bool(result.faults)
+    tests_of_files = [load_tests(file) for file in files]
+    loaded_of_files = []
+    for file, tests in zip(files, tests_of_files, strict=True):
+        environ = {**os.environ, **tests.variables}
+        loaded_of_files.append(load(tests.tested(file), registry, environ=environ))
+
+    has_failed = False
+    # One session for all files; each case has a lake of its own, so that none is reached for.
+    with spark_session(loaded_of_files[0].config) as session:
+        for file, tests, loaded in zip(files, tests_of_files, loaded_of_files, strict=True):
+            for result in run_tests(loaded, tests, session):
+                has_failed = has_failed or bool(result.faults)
                 click.echo(f"{file}: {result.name}: {'FAILED' if result.faults else 'passed'}")
                 for fault in result.faults:
                     click.echo(f"  {fault}")
-    finally:
-        stop_session(session)
-    ctx.exit(1 if failed else 0)
+    ctx.exit(int(has_failed))

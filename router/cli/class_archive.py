@@ -8,7 +8,6 @@ decoding, landing, committing), and then the classes of the Kafka source by name
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import zipfile
@@ -19,10 +18,11 @@ from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JJavaError
 
+from router.cli.session import spark_session
 from router.config.loader import load
 from router.config.models import Trigger
 from router.engine.spark.connectors import CONNECTORS, known_jars, resolved_jars
-from router.engine.spark.session import build_session, class_archive, stop_session
+from router.engine.spark.session import class_archive
 from router.engine.stream import RunOptions, run
 from router.errors import StartError
 from router.registry import load_registry
@@ -47,17 +47,18 @@ def make_class_archive() -> Path:
 
     Raises MachineError where Spark cannot start here, StartError when the run fails or leaves no archive.
     """
-    resolved_jars(tuple(CONNECTORS), {})  # an archive holds classes of the class path, where jars are once known
+    # An archive holds the classes of the class path, so that the jars must be there before the run.
+    resolved_jars(tuple(CONNECTORS), {})
     target = class_archive()
     target.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=target.parent) as folder:
         archive = Path(folder, "classes.jsa")
-        ended = _run_alone(
-            Path(folder, "run"), {"spark.driver.extraJavaOptions": f"-XX:ArchiveClassesAtExit={archive}"}
-        )
-        if ended.returncode or not archive.is_file():
-            raise StartError(f"the run for the archive of classes failed:\n{ended.stdout[-2000:]}")
-        os.replace(archive, target)  # noqa: PTH105 - a start at this moment sees the old archive or the new one
+        settings = {"spark.driver.extraJavaOptions": f"-XX:ArchiveClassesAtExit={archive}"}
+        process = _run_alone(Path(folder, "run"), settings)
+        if process.returncode or not archive.is_file():
+            raise StartError(f"the run for the archive of classes failed:\n{process.stdout[-2000:]}")
+        # A start at this moment sees the old archive or the new one.
+        archive.replace(target)
     return target
 
 
@@ -71,8 +72,13 @@ def _run_alone(folder: Path, settings: dict[str, str]) -> subprocess.CompletedPr
 def _small_configuration(folder: Path, settings: dict[str, str]) -> Path:
     events = Path(folder, "events")
     events.mkdir()
-    lines = (json.dumps({"game": f"game_{i % 3}", "at": "2026-01-01T00:00:00Z", "amount": i}) for i in range(EVENTS))
-    Path(events, "events.jsonl").write_text("\n".join(lines) + "\nnot JSON\n")
+    lines = []
+    for number in range(EVENTS):
+        event = {"game": f"game_{number % 3}", "at": "2026-01-01T00:00:00Z", "amount": number}
+        lines.append(json.dumps(event))
+    # The last line becomes a dead letter, so that their classes are loaded, too.
+    lines.append("not JSON")
+    Path(events, "events.jsonl").write_text("\n".join(lines) + "\n")
     configuration = {
         "name": "warm_up",
         "lake": str(folder / "lake"),
@@ -90,7 +96,8 @@ def _small_configuration(folder: Path, settings: dict[str, str]) -> Path:
         "spark": settings,
     }
     path = Path(folder, "warm_up.yaml")
-    path.write_text(json.dumps(configuration))  # JSON is YAML
+    # JSON is YAML.
+    path.write_text(json.dumps(configuration))
     return path
 
 
@@ -98,25 +105,26 @@ def _run(path: Path) -> None:
     """Run a configuration in this process, then load the classes of the Kafka source."""
     registry = load_registry()
     loaded = load(path, registry)
-    session = build_session(loaded.config)
-    run(loaded, registry, session, RunOptions(trigger=Trigger(once=True)))
-    _load_kafka(session)
-    stop_session(session)
+    with spark_session(loaded.config) as session:
+        run(loaded, registry, session, RunOptions(trigger=Trigger(once=True)))
+        _load_kafka(session)
 
 
 def _load_kafka(session: SparkSession) -> None:
     java = jvm(session).java.lang
     loader = java.ClassLoader.getSystemClassLoader()
     for name in _kafka_classes():
-        with suppress(Py4JJavaError):  # it needs a library that is optional
+        # Some classes need a library that is optional.
+        with suppress(Py4JJavaError):
             java.Class.forName(name, False, loader)
 
 
 def _kafka_classes() -> Iterator[str]:
     for jar in known_jars():
         with zipfile.ZipFile(jar) as content:
-            names = [name for name in content.namelist() if name.startswith(KAFKA) and name.endswith(".class")]
-        yield from (name.removesuffix(".class").replace("/", ".") for name in names)
+            for name in content.namelist():
+                if name.startswith(KAFKA) and name.endswith(".class"):
+                    yield name.removesuffix(".class").replace("/", ".")
 
 
 if __name__ == "__main__":

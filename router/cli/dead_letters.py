@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from datetime import datetime, timezone
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from router.cli import config_argument, plugin_option
 from router.cli.listing import Listing, ListingField, json_option, show_json, show_listings
+from router.cli.values import parse_since
 from router.config.loader import load
-from router.config.models import interval, moment
 from router.errors import printable
 from router.registry import load_registry
 
@@ -23,36 +21,30 @@ if TYPE_CHECKING:
     from router.config.models import Config
     from router.engine.audit.dead_letters import DeadLetterGroup
 
-STAGES = ("decode", "match", "expect", "select", "name", "schema", "apply")
-LONGEST = 120
+DEAD_LETTER_STAGES = ("decode", "match", "expect", "select", "name", "schema", "apply")
+CHARACTERS_SHOWN = 120
 """Characters of a reason and of a value that are shown."""
 
 
 def letter_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options that choose dead letters: it gets `stages`, `route`, `name`, `reason` and `since`."""
-    options = (
-        click.option("--stage", "stages", multiple=True, type=click.Choice(STAGES), help="Dead letters of this stage."),
+    options = [
+        click.option(
+            "--stage",
+            "stages",
+            multiple=True,
+            type=click.Choice(DEAD_LETTER_STAGES),
+            help="Dead letters of this stage.",
+        ),
         click.option("--route", metavar="NAME", help="Only those of this route."),
         click.option("--sink", "name", metavar="NAME", help="Only those of this sink."),
         click.option("--reason", metavar="TEXT", help="Only dead letters with this text in their reason."),
         click.option("--since", metavar="TIME", help="Only those since: 2025-01-31T12:00:00Z, or 2 h ago."),
-    )
+    ]
+    # As decorators they would stand one above the other: the last is applied first.
     for option in reversed(options):
         command = option(command)
     return command
-
-
-def parse_since(text: str) -> float:
-    """Return a time, or how long ago it was, in seconds since 1970."""
-    try:
-        return moment(text).timestamp()
-    except ValueError:
-        pass
-    try:
-        return (datetime.now(timezone.utc) - interval(text)).timestamp()
-    except ValueError:
-        told = f"{text!r} is neither a time with a zone (2025-01-31T12:00:00Z) nor a length (2 h)"
-        raise click.BadParameter(told, param_hint="--since") from None
 
 
 @click.command(short_help="Count dead letters by stage, route, sink and reason.")
@@ -81,28 +73,35 @@ def dead_letters(
     shows records, escaped and cut. `router replay` shows what would become of them today, and sends them. Needs no
     Spark.
     """
+    from router.engine.audit.dead_letters import DeadLetterSelection, dead_letter_groups
+
     config = load(file, load_registry(plugin_files)).config
     seconds = None if since is None else parse_since(since)
     identity, sink = config.identity_of(route, name)
-    audit = import_module("router.engine.audit.dead_letters")
-    selection = audit.DeadLetterSelection(stages, identity, sink, reason, seconds, replayed)
-    groups: list[DeadLetterGroup] = audit.dead_letter_groups(config, selection, samples)
+    selection = DeadLetterSelection(stages, identity, sink, reason, seconds, replayed)
+    groups = dead_letter_groups(config, selection, samples)
     rows = [_group_row(config, number, group) for number, group in enumerate(groups, 1)]
     if as_json:
         show_json({"name": config.name, "dead_letters": rows})
         return
     total = sum(group.count for group in groups)
     title = f"{total:,} dead letters in {config.dead_letters}"
-    newest = [{"number": row["number"], **sample} for row in rows for sample in row["samples"]]
+    newest = []
+    for row in rows:
+        newest += [{"number": row["number"], **sample} for sample in row["samples"]]
     listings = [
-        Listing("dead_letters", title, GROUP_FIELDS, rows),
-        Listing("samples", "newest records of each", SAMPLE_FIELDS, newest),
+        Listing("dead_letters", title, LETTER_GROUP_FIELDS, rows),
+        Listing("samples", "newest records of each", LETTER_SAMPLE_FIELDS, newest),
     ]
-    which = "" if replayed else " that no replay has taken"
-    if selection != audit.DeadLetterSelection(replayed=replayed):
-        which += " and the options choose" if which else " that the options choose"
-    nothing = f"{config.dead_letters} in {config.lake} has no dead letters{which}"
-    show_listings(config.name, listings, as_json=False, nothing=nothing)
+    conditions = []
+    if not replayed:
+        conditions.append("no replay has taken")
+    if selection != DeadLetterSelection(replayed=replayed):
+        conditions.append("the options choose")
+    nothing = f"{config.dead_letters} in {config.lake} has no dead letters"
+    if conditions:
+        nothing += f" that {' and '.join(conditions)}"
+    show_listings(config.name, listings, nothing=nothing)
 
 
 def _group_row(config: Config, number: int, group: DeadLetterGroup) -> dict[str, Any]:
@@ -115,28 +114,25 @@ def _group_row(config: Config, number: int, group: DeadLetterGroup) -> dict[str,
 def _sample_row(sample: dict[str, Any]) -> dict[str, Any]:
     """Return a record with its value as text: of bytes that are no UTF-8, and of control characters, escaped."""
     value = sample["value"]
-    text = None if value is None else cut(printable(value.decode("utf-8", "backslashreplace")))
-    return {**sample, "value": text}
+    if value is None:
+        return sample
+    return {**sample, "value": cut(printable(value.decode("utf-8", "backslashreplace")))}
 
 
 def _shown_reason(group: dict[str, Any]) -> str:
-    return "other reasons" if group["reason"] is None else cut(group["reason"])
-
-
-def _shown_partition(sample: dict[str, Any]) -> str:
-    return str(sample["partition"])
-
-
-def _shown_offset(sample: dict[str, Any]) -> str:
-    return str(sample["offset"])
+    if group["reason"] is None:
+        return "other reasons"
+    return cut(group["reason"])
 
 
 def cut(text: str) -> str:
     """Return the beginning of a text that somebody else wrote, as long as is shown of it."""
-    return text[:LONGEST] + ("..." if len(text) > LONGEST else "")
+    if len(text) <= CHARACTERS_SHOWN:
+        return text
+    return f"{text[:CHARACTERS_SHOWN]}..."
 
 
-GROUP_FIELDS = (
+LETTER_GROUP_FIELDS = (
     ListingField("number", "number", "#"),
     ListingField("count", "number"),
     ListingField("stage"),
@@ -146,11 +142,11 @@ GROUP_FIELDS = (
     ListingField("last"),
     ListingField("reason", "sentence", shown=_shown_reason),
 )
-SAMPLE_FIELDS = (
+LETTER_SAMPLE_FIELDS = (
     ListingField("number", "number", "#"),
     ListingField("topic"),
-    ListingField("partition", "number", shown=_shown_partition),
-    ListingField("offset", "number", shown=_shown_offset),
+    ListingField("partition", "number", counted=False),
+    ListingField("offset", "number", counted=False),
     ListingField("timestamp"),
     ListingField("value", "sentence"),
 )

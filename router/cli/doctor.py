@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from router.cli import plugin_option
+from router.cli import existing_file, plugin_option
 from router.errors import ConfigError, PluginError, printable
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Say what on this machine keeps a configuration from running.")
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=False)
+@click.argument("file", type=existing_file, required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list: subject, state, what, todo.")
 @plugin_option
 def doctor(file: Path | None, as_json: bool, plugin_files: tuple[Path, ...]) -> None:
@@ -29,20 +29,23 @@ def doctor(file: Path | None, as_json: bool, plugin_files: tuple[Path, ...]) -> 
     """
     from router.engine.preflight.doctor import diagnose
 
-    config, found = _configuration(file, plugin_files)
-    found += diagnose(config, file.parent if file else Path())
+    # Without a file, or with one that cannot be loaded, the machine is still looked at.
+    config, diagnoses = _load(file, plugin_files)
+    diagnoses += diagnose(config, file.parent if file else Path())
     if as_json:
-        click.echo(json.dumps([asdict(one) for one in found], indent=2))
+        click.echo(json.dumps([asdict(diagnosis) for diagnosis in diagnoses], indent=2))
     else:
-        width = max(len(one.subject) for one in found)
-        for one in found:
-            todo = f"; {one.todo}" if one.todo else ""
-            click.echo(printable(f"{one.state:<5}  {one.subject:<{width}}  {one.what}{todo}"))
-    raise SystemExit(int(any(one.state == "wrong" for one in found)))
+        width = max(len(diagnosis.subject) for diagnosis in diagnoses)
+        for diagnosis in diagnoses:
+            line = f"{diagnosis.state:<5}  {diagnosis.subject:<{width}}  {diagnosis.what}"
+            if diagnosis.todo:
+                line += f"; {diagnosis.todo}"
+            click.echo(printable(line))
+    raise SystemExit(int(any(diagnosis.state == "wrong" for diagnosis in diagnoses)))
 
 
-def _configuration(file: Path | None, plugin_files: tuple[Path, ...]) -> tuple[Config | None, list[Diagnosis]]:
-    """Return the configuration where it can be loaded, and what is said about it."""
+def _load(file: Path | None, plugin_files: tuple[Path, ...]) -> tuple[Config | None, list[Diagnosis]]:
+    """Return the configuration, None if it cannot be loaded, and what is said about it."""
     from router.config.loader import load
     from router.engine.preflight.doctor import Diagnosis
     from router.registry import load_registry

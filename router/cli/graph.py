@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from importlib import import_module
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +34,7 @@ from router.table_names import templates_meet
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from router.config.models import Config, Route, View
+    from router.config.models import Config, Route, Source, View
 
 TABLES_SHOWN = 12
 SHAPES = {
@@ -98,231 +97,303 @@ class GraphCounts:
 
     def of(self, route: str | None, sink: str | None, names: tuple[str, ...]) -> dict[str, int]:
         """Return the counts of these names that are not zero; the first one always."""
-        found = self.sums.get((route, sink))
-        if found is None:
+        sums = self.sums.get((route, sink))
+        if sums is None:
             return {}
-        return {name: found.get(name) or 0 for name in names if found.get(name) or name == names[0]}
+        counts = {name: sums.get(name) or 0 for name in names}
+        return {name: count for name, count in counts.items() if count or name == names[0]}
 
 
-NOTHING = GraphCounts({}, {})
+NO_COUNTS = GraphCounts({}, {})
 
 
-@click.command(short_help="Draw a configuration: source, decoder, routes, sinks, tables.")
-@config_argument
-@click.option("--lake", is_flag=True, help="With counts of the ledger, and the tables that each sink has written.")
-@click.option("--format", "form", default="text", show_default=True, type=click.Choice(["text", "mermaid"]))
-@plugin_option
-def graph(file: Path, lake: bool, form: str, plugin_files: tuple[Path, ...]) -> None:
-    """Draw the configuration FILE: where records come from, who takes them, and where they end. Needs no Spark."""
-    config = load(file, load_registry(plugin_files)).config
-    root = drawn(config, _counts(config) if lake else NOTHING)
+def _show(root: GraphNode, form: str) -> None:
     if form == "mermaid":
         click.echo("\n".join(mermaid(root)))
     else:
         Console(highlight=False).print(tree(root))
 
 
+format_option = click.option(
+    "--format", "form", default="text", show_default=True, type=click.Choice(["text", "mermaid"])
+)
+
+
+@click.command(short_help="Draw a configuration: source, decoder, routes, sinks, tables.")
+@config_argument
+@click.option("--lake", is_flag=True, help="With counts of the ledger, and the tables that each sink has written.")
+@format_option
+@plugin_option
+def graph(file: Path, lake: bool, form: str, plugin_files: tuple[Path, ...]) -> None:
+    """Draw the configuration FILE: where records come from, who takes them, and where they end. Needs no Spark."""
+    config = load(file, load_registry(plugin_files)).config
+    counts = _read_counts(config) if lake else NO_COUNTS
+    _show(graph_of(config, counts), form)
+
+
 @click.command(short_help="Say what a table is made of, and who reads it.")
 @config_argument
 @click.argument("table", metavar="LAYER.TABLE")
-@click.option("--format", "form", default="text", show_default=True, type=click.Choice(["text", "mermaid"]))
+@format_option
 @json_option
 @plugin_option
 def lineage(file: Path, table: str, form: str, as_json: bool, plugin_files: tuple[Path, ...]) -> None:
     """Draw how records come into LAYER.TABLE, and what reads it, by the configuration FILE and its lake."""
     config = load(file, load_registry(plugin_files)).config
-    bronze = config.bronze_tables()
-    named = config.bronze.table if config.bronze and bronze and table in bronze else table
-    found = through(drawn(config, replace(_counts(config), shown=sys.maxsize, by_table=True)), named)
-    if found is None:
-        raise TableError(
-            table, f"no sink of {config.name} has written it, and no view; `router graph` shows what it has"
-        )
+    drawn_as = table
+    bronze_tables = config.bronze_tables()
+    # Bronze is drawn once, by its template, whatever topics it has tables of.
+    if config.bronze and bronze_tables and table in bronze_tables:
+        drawn_as = config.bronze.table
+    counts = replace(_read_counts(config), shown=sys.maxsize, by_table=True)
+    root = ways_through(graph_of(config, counts), drawn_as)
+    if root is None:
+        what = f"no sink of {config.name} has written it, and no view; `router graph` shows what it has"
+        raise TableError(table, what)
     if as_json:
-        show_json({"name": config.name, "table": table, "lineage": found.document()})
-    elif form == "mermaid":
-        click.echo("\n".join(mermaid(found)))
+        show_json({"name": config.name, "table": table, "lineage": root.document()})
     else:
-        Console(highlight=False).print(tree(found))
+        _show(root, form)
 
 
-def through(node: GraphNode, table: str) -> GraphNode | None:
+def _read_counts(config: Config) -> GraphCounts:
+    from router.engine.ledger import totals
+    from router.engine.preflight.explain import tables_by_sink
+    from router.engine.views.note import tables_by_view
+
+    views = tables_by_view(config) if config.views else {}
+    return GraphCounts(totals(config), tables_by_sink(config), views=views)
+
+
+def ways_through(node: GraphNode, table: str) -> GraphNode | None:
     """Return a node with the ways through it to a table, and all below the table; None where there are none."""
     if node.kind == "table" and node.text == table:
         return node
-    below = tuple(found for one in node.below if (found := through(one, table)))
-    return replace(node, below=below) if below else None
+    below = []
+    for child in node.below:
+        way = ways_through(child, table)
+        if way:
+            below.append(way)
+    return replace(node, below=tuple(below)) if below else None
 
 
-def drawn(config: Config, counts: GraphCounts) -> GraphNode:
+def graph_of(config: Config, counts: GraphCounts) -> GraphNode:
     """Return the configuration as nodes, from its source on."""
-    whole = counts.of(None, None, ("decoded", "failed", "bare", "unmatched"))
-    decoder = GraphNode("decoder", f"decode {described(config.decode)}", whole, tuple(_after(config, counts)))
-    own = []
-    if config.bronze:
-        read, readers = counts.of(None, None, ("read",)), _readers(config, config.bronze.table, counts)
-        own = [GraphNode("table", config.bronze.table, read, readers)]
-    return GraphNode("source", _source(config), counts.of(None, None, ("read", "lost")), (*own, decoder))
+    return _Drawing(config, counts).source()
 
 
-def _after(config: Config, counts: GraphCounts) -> Iterator[GraphNode]:
-    for route in config.routes:
-        yield _route(config, route, counts)
-    readers = _readers(config, config.dead_letters, counts)
-    yield GraphNode("table", config.dead_letters, below=readers, note="what went nowhere else")
-    drawn_elsewhere = [*config.written_names(), config.dead_letters, *(view.into for view in config.views)]
-    for view in config.views:
-        if not any(_reads(view, name, "") for name in drawn_elsewhere) and not (view.source.route or view.source.view):
-            yield _view(config, view, counts)
+@dataclass(frozen=True)
+class _Drawing:
+    """A configuration that is drawn with counts, from its source to its tables and views."""
+
+    config: Config
+    counts: GraphCounts
+
+    def source(self) -> GraphNode:
+        below = []
+        bronze = self.config.bronze
+        if bronze:
+            counts = self.counts.of(None, None, ("read",))
+            below.append(GraphNode("table", bronze.table, counts, self._readers(bronze.table)))
+        counts = self.counts.of(None, None, ("decoded", "failed", "bare", "unmatched"))
+        text = f"decode {describe(self.config.decode)}"
+        below.append(GraphNode("decoder", text, counts, tuple(self._after_decoder())))
+        counts = self.counts.of(None, None, ("read", "lost"))
+        return GraphNode("source", _source_text(self.config.source), counts, tuple(below))
+
+    def _after_decoder(self) -> Iterator[GraphNode]:
+        """Yield the routes, the dead letters, and the views that read nothing of what is drawn elsewhere."""
+        config = self.config
+        for route in config.routes:
+            yield self._route(route)
+        note = "what went nowhere else"
+        yield GraphNode("table", config.dead_letters, below=self._readers(config.dead_letters), note=note)
+        drawn_elsewhere = [*config.written_names(), config.dead_letters, *(view.into for view in config.views)]
+        for view in config.views:
+            if view.source.route or view.source.view:
+                continue
+            if not any(_reads_table(view, name) for name in drawn_elsewhere):
+                yield self._view(view)
+
+    def _route(self, route: Route) -> GraphNode:
+        lines = [f"{route.name}: {describe(route.match)}"]
+        for expectation in route.expect:
+            lines.append(f"expect {expectation.name}: {expectation.sql} (otherwise {expectation.otherwise})")
+        sinks = tuple(self._sink(route.identity, name, sink) for name, sink in route.named_sinks.items())
+        # Each sink of a route has what matched: it is the route's own number.
+        matched = [sums.get("matched") or 0 for (name, _), sums in self.counts.sums.items() if name == route.identity]
+        counts = {"matched": max(matched)} if matched else {}
+        return GraphNode("route", "\n".join(lines), counts, sinks, key=route.identity)
+
+    def _sink(self, route: str, name: str, sink: Part) -> GraphNode:
+        key = f"{route}/{name}"
+        shown_route, shown_name = self.config.shown_names(route, name)
+        tables = self.counts.tables.get(key, ())
+        below = self._tables(tables, shown_route)
+        # Views that read the tables of a sink stand below each table if these are drawn for it, else below the sink.
+        if isinstance(sink, (TableSink, MergingSink)) and not (self.counts.by_table and tables):
+            written = names_of(sink)
+            if written:
+                below += self._readers(written, shown_route)
+        names = ("landed", "applied", "refused", "dropped", "quarantined", "dead", "parked", "backlog")
+        counts = self.counts.of(route, name, names)
+        return GraphNode("sink", f"{shown_name} {describe(sink)}", counts, tuple(below), key=key)
+
+    def _tables(self, tables: tuple[tuple[str, int], ...], route: str = "") -> list[GraphNode]:
+        """Return nodes for tables, as many as are shown."""
+        nodes = []
+        for table, rows in tables[: self.counts.shown]:
+            readers = self._readers(table, route) if self.counts.by_table else ()
+            nodes.append(GraphNode("table", table, {"rows": rows}, readers))
+        others = len(tables) - self.counts.shown
+        if others > 0:
+            nodes.append(GraphNode("table", f"and {others:,} more tables"))
+        return nodes
+
+    def _readers(self, names: str, route: str = "") -> tuple[GraphNode, ...]:
+        """Return nodes for the views that read a table, or the tables that a template names."""
+        nodes = []
+        for view in self.config.views:
+            # A view of a route reads all that its sinks write, and nothing else.
+            by_route = view.source.route is not None and view.source.route == route
+            if by_route or (view.source.route is None and _reads_table(view, names)):
+                nodes.append(self._view(view))
+        return tuple(nodes)
+
+    def _view(self, view: View) -> GraphNode:
+        tables = self.counts.views.get(view.name, ())
+        below = self._tables(tables)
+        for other in self.config.views:
+            if reads(other, view):
+                below.append(self._view(other))
+        text = f"view {view.name} into {view.into}"
+        if not tables:
+            return GraphNode("view", text, below=tuple(below))
+        rows = sum(rows for _, rows in tables)
+        note = f"{rows:,} rows in {len(tables):,} tables"
+        return GraphNode("view", text, {"rows": rows, "tables": len(tables)}, tuple(below), note)
 
 
-def _route(config: Config, route: Route, counts: GraphCounts) -> GraphNode:
-    checks = [f"expect {one.name}: {one.sql} (otherwise {one.otherwise})" for one in route.expect]
-    text = "\n".join([f"{route.name}: {described(route.match)}", *checks])
-    sinks = tuple(_sink(config, (route.identity, name), sink, counts) for name, sink in route.named_sinks.items())
-    matched = [counts.sums[key].get("matched") or 0 for key in counts.sums if key[0] == route.identity]
-    return GraphNode("route", text, {"matched": max(matched)} if matched else {}, sinks, key=route.identity)
-
-
-def _sink(config: Config, place: tuple[str, str], sink: Part, counts: GraphCounts) -> GraphNode:
-    (route, name), tables = place, counts.tables.get("/".join(place), ())
-    shown_route, shown_name = config.shown_names(route, name)
-    shown = _tables(config, tables, counts, shown_route)
-    written = names_of(sink) if isinstance(sink, (TableSink, MergingSink)) else ""
-    if written and not (counts.by_table and tables):
-        shown += _readers(config, written, counts, shown_route)
-    names = ("landed", "applied", "refused", "dropped", "quarantined", "dead", "parked", "backlog")
-    text = f"{shown_name} {described(sink)}"
-    return GraphNode("sink", text, counts.of(route, name, names), tuple(shown), key=f"{route}/{name}")
-
-
-def _tables(
-    config: Config, tables: tuple[tuple[str, int], ...], counts: GraphCounts, route: str = ""
-) -> list[GraphNode]:
-    """Return nodes for tables, as many as are shown."""
-    found = []
-    for table, rows in tables[: counts.shown]:
-        readers = _readers(config, table, counts, route) if counts.by_table else ()
-        found.append(GraphNode("table", table, {"rows": rows}, readers))
-    if len(tables) > counts.shown:
-        found.append(GraphNode("table", f"and {len(tables) - counts.shown:,} more tables"))
-    return found
-
-
-def _readers(config: Config, names: str, counts: GraphCounts, route: str = "") -> tuple[GraphNode, ...]:
-    """Return nodes for the views that read a table, or the tables that a template names."""
-    return tuple(_view(config, view, counts) for view in config.views if _reads(view, names, route))
-
-
-def _reads(view: View, names: str, route: str) -> bool:
-    if view.source.route:
-        return view.source.route == route
+def _reads_table(view: View, names: str) -> bool:
+    """Say whether a view reads a table, or a table that a template names, by its name."""
     if any(templates_meet(names, table) for table in view.joined):
         return True
-    left_out = "{" not in names and any(fnmatchcase(names, glob) for glob in view.source.without)
-    return not left_out and any(templates_meet(names, as_template(glob)) for glob in view.source.tables)
+    is_template = "{" in names
+    if not is_template and any(fnmatchcase(names, pattern) for pattern in view.source.without):
+        return False
+    return any(templates_meet(names, as_template(pattern)) for pattern in view.source.tables)
 
 
-def _view(config: Config, view: View, counts: GraphCounts) -> GraphNode:
-    tables = counts.views.get(view.name, ())
-    below = _tables(config, tables, counts)
-    below += [_view(config, other, counts) for other in config.views if reads(other, view)]
-    text = f"view {view.name} into {view.into}"
-    if not tables:
-        return GraphNode("view", text, below=tuple(below))
-    totals = {"rows": sum(rows for _, rows in tables), "tables": len(tables)}
-    note = f"{totals['rows']:,} rows in {totals['tables']:,} tables"
-    return GraphNode("view", text, totals, tuple(below), note)
-
-
-def _source(config: Config) -> str:
-    source = config.source
+def _source_text(source: Source) -> str:
     if source.kafka is not None:
-        return f"kafka: {', '.join(source.kafka.topics) or source.kafka.pattern} at {source.kafka.servers}"
+        topics = ", ".join(source.kafka.topics) or source.kafka.pattern
+        return f"kafka: {topics} at {source.kafka.servers}"
     if source.files is not None:
         return f"files: {source.files.path}"
     if source.delta is not None:
-        return f"delta: {source.delta.table}{' and its changes' if source.delta.changes else ''}"
+        changes = " and its changes" if source.delta.changes else ""
+        return f"delta: {source.delta.table}{changes}"
     return f"format: {source.format.name if source.format else ''}"
 
 
-def described(part: Part) -> str:
+def describe(part: Part) -> str:
     """Return what a part does in a few words: what it is about, and its other options as far as they are plain."""
-    given = {name: getattr(part, name) for name in type(part).model_fields if name in part.model_fields_set}
-    plain = {name: text for name, value in given.items() if (text := _plain(value))}
-    about = next((name for name in (part.main_option, *ABOUT) if name in plain), None)
-    main = plain.pop(about) if about else ""
-    options = ", ".join(name if text == "True" else f"{name} {text}" for name, text in plain.items())
-    bare = part.kind in ("rule", "sink") and about is not None and isinstance(given[about], str)
-    name = "" if bare else part.part_name
-    return " ".join(filter(None, (name, main, f"({options})" if options else "")))
+    values = {name: getattr(part, name) for name in type(part).model_fields if name in part.model_fields_set}
+    texts = {}
+    for name, value in values.items():
+        text = _plain_text(value)
+        if text:
+            texts[name] = text
+    subject = next((name for name in (part.main_option, *ABOUT) if name in texts), None)
+
+    words = [part.part_name]
+    if subject:
+        # A rule or sink whose subject is a text is known by it: `silver.{event.game}`, `event.game IS NOT NULL`.
+        if part.kind in ("rule", "sink") and isinstance(values[subject], str):
+            words.clear()
+        words.append(texts.pop(subject))
+    if texts:
+        options = []
+        for name, text in texts.items():
+            options.append(name if text == "True" else f"{name} {text}")
+        words.append(f"({', '.join(options)})")
+    return " ".join(words)
 
 
-def _plain(value: Any) -> str:
-    """Return a value as text; nothing where it is no plain one. An address goes without its user and query."""
+def _plain_text(value: Any) -> str:
+    """Return a value as text; nothing if it is no plain one. An address goes without its user and query."""
     if isinstance(value, Part):
-        return described(value)
+        return describe(value)
     if isinstance(value, tuple | list):
-        return ", ".join(map(_plain, value))
-    if isinstance(value, str) and (found := urlsplit(value)).scheme in ("http", "https"):
-        return f"{found.scheme}://{found.netloc.rpartition('@')[2]}{found.path}"
-    return str(value) if isinstance(value, str | int | float | Path) else ""
-
-
-def _counts(config: Config) -> GraphCounts:
-    sums = import_module("router.engine.ledger").totals(config)
-    tables = import_module("router.engine.preflight.explain").tables_by_sink(config)
-    views = import_module("router.engine.views.note").tables_by_view(config) if config.views else {}
-    return GraphCounts(sums, tables, views=views)
+        return ", ".join(_plain_text(item) for item in value)
+    if isinstance(value, str):
+        url = urlsplit(value)
+        if url.scheme in ("http", "https"):
+            # A user before the host may have a password.
+            return f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"
+    if isinstance(value, str | int | float | Path):
+        return str(value)
+    return ""
 
 
 def tree(root: GraphNode) -> Tree:
     """Return a node and what is below it for a terminal."""
-    found = Tree(_line(root))
-    _grow(found, root)
-    return found
+    root_of_tree = Tree(_line(root))
+    _grow(root_of_tree, root)
+    return root_of_tree
 
 
-def _grow(onto: Tree, node: GraphNode) -> None:
-    for one in node.below:
-        _grow(onto.add(_line(one)), one)
+def _grow(branch: Tree, node: GraphNode) -> None:
+    for child in node.below:
+        _grow(branch.add(_line(child)), child)
 
 
 def _line(node: GraphNode) -> Text:
-    first, *others = map(printable, node.text.split("\n"))
-    found = Text(first, style="bold" if node.kind in ("source", "route") else "")
+    first, *others = [printable(line) for line in node.text.split("\n")]
+    text = Text(first, style="bold" if node.kind in ("source", "route") else "")
     if node.beside:
-        found.append(f"  {printable(node.beside)}", style="cyan")
+        text.append(f"  {printable(node.beside)}", style="cyan")
     for line in others:
-        found.append(f"\n{line}", style="dim")
-    return found
+        text.append(f"\n{line}", style="dim")
+    return text
 
 
 def mermaid(root: GraphNode) -> Iterator[str]:
     """Yield the lines of a Mermaid flow chart; a table that two sinks write is drawn once."""
     yield "flowchart LR"
-    yield from _drawn_below(root, _name_of(root, {}, numbers := count()), {}, numbers)
+    chart = _Chart()
+    yield from chart.lines(root, chart.new_name(root))
 
 
-def _drawn_below(node: GraphNode, name: str, tables: dict[str, str], numbers: Iterator[int]) -> Iterator[str]:
-    yield f"  {name}{SHAPES[node.kind].format(_quoted(node))}"
-    for one in node.below:
-        known = one.kind == "table" and one.text in tables
-        below = _name_of(one, tables, numbers)
-        if not known:
-            yield from _drawn_below(one, below, tables, numbers)
-        yield f"  {name} --> {below}"
+class _Chart:
+    """The nodes of a Mermaid chart that have a name already."""
 
+    def __init__(self) -> None:
+        self._numbers = count()
+        self._tables: dict[str, str] = {}
 
-def _name_of(node: GraphNode, tables: dict[str, str], numbers: Iterator[int]) -> str:
-    if node.kind != "table":
-        return f"n{next(numbers)}"
-    if node.text not in tables:
-        tables[node.text] = f"n{next(numbers)}"
-    return tables[node.text]
+    def new_name(self, node: GraphNode) -> str:
+        name = f"n{next(self._numbers)}"
+        if node.kind == "table":
+            self._tables[node.text] = name
+        return name
+
+    def lines(self, node: GraphNode, name: str) -> Iterator[str]:
+        """Yield the lines of a node and all below it."""
+        yield f"  {name}{SHAPES[node.kind].format(_quoted(node))}"
+        for child in node.below:
+            child_name = None
+            if child.kind == "table":
+                child_name = self._tables.get(child.text)
+            if child_name is None:
+                child_name = self.new_name(child)
+                yield from self.lines(child, child_name)
+            yield f"  {name} --> {child_name}"
 
 
 def _quoted(node: GraphNode) -> str:
     """Return the text of a node as Mermaid takes it, whatever is in it."""
-    lines = [*map(printable, node.text.split("\n")), *([printable(node.beside)] if node.beside else [])]
-    return f'"{"<br/>".join(line.translate(ENTITIES) for line in lines)}"'
+    lines = node.text.split("\n")
+    if node.beside:
+        lines.append(node.beside)
+    return f'"{"<br/>".join(printable(line).translate(ENTITIES) for line in lines)}"'

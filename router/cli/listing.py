@@ -21,7 +21,7 @@ from rich.text import Text
 from router.errors import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 UNLIMITED = 1_000_000
 """The width of what is no terminal, in characters."""
@@ -36,13 +36,15 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 class ListingField:
     """A column of a listing. `name` is its key in the rows, and in JSON; `title` is its header, if that is another.
 
-    A `number` stands to the right. A `sentence` may go on in the next line, a `name` and a `number` never do. `shown`
-    returns the text of a row's cell, if that is not the usual one of its value.
+    A `number` stands to the right. A `sentence` may go on in the next line, a `name` and a `number` never do. A number
+    that counts nothing, such as an offset, has no commas: it is not `counted`. `shown` returns the text of a row's
+    cell, if that is not the usual one of its value.
     """
 
     name: str
     kind: Literal["name", "number", "sentence"] = "name"
     title: str = ""
+    counted: bool = True
     shown: Callable[[dict[str, Any]], Any] | None = None
 
     @property
@@ -59,7 +61,7 @@ class ListingField:
             return "\n".join(printable(str(item)) for item in value)
         if isinstance(value, datetime):
             return f"{_in_utc(value):%Y-%m-%d %H:%M:%SZ}"
-        if isinstance(value, int):
+        if isinstance(value, int) and self.counted:
             return f"{value:,}"
         return printable(str(value))
 
@@ -137,76 +139,94 @@ def _json_value(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} has no place in JSON")
 
 
+@dataclass(frozen=True)
+class _Column:
+    """A field of a listing, with the texts of its cells."""
+
+    field: ListingField
+    texts: list[str]
+
+    def width(self) -> int:
+        """Return the characters that it needs so that no name and no number is split."""
+        lines = self.field.header.split("\n")
+        for text in self.texts:
+            lines += text.split("\n")
+        longest = max(cell_len(line) for line in lines)
+        if self.field.kind != "sentence":
+            return longest
+        words = " ".join(lines).split(" ")
+        return min(longest, max(SENTENCE, *(cell_len(word) for word in words)))
+
+    def is_empty(self) -> bool:
+        """Say whether it has nothing in any row. The batch 0, or an offset, is no number of things."""
+        is_count = self.field.kind == "number" and self.field.counted and self.field.shown is None
+        return all(text == "" or (is_count and text == "0") for text in self.texts)
+
+
 def show_listing(listing: Listing) -> None:
     """Print a listing for people, as wide as the terminal is."""
     console = _console()
-    cells = [[field.text(row) for field in listing.fields] for row in listing.rows]
-    if not console.is_terminal:
-        cells = [[text.replace("\n", "; ") for text in row] for row in cells]
-    if _width(listing.fields, cells) <= console.width:
-        console.print(_table(listing.title, listing.fields, cells))
+    columns = []
+    for field in listing.fields:
+        texts = [field.text(row) for row in listing.rows]
+        if not console.is_terminal:
+            texts = [text.replace("\n", "; ") for text in texts]
+        columns.append(_Column(field, texts))
+    if _width(columns) <= console.width:
+        console.print(_table(listing.title, columns))
         return
 
     # What is empty or 0 in every row takes place and says one thing: it is named once.
-    filled = [number for number, field in enumerate(listing.fields) if not _is_empty(field, cells, number)]
-    empty = [field.header for number, field in enumerate(listing.fields) if number not in filled]
-    fields = tuple(listing.fields[number] for number in filled)
-    cells = [[row[number] for number in filled] for row in cells]
-    if _width(fields, cells) <= console.width:
-        console.print(_table(listing.title, fields, cells))
+    filled = [column for column in columns if not column.is_empty()]
+    empty = [column.field.header for column in columns if column.is_empty()]
+    if _width(filled) <= console.width:
+        console.print(_table(listing.title, filled))
     else:
-        _show_blocks(console, listing.title, fields, cells)
+        _show_blocks(console, listing.title, filled)
     if empty:
         _show_packed(console, [f"0 or empty: {empty[0]}", *empty[1:]], between=", ")
 
 
-def _is_empty(field: ListingField, cells: list[list[str]], number: int) -> bool:
-    """Say whether a column has nothing in any row. The batch 0, or an offset, is no number of things."""
-    counts = field.kind == "number" and field.shown is None
-    return all(row[number] == "" or (counts and row[number] == "0") for row in cells)
+def _width(columns: Sequence[_Column]) -> int:
+    """Return the characters of a table with these columns, and two between them."""
+    return sum(column.width() + 2 for column in columns)
 
 
-def _width(fields: Sequence[ListingField], cells: list[list[str]]) -> int:
-    """Return the characters that a table needs so that no name and no number is split."""
-    return sum(_field_width(field, [row[number] for row in cells]) + 2 for number, field in enumerate(fields))
+def _rows(columns: Sequence[_Column]) -> Iterator[tuple[str, ...]]:
+    return zip(*(column.texts for column in columns), strict=True)
 
 
-def _field_width(field: ListingField, texts: list[str]) -> int:
-    lines = [line for text in [field.header, *texts] for line in text.split("\n")]
-    if field.kind != "sentence":
-        return max(map(cell_len, lines))
-    longest_word = max(cell_len(word) for line in lines for word in line.split(" "))
-    return min(max(map(cell_len, lines)), max(longest_word, SENTENCE))
-
-
-def _table(title: str, fields: Sequence[ListingField], cells: list[list[str]]) -> Table:
+def _table(title: str, columns: Sequence[_Column]) -> Table:
     table = Table(title=title or None, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    for number, field in enumerate(fields):
+    for column in columns:
         table.add_column(
-            Text(field.header),
-            justify="right" if field.kind == "number" else "left",
-            no_wrap=field.kind != "sentence",
-            min_width=_field_width(field, [row[number] for row in cells]),
+            Text(column.field.header),
+            justify="right" if column.field.kind == "number" else "left",
+            no_wrap=column.field.kind != "sentence",
+            min_width=column.width(),
         )
-    for row in cells:
-        table.add_row(*map(Text, row))
+    for row in _rows(columns):
+        # As Text, not as str: rich would take brackets in a name for its own markup.
+        table.add_row(*(Text(text) for text in row))
     return table
 
 
-def _show_blocks(console: Console, title: str, fields: Sequence[ListingField], cells: list[list[str]]) -> None:
+def _show_blocks(console: Console, title: str, columns: Sequence[_Column]) -> None:
     """Print each row as a block: names and numbers with their headers, then each sentence on lines of its own."""
     if title:
         console.print(Text(title, style="italic"), soft_wrap=True)
-    for row in cells:
+    for row in _rows(columns):
         pairs = []
         sentences = []
-        for field, text in zip(fields, row, strict=True):
+        for column, text in zip(columns, row, strict=True):
+            header = column.field.header
             if not text:
                 continue
-            if field.kind == "sentence":
-                sentences.append(f"{field.header}: {text}")
-            else:
-                pairs += [f"{field.header} {line.rstrip()}" for line in text.split("\n")]
+            if column.field.kind == "sentence":
+                sentences.append(f"{header}: {text}")
+                continue
+            # A list has a line for each item: each gets the header.
+            pairs += [f"{header} {line.rstrip()}" for line in text.split("\n")]
         _show_packed(console, pairs, between="  ")
         for sentence in sentences:
             _show_wrapped(console, sentence)

@@ -39,17 +39,22 @@ def plugins(name: str | None, as_json: bool, plugin_files: tuple[Path, ...]) -> 
         return
     if as_json:
         raise click.UsageError("--json lists all parts: it goes without NAME")
-    found = [family[name] for family in registry.entries.values() if name in family]
-    if not found:
-        known = (known for family in registry.entries.values() for known in family)
-        raise click.BadParameter(f"there is no part `{name}`; {suggestion(name, known)}", param_hint="NAME")
-    click.echo("\n\n".join("\n".join(_page(entry)) for entry in found))
+    # A decoder and a rule may have one name: each has its page.
+    pages = []
+    names: list[str] = []
+    for family in registry.entries.values():
+        names += family
+        if name in family:
+            pages.append("\n".join(_page(family[name])))
+    if not pages:
+        raise click.BadParameter(f"there is no part `{name}`; {suggestion(name, names)}", param_hint="NAME")
+    click.echo("\n\n".join(pages))
 
 
 def _overview(registry: Registry) -> Iterator[dict[str, Any]]:
     for kind, family in registry.entries.items():
         for name, entry in family.items():
-            summary = (_manual(entry).splitlines() or [""])[0]
+            summary, _, _ = _manual(entry).partition("\n")
             yield {"kind": kind, "name": name, "summary": summary, "provider": entry.provider}
 
 
@@ -68,8 +73,10 @@ def _page(entry: Entry) -> Iterator[str]:
     yield ""
     yield "Options:" if entry.part.model_fields else "No options."
     for name, field in options_of(entry.part).items():
-        main = "; the main option, for a bare value" if name == entry.part.main_option else ""
-        yield f"  {name}: {kind_text(field.annotation)}{_default(field)}{main}"
+        line = f"  {name}: {kind_text(field.annotation)}{_default(field)}"
+        if name == entry.part.main_option:
+            line += "; the main option, for a bare value"
+        yield line
         if field.description:
             yield f"      {field.description}"
 
@@ -82,7 +89,9 @@ def _default(field: FieldInfo) -> str:
     if field.is_required():
         return ", required"
     default = field.get_default(call_default_factory=True)
-    return "" if default is PydanticUndefined else f", default {default!r}"
+    if default is PydanticUndefined:
+        return ""
+    return f", default {default!r}"
 
 
 def kind_text(annotation: object) -> str:
@@ -95,6 +104,7 @@ def kind_text(annotation: object) -> str:
         return " | ".join(map(kind_text, get_args(annotation)))
     if isinstance(annotation, type) and not get_args(annotation):
         return annotation.__name__.replace("NoneType", "None")
+    # Types with arguments, such as tuple[router.parts.Rule, ...], go without the names of modules.
     return re.sub(r"\b[A-Za-z_][\w.]*\.(?=\w)", "", str(annotation)).replace("NoneType", "None")
 
 

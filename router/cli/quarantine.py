@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import wraps
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from router.config.models import Config
+    from router.engine.checkpoint_store import CheckpointStore
     from router.engine.quarantine.table import Quarantined
 
 
@@ -49,10 +49,9 @@ def approve(waiting: _Waiting, show: bool) -> None:
     A running stream releases the rows after its current batch, or within seconds while it has none; a stopped one when
     it starts. Rows that come later and need another change wait for another approval. Needs no Spark.
     """
-    found = [one for one in waiting.rows if one.cause is None]
-    if not waiting.shown(found) or show:
-        return
-    waiting.approve(found)
+    waits_for_approval = [quarantined for quarantined in waiting.rows if quarantined.cause is None]
+    if waiting.show(waits_for_approval) and not show:
+        waiting.approve(waits_for_approval)
 
 
 @click.group(short_help="Show, release or discard rows whose table does not take them.")
@@ -68,12 +67,12 @@ def quarantine() -> None:
 @quarantine.command("list")
 @waiting_rows
 @json_option
-def show(waiting: _Waiting, as_json: bool) -> None:
+def list_rows(waiting: _Waiting, as_json: bool) -> None:
     """Show the rows of the configuration FILE that wait, by table, and why."""
     if as_json:
         show_json({"name": waiting.config.name, "quarantined": waiting.facts(waiting.rows)})
     else:
-        waiting.shown(waiting.rows)
+        waiting.show(waiting.rows)
 
 
 @quarantine.command()
@@ -81,12 +80,19 @@ def show(waiting: _Waiting, as_json: bool) -> None:
 def release(waiting: _Waiting) -> None:
     """Give rows to their tables: now instead of at the next try, with the columns that they need, and though an
     expectation does not hold for them."""
-    if not waiting.shown(waiting.rows):
+    from router.engine.quarantine.table import try_now
+
+    if not waiting.show(waiting.rows):
         return
-    for one in (one for one in waiting.rows if one.kind == "unblock"):
-        waiting.module.try_now(waiting.store, one)
-        click.echo(f"tried next: {one.place.table}, {one.rows:,} rows of {waiting.route_of(one)}")
-    waiting.approve([one for one in waiting.rows if one.kind != "unblock"])
+    # Rows of a blocked table need no approval: the stream tries its release by itself, only later.
+    needs_approval = []
+    for quarantined in waiting.rows:
+        if quarantined.kind != "unblock":
+            needs_approval.append(quarantined)
+            continue
+        try_now(waiting.store, quarantined)
+        click.echo(f"tried next: {waiting.describe(quarantined)}")
+    waiting.approve(needs_approval)
 
 
 @quarantine.command()
@@ -94,89 +100,101 @@ def release(waiting: _Waiting) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def discard(waiting: _Waiting, yes: bool) -> None:
     """Make rows that wait dead letters, counted in the ledger as refused."""
-    if not waiting.shown(waiting.rows):
+    from router.engine.quarantine.table import approve
+
+    if not waiting.show(waiting.rows):
         return
     if not yes:
         click.confirm("Make these rows dead letters?", abort=True)
-    for one in waiting.rows:
-        waiting.module.approve(waiting.store, one, discard=True)
-        click.echo(f"discarded: {one.rows:,} rows for {one.place.table}")
+    for quarantined in waiting.rows:
+        approve(waiting.store, quarantined, discard=True)
+        click.echo(f"discarded: {quarantined.rows:,} rows for {quarantined.place.table}")
 
 
 @dataclass(frozen=True)
 class _Waiting:
-    """The quarantined rows that a command is about."""
+    """The quarantined rows that a command is about. `chosen_by` says in words which options choose them."""
 
     config: Config
-    module: Any
-    store: Any
+    store: CheckpointStore
     rows: list[Quarantined]
-    about: str
+    chosen_by: str
 
     @classmethod
     def read(cls, file: Path, plugin_files: tuple[Path, ...], route: str | None, table: str | None) -> _Waiting:
+        """Read what waits, of a route and for a table if these are named."""
+        from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
+        from router.engine.quarantine.table import quarantined
+
         config = load(file, load_registry(plugin_files)).config
-        module = import_module("router.engine.quarantine.table")
-        stores = import_module("router.engine.checkpoint_store")
-        lake, checkpoint = stores.lake_and_checkpoint(config)
-        store = stores.CheckpointStore(checkpoint)
+        lake, checkpoint = lake_and_checkpoint(config)
         identity, _ = config.identity_of(route, None)
-        found = [
-            one
-            for one in module.quarantined(config, lake)
-            if identity in (None, one.place.route) and table in (None, one.place.table)
-        ]
-        return cls(config, module, store, found, f"{config.name}{{}}{_asked(route, table)}")
+        chosen = []
+        for rows in quarantined(config, lake):
+            if identity in (None, rows.place.route) and table in (None, rows.place.table):
+                chosen.append(rows)
+        chosen_by = ""
+        if route:
+            chosen_by += f" on route {route}"
+        if table:
+            chosen_by += f" for {table}"
+        return cls(config, CheckpointStore(checkpoint), chosen, chosen_by)
 
-    def shown(self, found: list[Quarantined]) -> bool:
+    def show(self, rows: list[Quarantined]) -> bool:
         """Print rows; say whether there are any."""
-        title = "would gain" if all(one.cause is None for one in found) else "why"
-        fields = (*FIELDS, ListingField("reason", "sentence", title, shown=_shown_reason))
-        nothing = f"no rows of {self.about.format(' wait')}"
-        show_listings(self.config.name, [Listing("quarantined", "", fields, self.facts(found))], nothing=nothing)
-        return bool(found)
+        # Rows that wait for an approval have no cause: their reason are the columns that their table lacks.
+        has_cause = any(quarantined.cause is not None for quarantined in rows)
+        title = "why" if has_cause else "would gain"
+        fields = (*WAITING_FIELDS, ListingField("reason", "sentence", title, shown=_shown_reason))
+        nothing = f"no rows of {self.config.name} wait{self.chosen_by}"
+        show_listings(self.config.name, [Listing("quarantined", "", fields, self.facts(rows))], nothing=nothing)
+        return bool(rows)
 
-    def facts(self, found: list[Quarantined]) -> list[dict[str, Any]]:
+    def facts(self, rows: list[Quarantined]) -> list[dict[str, Any]]:
         """Return what is known of rows that wait."""
-        approved = {(pending.place, pending.kind) for pending in self.module.pending_releases(self.store)}
-        return [_facts(self.config, one, (one.place, one.kind) in approved) for one in found]
+        from router.engine.quarantine.table import WAITS_FOR, pending_releases
 
-    def route_of(self, found: Quarantined) -> str:
-        """Return the name of the route that people see."""
-        return self.config.shown_names(found.place.route, found.place.sink)[0]
-
-    def approve(self, found: list[Quarantined]) -> None:
-        """Approve what can be; name what cannot."""
-        conflicting = [one for one in found if one.change.conflicts]
-        for one in found:
-            if one not in conflicting:
-                self.module.approve(self.store, one)
-                click.echo(f"approved: {one.place.table}, {one.rows:,} rows of {self.route_of(one)}")
-        if conflicting:
-            tables = ", ".join(sorted({one.place.table for one in conflicting}))
-            raise click.ClickException(
-                f"{tables}: the quarantined rows cannot go into it, see above; change the table, or "
-                "`router quarantine discard` these rows"
+        approved = {(pending.place, pending.kind) for pending in pending_releases(self.store)}
+        facts = []
+        for quarantined in rows:
+            place = quarantined.place
+            route, sink = self.config.shown_names(place.route, place.sink)
+            facts.append(
+                {
+                    "table": place.table,
+                    "route": route,
+                    "sink": sink,
+                    "rows": quarantined.rows,
+                    "oldest": quarantined.since,
+                    "written_with": list(quarantined.versions),
+                    "waits_for": WAITS_FOR[quarantined.kind],
+                    "reason": _reasons(quarantined),
+                    "approved": (place, quarantined.kind) in approved,
+                }
             )
+        return facts
 
+    def describe(self, rows: Quarantined) -> str:
+        """Return table, number and route of rows, under the names that people see."""
+        route, _ = self.config.shown_names(rows.place.route, rows.place.sink)
+        return f"{rows.place.table}, {rows.rows:,} rows of {route}"
 
-def _asked(route: str | None, table: str | None) -> str:
-    return (f" on route {route}" if route else "") + (f" for {table}" if table else "")
+    def approve(self, rows: list[Quarantined]) -> None:
+        """Approve what can be; name what cannot."""
+        from router.engine.quarantine.table import approve
 
-
-def _facts(config: Config, one: Quarantined, approved: bool) -> dict[str, Any]:
-    route, sink = config.shown_names(one.place.route, one.place.sink)
-    return {
-        "table": one.place.table,
-        "route": route,
-        "sink": sink,
-        "rows": one.rows,
-        "oldest": one.since,
-        "written_with": list(one.versions),
-        "waits_for": WAITS_FOR[one.kind],
-        "reason": _why(one),
-        "approved": approved,
-    }
+        conflicting = set()
+        for quarantined in rows:
+            if quarantined.change.conflicts:
+                conflicting.add(quarantined.place.table)
+                continue
+            approve(self.store, quarantined)
+            click.echo(f"approved: {self.describe(quarantined)}")
+        if conflicting:
+            raise click.ClickException(
+                f"{', '.join(sorted(conflicting))}: the quarantined rows cannot go into it, see above; change the "
+                "table, or `router quarantine discard` these rows"
+            )
 
 
 def _shown_versions(row: dict[str, Any]) -> str:
@@ -184,12 +202,11 @@ def _shown_versions(row: dict[str, Any]) -> str:
 
 
 def _shown_reason(row: dict[str, Any]) -> list[str]:
-    return [*row["reason"], "(approved)"] if row["approved"] else row["reason"]
+    lines: list[str] = row["reason"]
+    return [*lines, "(approved)"] if row["approved"] else lines
 
 
-WAITS_FOR = {"release": "approval", "unblock": "table", "held": "release"}
-"""What rows of each kind wait for, in JSON."""
-FIELDS = (
+WAITING_FIELDS = (
     ListingField("table"),
     ListingField("route"),
     ListingField("sink"),
@@ -199,13 +216,14 @@ FIELDS = (
 )
 
 
-def _why(one: Quarantined) -> list[str]:
+def _reasons(quarantined: Quarantined) -> list[str]:
     """Return why rows wait: what is wrong with their table, or how they would change it, a line per column."""
-    if one.cause is not None:
-        return [one.cause]
-    shape = import_module("router.delta.schema_diff").shape
-    change = one.change
+    from router.delta.schema_diff import shape
+
+    if quarantined.cause is not None:
+        return [quarantined.cause]
+    change = quarantined.change
     lines = [f"{column.name} {shape(column.type)}" for column in change.added]
     lines += [f"{column.name}, wider: {shape(column.type)}" for column in change.widened]
-    lines += [f"cannot: {why}" for why in change.conflicts.values()]
+    lines += [f"cannot: {conflict}" for conflict in change.conflicts.values()]
     return lines or ["nothing: it has all of it now"]

@@ -6,40 +6,37 @@ import threading
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from router.cli import config_argument, plugin_option, reprocess_context, stopped_by_signals
-from router.cli.dead_letters import cut, letter_options, parse_since
+from router.cli import config_argument, master_option, plugin_option
+from router.cli.dead_letters import cut, letter_options
 from router.cli.listing import Listing, ListingField, numbers, show_listing
-from router.cli.watching import Watcher
+from router.cli.session import stream_held_off, watched_session
+from router.cli.values import parse_since
 from router.config.loader import load
-from router.errors import RunningError, StartError
+from router.errors import StartError
 from router.registry import load_registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from pyspark.sql import SparkSession
-
-    from router.config.loader import Loaded
     from router.config.models import Config
     from router.engine.reprocess.context import ReprocessContext
     from router.engine.reprocess.replay import DeadLetterReplay, LetterFilter, LetterOutcome
     from router.engine.reprocess.resend import ReplayFilter, ReplayGroup, ReplayRows, Resender
     from router.engine.reprocess.run import NamedRun
     from router.registry import Registry
-    from router.sinks import ApplyingSink, Resent
+    from router.sinks import ApplyingSink, Resent, Sink
 
 
 @dataclass(frozen=True)
-class Choice:
+class ReplayChoice:
     """What the options choose: rows that sinks keep, and dead letters; None for none of a kind."""
 
-    kept: ReplayFilter | None
+    rows: ReplayFilter | None
     letters: LetterFilter | None
     sinks: list[tuple[str, str, ApplyingSink]]
 
@@ -56,7 +53,7 @@ class Choice:
 )
 @click.option("--send", is_flag=True, help="Send them. Without it nothing changes.")
 @click.option("--accept", is_flag=True, help="Also into tables that depend on the order of their records.")
-@click.option("--master", help="Spark master of a local run; spark-submit brings its own.")
+@master_option
 @plugin_option
 def replay(
     file: Path,
@@ -78,251 +75,300 @@ def replay(
     sink parked, or an API refused, go out by the idempotency keys that they had, also beside a running stream.
     Exit code 1: not all of what was sent was delivered.
     """
+    from router.engine.reprocess.context import ReprocessContext
+    from router.engine.reprocess.replay import LetterFilter
+
     if statuses and (stages or reason):
         raise click.UsageError("--status is about rows that a sink keeps, --stage and --reason are about dead letters")
-    kept = None if (stages and "apply" not in stages) or reason else _asked(statuses or ("dead",) * bool(stages), since)
+    seconds = None if since is None else parse_since(since)
+    rows = _row_filter(stages, reason, statuses, seconds)
     registry = load_registry(plugin_files)
     loaded = load(file, registry)
-    route, name = loaded.config.identity_of(route, name)
-    letters = None if statuses else (stages, route, name, reason, None if since is None else parse_since(since))
-    if loaded.config.debug:
-        raise StartError(f"{loaded.config.name} has `debug: true`: it sends nothing, and so nothing again")
-    asked = import_module("router.engine.reprocess.replay").LetterFilter(*letters) if letters else None
-    choice = Choice(kept, asked, _chosen(loaded.config, route, name, kept, statuses, send=send))
-    session, stop = import_module("router.engine.spark.session"), threading.Event()
-    with stopped_by_signals(stop), Watcher(loaded.config.name):
-        spark = session.build_session(loaded.config, master)
-        try:
-            command = _Command(loaded, registry, spark, stop, choice, accept)
-            whole = command.send() if send else command.show()
-        finally:
-            session.stop_session(spark)
-    raise SystemExit(int(not whole))
+    config = loaded.config
+    route, name = config.identity_of(route, name)
+    letters = None
+    if not statuses:
+        letters = LetterFilter(stages, route, name, reason, seconds)
+    if config.debug:
+        raise StartError(f"{config.name} has `debug: true`: it sends nothing, and so nothing again")
+    sinks = _choose_sinks(config, route, name, rows, statuses, send=send)
+    choice = ReplayChoice(rows, letters, sinks)
+
+    stop = threading.Event()
+    with watched_session(config, master, stop) as spark:
+        command = _Command(ReprocessContext.of(loaded, spark, stop), registry, choice, accept)
+        if send:
+            is_delivered = command.send()
+        else:
+            command.show()
+            is_delivered = True
+    raise SystemExit(int(not is_delivered))
+
+
+def _row_filter(
+    stages: tuple[str, ...], reason: str | None, statuses: tuple[str, ...], since: float | None
+) -> ReplayFilter | None:
+    """Return which of the rows that sinks keep are sent; None if the options choose dead letters only.
+
+    A number among the statuses is the answer code of dead rows.
+    """
+    from router.engine.reprocess.resend import ReplayFilter
+
+    # Only the stage `apply` is that of rows which a sink keeps, and those that are dead letters, too, are dead ones.
+    if reason or (stages and "apply" not in stages):
+        return None
+    if stages and not statuses:
+        statuses = ("dead",)
+    words = {status for status in statuses if not status.isdecimal()}
+    codes = {int(status) for status in statuses if status.isdecimal()}
+    unknown = sorted(words - {"parked", "dead"})
+    if unknown:
+        message = f"{unknown[0]!r} is neither `parked` nor `dead`, nor a status of HTTP"
+        raise click.BadParameter(message, param_hint="--status")
+    if codes:
+        words.add("dead")
+    return ReplayFilter(tuple(sorted(words or {"parked", "dead"})), tuple(sorted(codes)), since)
+
+
+def _choose_sinks(
+    config: Config,
+    route: str | None,
+    name: str | None,
+    rows: ReplayFilter | None,
+    statuses: tuple[str, ...],
+    *,
+    send: bool,
+) -> list[tuple[str, str, ApplyingSink]]:
+    """Return the sinks that keep rows and that the options choose; what is sent goes to one of several."""
+    from router.engine.reprocess.resend import resending_sinks
+
+    # A misspelt name is an error, also where no sink keeps rows.
+    every = list(config.all_sinks())
+    if (route or name) and not any(_is_chosen(sink, route, name) for sink in every):
+        shown = ", ".join(_shown_key(config, sink) for sink in every)
+        raise click.UsageError(f"there is no such sink; {config.name} has {shown}")
+    keeping = list(resending_sinks(config)) if rows else []
+    chosen = [sink for sink in keeping if _is_chosen(sink, route, name)]
+    names = ", ".join(_shown_key(config, sink) for sink in chosen or keeping) or "none"
+    if statuses and not chosen:
+        raise click.UsageError(f"no such sink keeps rows; {config.name} has {names}")
+    if len(chosen) > 1 and send:
+        raise click.UsageError(f"say which with --route and --sink: {names}; or choose dead letters with --stage")
+    return chosen
+
+
+def _is_chosen(sink: tuple[str, str, Sink], route: str | None, name: str | None) -> bool:
+    """Say whether a sink, of which route and name come first, is of this route and has this name, if any."""
+    return route in (None, sink[0]) and name in (None, sink[1])
+
+
+def _shown_key(config: Config, sink: tuple[str, str, Sink]) -> str:
+    return "/".join(config.shown_names(sink[0], sink[1]))
 
 
 @dataclass
 class _Command:
     """One call of `router replay`."""
 
-    loaded: Loaded
+    context: ReprocessContext
     registry: Registry
-    spark: SparkSession
-    stop: threading.Event
-    choice: Choice
-    accept: bool = False
+    choice: ReplayChoice
+    accept: bool
 
-    def __post_init__(self) -> None:
-        self.config = self.loaded.config
-        self.context = reprocess_context(self.loaded, self.spark, self.stop)
-
-    def show(self) -> bool:
+    def show(self) -> None:
         """Print what would be sent, and change nothing."""
-        resenders = list(self._resenders(self.context))
-        shown = _show_all(resenders, self.choice.kept) if self.choice.kept else False
-        letters = self._letters(self.context)
-        if letters and (cut_off := letters.cut_off()):
-            click.echo(f"{cut_off.name} was cut off; the next replay ends it first")
-        begun = letters.begin(self.choice.letters) if letters and self.choice.letters else None
-        if letters and begun:
-            letters = self._letters(self.context.with_decoder())
-            assert letters is not None  # they were chosen
-            _show_letters(self.config, letters.show(begun), "what would become of dead letters today")
-        elif not shown:
+        is_shown = False
+        if self.choice.rows is not None:
+            is_shown = _show_all(list(self._resenders(self.context)), self.choice.rows)
+        if self.choice.letters:
+            letters = self._letters(self.context)
+            cut_off = letters.cut_off()
+            if cut_off:
+                click.echo(f"{cut_off.name} was cut off; the next replay ends it first")
+            replay = letters.begin(self.choice.letters)
+            if replay:
+                # Decoder and registry are asked only if there is a letter to decode.
+                outcomes = self._letters(self.context.with_decoder()).show(replay)
+                _show_letters(self.context.config, outcomes, "what would become of dead letters today")
+                is_shown = True
+        if not is_shown:
             click.echo("there is nothing to send again")
-        return True
 
     def send(self) -> bool:
         """Send what is chosen; say whether all of what a sink kept was delivered. One replay at a time."""
-        locks = import_module("router.engine.start.run_lock")
-        whole, shown = True, False
-        with ExitStack() as held:
-            busy = f"another replay of {self.config.name} is at work; wait for its end, or stop it"
-            held.enter_context(locks.locked(self.context.checkpoint, "replays/lock", busy))
-            letters = self._letters(self.context)
-            cut_off = letters.cut_off() if letters else None
-            begun = letters.begin(self.choice.letters) if letters and self.choice.letters and not cut_off else None
-            if begun or cut_off:
-                self._hold_stream(held, locks)
+        from router.engine.start.run_lock import locked
+
+        name = self.context.config.name
+        is_delivered = True
+        with ExitStack() as locks:
+            busy = f"another replay of {name} is at work; wait for its end, or stop it"
+            locks.enter_context(locked(self.context.checkpoint, "replays/lock", busy))
+            # Rows that sinks keep go out beside a running stream; dead letters go into the tables that it writes.
+            letters = self._letters_to_send()
+            if letters:
+                refusal = (
+                    f"{name} is running, and its dead letters go into the tables that it writes: stop it first; or "
+                    "send what sinks keep, which needs no stop, with --status parked or --status dead"
+                )
+                locks.enter_context(stream_held_off(self.context.checkpoint, name, refusal))
             context = self.context.with_executors(self.registry, "replay")
-            for resender in self._resenders(context):
-                assert self.choice.kept is not None  # it chose the sinks
-                whole &= _replayed(resender, self.choice.kept)
-                shown = True
-            if begun or cut_off:
-                letters = self._letters(context.with_decoder())
-                assert letters is not None  # they were chosen
-                self._send_letters(letters)
-            elif not shown:
+            if self.choice.rows is not None:
+                for resender in self._resenders(context):
+                    is_delivered &= _replay(resender, self.choice.rows)
+            if letters:
+                self._send_letters(context.with_decoder(), letters)
+            elif not self.choice.sinks:
                 click.echo("there is nothing to send again")
-        return whole
+        return is_delivered
 
-    def _send_letters(self, letters: DeadLetterReplay) -> None:
-        if cut_off := letters.cut_off():
+    def _letters_to_send(self) -> LetterFilter | None:
+        """Return which dead letters are chosen; None if there are none, and no replay of any was cut off."""
+        chosen = self.choice.letters
+        if chosen is None:
+            return None
+        letters = self._letters(self.context)
+        if letters.cut_off() or letters.begin(chosen):
+            return chosen
+        return None
+
+    def _send_letters(self, context: ReprocessContext, chosen: LetterFilter) -> None:
+        """Send the dead letters of a replay that was cut off, then the chosen ones."""
+        letters = self._letters(context)
+        cut_off = letters.cut_off()
+        if cut_off:
             click.echo(f"{cut_off.name} was cut off, and is ended first")
-            _show_letters(self.config, letters.send(cut_off), f"what {cut_off.name} has done")
-        if begun := letters.begin(self.choice.letters) if self.choice.letters else None:
-            _show_letters(self.config, letters.send(begun), f"what {begun.name} has done")
+            _show_letters(context.config, letters.send(cut_off), f"what {cut_off.name} has done")
+        replay = letters.begin(chosen)
+        if replay:
+            _show_letters(context.config, letters.send(replay), f"what {replay.name} has done")
 
-    def _hold_stream(self, held: ExitStack, locks: Any) -> None:
-        """Hold the lock of a run: dead letters go into the tables that it writes."""
-        try:
-            held.enter_context(locks.alone(self.context.checkpoint, self.config.name))
-        except RunningError as error:
-            what = "and its dead letters go into the tables that it writes"
-            ways = "stop it first; or send what sinks keep, which needs no stop, with --status parked or --status dead"
-            raise StartError(f"{self.config.name} is running, {what}: {ways}") from error
+    def _letters(self, context: ReprocessContext) -> DeadLetterReplay:
+        from router.engine.reprocess.replay import DeadLetterReplay
+
+        return DeadLetterReplay(context, self.accept)
 
     def _resenders(self, context: ReprocessContext) -> Iterator[Resender]:
-        made: type[Resender] = import_module("router.engine.reprocess.resend").Resender
+        from router.engine.reprocess.resend import Resender
+
         for route, name, sink in self.choice.sinks:
-            yield made(
-                context.config,
-                context.spark,
-                context.lake,
-                context.checkpoint,
-                context.stop,
-                context.executors,
-                route,
-                name,
-                sink,
-                context.folder,
+            yield Resender(
+                config=context.config,
+                spark=context.spark,
+                lake=context.lake,
+                checkpoint=context.checkpoint,
+                stop=context.stop,
+                executors=context.executors,
+                route=route,
+                name=name,
+                sink=sink,
+                folder=context.folder,
             )
 
-    def _letters(self, context: ReprocessContext) -> DeadLetterReplay | None:
-        if self.choice.letters is None:
-            return None
-        made: type[DeadLetterReplay] = import_module("router.engine.reprocess.replay").DeadLetterReplay
-        return made(context, self.accept)
 
-
-def _show_letters(config: Config, found: list[LetterOutcome], title: str) -> None:
+def _show_letters(config: Config, outcomes: list[LetterOutcome], title: str) -> None:
     """Print what becomes of dead letters by stage, route and sink."""
     rows = []
-    for look in found:
-        route, sink = config.shown_names(look.scope.route or "", look.scope.sink or "")
-        places = {**look.places, **({"another dead letter": look.other} if look.other else {})}
-        where_to = look.left or ", ".join(f"{place} {count:,}" for place, count in sorted(places.items()))
+    for outcome in outcomes:
+        route, sink = config.shown_names(outcome.scope.route or "", outcome.scope.sink or "")
+        counts = dict(outcome.places)
+        if outcome.other:
+            counts["another dead letter"] = outcome.other
+        targets = ", ".join(f"{target} {count:,}" for target, count in sorted(counts.items()))
         rows.append(
             {
-                "stage": look.scope.stage,
+                "stage": outcome.scope.stage,
                 "route": route,
                 "sink": sink,
-                "dead letters": look.rows,
-                "taken": look.taken,
-                "where to": where_to,
-                "stay": look.rows - look.taken,
-                "such as": cut(look.reason),
+                "dead letters": outcome.rows,
+                "taken": outcome.taken,
+                "where to": outcome.left or targets,
+                "stay": outcome.rows - outcome.taken,
+                "such as": cut(outcome.reason),
             }
         )
     show_listing(Listing("dead_letters", title, LETTER_FIELDS, rows))
 
 
-def _asked(statuses: tuple[str, ...], since: str | None) -> ReplayFilter:
-    """Return the filter of a replay; a number among the statuses is the answer code of dead rows."""
-    words = {status for status in statuses if not status.isdecimal()}
-    codes = {int(status) for status in statuses if status.isdecimal()}
-    if unknown := sorted(words - {"parked", "dead"}):
-        told = f"{unknown[0]!r} is neither `parked` nor `dead`, nor a status of HTTP"
-        raise click.BadParameter(told, param_hint="--status")
-    chosen = words | ({"dead"} if codes else set()) or {"parked", "dead"}
-    asked: ReplayFilter = import_module("router.engine.reprocess.resend").ReplayFilter(
-        tuple(sorted(chosen)), tuple(sorted(codes)), None if since is None else parse_since(since)
-    )
-    return asked
-
-
-def _chosen(
-    config: Config,
-    route: str | None,
-    name: str | None,
-    kept: ReplayFilter | None,
-    statuses: tuple[str, ...],
-    *,
-    send: bool,
-) -> list[tuple[str, str, ApplyingSink]]:
-    """Return the sinks that keep rows and that the options choose; what is sent goes to one of several."""
-    known = [(one[0], one[1]) for one in config.all_sinks()]
-    if (route or name) and not any(route in (None, one[0]) and name in (None, one[1]) for one in known):
-        shown = ", ".join("/".join(config.shown_names(*names)) for names in known)
-        raise click.UsageError(f"there is no such sink; {config.name} has {shown}")
-    there = list(import_module("router.engine.reprocess.resend").resending_sinks(config)) if kept else []
-    found = [one for one in there if route in (None, one[0]) and name in (None, one[1])]
-    names = ", ".join("/".join(config.shown_names(one[0], one[1])) for one in found or there) or "none"
-    if statuses and not found:
-        raise click.UsageError(f"no such sink keeps rows; {config.name} has {names}")
-    if len(found) > 1 and send:
-        raise click.UsageError(f"say which with --route and --sink: {names}; or choose dead letters with --stage")
-    return found
-
-
-def _show_all(resenders: list[Resender], asked: ReplayFilter) -> bool:
+def _show_all(resenders: list[Resender], chosen: ReplayFilter) -> bool:
     """Print what sinks keep; say whether there was anything."""
-    found = [(resender, rows) for resender in resenders if (rows := resender.find(asked)) is not None]
-    if shown := any(rows.groups for _, rows in found):
-        _show(found, "what would be sent")
+    by_resender = []
     for resender in resenders:
-        if begun := resender.cut_off():
-            click.echo(f"{resender.key}: {begun.name} was cut off; the next replay ends it first")
-    return shown
+        rows = resender.find(chosen)
+        if rows is not None:
+            by_resender.append((resender, rows))
+    # A sink that has sent everything is not worth a line; one that was cut off is.
+    has_rows = any(rows.groups for _, rows in by_resender)
+    if has_rows:
+        _show_rows(by_resender, "what would be sent")
+    for resender in resenders:
+        cut_off = resender.cut_off()
+        if cut_off:
+            click.echo(f"{resender.key}: {cut_off.name} was cut off; the next replay ends it first")
+    return has_rows
 
 
-def _replayed(resender: Resender, asked: ReplayFilter) -> bool:
+def _replay(resender: Resender, chosen: ReplayFilter) -> bool:
     """Send the chosen rows; say whether all of them were delivered."""
-    whole = True
-    for begun, found in _replays(resender, asked):
-        _show([(resender, found)], f"what is sent by {begun.name}")
-        whole &= _tell(resender, begun, found, resender.send(begun, found))
-    return whole
+    is_delivered = True
+    for run, rows in _runs(resender, chosen):
+        _show_rows([(resender, rows)], f"what is sent by {run.name}")
+        is_delivered &= _show_sent(resender, run, rows, resender.send(run, rows))
+    return is_delivered
 
 
-def _replays(resender: Resender, asked: ReplayFilter) -> Iterator[tuple[NamedRun[ReplayFilter], ReplayRows]]:
+def _runs(resender: Resender, chosen: ReplayFilter) -> Iterator[tuple[NamedRun[ReplayFilter], ReplayRows]]:
     """Yield a replay that was killed before, and then the new one."""
-    if begun := resender.cut_off():
-        click.echo(f"{resender.key}: {begun.name} was cut off, and is ended first")
-        yield begun, resender.resume(begun)
-    if not resender.stop.is_set():
-        begun, new = resender.begin(asked)
-        if new is not None and new.rows:
-            yield begun, new
-        else:
-            _show([] if new is None else [(resender, new)], "what would be sent")
+    cut_off = resender.cut_off()
+    if cut_off:
+        click.echo(f"{resender.key}: {cut_off.name} was cut off, and is ended first")
+        yield cut_off, resender.resume(cut_off)
+    if resender.stop.is_set():
+        return
+    run, rows = resender.begin(chosen)
+    if rows is not None and rows.rows:
+        yield run, rows
+        return
+    # Nothing to send, or only rows that are gone.
+    _show_rows([(resender, rows)] if rows is not None else [], "what would be sent")
 
 
-def _tell(resender: Resender, begun: NamedRun[ReplayFilter], found: ReplayRows, resent: Resent) -> bool:
+def _show_sent(resender: Resender, run: NamedRun[ReplayFilter], rows: ReplayRows, resent: Resent) -> bool:
     """Print what a replay did; say whether all rows were delivered."""
     delivered = resent.are("delivered")
-    left = found.rows - sum(resent.moved.values())
-    counts = {"delivered": delivered, "dead": resent.are("dead"), "parked": resent.are("parked"), "not sent": left}
-    told = ", ".join(f"{rows:,} {what}" for what, rows in counts.items() if rows) or "nothing"
-    doubt = f"; {resent.in_doubt:,} in doubt" if resent.in_doubt else ""
-    why = f": {resent.left or 'it was stopped'}" if left else ""
-    click.echo(f"{resender.key}: {begun.name}: {told}{doubt}{why}")
-    return delivered == found.rows
+    not_sent = rows.rows - sum(resent.moved.values())
+    counts = {"delivered": delivered, "dead": resent.are("dead"), "parked": resent.are("parked"), "not sent": not_sent}
+    outcome = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or "nothing"
+    if resent.in_doubt:
+        outcome += f"; {resent.in_doubt:,} in doubt"
+    if not_sent:
+        outcome += f": {resent.left or 'it was stopped'}"
+    click.echo(f"{resender.key}: {run.name}: {outcome}")
+    return delivered == rows.rows
 
 
-def _show(found: list[tuple[Resender, ReplayRows]], title: str) -> None:
+def _show_rows(by_resender: list[tuple[Resender, ReplayRows]], title: str) -> None:
     """Print rows by route, sink, status and answer code, and where those are that cannot be sent."""
-    rows = []
-    for resender, what in found:
+    lines = []
+    for resender, rows in by_resender:
         route, sink = resender.config.shown_names(resender.route, resender.name)
-        rows += [{"route": route, "sink": sink, **_group_row(group)} for group in what.groups]
-    if not rows:
+        lines += [{"route": route, "sink": sink, **_group_row(group)} for group in rows.groups]
+    if not lines:
         click.echo("there is nothing to send again")
         return
-    show_listing(Listing("rows", title, GROUP_FIELDS, rows))
-    for resender, what in found:
-        if what.gone:
-            _tell_gone(resender, what.gone)
+    show_listing(Listing("rows", title, KEPT_ROW_FIELDS, lines))
+    for resender, rows in by_resender:
+        if rows.gone:
+            _show_gone(resender, rows.gone)
 
 
-def _tell_gone(resender: Resender, gone: int) -> None:
+def _show_gone(resender: Resender, gone: int) -> None:
     config = resender.config
-    kept = (
-        f"{config.bronze.table} has their records" if config.bronze else "there is no `bronze` that has their records"
-    )
+    bronze = "there is no `bronze` that has their records"
+    if config.bronze:
+        bronze = f"{config.bronze.table} has their records"
     click.echo(
         f"{gone:,} more rows are not in {resender.outbox} any more (outbox_retention: {config.outbox_retention}) and "
-        f"cannot be sent; {kept}, and {config.dead_letters} the rows of those that are dead"
+        f"cannot be sent; {bronze}, and {config.dead_letters} the rows of those that are dead"
     )
 
 
@@ -347,7 +393,7 @@ LETTER_FIELDS = (
     *numbers("stay"),
     ListingField("such as", "sentence"),
 )
-GROUP_FIELDS = (
+KEPT_ROW_FIELDS = (
     ListingField("route"),
     ListingField("sink"),
     ListingField("status"),

@@ -6,18 +6,20 @@ import logging
 import threading
 from contextlib import ExitStack, contextmanager, nullcontext
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from pydantic import ValidationError
 
-from router.cli import config_argument, plugin_option, stopped_by_signals
+from router.cli import config_argument, master_option, plugin_option
+from router.cli.session import spark_session, stopped_by_signals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from router.config.models import Config, Trigger, Ui
+    from router.engine.start.checks import Accept
     from router.engine.status.board import StatusBoard
 
 
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 @click.option("--every", metavar="INTERVAL", help="Start a batch at this interval: 10 s, 5 min.")
 @click.option("--continuous", is_flag=True, help="Start the next batch as soon as the last is done.")
 @click.option("--commit", type=click.Choice(["auto", "spark"]), help="In place of the configuration's `commit`.")
-@click.option("--master", help="Spark master of a local run; spark-submit brings its own.")
+@master_option
 @click.option("--refresh-schema", is_flag=True, help="Infer schemas again and show what changed.")
 @click.option(
     "--accept",
@@ -64,7 +66,7 @@ def run(
     commit: str | None,
     master: str | None,
     refresh_schema: bool,
-    accept: str | None,
+    accept: Accept | None,
     wait_for_topic: bool,
     debug: bool,
     ui: str | None,
@@ -77,30 +79,45 @@ def run(
     succeed and goes on where this one ended; 2: somebody has to act first, as the last line says.
     """
     # It hooks into forks: imported while the JVM is forked off, it says with a traceback that its lock was not held.
-    import_module("concurrent.futures.thread")
-    session = import_module("router.engine.spark.session")
-    session.start_jvm(file, master)  # ahead of all other imports: the JVM takes as long as they do
-    watching = import_module("router.cli.watching")
-    with watching.json_errors(click.get_current_context()) if json_logs else nullcontext():
-        registry = import_module("router.registry").load_registry(plugin_files)
-        loaded = import_module("router.config.loader").load(file, registry)
-        overrides: dict[str, Any] = {"commit": commit} if commit else {}
+    import concurrent.futures.thread  # noqa: F401
+
+    from router.engine.spark.session import start_jvm
+
+    # Ahead of all other imports: the JVM takes as long as they do.
+    start_jvm(file, master)
+
+    from router.cli.watching import Watcher, json_errors
+    from router.config.loader import load
+    from router.registry import load_registry
+
+    errors = json_errors(click.get_current_context()) if json_logs else nullcontext()
+    with errors:
+        registry = load_registry(plugin_files)
+        loaded = load(file, registry)
+        if commit:
+            loaded = loaded.changed(commit=commit)
         if ui is not None:
-            overrides["ui"] = ui_at(loaded.config.ui, ui, "--ui")
-        loaded = loaded.changed(**overrides)
-        loaded = loaded.debugged() if debug else loaded
+            loaded = loaded.changed(ui=ui_at(loaded.config.ui, ui, "--ui"))
+        if debug:
+            loaded = loaded.debugged()
         # What a batch needs is imported while the JVM starts.
         threading.Thread(target=import_module, args=("router.engine.stream",), daemon=True).start()
+
+        from router.engine.status.board import StatusBoard
+
+        config = loaded.config
         stop = threading.Event()
-        board = import_module("router.engine.status.board").StatusBoard(loaded.config.name)
+        board = StatusBoard(config.name)
         with (
             stopped_by_signals(stop),
-            watching.Watcher(loaded.config.name, json_lines=json_logs) as watcher,
-            _served(loaded.config, board, file),
+            Watcher(config.name, json_lines=json_logs) as watcher,
+            _served(config, board, file),
+            spark_session(config, master) as spark,
         ):
-            spark = session.build_session(loaded.config, master)
-            stream = import_module("router.engine.stream")
-            options = stream.RunOptions(
+            from router.engine.stream import RunOptions
+            from router.engine.stream import run as run_stream
+
+            options = RunOptions(
                 trigger=_trigger(once, every, continuous),
                 refresh=refresh_schema,
                 accept=accept or "",
@@ -110,21 +127,20 @@ def run(
                 stop=stop,
                 status=board,
             )
-            try:
-                stream.run(loaded, registry, spark, options)
-            finally:
-                session.stop_session(spark)
+            run_stream(loaded, registry, spark, options)
 
 
-def ui_at(given: Ui | None, address: str, option: str) -> Ui:
+def ui_at(ui: Ui | None, address: str, option: str) -> Ui:
     """Return where a run shows itself, with an address that an option of the command line has."""
+    from router.config.models import Ui
+
+    fields = ui.model_dump() if ui else {}
+    fields["address"] = address
     try:
-        made: Ui = import_module("router.config.models").Ui(
-            **{**(given.model_dump() if given else {}), "address": address}
-        )
+        return Ui(**fields)
     except ValidationError as error:
-        raise click.BadParameter(error.errors()[0]["msg"].removeprefix("Value error, "), param_hint=option) from None
-    return made
+        message = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise click.BadParameter(message, param_hint=option) from None
 
 
 @contextmanager
@@ -133,33 +149,39 @@ def _served(config: Config, board: StatusBoard, file: Path) -> Iterator[None]:
     if config.ui is None:
         yield
         return
-    drawing = import_module("router.cli.graph")
-    graph = drawing.drawn(config, drawing.NOTHING).document()
-    server = import_module("router.engine.status.server").StatusServer(
-        board, config.ui, config.metrics, str(file), graph
-    )
+    from router.cli.graph import NO_COUNTS, graph_of
+    from router.engine.status.file_reader import StatusFileReader
+    from router.engine.status.server import StatusServer
+
+    graph = graph_of(config, NO_COUNTS).document()
+    server = StatusServer(board, config.ui, config.metrics, str(file), graph)
     with ExitStack() as readers:
         readers.enter_context(server)
+        # Without an address it could not be served, which is logged: then nothing is read for it.
         if server.address is not None:
             logging.getLogger("router").info("%s: status at http://%s:%d/", config.name, *server.address)
-            reader = import_module("router.engine.status.file_reader").StatusFileReader(board, config)
-            readers.enter_context(reader)
+            readers.enter_context(StatusFileReader(board, config))
             if config.source.kafka is not None:
-                ends = import_module("router.engine.status.source_ends").SourceEnds(board, config.source.kafka)
-                readers.enter_context(ends)
+                from router.engine.status.source_ends import SourceEnds
+
+                readers.enter_context(SourceEnds(board, config.source.kafka))
         yield
 
 
 def _trigger(once: bool, every: str | None, continuous: bool) -> Trigger | None:
     if sum((once, every is not None, continuous)) > 1:
         raise click.UsageError("give one of --once, --every and --continuous")
-    models = import_module("router.config.models")
+    if not once and every is None and not continuous:
+        return None
+
+    from router.config.models import Trigger, interval
+
     if every is not None:
         try:
-            models.interval(every)
+            interval(every)
         except ValueError as error:
             raise click.BadParameter(f"{every!r} {error}", param_hint="--every") from None
-    return models.Trigger(once=once, every=every, continuous=continuous) if once or every or continuous else None
+    return Trigger(once=once, every=every, continuous=continuous)
 
 
 @click.command(short_help="Make every later start some seconds shorter.")
@@ -170,4 +192,6 @@ def warm_up() -> None:
     half a minute. Sessions that `router` starts by itself then map the archive instead of loading some ten thousand
     classes from jars; under spark-submit nothing changes.
     """
-    click.echo(import_module("router.cli.class_archive").make_class_archive())
+    from router.cli.class_archive import make_class_archive
+
+    click.echo(make_class_archive())

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import time
 from dataclasses import asdict
 from datetime import datetime, timezone
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from router.cli import config_argument, plugin_option
 from router.cli.listing import json_option, show_json, show_sentences
+from router.cli.values import parse_interval
 from router.config.loader import load
-from router.config.models import interval
 from router.errors import printable
 from router.registry import load_registry
 
@@ -24,23 +22,9 @@ if TYPE_CHECKING:
 
     from router.engine.status.summary import StreamSummary
 
-TIMES = ("since", "batch_ended", "progress", "lag_read", "newest_record", "quarantined_since", "outbox_since")
+TIME_FIELDS = ("since", "batch_ended", "progress", "lag_read", "newest_record", "quarantined_since", "outbox_since")
 PART_TIMES = {"views": ("refreshed", "checked"), "expectations": ("last",)}
 """Times in each of the parts of a list."""
-NAMED = 3
-"""Tables and sinks that a line names."""
-
-
-def parse_interval(ctx: click.Context, option: click.Parameter, text: str | None) -> timedelta | None:
-    """Return the length of an interval on the command line."""
-    if text is None:
-        return None
-    # `5m` is what everybody types.
-    text = re.sub(r"(?<=\d)\s*m$", " min", text)
-    try:
-        return interval(text)
-    except ValueError as error:
-        raise click.BadParameter(f"{text!r} {error}") from None
 
 
 @click.command(short_help="Say in ten lines how a stream is, and in an exit code.")
@@ -61,9 +45,10 @@ def status(file: Path, max_age: timedelta | None, as_json: bool, plugin_files: t
     (it waits, a table cannot be written, rows are quarantined, an API is away); 2: it is down, has failed or is stuck,
     or --max-age is over. Needs no Spark.
     """
+    from router.engine.status.summary import stream_summary
+
     config = load(file, load_registry(plugin_files)).config
-    module = import_module("router.engine.status.summary")
-    summary: StreamSummary = module.stream_summary(config)
+    summary = stream_summary(config)
     now = time.time()
     down = summary.is_down(config, max_age, now)
     troubles = summary.troubles()
@@ -85,7 +70,7 @@ def status(file: Path, max_age: timedelta | None, as_json: bool, plugin_files: t
 
 def _document(summary: StreamSummary, code: int, reasons: list[str]) -> dict[str, Any]:
     document: dict[str, Any] = {**asdict(summary), "exit_code": code, "why": reasons}
-    for name in TIMES:
+    for name in TIME_FIELDS:
         document[name] = _as_datetime(document[name])
     for parts, names in PART_TIMES.items():
         for part in document[parts]:
@@ -132,8 +117,9 @@ def _witness(summary: StreamSummary) -> str:
 
 
 def _age(moment: float, now: float) -> str:
-    text: str = import_module("router.engine.status.summary").age(moment, now)
-    return text
+    from router.engine.status.summary import age
+
+    return age(moment, now)
 
 
 def _last_batch(summary: StreamSummary, now: float) -> str:
@@ -151,15 +137,21 @@ def _lag(summary: StreamSummary, now: float) -> str:
 
 
 def _tables(summary: StreamSummary) -> str:
-    text = "-" if summary.tables is None else f"{summary.tables:,} got rows since the start"
+    from router.engine.status.findings import join_names
+
+    text = "-"
+    if summary.tables is not None:
+        text = f"{summary.tables:,} got rows since the start"
     if not summary.blocked:
         return text
     causes = [f"{table} ({cause})" for table, cause in sorted(summary.blocked.items())]
-    return f"{text}; cannot be written: {_named(causes)}; see `router tables`"
+    return f"{text}; cannot be written: {join_names(causes)}; see `router tables`"
 
 
 def _dead_letters(summary: StreamSummary) -> str:
-    since = "since the start" if summary.source == "stream" else "in the last batch"
+    since = "in the last batch"
+    if summary.source == "stream":
+        since = "since the start"
     if not summary.dead_letters:
         return f"none {since}"
     by_cause = ", ".join(f"{count:,} {cause}" for cause, count in sorted(summary.dead_letters.items()))
@@ -167,27 +159,24 @@ def _dead_letters(summary: StreamSummary) -> str:
 
 
 def _quarantine(summary: StreamSummary, now: float) -> str:
+    from router.engine.status.findings import join_names
+
     if not summary.quarantined:
         return "no rows"
     tables = [f"{table} ({rows:,} rows)" for table, rows in sorted(summary.quarantined.items())]
     since = ""
     if summary.quarantined_since is not None:
         since = f"; the oldest record is {_age(summary.quarantined_since, now)} old"
-    return f"{_named(tables)}{since}; see `router quarantine list`"
+    return f"{join_names(tables)}{since}; see `router quarantine list`"
 
 
 def _outboxes(summary: StreamSummary, now: float) -> str:
+    from router.engine.status.findings import join_names
+
     if not summary.outboxes:
         return "no rows"
     sinks = [f"{sink} ({rows:,} rows)" for sink, rows in sorted(summary.outboxes.items())]
     since = ""
     if summary.outbox_since is not None:
         since = f"; the oldest came {_age(summary.outbox_since, now)} ago"
-    return f"{_named(sinks)}{since}"
-
-
-def _named(names: list[str]) -> str:
-    """Return the first names, and how many others there are."""
-    others = len(names) - NAMED
-    text = ", ".join(names[:NAMED])
-    return f"{text} and {others} more" if others > 0 else text
+    return f"{join_names(sinks)}{since}"

@@ -6,8 +6,7 @@ import os
 import re
 import shlex
 import sys
-from dataclasses import dataclass
-from importlib import import_module
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ import click
 
 from router.cli import config_argument, plugin_option
 from router.cli.archives import configuration_files, pack, ship_distributions
+from router.cli.values import parse_pairs
 from router.config.loader import load
 from router.config.variables import substitute
 from router.config.yaml_tree import Keys, Scalar, children
@@ -65,106 +65,129 @@ def submit(
 
         router submit games.yaml --master yarn --conf spark.executor.memory=4g -- --every "1 min"
     """
+    from router.engine.spark.cache_folder import cache_folder
+
     loaded = load(file, load_registry(plugin_files))
-    place = folder or import_module("router.engine.spark.cache_folder").cache_folder() / "submit" / loaded.config.name
-    asked = Submission(loaded, master, deploy_mode == "cluster", _pairs(settings), plugin_files, installed, place)
-    command = asked.command(arguments)
-    for note in asked.notes:
+    submission = Submission(
+        loaded=loaded,
+        master=master,
+        in_cluster=deploy_mode == "cluster",
+        asked=parse_pairs(settings, "--conf"),
+        plugins=plugin_files,
+        installed=installed,
+        folder=folder or cache_folder() / "submit" / loaded.config.name,
+    )
+    command = submission.command(arguments)
+    for note in submission.notes:
         click.echo(note, err=True)
     if only_print:
-        click.echo(_shown(command))
+        click.echo(_for_shell(command))
         return
+    # Signals go to Spark, and its exit code is ours.
     sys.stdout.flush()
-    os.execv(command[0], command)  # signals go to Spark, and its exit code is ours
+    os.execv(command[0], command)
 
 
-def _pairs(settings: Sequence[str]) -> dict[str, str]:
-    if wrong := [text for text in settings if "=" not in text]:
-        raise click.BadParameter(f"{wrong[0]!r} is not KEY=VALUE", param_hint="--conf")
-    return dict(text.split("=", 1) for text in settings)
-
-
-def _shown(command: Sequence[str]) -> str:
+def _for_shell(command: Sequence[str]) -> str:
     """Return a command for a shell, an option on each line."""
-    words = [shlex.quote(word) for word in command]
-    return re.sub(r" (?=--(?:master|deploy|name|conf|packages|py-files|archives)\b)", " \\\n  ", " ".join(words))
+    line = " ".join(shlex.quote(word) for word in command)
+    return re.sub(r" (?=--(?:master|deploy|name|conf|packages|py-files|archives)\b)", " \\\n  ", line)
 
 
+@dataclass
 class Submission:
     """A configuration on its way to a cluster. `notes` say what a person has to see to, and are there after `command`.
 
-    `in_cluster`: the driver runs there, too. Archives are written into `folder`.
+    `in_cluster`: the driver runs there, too. `asked` are the settings of the command line. Archives are written into
+    `folder`.
     """
 
-    def __init__(
-        self,
-        loaded: Loaded,
-        master: str,
-        in_cluster: bool,
-        settings: Mapping[str, str],
-        plugins: Sequence[Path],
-        installed: bool,
-        folder: Path,
-    ) -> None:
-        self.loaded, self.master, self.in_cluster = loaded, master, in_cluster
-        self.plugins, self.installed, self.folder = plugins, installed, folder
-        self.notes: list[str] = []
-        path = loaded.path.resolve()
-        self.filled, _ = substitute(loaded.document.root, os.environ, path.parent, str(path))
-        self.settings = {**self._defaults(), **dict(self._own_settings()), **settings}
+    loaded: Loaded
+    master: str
+    in_cluster: bool
+    asked: Mapping[str, str]
+    plugins: Sequence[Path]
+    installed: bool
+    folder: Path
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.path = self.loaded.path.resolve()
+        self.filled, _ = substitute(self.loaded.document.root, os.environ, self.path.parent, str(self.path))
+        self.settings = {**self._defaults(), **dict(self._own_settings()), **self.asked}
         self._refuse()
 
     def command(self, arguments: Sequence[str] = ()) -> list[str]:
         """Write the archives; return the command with the arguments of `router run`. Raises StartError."""
+        name = self.loaded.config.name
         words = [spark_submit(), "--master", self.master, "--deploy-mode", "cluster" if self.in_cluster else "client"]
-        words += ["--name", f"router {self.loaded.config.name}"]
+        words += ["--name", f"router {name}"]
         for key, value in self.settings.items():
             words += ["--conf", f"{key}={value}"]
-        program = INSTALLED_PROGRAM if self.installed and self.in_cluster else _program()
         if not self.installed:
             words += self._packages()
-            words += ["--py-files", ",".join(str(archive) for archive in self._archives())]
-        file, plugins = str(self.loaded.path.resolve()), [str(plugin.resolve()) for plugin in self.plugins]
+            words += ["--py-files", ",".join(str(archive) for archive in self._pack_distributions())]
+
+        file = str(self.path)
+        plugins = [str(plugin.resolve()) for plugin in self.plugins]
         if self.in_cluster:
-            name = self.loaded.config.name
-            archive = self._configuration()
-            words += ["--archives", f"{archive.path}#{name}"]
-            file, plugins = f"{name}/{archive.file}", [f"{name}/plugins/{plugin.name}" for plugin in self.plugins]
-        given = [word for plugin in plugins for word in ("--plugin", plugin)]
-        return [*words, program, "run", file, *given, *arguments]
+            # The driver finds the archive unpacked below its own folder, under the name after the #.
+            archive, name_in_archive = self._pack_configuration()
+            words += ["--archives", f"{archive}#{name}"]
+            file = f"{name}/{name_in_archive}"
+            plugins = [f"{name}/plugins/{plugin.name}" for plugin in self.plugins]
+        words += [self._program(), "run", file]
+        for plugin in plugins:
+            words += ["--plugin", plugin]
+        return [*words, *arguments]
+
+    def _program(self) -> str:
+        if self.installed and self.in_cluster:
+            return INSTALLED_PROGRAM
+        return str(Path(__file__).resolve().parents[1] / "__main__.py")
 
     def _defaults(self) -> dict[str, str]:
-        session = import_module("router.engine.spark.session")
-        limits = " ".join(session.AVRO_LIMITS)
-        found = {"spark.driver.defaultJavaOptions": limits, "spark.executor.defaultJavaOptions": limits}
+        from router.engine.spark.session import AVRO_LIMITS
+
+        limits = " ".join(AVRO_LIMITS)
+        settings = {"spark.driver.defaultJavaOptions": limits, "spark.executor.defaultJavaOptions": limits}
         if not self.in_cluster:
-            found["spark.pyspark.driver.python"] = sys.executable
-        return found
+            settings["spark.pyspark.driver.python"] = sys.executable
+        return settings
 
     def _own_settings(self) -> Iterator[tuple[str, str]]:
-        """Return what the file says under `spark:` and a JVM has to know before it reads the file.
+        """Yield what the file says under `spark:` and a JVM has to know before it reads the file.
 
         What comes from a variable may be a secret, and everybody on a machine can read command lines.
         """
-        spark = self.filled.entries.get("spark") if isinstance(self.filled, Keys) else None
-        entries = spark.value.entries if spark and isinstance(spark.value, Keys) else {}
-        for key, entry in entries.items():
-            if key.startswith(AHEAD) and isinstance(entry.value, Scalar):
-                if entry.value.tainted:
-                    self.notes.append(f"{key} comes from a variable and is not on the command line: give it by --conf")
-                else:
-                    yield key, entry.value.text
+        assert isinstance(self.filled, Keys)  # or it would not have been loaded
+        spark = self.filled.entries.get("spark")
+        if spark is None or not isinstance(spark.value, Keys):
+            return
+        for key, entry in spark.value.entries.items():
+            if not key.startswith(AHEAD) or not isinstance(entry.value, Scalar):
+                continue
+            if entry.value.tainted:
+                # A person can still decide to put it there.
+                self.notes.append(f"{key} comes from a variable and is not on the command line: give it by --conf")
+                continue
+            yield key, entry.value.text
 
     def _refuse(self) -> None:
         """Raise StartError for what cannot work, before anything is packed."""
-        session, config = import_module("router.engine.spark.session"), self.loaded.config
-        if by := session.connect_by(self.settings, self.master):
-            raise StartError(session.NO_CONNECT.format(by))
-        if self.in_cluster and self.master.startswith("spark://"):
+        from router.engine.spark.session import NO_CONNECT, connect_by
+
+        connect = connect_by(self.settings, self.master)
+        if connect:
+            raise StartError(NO_CONNECT.format(connect))
+        if not self.in_cluster:
+            return
+        if self.master.startswith("spark://"):
             raise StartError("a standalone cluster runs no Python driver: leave --deploy-mode cluster out")
+        config = self.loaded.config
         places = {"lake": config.lake, "checkpoint": config.checkpoint or config.lake}
         for name, place in places.items():
-            if self.in_cluster and "://" not in place and not Path(place).is_absolute():
+            if "://" not in place and not Path(place).is_absolute():
                 raise StartError(
                     f"{name}: {place} would be a folder of whichever machine the driver runs on, and gone with it; "
                     "write a URI, or the absolute path of a folder that all machines share"
@@ -172,36 +195,30 @@ class Submission:
 
     def _packages(self) -> list[str]:
         """Return where the connectors come from, unless the settings say so."""
+        from router.engine.spark.connectors import connectors_of, packages
+
         if {"spark.jars", "spark.jars.packages"} & self.settings.keys():
             return []
-        connectors = import_module("router.engine.spark.connectors")
-        return ["--packages", ",".join(connectors.packages(connectors.connectors_of(self.loaded.config)))]
+        return ["--packages", ",".join(packages(connectors_of(self.loaded.config)))]
 
-    def _archives(self) -> tuple[Path, ...]:
+    def _pack_distributions(self) -> tuple[Path, ...]:
+        """Pack the router and the plugins; note what has native code and does not travel."""
         shipped = ship_distributions(self.folder)
         for name in shipped.native:
             self.notes.append(f"{name} has native code and does not travel: install it on every machine")
         return shipped.archives
 
-    def _configuration(self) -> PackedConfiguration:
-        path = self.loaded.path.resolve()
-        files = configuration_files(path, self.plugins, _texts(self.filled))
-        if needed := sorted(set(VARIABLE.findall(path.read_text("utf-8-sig")))):
-            names = ", ".join(needed)
+    def _pack_configuration(self) -> tuple[Path, str]:
+        """Pack the configuration and what it names; return the archive, and the name of the file in it."""
+        files = configuration_files(self.path, self.plugins, _texts(self.filled))
+        variables = sorted(set(VARIABLE.findall(self.path.read_text("utf-8-sig"))))
+        if variables:
             self.notes.append(
-                f"variables that the driver needs there: {names} (YARN: spark.yarn.appMasterEnv.NAME, Kubernetes: "
-                "spark.kubernetes.driverEnv.NAME, or a secret)"
+                f"variables that the driver needs there: {', '.join(variables)} (YARN: spark.yarn.appMasterEnv.NAME, "
+                "Kubernetes: spark.kubernetes.driverEnv.NAME, or a secret)"
             )
-        inside = next(name for name, file in files.items() if file == path)
-        return PackedConfiguration(pack(self.folder / f"{self.loaded.config.name}.zip", files), inside)
-
-
-@dataclass(frozen=True)
-class PackedConfiguration:
-    """An archive with a configuration, and the name of the file in it."""
-
-    path: Path
-    file: str
+        name = next(name for name, file in files.items() if file == self.path)
+        return pack(self.folder / f"{self.loaded.config.name}.zip", files), name
 
 
 def _texts(node: Node) -> Iterator[str]:
@@ -209,10 +226,6 @@ def _texts(node: Node) -> Iterator[str]:
         yield node.text
     for _, child in children(node):
         yield from _texts(child)
-
-
-def _program() -> str:
-    return str(Path(__file__).resolve().parents[1] / "__main__.py")
 
 
 def spark_submit() -> str:

@@ -6,16 +6,27 @@
 from __future__ import annotations
 
 import math
+from contextlib import ExitStack
 from dataclasses import asdict
 from fnmatch import fnmatchcase
-from importlib import import_module
+from functools import cache
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from router.cli import config_argument, plugin_option
-from router.cli.listing import Listing, ListingField, json_option, numbers, show_json, show_listing, show_listings
+from router.cli.listing import (
+    Listing,
+    ListingField,
+    json_option,
+    numbers,
+    show_json,
+    show_listing,
+    show_listings,
+    show_sentences,
+)
+from router.cli.session import session_on_lake
 from router.config.loader import load
 from router.errors import TableError, printable
 from router.registry import load_registry
@@ -25,14 +36,28 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from pyspark.sql import SparkSession
+
     from router.config.models import Config, Maintenance
     from router.engine.audit.expectation_counts import ExpectationCounts
+    from router.engine.maintenance import TableMaintenance
     from router.table_options import CatalogOptions
 
+OFFSETS_OF_SOURCE = ("topic", "partition", "from_offset", "to_offset")
 COUNTS_OF_SOURCE = ("read", "decoded", "failed", "bare", "unmatched", "lost", "unknown")
 COUNTS_OF_SINK = (
-    *("matched", "landed", "refused", "dropped"),
-    *("frozen", "quarantined", "released", "applied", "dead", "parked", "backlog", "in_doubt"),
+    "matched",
+    "landed",
+    "refused",
+    "dropped",
+    "frozen",
+    "quarantined",
+    "released",
+    "applied",
+    "dead",
+    "parked",
+    "backlog",
+    "in_doubt",
 )
 
 
@@ -47,8 +72,11 @@ def ledger(file: Path, batches: int, as_json: bool, plugin_files: tuple[Path, ..
     read = decoded + failed + bare; decoded = matched by some route + unmatched; per sink matched = landed + refused +
     dropped + quarantined. A replay moves rows: as many fewer are parked, or dead, as it applied. Needs no Spark.
     """
+    from router.engine.ledger import last
+
     config = load(file, load_registry(plugin_files)).config
-    rows: list[dict[str, Any]] = import_module("router.engine.ledger").last(config, batches)
+    rows = last(config, batches)
+    # The ledger has rows of both kinds: those of the source have no route, those of sinks no partition.
     sources = [_source_row(row) for row in rows if row["read"] is not None]
     sinks = [_sink_row(config, row) for row in rows if row["route"] is not None]
     listings = [
@@ -60,8 +88,7 @@ def ledger(file: Path, batches: int, as_json: bool, plugin_files: tuple[Path, ..
 
 
 def _source_row(row: dict[str, Any]) -> dict[str, Any]:
-    place = ("topic", "partition", "from_offset", "to_offset")
-    counts = {name: row[name] for name in (*place, *COUNTS_OF_SOURCE)}
+    counts = {name: row[name] for name in (*OFFSETS_OF_SOURCE, *COUNTS_OF_SOURCE)}
     counts["unknown_fields"] = dict(row["unknown_fields"] or [])
     return {"batch": row["batch_id"], "run": row["run"], **counts, **_batch_facts(row)}
 
@@ -82,11 +109,15 @@ def _shown_batch(row: dict[str, Any]) -> str:
 
 
 def _shown_place(row: dict[str, Any]) -> str:
-    return "" if row["topic"] is None else f"{row['topic']}/{row['partition']}"
+    if row["topic"] is None:
+        return ""
+    return f"{row['topic']}/{row['partition']}"
 
 
 def _shown_offsets(row: dict[str, Any]) -> str:
-    return "" if row["topic"] is None else f"{row['from_offset']}-{row['to_offset']}"
+    if row["topic"] is None:
+        return ""
+    return f"{row['from_offset']}-{row['to_offset']}"
 
 
 SOURCE_FIELDS = (
@@ -115,9 +146,10 @@ def tables(file: Path, as_json: bool, plugin_files: tuple[Path, ...]) -> None:
     rows that it still gets: decided ones, those of a backlog, those of an outbox that its sink has not sent. Tables of
     views are among them, with the view. Needs no Spark. `router verify` holds tables against what went into them.
     """
+    from router.engine.audit.table_states import table_states
+
     config = load(file, load_registry(plugin_files)).config
-    states = import_module("router.engine.audit.table_states").table_states(config)
-    rows = [asdict(state) for state in states]
+    rows = [asdict(state) for state in table_states(config)]
     show_listings(config.name, [Listing("tables", f"tables of {config.name}", STATE_FIELDS, rows)], as_json=as_json)
 
 
@@ -154,16 +186,19 @@ def expectations(file: Path, samples: int, as_json: bool, plugin_files: tuple[Pa
     largest of them. `--samples` lists the newest records that became dead letters: where they are in the source, not
     what they hold. Needs no Spark.
     """
+    from router.engine.audit.expectation_counts import expectation_counts
+
     config = load(file, load_registry(plugin_files)).config
-    counted = import_module("router.engine.audit.expectation_counts").expectation_counts(config, samples)
-    rows = [_expectation_row(counts) for counts in counted]
+    rows = [_expectation_row(counts) for counts in expectation_counts(config, samples)]
     if as_json:
         show_json({"name": config.name, "expectations": rows})
         return
-    newest = [{**row, **sample} for row in rows for sample in row["samples"]]
+    newest = []
+    for row in rows:
+        newest += [{**row, **sample} for sample in row["samples"]]
     listings = [
         Listing("expectations", f"expectations of {config.name}", EXPECTATION_FIELDS, rows),
-        Listing("samples", f"newest records in {config.dead_letters}", SAMPLE_FIELDS, newest),
+        Listing("samples", f"newest records in {config.dead_letters}", VIOLATION_FIELDS, newest),
     ]
     show_listings(config.name, listings, as_json=False, nothing=f"nothing of {config.name} has an expectation")
 
@@ -188,13 +223,12 @@ def _shown_share(row: dict[str, Any]) -> str:
 
 def _shown_trend(row: dict[str, Any]) -> str:
     """Return a bar for each period; the highest is that of the period with the largest share."""
-    shares = [violated / events if events else 0.0 for events, violated in row["trend"]]
-    most = max(shares) or 1.0
-    return "".join(BARS[math.ceil(share / most * (len(BARS) - 1))] for share in shares)
-
-
-def _shown_offset(row: dict[str, Any]) -> str:
-    return str(row["offset"])
+    shares = []
+    for events, violated in row["trend"]:
+        shares.append(violated / events if events else 0.0)
+    # Without a violation all bars are the lowest one, a space.
+    largest = max(shares) or 1.0
+    return "".join(BARS[math.ceil(share / largest * (len(BARS) - 1))] for share in shares)
 
 
 EXPECTATION_FIELDS = (
@@ -206,11 +240,11 @@ EXPECTATION_FIELDS = (
     ListingField("trend", shown=_shown_trend),
     ListingField("last"),
 )
-SAMPLE_FIELDS = (
+VIOLATION_FIELDS = (
     ListingField("of"),
     ListingField("expectation"),
     ListingField("source", shown=_shown_place),
-    ListingField("offset", "number", shown=_shown_offset),
+    ListingField("offset", "number", counted=False),
     ListingField("timestamp", title="time"),
 )
 
@@ -225,23 +259,37 @@ def grants(file: Path, catalog: str | None, plugin_files: tuple[Path, ...]) -> N
     The statements are those of Unity Catalog, to be run in a SQL editor; nothing is changed here. Needs no Spark.
     """
     config = load(file, load_registry(plugin_files)).config
-    written = import_module("router.engine.preflight.explain").tables_by_sink(config)
-    lake, _ = import_module("router.engine.checkpoint_store").lake_and_checkpoint(config)
-    bronze = config.bronze_tables() or ()
-    asked: list[tuple[str, CatalogOptions]] = []
-    if config.bronze:
-        asked = [(table, config.bronze) for table in lake.every_table() if table in bronze]
-    for route, name, sink in config.all_sinks():
-        if isinstance(sink, (TableSink, MergingSink)):
-            asked += [(table, sink) for table, _ in written.get(f"{route}/{name}", ())]
-    lines = dict.fromkeys(
-        line for table, options in sorted(asked, key=itemgetter(0)) for line in _sql(table, options, catalog)
-    )
+    # Two sinks that write one table may give it the same rights: a dict keeps each line once, in order.
+    lines: dict[str, None] = {}
+    for table, options in sorted(_catalog_options(config), key=itemgetter(0)):
+        lines |= dict.fromkeys(_sql(table, options, catalog))
     click.echo("\n".join(lines) or f"-- {config.name} says nothing of owners, tags and rights of tables that are there")
 
 
+def _catalog_options(config: Config) -> Iterator[tuple[str, CatalogOptions]]:
+    """Yield the tables that are there, each with the options of what writes it."""
+    from router.engine.checkpoint_store import lake_and_checkpoint
+    from router.engine.preflight.explain import tables_by_sink
+
+    if config.bronze:
+        lake, _ = lake_and_checkpoint(config)
+        bronze_tables = config.bronze_tables() or ()
+        for table in lake.every_table():
+            if table in bronze_tables:
+                yield table, config.bronze
+    written = tables_by_sink(config)
+    for route, name, sink in config.all_sinks():
+        if isinstance(sink, (TableSink, MergingSink)):
+            for table, _ in written.get(f"{route}/{name}", ()):
+                yield table, sink
+
+
 def _sql(table: str, options: CatalogOptions, catalog: str | None) -> Iterator[str]:
-    name = ".".join(map(_quoted, (*filter(None, (catalog,)), *table.split("."))))
+    """Yield the statements for one table."""
+    parts = table.split(".")
+    if catalog:
+        parts.insert(0, catalog)
+    name = ".".join(_quoted(part) for part in parts)
     if options.owner:
         yield f"ALTER TABLE {name} SET OWNER TO {_quoted(options.owner)};"
     if options.tags:
@@ -270,46 +318,49 @@ def maintain(file: Path, pattern: str, dry_run: bool, plugin_files: tuple[Path, 
     Each table is treated as `maintenance` says; without it, all of them are, and files are deleted after 168 h. May
     run beside the stream: each waits for the other. Exit code 1: a table could not be maintained.
     """
-    config = load(file, load_registry(plugin_files)).config
-    made = [_one(*work, dry=dry_run) for work in _work(config, pattern)]
-    if not made:
-        raise click.ClickException(f"{config.lake} has no table that `maintenance` names and {pattern} fits")
-    show_listing(Listing("tables", "what would be done" if dry_run else "what was done", MAINTAIN_FIELDS, made))
-    raise SystemExit(int(any(row["files"] is None for row in made)))
-
-
-def _work(config: Config, pattern: str) -> list[tuple[Any, str, Maintenance]]:
     from router.config.models import Maintenance
     from router.engine.checkpoint_store import lake_and_checkpoint
     from router.engine.maintenance import TableMaintenance
     from router.engine.outbox.detached import detached_outboxes
 
+    config = load(file, load_registry(plugin_files)).config
     lake, _ = lake_and_checkpoint(config)
     plans = config.maintenance or (Maintenance(tables="*.*"),)
-    care = TableMaintenance(
-        lake,
-        lambda: import_module("router.engine.spark.session").build_session(config),
-        plans,
-        detached_outboxes(config),
-    )
-    tables = [table for table in lake.every_table() if fnmatchcase(table, pattern)]
-    return [(care, table, plan) for table in tables if (plan := care.plan(table))]
+    rows = []
+    with ExitStack() as sessions:
+
+        @cache
+        def start_spark() -> SparkSession:
+            return sessions.enter_context(session_on_lake(config))
+
+        # Spark is started for the first table that needs it, if any does.
+        maintenance = TableMaintenance(lake, start_spark, plans, detached_outboxes(config))
+        for table in lake.every_table():
+            plan = maintenance.plan(table)
+            if plan and fnmatchcase(table, pattern):
+                rows.append(_maintain(maintenance, table, plan, dry=dry_run))
+    if not rows:
+        raise click.ClickException(f"{config.lake} has no table that `maintenance` names and {pattern} fits")
+    show_listing(Listing("tables", "what would be done" if dry_run else "what was done", MAINTAIN_FIELDS, rows))
+    raise SystemExit(int(any(row["files"] is None for row in rows)))
 
 
-def _one(care: Any, table: str, plan: Maintenance, *, dry: bool) -> dict[str, Any]:
+def _maintain(maintenance: TableMaintenance, table: str, plan: Maintenance, *, dry: bool) -> dict[str, Any]:
+    """Maintain one table; return what was done as a row, whose counts are None if it could not be."""
     try:
-        found = care.maintain(table, plan, dry=dry)
+        result = maintenance.maintain(table, plan, dry=dry)
     except TableError as error:
-        nothing = dict.fromkeys(("files", "into", "statistics", "deleted", "megabytes"))
-        return {"table": table, **nothing, "note": str(error)}
+        # One table does not keep the others from being maintained; the command ends with 1.
+        counts = dict.fromkeys(("files", "into", "statistics", "deleted", "megabytes"))
+        return {"table": table, **counts, "note": str(error)}
     return {
         "table": table,
-        "files": found.files,
-        "into": found.into,
-        "statistics": found.without_statistics,
-        "deleted": found.deleted,
-        "megabytes": f"{found.freed / 1e6:,.1f}",
-        "note": f"by Spark: {found.by_spark}" if found.by_spark else "",
+        "files": result.files,
+        "into": result.into,
+        "statistics": result.without_statistics,
+        "deleted": result.deleted,
+        "megabytes": f"{result.freed / 1e6:,.1f}",
+        "note": f"by Spark: {result.by_spark}" if result.by_spark else "",
     }
 
 
@@ -330,8 +381,7 @@ def explain_table(file: Path, table: str, plugin_files: tuple[Path, ...]) -> Non
 
     Also how many rows wait for it, and why. Reads the table's log; Spark is not started.
     """
+    from router.engine.preflight.explain import explain
+
     config = load(file, load_registry(plugin_files)).config
-    lines = import_module("router.engine.preflight.explain").explain(config, table)
-    width = max(len(name) for name, _ in lines)
-    for name, text in lines:
-        click.echo(f"{name:<{width}}  {printable(text)}")
+    show_sentences([(name, printable(text)) for name, text in explain(config, table)])

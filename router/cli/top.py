@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import Console
 
-from router.cli import config_argument, plugin_option, stopped_by_signals
+from router.cli import config_argument, plugin_option
+from router.cli.session import stopped_by_signals
 from router.config.loader import load
 from router.registry import load_registry
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 import click
 
-from router.cli import config_argument, plugin_option, stopped_by_signals
+from router.cli import config_argument, plugin_option
+from router.cli.graph import NO_COUNTS, graph_of
+from router.cli.run import ui_at
+from router.cli.session import stopped_by_signals
 from router.config.loader import load
 from router.config.models import Ui
 from router.errors import StartError
@@ -28,22 +30,26 @@ def ui(file: Path, address: str | None, plugin_files: tuple[Path, ...]) -> None:
     It is for a stream that is down, or runs without `ui`: one that has it shows itself, and this command prints where.
     Only reads. Needs no Spark.
     """
+    from router.engine.status.lake_board import LakeBoard
+    from router.engine.status.server import StatusServer
+    from router.engine.status.summary import as_authority, summary_of_server
+
     config = load(file, load_registry(plugin_files)).config
-    summary = import_module("router.engine.status.summary")
-    answer = summary.summary_of_server(config)
-    if answer is not None:
-        click.echo(f"{config.name} runs, and shows itself at http://{answer.address}/")
+    summary = summary_of_server(config)
+    if summary is not None:
+        click.echo(f"{config.name} runs, and shows itself at http://{summary.address}/")
         return
-    place = config.ui or Ui()
+    options = config.ui or Ui()
     if address is not None:
-        place = import_module("router.cli.run").ui_at(config.ui, address, "--address")
-    drawing = import_module("router.cli.graph")
-    graph = drawing.drawn(config, drawing.NOTHING).document()
-    module = import_module("router.engine.status.server")
+        options = ui_at(config.ui, address, "--address")
+    graph = graph_of(config, NO_COUNTS).document()
     stop = threading.Event()
-    with import_module("router.engine.status.lake_board").LakeBoard(config) as board:
-        with module.StatusServer(board, place, config.metrics, str(file), graph) as server, stopped_by_signals(stop):
-            if server.address is None:
-                raise StartError(f"{place.address} cannot be served: give another --address")
-            click.echo(f"{config.name}: its lake at http://{summary.as_authority(*server.address)}/ (Ctrl-C ends it)")
-            stop.wait()
+    with (
+        LakeBoard(config) as board,
+        StatusServer(board, options, config.metrics, str(file), graph) as server,
+        stopped_by_signals(stop),
+    ):
+        if server.address is None:
+            raise StartError(f"{options.address} cannot be served: give another --address")
+        click.echo(f"{config.name}: its lake at http://{as_authority(*server.address)}/ (Ctrl-C ends it)")
+        stop.wait()

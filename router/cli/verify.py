@@ -6,15 +6,14 @@
 from __future__ import annotations
 
 import threading
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from router.cli import config_argument, plugin_option, reprocess_context, stopped_by_signals
+from router.cli import config_argument, master_option, plugin_option
 from router.cli.listing import json_option, show_json, show_sentences
+from router.cli.session import watched_session
 from router.cli.views import refresher_of
-from router.cli.watching import Watcher
 from router.config.loader import load
 from router.errors import ViewError, printable
 from router.registry import load_registry
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
 
     from router.config.models import Config
     from router.engine.audit.verify import TableAudit
-    from router.engine.reprocess.refresh import Refresh
-    from router.engine.reprocess.repair import Repair, Repaired
+    from router.engine.reprocess.repair import Repaired
 
 
 @click.command(short_help="Hold tables against manifests, ledger and bronze.")
@@ -56,50 +54,53 @@ def verify(
     is held against how the view left it, and with --recompute against its query. May run beside the stream; Spark is
     started for --recompute only. Exit code 1: something is wrong.
     """
+    from router.engine.audit.verify import verified
+
     config = load(file, load_registry(plugin_files)).config
-    engine = import_module("router.engine.audit.verify")
-    found: list[TableAudit] = engine.verified(config, tables, footers=footers)
-    if absent := sorted(set(tables) - {audit.table for audit in found}):
+    audits = verified(config, tables, footers=footers)
+    absent = sorted(set(tables) - {audit.table for audit in audits})
+    if absent:
         raise click.ClickException(f"{config.name} has no rows in {', '.join(absent)}")
-    notes = _recompute(config, found, tables, master) if recompute else []
+
+    # Adds to the audits, and audits of tables that only the query of a view makes.
+    notes: list[str] = []
+    if recompute:
+        notes = _recompute(config, audits, tables, master)
     if as_json:
-        show_json({"name": config.name, "tables": [_facts(audit) for audit in found], "not_compared": notes})
+        show_json({"name": config.name, "tables": [_facts(audit) for audit in audits], "not_compared": notes})
     else:
         for note in notes:
             click.echo(printable(note))
-        show_sentences([(printable(audit.table), printable(_told(audit))) for audit in found])
-    raise SystemExit(int(any(audit.problems for audit in found)))
+        show_sentences([(printable(audit.table), printable(_verdict(audit))) for audit in audits])
+    raise SystemExit(int(any(audit.problems for audit in audits)))
 
 
 def _recompute(config: Config, listed: list[TableAudit], chosen: tuple[str, ...], master: str | None) -> list[str]:
     """Add to audits where tables of views are not what their query gives; return which views cannot be compared."""
-    note_module = import_module("router.engine.views.note")
-    recompute_module = import_module("router.engine.views.recompute")
-    audit_class = import_module("router.engine.audit.verify").TableAudit
-    session = import_module("router.engine.spark.session")
+    from router.engine.audit.verify import TableAudit
+    from router.engine.views.note import tables_by_view
+    from router.engine.views.recompute import differences
+
     audits = {audit.table: audit for audit in listed}
-    tables_by_view = note_module.tables_by_view(config)
+    tables_of_views = tables_by_view(config)
     notes: list[str] = []
-    with stopped_by_signals(threading.Event()), Watcher(config.name):
-        spark = session.build_session(config, master)
-        try:
-            refresher = refresher_of(config, spark)
-            for view in config.views:
-                if chosen and not any(table in chosen for table, _ in tables_by_view[view.name]):
-                    continue
-                try:
-                    differences = recompute_module.differences(refresher, view)
-                except ViewError as error:
-                    notes.append(f"not compared with its query: {error}")
-                    continue
-                for table, difference in differences.items():
-                    if table not in audits and not chosen:
-                        audits[table] = audit_class(table)
-                        listed.append(audits[table])
-                    if table in audits:
-                        audits[table].wrong.append(difference)
-        finally:
-            session.stop_session(spark)
+    with watched_session(config, master, by_spark=True) as spark:
+        refresher = refresher_of(config, spark)
+        for view in config.views:
+            if chosen and not any(table in chosen for table, _ in tables_of_views[view.name]):
+                continue
+            try:
+                by_table = differences(refresher, view)
+            except ViewError as error:
+                notes.append(f"not compared with its query: {error}")
+                continue
+            for table, difference in by_table.items():
+                # A table that the query makes and the lake does not have was not in the audit.
+                if table not in audits and not chosen:
+                    audits[table] = TableAudit(table)
+                    listed.append(audits[table])
+                if table in audits:
+                    audits[table].wrong.append(difference)
     return notes
 
 
@@ -114,7 +115,7 @@ def _facts(audit: TableAudit) -> dict[str, Any]:
     }
 
 
-def _told(audit: TableAudit) -> str:
+def _verdict(audit: TableAudit) -> str:
     if audit.problems:
         return "; ".join(audit.problems)
     return f"ok, {audit.rows:,} rows in {audit.files:,} files, version {audit.version}"
@@ -124,7 +125,7 @@ def _told(audit: TableAudit) -> str:
 @config_argument
 @click.argument("table", metavar="LAYER.TABLE")
 @click.option("--accept", is_flag=True, help="Bring back what others removed from it, and remove what they added.")
-@click.option("--master", help="Spark master of a local run; spark-submit brings its own.")
+@master_option
 @plugin_option
 def repair(file: Path, table: str, accept: bool, master: str | None, plugin_files: tuple[Path, ...]) -> None:
     """Make LAYER.TABLE anew of all records in bronze, as the configuration FILE routes them today.
@@ -134,18 +135,16 @@ def repair(file: Path, table: str, accept: bool, master: str | None, plugin_file
     lake, with the files that it named. Refused where others have changed the table, unless --accept is given; and where
     bronze does not have every record.
     """
+    from router.engine.reprocess.context import ReprocessContext
+    from router.engine.reprocess.repair import Repair
+
     registry = load_registry(plugin_files)
     loaded = load(file, registry)
-    session = import_module("router.engine.spark.session")
     stop = threading.Event()
-    with stopped_by_signals(stop), Watcher(loaded.config.name):
-        spark = session.build_session(loaded.config, master)
-        try:
-            context = reprocess_context(loaded, spark, stop).with_decoder().with_executors(registry, "repair")
-            made: type[Repair] = import_module("router.engine.reprocess.repair").Repair
-            _show(made(context, table, accept).run())
-        finally:
-            session.stop_session(spark)
+    with watched_session(loaded.config, master, stop) as spark:
+        context = ReprocessContext.of(loaded, spark, stop)
+        context = context.with_decoder().with_executors(registry, "repair")
+        _show(Repair(context, table, accept).run())
 
 
 @click.command(short_help="Make tables anew from bronze, or the topic.")
@@ -160,7 +159,7 @@ def repair(file: Path, table: str, accept: bool, master: str | None, plugin_file
 )
 @click.option("--full", is_flag=True, help="Give each table the columns of today's configuration, and no others.")
 @click.option("--accept", is_flag=True, help="Bring back what others removed from them, and remove what they added.")
-@click.option("--master", help="Spark master of a local run; spark-submit brings its own.")
+@master_option
 @plugin_option
 def refresh(
     file: Path,
@@ -177,30 +176,32 @@ def refresh(
     have changed a table (unless --accept is given), where one says `reset: never`, and where bronze, or the topic, does
     not reach back to the first record. Exit code 1: a table is as it was, and a line says why.
     """
+    from router.engine.reprocess.context import ReprocessContext
+    from router.engine.reprocess.refresh import Refresh
+
     registry = load_registry(plugin_files)
     loaded = load(file, registry)
-    session = import_module("router.engine.spark.session")
     stop = threading.Event()
-    with stopped_by_signals(stop), Watcher(loaded.config.name):
-        spark = session.build_session(loaded.config, master)
-        try:
-            context = reprocess_context(loaded, spark, stop).with_decoder().with_executors(registry, "refresh")
-            made: type[Refresh] = import_module("router.engine.reprocess.refresh").Refresh
-            found = made(context, patterns, full=full, topic=origin == "earliest", accept=accept).run()
-        finally:
-            session.stop_session(spark)
-    for one in found.done:
-        _show(one)
-    if found.refused:
-        click.echo(f"{found.refused:,} rows have no place in a table")
-    for table, why in found.failed.items():
+    with watched_session(loaded.config, master, stop) as spark:
+        context = ReprocessContext.of(loaded, spark, stop)
+        context = context.with_decoder().with_executors(registry, "refresh")
+        refreshed = Refresh(context, patterns, full=full, topic=origin == "earliest", accept=accept).run()
+    for repaired in refreshed.done:
+        _show(repaired)
+    if refreshed.refused:
+        click.echo(f"{refreshed.refused:,} rows have no place in a table")
+    for table, why in refreshed.failed.items():
         click.echo(printable(f"{table} is as it was: {why}"))
-    raise SystemExit(int(bool(found.failed)))
+    raise SystemExit(int(bool(refreshed.failed)))
 
 
-def _show(done: Repaired) -> None:
-    later = f", {done.later:,} of later batches" if done.later else ""
-    left = f"; {done.refused:,} rows have no place in it" if done.refused else ""
-    click.echo(f"{done.table}: {done.rows:,} rows of batches up to {done.until}{later}, version {done.version}{left}")
-    if done.moved:
-        click.echo(f"its former log and files are in {done.moved}")
+def _show(repaired: Repaired) -> None:
+    line = f"{repaired.table}: {repaired.rows:,} rows of batches up to {repaired.until}"
+    if repaired.later:
+        line += f", {repaired.later:,} of later batches"
+    line += f", version {repaired.version}"
+    if repaired.refused:
+        line += f"; {repaired.refused:,} rows have no place in it"
+    click.echo(line)
+    if repaired.moved:
+        click.echo(f"its former log and files are in {repaired.moved}")

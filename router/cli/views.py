@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from datetime import datetime
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from router.cli import config_argument, plugin_option, stopped_by_signals
+from router.cli import config_argument, master_option, plugin_option
 from router.cli.listing import Listing, ListingField, json_option, numbers, show_json, show_listing
-from router.cli.watching import Watcher
+from router.cli.session import watched_session
 from router.config.loader import load
 from router.errors import StartError, ViewError, printable
 from router.registry import load_registry
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
 
     from router.config.models import Config, View
     from router.engine.views.note import Note
+    from router.engine.views.refresh import Refresher
 
 
 @click.command(short_help="Show views, how they follow changes, or refresh them now.")
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     metavar="TABLE",
     help="Make views without this source, which is gone, unreadable or not written any more; may be repeated.",
 )
-@click.option("--master", help="Spark master of a local run; spark-submit brings its own.")
+@master_option
 @json_option
 @plugin_option
 def views(
@@ -62,49 +61,47 @@ def views(
     A view one of whose sources is gone or unreadable stays as it was, until the source is back or --accept names it.
     One that its route does not write any more has left it, and is named in a warning until --accept names it.
     """
+    from router.engine.views.schedule import in_order
+
     if full and not refresh:
         raise click.UsageError("--full goes with --refresh")
     if as_json and (refresh or plan or accepted):
         raise click.UsageError("--json shows views: it goes without --refresh, --plan and --accept")
-    registry = load_registry(plugin_files)
-    loaded = load(file, registry)
-    config, schedule = loaded.config, import_module("router.engine.views.schedule")
-    chosen: list[View] = [view for view in schedule.in_order(config.views) if not names or view.name in names]
-    if unknown := set(names) - {view.name for view in chosen}:
+    config = load(file, load_registry(plugin_files)).config
+    chosen = [view for view in in_order(config.views) if not names or view.name in names]
+    unknown = set(names) - {view.name for view in chosen}
+    if unknown:
         raise StartError(f"{config.name} has no view {', '.join(sorted(unknown))}")
     if accepted:
         _accept(config, chosen, set(accepted))
     if not refresh and not plan:
         _list(config, chosen, as_json=as_json)
         return
-    session = import_module("router.engine.spark.session")
-    with stopped_by_signals(threading.Event()), Watcher(config.name):
-        spark = session.build_session(config, master)
-        try:
-            if plan:
-                _plan(config, spark, chosen)
-            else:
-                _refresh(config, spark, chosen, full=full)
-        finally:
-            session.stop_session(spark)
+    with watched_session(config, master, by_spark=True) as spark:
+        refresher = refresher_of(config, spark)
+        if plan:
+            _show_plans(refresher, chosen)
+        else:
+            _refresh(refresher, chosen, full=full)
 
 
 def _accept(config: Config, chosen: list[View], tables: set[str]) -> None:
     """Let views be made without tables. Raises StartError if one is no source of theirs, or is as it was."""
-    note_module = import_module("router.engine.views.note")
-    sources_module = import_module("router.engine.views.sources")
-    cache_module = import_module("router.delta.table_cache")
-    stores = import_module("router.engine.checkpoint_store")
-    lake, checkpoint = stores.lake_and_checkpoint(config)
-    store = stores.CheckpointStore(checkpoint)
-    cache = cache_module.TableCache(lake)
-    view_tables = sources_module.ViewTables(config, lake, cache)
+    from router.delta.table_cache import TableCache
+    from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
+    from router.engine.views.note import Note, accept_lost, note_path
+    from router.engine.views.sources import ViewTables
+
+    lake, checkpoint = lake_and_checkpoint(config)
+    store = CheckpointStore(checkpoint)
+    cache = TableCache(lake)
+    view_tables = ViewTables(config, lake, cache)
     readable = cache.readable(tables)
 
     # Look at everything before the first note is written.
     lost_by_view: list[tuple[View, set[str]]] = []
     for view in chosen:
-        note = note_module.Note.of(store.load(note_module.note_path(view.name)))
+        note = Note.of(store.load(note_path(view.name)))
         is_source = view_tables.is_source(view)
         lost = {table for table in tables if is_source(table) and note.lacks(table, readable[table])}
         lost |= tables & {*note.left}
@@ -117,20 +114,22 @@ def _accept(config: Config, chosen: list[View], tables: set[str]) -> None:
             f"--accept {names}: no view of {config.name} misses it; `router views FILE` shows what they read"
         )
     for view, lost in lost_by_view:
-        note_module.accept_lost(store, view, lost)
+        accept_lost(store, view, lost)
         click.echo(f"{view.name}: continues without the former rows of {', '.join(sorted(lost))} at its next refresh")
 
 
 def _list(config: Config, chosen: list[View], *, as_json: bool) -> None:
-    note_module = import_module("router.engine.views.note")
-    stores = import_module("router.engine.checkpoint_store")
-    store = stores.CheckpointStore(stores.lake_and_checkpoint(config)[1])
-    notes = {view.name: note_module.Note.of(store.load(note_module.note_path(view.name))) for view in chosen}
+    from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
+    from router.engine.views.note import Note, note_path
+
+    _, checkpoint = lake_and_checkpoint(config)
+    store = CheckpointStore(checkpoint)
+    notes = {view.name: Note.of(store.load(note_path(view.name))) for view in chosen}
     rows = [_facts(view, notes[view.name]) for view in chosen]
     if as_json:
         show_json({"name": config.name, "views": rows})
         return
-    show_listing(Listing("views", f"views of {config.name}", FIELDS, rows))
+    show_listing(Listing("views", f"views of {config.name}", VIEW_FIELDS, rows))
     for view in chosen:
         note = notes[view.name]
         for table in note.left:
@@ -140,21 +139,26 @@ def _list(config: Config, chosen: list[View], *, as_json: bool) -> None:
 
 def _facts(view: View, note: Note) -> dict[str, Any]:
     """Return what is known of a view; of its last refresh nothing if there was none."""
-    made = note.number > 0
-    return {
+    facts: dict[str, Any] = {
         "view": view.name,
-        "reads": read_by(view),
+        "reads": sources_in_words(view),
         "into": view.into,
-        "when": when(view),
-        "tables": len(note.targets) if made else None,
-        "rows": note.rows if made else None,
+        "when": schedule_in_words(view),
+        "tables": None,
+        "rows": None,
         "violated": note.violated,
-        "last": datetime.fromisoformat(note.at) if note.at else None,
+        "last": None,
         "way": note.way,
         "why": note.why,
-        "seconds": note.seconds if made else None,
+        "seconds": None,
         "left": list(note.left),
     }
+    # A view that was never refreshed has no tables yet, which is not the same as none.
+    if note.number > 0:
+        facts |= {"tables": len(note.targets), "rows": note.rows, "seconds": note.seconds}
+    if note.at:
+        facts["last"] = datetime.fromisoformat(note.at)
+    return facts
 
 
 def _shown_violations(row: dict[str, Any]) -> list[str]:
@@ -165,7 +169,7 @@ def _shown_seconds(row: dict[str, Any]) -> str:
     return "" if row["seconds"] is None else f"{row['seconds']:.1f}"
 
 
-FIELDS = (
+VIEW_FIELDS = (
     ListingField("view"),
     ListingField("reads"),
     ListingField("into"),
@@ -179,48 +183,56 @@ FIELDS = (
 )
 
 
-def read_by(view: View) -> str:
+def sources_in_words(view: View) -> str:
     """Return in a few words what a view reads."""
     source = view.source
-    of = f"route {source.route}" if source.route else f"view {source.view}"
-    named = ", ".join(source.tables) or of
-    left = f" except {', '.join(source.without)}" if source.without else ""
-    return f"{named}{left}"
+    words = f"view {source.view}"
+    if source.tables:
+        words = ", ".join(source.tables)
+    elif source.route:
+        words = f"route {source.route}"
+    if source.without:
+        words += f" except {', '.join(source.without)}"
+    return words
 
 
-def when(view: View) -> str:
+def schedule_in_words(view: View) -> str:
     """Return in a few words when a view is refreshed."""
-    return "on demand" if view.on_demand else f"after {view.after}" if view.after else f"every {view.every or '60 s'}"
+    if view.on_demand:
+        return "on demand"
+    if view.after:
+        return f"after {view.after}"
+    return f"every {view.every or '60 s'}"
 
 
-def _plan(config: Config, spark: SparkSession, chosen: list[View]) -> None:
-    refresher = refresher_of(config, spark)
+def _show_plans(refresher: Refresher, chosen: list[View]) -> None:
     for view in chosen:
         plan = refresher.plan(view)
         click.echo(f"{view.name}: {plan.way}: {plan.why}")
 
 
-def _refresh(config: Config, spark: SparkSession, chosen: list[View], *, full: bool) -> None:
-    refresher, failed = refresher_of(config, spark), list[ViewError]()
+def _refresh(refresher: Refresher, chosen: list[View], *, full: bool) -> None:
+    """Refresh views, each whatever becomes of the others. Raises the first ViewError at the end."""
+    errors: list[ViewError] = []
     for view in chosen:
         try:
-            done = refresher.refresh(view, full=full)
+            refreshed = refresher.refresh(view, full=full)
         except ViewError as error:
-            failed.append(error)
+            errors.append(error)
             continue
-        how = f"{done.way}: {done.why}" if done.way else done.why
-        made = f"{len(done.commits)} of {done.tables} tables, {done.rows:,} rows"
-        click.echo(f"{view.name}: {made}, {done.seconds:.1f} s ({how})")
-    if failed:
-        raise failed[0]
+        reason = refreshed.why
+        if refreshed.way:
+            reason = f"{refreshed.way}: {refreshed.why}"
+        counts = f"{len(refreshed.commits)} of {refreshed.tables} tables, {refreshed.rows:,} rows"
+        click.echo(f"{view.name}: {counts}, {refreshed.seconds:.1f} s ({reason})")
+    if errors:
+        raise errors[0]
 
 
-def refresher_of(config: Config, spark: SparkSession) -> Any:
-    """Return what refreshes the views of a configuration, once lake and checkpoint can be reached."""
-    stores = import_module("router.engine.checkpoint_store")
-    lake, checkpoint = stores.lake_and_checkpoint(config)
-    start = import_module("router.engine.start.checks")
-    for place in (lake, checkpoint):
-        start.reach(spark, place, by_spark=True)
-    schedule = import_module("router.engine.views.schedule")
-    return schedule.refresher(config, spark, lake, stores.CheckpointStore(checkpoint))
+def refresher_of(config: Config, spark: SparkSession) -> Refresher:
+    """Return what refreshes the views of a configuration, by a Spark that reaches lake and checkpoint."""
+    from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
+    from router.engine.views.schedule import refresher
+
+    lake, checkpoint = lake_and_checkpoint(config)
+    return refresher(config, spark, lake, CheckpointStore(checkpoint))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from router.parts import BatchReport
 
-STEPS = ("plan", "land", "decide", "manifest", "commit", "apply", "ledger", "release")
+BATCH_STEPS = ("plan", "land", "decide", "manifest", "commit", "apply", "ledger", "release")
 
 
 class Watcher:
@@ -32,9 +32,14 @@ class Watcher:
         self.name = name
         self.log = logging.getLogger("router")
         self.handler = logging.StreamHandler(sys.stderr)
-        self.handler.setFormatter(_JsonLines() if json_lines else _TextLines("%(asctime)s %(levelname)s %(message)s"))
+        formatter: logging.Formatter = _TextLines("%(asctime)s %(levelname)s %(message)s")
+        if json_lines:
+            formatter = _JsonLines()
+        self.handler.setFormatter(formatter)
         terminal = Console(stderr=True)
-        self.status = Status(f"{name}: starting", console=terminal) if terminal.is_terminal and not json_lines else None
+        self.status: Status | None = None
+        if terminal.is_terminal and not json_lines:
+            self.status = Status(f"{name}: starting", console=terminal)
 
     def __enter__(self) -> Watcher:
         self.log.addHandler(self.handler)
@@ -54,9 +59,12 @@ class Watcher:
 
     def step(self, batch: int, step: str, done: int, of: int) -> None:
         """Show the step of a batch."""
-        if self.status:
-            share = f" {done} of {of}" if of > 1 else ""
-            self.status.update(f"{self.name}: batch {batch}, {step}{share}")
+        if self.status is None:
+            return
+        text = f"{self.name}: batch {batch}, {step}"
+        if of > 1:
+            text += f" {done} of {of}"
+        self.status.update(text)
 
     def finished(self, report: BatchReport, behind: int | None) -> None:
         """Log a finished batch; `behind` is in records, None where the source does not say."""
@@ -65,16 +73,20 @@ class Watcher:
 
 def line(report: BatchReport, behind: int | None) -> str:
     """Return a batch as one line: rows, tables, dead letters, seconds by step, lag."""
-    total = sum(report.seconds.values())
-    steps = " ".join(f"{name} {report.seconds[name]:.2f}" for name in STEPS if report.seconds.get(name, 0) >= 0.005)
-    kinds = ("frozen", "quarantined")
-    kept = {kind: sum(route.get(kind, 0) for route in report.routes.values()) for kind in kinds}
-    odd = "".join(f", {count:,} {kind}" for kind, count in kept.items() if count)
-    lag = "" if behind is None else f", {behind:,} behind"
-    return (
+    text = (
         f"{report.query} batch {report.batch}: {report.read:,} rows into {report.tables} tables "
-        f"({report.files} files), {report.dead_letters:,} dead letters{odd}, {total:.2f} s ({steps}){lag}"
+        f"({report.files} files), {report.dead_letters:,} dead letters"
     )
+    # Rows that are in no table and no dead letters either.
+    for kind in ("frozen", "quarantined"):
+        count = sum(route.get(kind, 0) for route in report.routes.values())
+        if count:
+            text += f", {count:,} {kind}"
+    steps = [f"{name} {report.seconds[name]:.2f}" for name in BATCH_STEPS if report.seconds.get(name, 0) >= 0.005]
+    text += f", {sum(report.seconds.values()):.2f} s ({' '.join(steps)})"
+    if behind is not None:
+        text += f", {behind:,} behind"
+    return text
 
 
 @contextmanager
@@ -86,7 +98,9 @@ def json_errors(context: click.Context) -> Iterator[None]:
     try:
         yield
     except RouterError as error:
-        messages = str(error).split("\n") if isinstance(error, ConfigError) else [str(error)]
+        messages = [str(error)]
+        if isinstance(error, ConfigError):
+            messages = str(error).split("\n")
         for message in messages:
             _print_error(message, error.exit_code)
         context.exit(error.exit_code)
@@ -117,15 +131,16 @@ class _JsonLines(logging.Formatter):
     """Log records as JSON lines; that of a batch has its whole report."""
 
     def format(self, record: logging.LogRecord) -> str:
-        found: dict[str, object] = {
+        document: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "message": record.getMessage(),
         }
-        if batch := getattr(record, "batch", None):
-            found["batch"] = batch
-        if exit_code := getattr(record, "exit_code", None):
-            found["exit_code"] = exit_code
+        # The first two are set by `Watcher.finished` and `json_errors`.
+        for name in ("batch", "exit_code"):
+            value = getattr(record, name, None)
+            if value:
+                document[name] = value
         if record.exc_info:
-            found["error"] = self.formatException(record.exc_info)
-        return json.dumps(found)
+            document["error"] = self.formatException(record.exc_info)
+        return json.dumps(document)

@@ -27,8 +27,11 @@ class _Generator(GenerateJsonSchema):
 
     def function_before_schema(self, schema: core_schema.BeforeValidatorFunctionSchema) -> JsonSchemaValue:
         owner = getattr(schema["function"]["function"], "__self__", None)
-        kind = vars(owner).get("kind") if isinstance(owner, type) else None  # Decoder, Rule and Sink have it, parts not
-        return {_PLACEHOLDER: kind} if kind else super().function_before_schema(schema)
+        # Decoder, Rule and Sink have a kind of their own; the classes of parts inherit it.
+        kind = vars(owner).get("kind") if isinstance(owner, type) else None
+        if kind:
+            return {_PLACEHOLDER: kind}
+        return super().function_before_schema(schema)
 
     def int_schema(self, schema: core_schema.IntSchema) -> JsonSchemaValue:
         return _or_variable(super().int_schema(schema))
@@ -43,27 +46,34 @@ class _Generator(GenerateJsonSchema):
         return _or_variable(super().literal_schema(schema))
 
     def tuple_schema(self, schema: core_schema.TupleSchema) -> JsonSchemaValue:
-        made = super().tuple_schema(schema)
-        items = made.get("items")  # a variable can hold a list of values, not one of mappings
-        return made if not items or _PLACEHOLDER in items or "$ref" in items else _or_variable(made)
+        described = super().tuple_schema(schema)
+        items = described.get("items")
+        # A variable can hold a list of values, not one of mappings.
+        if not items or _PLACEHOLDER in items or "$ref" in items:
+            return described
+        return _or_variable(described)
 
     def str_schema(self, schema: core_schema.StringSchema) -> JsonSchemaValue:
-        made = super().str_schema(schema)
-        return _or_variable(made) if "pattern" in made else {**made, "type": _TEXT}
+        described = super().str_schema(schema)
+        if "pattern" in described:
+            return _or_variable(described)
+        return {**described, "type": _TEXT}
 
 
 def json_schema(registry: Registry) -> dict[str, Any]:
     """Return the schema of a whole configuration file; a part is an object with one key, its name."""
-    entries = [entry for family in registry.entries.values() for entry in family.values()]
     models: list[tuple[type[BaseModel], JsonSchemaMode]] = [(Config, "validation")]
-    models += [(entry.part, "validation") for entry in entries]
+    for family in registry.entries.values():
+        models += [(entry.part, "validation") for entry in family.values()]
     references, schema = models_json_schema(models, schema_generator=_Generator)
     definitions = schema.get("$defs", {})
     for kind, family in registry.entries.items():
         named = [_named(entry, references[entry.part, "validation"], definitions) for entry in family.values()]
         definitions[f"router.{kind}"] = {"oneOf": named}
     top = definitions.pop(references[Config, "validation"]["$ref"].rpartition("/")[2])
-    if keyed := registry.entries["decoder"].get("keyed"):  # its options may stand without its name
+    keyed = registry.entries["decoder"].get("keyed")
+    if keyed:
+        # Its options may stand without its name.
         properties = top["properties"]
         properties["decode"] = {"anyOf": [properties["decode"], references[keyed.part, "validation"]]}
     whole = {"$schema": _DRAFT, **top, "title": "Spark Event Router", "$defs": definitions}
@@ -92,10 +102,16 @@ def _filled(schema: Any) -> Any:
     if isinstance(schema, dict):
         if schema.get("writeOnly") is True and schema.get("type") == "string":
             return {**schema, "type": _TEXT}
-        rest = {key: _filled(value) for key, value in schema.items() if key != _PLACEHOLDER}
-        reference = {"$ref": f"#/$defs/router.{schema[_PLACEHOLDER]}"} if _PLACEHOLDER in schema else {}
-        return {**reference, **rest}
-    return [_filled(item) for item in schema] if isinstance(schema, list) else schema
+        filled: dict[str, Any] = {}
+        if _PLACEHOLDER in schema:
+            filled["$ref"] = f"#/$defs/router.{schema[_PLACEHOLDER]}"
+        for key, value in schema.items():
+            if key != _PLACEHOLDER:
+                filled[key] = _filled(value)
+        return filled
+    if isinstance(schema, list):
+        return [_filled(item) for item in schema]
+    return schema
 
 
 def _or_variable(schema: JsonSchemaValue) -> JsonSchemaValue:

@@ -11,21 +11,22 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from router.config.models import Config
-from router.config.problems import Document, in_order, inside, problems_of, widths_of
+from router.config.problems import Document, place_inside, problems_of, sort_problems, widths_of
 from router.config.validation import cross_checks
 from router.config.variables import substitute
-from router.config.yaml_tree import Node, Scalar, as_lists, parse, plain_data
+from router.config.yaml_tree import Node, Scalar, as_lists, parse_yaml, plain_data
 from router.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from router.registry import Location, Registry
+    from router.registry import KeyPath, Registry
 
 _TEXT_WANTED = {"string_type", "bytes_type", "path_type", "url_type"}
 _LIST_WANTED = {"tuple_type", "list_type", "set_type", "frozen_set_type"}
-_ROUNDS = 5  # rules inside rules show their faults one level at a time, at worst
+_ROUNDS = 5
+"""How often a configuration is validated: rules inside rules show their faults one level at a time, at worst."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,15 @@ class Loaded:
     fingerprint: str
     document: Document = field(repr=False, compare=False)
 
-    def problem(self, loc: Location, what: str, hint: str = "") -> Problem:
+    def problem(self, loc: KeyPath, what: str, hint: str = "") -> Problem:
         """Return a problem at a place of the file, for checks that come later: `("routes", 0, "match")`."""
         return self.document.problem(loc, what, hint)
 
     def debugged(self) -> Loaded:
         """Return this with a lake and a checkpoint of its own, unless the file says so already."""
-        return self if self.config.debug else replace(self, config=self.config.debugged())
+        if self.config.debug:
+            return self
+        return replace(self, config=self.config.debugged())
 
     def changed(self, **fields: object) -> Loaded:
         """Return this with other fields of the configuration, valid ones, as options of a command line give them."""
@@ -58,47 +61,60 @@ def load(path: Path, registry: Registry, *, environ: Mapping[str, str] = os.envi
     """Return the configuration of a file (or of `text` in its place); raise ConfigError with all its problems."""
     file = str(path)
     text = _read(path) if text is None else text.removeprefix("\ufeff")
-    written, problems = parse(text, file)
+    written, problems = parse_yaml(text, file)
     widths = widths_of(text)
     config = None
     if written is not None:
         document = Document(file, written, widths)
         filled, unset = substitute(written, environ, path.parent, file)
-        config, found = _validated(Document(file, filled, widths), registry)
-        problems = [*problems, *unset, *found]
+        config, faults = _validate(Document(file, filled, widths), registry)
+        problems = [*problems, *unset, *faults]
     if problems or written is None or config is None:
-        raise ConfigError(in_order(_inside(problem, widths) for problem in problems))
-    return Loaded(config.debugged() if config.debug else config, path, _fingerprint(written), document)
+        raise ConfigError(sort_problems(_moved_inside(problem, widths) for problem in problems))
+    if config.debug:
+        config = config.debugged()
+    return Loaded(config, path, _fingerprint(written), document)
 
 
 def _read(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8-sig")
     except OSError as error:
-        what, hint = f"cannot be read: {error.strerror}", "check the path and who may read it"
+        problem = Problem(
+            str(path), 1, 1, "", f"cannot be read: {error.strerror}", "check the path and who may read it"
+        )
     except UnicodeDecodeError as error:
-        what, hint = f"is not UTF-8 text (byte {error.start + 1})", "save the file as UTF-8"
-    raise ConfigError((Problem(str(path), 1, 1, "", what, hint),))
+        problem = Problem(str(path), 1, 1, "", f"is not UTF-8 text (byte {error.start + 1})", "save the file as UTF-8")
+    raise ConfigError((problem,))
 
 
-def _validated(document: Document, registry: Registry) -> tuple[Config | None, list[Problem]]:
-    """Return the configuration, and the problems of its fields and of what belongs together."""
-    config, problems, as_text = None, list[Problem](), frozenset[int]()
+def _validate(document: Document, registry: Registry) -> tuple[Config | None, list[Problem]]:
+    """Return the configuration, and the problems of its fields and of what belongs together.
+
+    What a text means can depend on the field: 0123 is a number for a port and text for a password, `a, b` may be a
+    list. So pydantic says what is wanted, and what was read otherwise is read again.
+    """
+    config = None
+    problems: list[Problem] = []
+    as_text: frozenset[int] = frozenset()
     for _ in range(_ROUNDS):
         data = plain_data(document.root, as_text)
         try:
-            config, problems = Config.model_validate(data, context={"resolve": registry.resolve}), []
+            config = Config.model_validate(data, context={"resolve": registry.resolve})
+            problems = []
             break
         except ValidationError as error:
-            wanted = as_text | _wanted_as_text(error, document)
-            lists = _wanted_as_list(error, document) - wanted  # what may be either is a text
+            more_as_text = as_text | _wanted_as_text(error, document)
+            # What may be either is a text.
+            lists = _wanted_as_list(error, document) - more_as_text
             problems = problems_of(error, document, registry.entries)
-        listed = as_lists(document.root, lists) if lists else document.root
-        if wanted == as_text and listed == document.root:
+        root = as_lists(document.root, lists) if lists else document.root
+        if more_as_text == as_text and root == document.root:
             break
-        as_text, document = wanted, replace(document, root=listed)
-    findings = cross_checks(document.root, registry)
-    problems += [document.problem(found.loc, found.what, found.hint, at_key=found.at_key) for found in findings]
+        as_text = more_as_text
+        document = replace(document, root=root)
+    for finding in cross_checks(document.root, registry):
+        problems.append(document.problem(finding.loc, finding.what, finding.hint, at_key=finding.at_key))
     return config, problems
 
 
@@ -107,16 +123,22 @@ def _wanted_as_text(error: ValidationError, document: Document) -> frozenset[int
 
     `password: ${PASSWORD}` with the value 0123 and `spark: {spark.ui.enabled: false}` are as good as quoted ones.
     """
-    lines = (line for line in error.errors(include_url=False) if line["type"] in _TEXT_WANTED)
-    nodes: list[Node] = [document.locate(line["loc"]).node for line in lines]
-    return frozenset(id(node) for node in nodes if isinstance(node, Scalar) and (node.text or node.tainted))
+    scalars = _scalars_with(error, document, _TEXT_WANTED)
+    return frozenset(id(scalar) for scalar in scalars if scalar.text or scalar.tainted)
 
 
 def _wanted_as_list(error: ValidationError, document: Document) -> frozenset[int]:
     """Return the scalars with a variable in them where a list is needed: `topics: ${TOPICS}` with `a,b`."""
-    lines = (line for line in error.errors(include_url=False) if line["type"] in _LIST_WANTED)
-    nodes = [document.locate(line["loc"]).node for line in lines]
-    return frozenset(id(node) for node in nodes if isinstance(node, Scalar) and node.tainted and not node.broken)
+    scalars = _scalars_with(error, document, _LIST_WANTED)
+    return frozenset(id(scalar) for scalar in scalars if scalar.tainted and not scalar.broken)
+
+
+def _scalars_with(error: ValidationError, document: Document, kinds: set[str]) -> Iterator[Scalar]:
+    """Yield the scalars about which pydantic has an error of some kinds."""
+    for line in error.errors(include_url=False):
+        node = document.locate(line["loc"]).node
+        if line["type"] in kinds and isinstance(node, Scalar):
+            yield node
 
 
 def _fingerprint(root: Node) -> str:
@@ -124,6 +146,6 @@ def _fingerprint(root: Node) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
-def _inside(problem: Problem, widths: tuple[int, ...]) -> Problem:
-    line, column = inside(widths, problem.line, problem.column)
+def _moved_inside(problem: Problem, widths: tuple[int, ...]) -> Problem:
+    line, column = place_inside(widths, problem.line, problem.column)
     return Problem(problem.file, line, column, problem.path, problem.what, problem.hint)

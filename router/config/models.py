@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
@@ -32,33 +33,35 @@ from router.table_options import TableOptions
 if TYPE_CHECKING:
     from router.locations import Location, TableLocation
 
-_SECONDS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
-_LONG_FORMS = {
-    "ms": ("millisecond", "milliseconds"),
-    "s": ("sec", "second", "seconds"),
-    "min": ("minute", "minutes"),
-    "h": ("hour", "hours"),
+_SECONDS = {
+    **dict.fromkeys(("ms", "millisecond", "milliseconds"), 0.001),
+    **dict.fromkeys(("s", "sec", "second", "seconds"), 1.0),
+    **dict.fromkeys(("min", "minute", "minutes"), 60.0),
+    **dict.fromkeys(("h", "hour", "hours"), 3600.0),
 }
-_UNITS = {word: unit for unit, words in _LONG_FORMS.items() for word in (unit, *words)}
+"""The length of each unit of an interval."""
 
 
 def interval(text: str) -> timedelta:
     """Return the length of `10 s`, `5 min`, `500 ms` or `1 h`; raise ValueError for anything else and for zero."""
     match = re.fullmatch(r"\s*([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([a-z]+)\s*", text)
-    if match is None or match[2] not in _UNITS or float(match[1]) == 0:
+    if match is None or match[2] not in _SECONDS or float(match[1]) == 0:
         raise ValueError("is not an interval; write a number and a unit: 500 ms, 10 s, 5 min, 1 h")
-    return timedelta(seconds=float(match[1]) * _SECONDS[_UNITS[match[2]]])
+    return timedelta(seconds=float(match[1]) * _SECONDS[match[2]])
 
 
 def moment(text: str) -> datetime:
     """Return a time written as ISO 8601; raise ValueError when it is not one or has no time zone."""
+    refusal = "is not a time with a zone; write ISO 8601: 2025-01-31T12:00:00Z"
+    # Python 3.10 does not know the Z.
+    text = re.sub(r"[zZ]$", "+00:00", text)
     try:
-        found = datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text))  # Python 3.10 does not know the Z
+        time = datetime.fromisoformat(text)
     except ValueError:
-        found = None
-    if found is None or found.tzinfo is None:
-        raise ValueError("is not a time with a zone; write ISO 8601: 2025-01-31T12:00:00Z")
-    return found
+        raise ValueError(refusal) from None
+    if time.tzinfo is None:
+        raise ValueError(refusal)
+    return time
 
 
 NAME_PATTERN = r"^[a-z][a-z0-9_]{0,63}$"
@@ -95,7 +98,9 @@ def _place(text: str) -> str:
 def _debug(place: str) -> str:
     """Return the place beside another one; within it where it is a whole bucket."""
     place = place.rstrip("/")
-    return f"{place}/_debug" if place.rpartition("://")[1] and place.count("/") == 2 else f"{place}_debug"
+    # Beside a bucket there would be another bucket.
+    is_bucket = "://" in place and place.count("/") == 2
+    return f"{place}/_debug" if is_bucket else f"{place}_debug"
 
 
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
@@ -105,7 +110,7 @@ TableName = Annotated[str, StringConstraints(pattern=TABLE_PATTERN)]
 BronzeName = Annotated[str, StringConstraints(pattern=BRONZE_PATTERN)]
 Percent = Annotated[str, AfterValidator(_percent)]
 Interval = Annotated[str, AfterValidator(_interval)]
-Place = Annotated[str, AfterValidator(_place)]
+StorageAddress = Annotated[str, AfterValidator(_place)]
 Moment = Annotated[str, AfterValidator(_moment)]
 
 
@@ -179,7 +184,9 @@ class DeltaSource(Model):
     """The rows of a Delta table as they come: as records with the row as JSON, those of a bronze table as received."""
 
     table: TableName
-    lake: Place | None = Field(default=None, description="where the table is; default: this configuration's lake")
+    lake: StorageAddress | None = Field(
+        default=None, description="where the table is; default: this configuration's lake"
+    )
     changes: bool = Field(
         default=False,
         description="rows that went or changed, too, from its change data: with `_change_type` (insert, delete, "
@@ -212,19 +219,20 @@ class Bronze(Model, TableOptions):
 
     @model_validator(mode="after")
     def _columns_of_bronze(self) -> Bronze:
-        fit = {
+        allowed = {
             "partition_by": ("topic", "partition"),
             "cluster_by": ("topic", "partition", "offset", "timestamp", "batch_id"),
             "comments": BRONZE_COLUMNS,
         }
-        for option, columns in fit.items():
-            if unfit := [name for name in getattr(self, option) if name not in columns]:
-                raise ValueError(f"`{option}` of bronze takes {', '.join(columns)}, not {unfit[0]}")
+        for option, columns in allowed.items():
+            for name in getattr(self, option):
+                if name not in columns:
+                    raise ValueError(f"`{option}` of bronze takes {', '.join(columns)}, not {name}")
         return self
 
 
-def _bronze(value: object) -> object:
-    """Take the name alone for the options of bronze."""
+def _as_table(value: object) -> object:
+    """Take the name of a table alone for its options."""
     return {"table": value} if isinstance(value, str) else value
 
 
@@ -244,7 +252,8 @@ class Source(Model):
             return topic in self.kafka.topics
         try:
             return re.fullmatch(self.kafka.pattern, topic) is not None
-        except re.error:  # what only Java's expressions have
+        except re.error:
+            # Spark takes the pattern as Java's, which has more than Python's.
             return False
 
 
@@ -327,19 +336,20 @@ class Lookup(Model):
 
     @model_validator(mode="after")
     def _one_table(self) -> Lookup:
-        given = [name for name in ("table", "let", "database", "rows") if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError(f"has {' and '.join(given) or 'no table'}; give one of table, let, database, rows")
+        sources = [name for name in ("table", "let", "database", "rows") if getattr(self, name) is not None]
+        if len(sources) != 1:
+            raise ValueError(f"has {' and '.join(sources) or 'no table'}; give one of table, let, database, rows")
         if self.table is not None and "/" not in self.table and not re.match(TABLE_PATTERN, self.table):
             raise ValueError("`table` is layer.table of the lake, or the address of a folder, which has a slash")
-        if both := sorted({*self.columns} & {*self.on}):
-            raise ValueError(f"`columns` names {both[0]}, which `on` has; the event has its value already")
-        if self.name in LOOKUPS_NOT:
+        keys = sorted({*self.columns} & {*self.on})
+        if keys:
+            raise ValueError(f"`columns` names {keys[0]}, which `on` has; the event has its value already")
+        if self.name in RECORD_COLUMNS:
             raise ValueError(f"a lookup cannot be called {self.name}: records have a column of that name")
         return self
 
 
-LOOKUPS_NOT = frozenset({"event", "key", "value", "topic", "partition", "offset", "timestamp", "headers"})
+RECORD_COLUMNS = frozenset({"event", "key", "value", "topic", "partition", "offset", "timestamp", "headers"})
 """Names of columns that every record has."""
 
 
@@ -362,7 +372,7 @@ class Route(Model):
 
     @model_validator(mode="after")
     def _one_heir(self) -> Route:
-        identities = [*self.shown_sinks.values()]
+        identities = list(self.shown_sinks.values())
         for name in identities:
             if identities.count(name) > 1:
                 raise ValueError(
@@ -388,9 +398,12 @@ class Route(Model):
         That is the part's name, numbered from the second of its kind on.
         """
         shown: dict[str, str] = {}
-        for place, sink in enumerate(self.sinks):
-            alike = sum(other.part_name == sink.part_name for other in self.sinks[:place])
-            name = f"{sink.part_name}_{alike + 1}" if alike else sink.part_name
+        numbers: Counter[str] = Counter()
+        for sink in self.sinks:
+            name = sink.part_name
+            numbers[name] += 1
+            if numbers[name] > 1:
+                name = f"{name}_{numbers[name]}"
             shown[name] = sink.was or name
         return shown
 
@@ -410,7 +423,7 @@ class ViewSource(Model):
 
     @model_validator(mode="after")
     def _one(self) -> ViewSource:
-        if sum(map(bool, (self.route, self.view, self.tables))) != 1:
+        if [bool(self.route), bool(self.view), bool(self.tables)].count(True) != 1:
             raise ValueError("give exactly one of route, view, tables")
         return self
 
@@ -419,7 +432,9 @@ def _view_source(value: object) -> object:
     """Take tables alone for a source of tables."""
     if isinstance(value, str):
         return {"tables": (value,)}
-    return {"tables": value} if isinstance(value, (list, tuple)) else value
+    if isinstance(value, (list, tuple)):
+        return {"tables": value}
+    return value
 
 
 class ViewExpectation(Model):
@@ -476,14 +491,14 @@ class View(Model):
 
     @model_validator(mode="after")
     def _one_time(self) -> View:
-        if sum(map(bool, (self.every, self.after, self.on_demand))) > 1:
+        if [bool(self.every), bool(self.after), self.on_demand].count(True) > 1:
             raise ValueError("give one of every, after, on_demand")
         return self
 
     @property
     def joined(self) -> frozenset[str]:
         """Return the tables that it reads beside those of `source`."""
-        return frozenset(self.tables.values()).union(*(one.joined for one in self.let))
+        return frozenset(self.tables.values()).union(*(let.joined for let in self.let))
 
     @property
     def commits(self) -> int | None:
@@ -493,7 +508,9 @@ class View(Model):
     @property
     def seconds(self) -> float | None:
         """Return after how many seconds it is refreshed; None where batches, or somebody, decide."""
-        return None if self.after or self.on_demand else interval(self.every or "60 s").total_seconds()
+        if self.after or self.on_demand:
+            return None
+        return interval(self.every or "60 s").total_seconds()
 
 
 def reads(view: View, other: View) -> bool:
@@ -502,7 +519,10 @@ def reads(view: View, other: View) -> bool:
         return view.source.view == other.name
     if any(template_pattern(other.into).fullmatch(name) for name in view.joined):
         return True
-    return any(templates_meet(as_template(glob), other.into) for glob in view.source.tables) and view is not other
+    # A pattern that also names the view's own tables leaves these out.
+    if view is other:
+        return False
+    return any(templates_meet(as_template(glob), other.into) for glob in view.source.tables)
 
 
 def as_template(glob: str) -> str:
@@ -650,54 +670,60 @@ class DeadLetters(Model):
     @property
     def largest_share(self) -> float | None:
         """Return the share as a number from 0 to 1; None where any may."""
-        return None if self.at_most is None else float(self.at_most.rstrip("% ")) / 100
-
-
-def _dead_letters(value: object) -> object:
-    """Take the name alone for a table without a limit."""
-    return {"table": value} if isinstance(value, str) else value
+        if self.at_most is None:
+            return None
+        return float(self.at_most.rstrip("% ")) / 100
 
 
 Shared = TypeVar("Shared", Expectation, Let)
 
 
-def shared(kind: type[Shared], given: object) -> dict[str, Shared]:
+def shared(kind: type[Shared], items: object) -> dict[str, Shared]:
     """Return what stands in a list by name. One that is at fault is reported where it stands, and nowhere else."""
-    found: dict[str, Shared] = {}
-    for one in given if isinstance(given, (list, tuple)) else ():
+    by_name: dict[str, Shared] = {}
+    for item in _as_list(items):
         try:
-            made = kind.model_validate(with_named(one, "let", found))
-            found[made.name] = made
+            model = kind.model_validate(with_named(item, "let", by_name))
         except ValidationError:
-            if isinstance(one, Mapping) and isinstance(name := one.get("name"), str):
-                found[name] = kind.model_construct(name=name, sql="true")
-    return found
+            # Whoever names it gets something that is in order.
+            name = item.get("name") if isinstance(item, Mapping) else None
+            if isinstance(name, str):
+                by_name[name] = kind.model_construct(name=name, sql="true")
+            continue
+        by_name[model.name] = model
+    return by_name
 
 
-def with_named(given: object, key: str, found: Mapping[str, Any]) -> object:
-    """Return a mapping with what is shared in the place of its name, or of names in a list."""
-    if not isinstance(given, Mapping) or key not in given:
-        return given
-    names = given[key]
+def with_named(options: object, key: str, by_name: Mapping[str, Any]) -> object:
+    """Return options with what is shared in the place of its name, or of names in a list."""
+    if not isinstance(options, Mapping) or key not in options:
+        return options
+    names = options[key]
     if isinstance(names, (list, tuple)):
-        return {**given, key: [found.get(one, one) if isinstance(one, str) else one for one in names]}
-    return {**given, key: found.get(names, names) if isinstance(names, str) else names}
+        return {**options, key: [_named(name, by_name) for name in names]}
+    return {**options, key: _named(names, by_name)}
 
 
-def _with_each(given: object, key: str, found: Mapping[str, Any]) -> object:
-    return [with_named(one, key, found) for one in given] if isinstance(given, (list, tuple)) else given
+def _named(name: object, by_name: Mapping[str, Any]) -> object:
+    """Return what a name stands for; anything that is no name, or not a known one, as it is."""
+    return by_name.get(name, name) if isinstance(name, str) else name
+
+
+def _as_list(value: object) -> list[object]:
+    """Return the items of a list; none of anything else, which the model refuses."""
+    return list(value) if isinstance(value, (list, tuple)) else []
 
 
 class Config(Model):
     """One router: a source, a decoder, routes and where everything goes."""
 
     name: HyphenedName
-    lake: Place = Field(description="folder or URI; the table layer.table lives at lake/layer/table")
+    lake: StorageAddress = Field(description="folder or URI; the table layer.table lives at lake/layer/table")
     storage_options: dict[str, SecretStr] = Field(default_factory=dict)
-    checkpoint: Place | None = Field(default=None, description="default: LAKE/_router/NAME")
+    checkpoint: StorageAddress | None = Field(default=None, description="default: LAKE/_router/NAME")
     source: Source
     decode: Decoder
-    bronze: Annotated[Bronze, BeforeValidator(_bronze, json_schema_input_type=BronzeName | Bronze)] | None = Field(
+    bronze: Annotated[Bronze, BeforeValidator(_as_table, json_schema_input_type=BronzeName | Bronze)] | None = Field(
         default=None, description="table of every record as received; bronze.{topic}: one for each topic"
     )
     expectations: tuple[Expectation, ...] = Field(
@@ -709,7 +735,7 @@ class Config(Model):
     routes: tuple[Route, ...] = ()
     views: tuple[View, ...] = Field(default=(), description="tables that are computed from other tables")
     dead_letter_options: Annotated[
-        DeadLetters, BeforeValidator(_dead_letters, json_schema_input_type=TableName | DeadLetters)
+        DeadLetters, BeforeValidator(_as_table, json_schema_input_type=TableName | DeadLetters)
     ] = Field(alias="dead_letters", description="table of what went nowhere else; {table, at_most}: with a limit")
     unmatched: Literal["dead_letters", "drop"] = "dead_letters"
     drop: Literal["nulls"] | None = Field(
@@ -749,31 +775,39 @@ class Config(Model):
 
     @model_validator(mode="before")
     @classmethod
-    def _with_shared(cls, given: object) -> object:
+    def _with_shared(cls, options: object) -> object:
         """Put expectations and queries in the place of their names in routes, lookups and views."""
-        if not isinstance(given, Mapping):
-            return given
-        expectations, lets = shared(Expectation, given.get("expectations")), shared(Let, given.get("let"))
-        made = dict(given)
-        if isinstance(routes := given.get("routes"), (list, tuple)):
-            routes = [with_named(route, "expect", expectations) for route in routes]
-            made["routes"] = [
-                {**route, "lookup": _with_each(route["lookup"], "let", lets)}
-                if isinstance(route, Mapping) and "lookup" in route
-                else route
-                for route in routes
-            ]
-        if "views" in given:
-            made["views"] = _with_each(given["views"], "let", lets)
-        if isinstance(own := given.get("let"), (list, tuple)):  # each knows those before it
-            made["let"] = [with_named(one, "let", shared(Let, own[:place])) for place, one in enumerate(own)]
-        return made
+        if not isinstance(options, Mapping):
+            return options
+        expectations = shared(Expectation, options.get("expectations"))
+        lets = shared(Let, options.get("let"))
+        filled = dict(options)
+        if isinstance(options.get("routes"), (list, tuple)):
+            routes: list[object] = []
+            for item in options["routes"]:
+                route = with_named(item, "expect", expectations)
+                if isinstance(route, Mapping) and isinstance(route.get("lookup"), (list, tuple)):
+                    lookups = [with_named(lookup, "let", lets) for lookup in route["lookup"]]
+                    route = {**route, "lookup": lookups}
+                routes.append(route)
+            filled["routes"] = routes
+        if isinstance(options.get("views"), (list, tuple)):
+            filled["views"] = [with_named(view, "let", lets) for view in options["views"]]
+        if isinstance(options.get("let"), (list, tuple)):
+            # Each knows those before it.
+            own: list[object] = []
+            for place, let in enumerate(options["let"]):
+                own.append(with_named(let, "let", shared(Let, options["let"][:place])))
+            filled["let"] = own
+        return filled
 
     @field_validator("decode", mode="before")
     @classmethod
     def _both(cls, value: object) -> object:
         """Take `{value: ..., key: ...}` for the options of the decoder `keyed`."""
-        return {"keyed": value} if isinstance(value, Mapping) and set(value) == {"value", "key"} else value
+        if isinstance(value, Mapping) and set(value) == {"value", "key"}:
+            return {"keyed": value}
+        return value
 
     @property
     def dead_letters(self) -> str:
@@ -782,7 +816,9 @@ class Config(Model):
 
     def all_sinks(self) -> Iterator[tuple[str, str, Sink]]:
         """Yield route, name and sink of each sink; the names are those that ids, tables and notes go by (`was`)."""
-        return ((route.identity, name, sink) for route in self.routes for name, sink in route.named_sinks.items())
+        for route in self.routes:
+            for name, sink in route.named_sinks.items():
+                yield route.identity, name, sink
 
     def with_sinks(self, keep: Callable[[str, str, Sink], bool]) -> Config:
         """Return this with some sinks only, and without bronze; `keep` is asked with route, name and sink of each.
@@ -826,11 +862,17 @@ class Config(Model):
 
     def lookups(self) -> dict[str, Lookup]:
         """Return the tables that routes look events up in, by name: routes that share a name share the table."""
-        return {lookup.name: lookup for route in self.routes for lookup in route.lookup}
+        by_name = {}
+        for route in self.routes:
+            for lookup in route.lookup:
+                by_name[lookup.name] = lookup
+        return by_name
 
     def detached_sinks(self) -> Iterator[tuple[str, str, ApplyingSink]]:
         """Yield route, name and sink of those that have a query of their own; a debugging run has none."""
-        for route, name, sink in self.all_sinks() if not self.debug else ():
+        if self.debug:
+            return
+        for route, name, sink in self.all_sinks():
             if isinstance(sink, ApplyingSink) and sink.detached:
                 yield route, name, sink
 
@@ -842,26 +884,36 @@ class Config(Model):
 
     def bronze_tables(self) -> BronzeTables | None:
         """Return which tables have every record as received."""
-        return BronzeTables(self.bronze.table, frozenset({self.dead_letters, self.ledger})) if self.bronze else None
+        if self.bronze is None:
+            return None
+        return BronzeTables(self.bronze.table, frozenset({self.dead_letters, self.ledger}))
 
     def table_options(self) -> dict[str, TableOptions]:
         """Return how tables are made, by target: `route/sink` and `/bronze`."""
-        found: dict[str, TableOptions] = {"/bronze": self.bronze} if self.bronze else {}
-        sinks = ((f"{route}/{name}", sink) for route, name, sink in self.all_sinks())
-        return found | {key: sink for key, sink in sinks if isinstance(sink, TableSink)}
+        options: dict[str, TableOptions] = {}
+        if self.bronze:
+            options["/bronze"] = self.bronze
+        for route, name, sink in self.all_sinks():
+            if isinstance(sink, TableSink):
+                options[f"{route}/{name}"] = sink
+        return options
 
     def locations(self) -> tuple[Location, ...]:
         """Return where tables lie that are not in the lake's layout; a debugging run has all of them in its lake."""
         if self.debug:
             return ()
         own = frozenset({self.dead_letters, self.ledger})
-        return tuple(location.at(names, own) for names, location in self._named() if names and location)
+        locations = []
+        for names, location in self._written():
+            if names and location:
+                locations.append(location.at(names, own))
+        return tuple(locations)
 
     def written_names(self) -> tuple[str, ...]:
         """Return the names, or templates of names, of the tables of sinks and of bronze; "" where only rows tell."""
-        return tuple(names for names, _ in self._named())
+        return tuple(names for names, _ in self._written())
 
-    def _named(self) -> Iterator[tuple[str, TableLocation | None]]:
+    def _written(self) -> Iterator[tuple[str, TableLocation | None]]:
         if self.bronze:
             yield self.bronze.table, self.bronze.location
         for _, _, sink in self.all_sinks():
@@ -888,10 +940,11 @@ class Config(Model):
 
 def names_of(sink: TableSink | MergingSink) -> str:
     """Return the one table of a sink, or the template of its tables; nothing where only its rows tell."""
-    if template := sink.table_template():
+    template = sink.table_template()
+    if template:
         return template
     try:
         table = sink.table()
-    except Exception:  # a Column cannot be made without a Spark session
+    except Exception:  # a Column cannot be made without a Spark session; `check --plan` makes it
         return ""
     return table if isinstance(table, str) else ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
     from pydantic_core import ErrorDetails
 
-    from router.registry import Entries, Location
+    from router.registry import Entries, KeyPath
 
 
-_ELSEWHERE: dict[Location, str] = {
+_ELSEWHERE: dict[KeyPath, str] = {
     ("sources",): "several topics are one source, `source: {kafka: {topics: [...]}}`, with a decoder each in "
     "`decode: {by_topic: {topics: {...}}}`",
 }
@@ -81,7 +81,7 @@ _WITHHELD = "its message is withheld, since the value is a secret or comes from 
 
 @dataclass(frozen=True)
 class _Fault:
-    """One error with its place; `member` says that it may be one of several ways to be wrong."""
+    """One error with its place. With `member` it is what one member of a union says of a value."""
 
     line: ErrorDetails
     place: LocatedNode
@@ -93,105 +93,151 @@ class _Fault:
 
 def problems_of(error: ValidationError, document: Document, entries: Entries) -> list[Problem]:
     """Return the problems of a configuration; what follows from a value that could not be had is left out."""
-    lines = [(line, document.locate(line["loc"])) for line in error.errors(include_url=False)]
-    faults = [_fault(line, place, document, entries) for line, place in lines if not _follows(line, place)]
-    return [
-        document.problem(first.line["loc"], what, first.hint, at_key=first.at_key) for first, what in _joined(faults)
-    ]
+    faults = []
+    for line in error.errors(include_url=False):
+        place = document.locate(line["loc"])
+        if not _follows_from_broken(line, place):
+            faults.append(_fault(line, place, document, entries))
+    problems = []
+    for fault in _join_members(faults):
+        problems.append(document.problem(fault.line["loc"], fault.what, fault.hint, at_key=fault.at_key))
+    return problems
 
 
-def _follows(line: ErrorDetails, place: LocatedNode) -> bool:
+def _follows_from_broken(line: ErrorDetails, place: LocatedNode) -> bool:
     """Say whether an error only repeats that a value is not known (an unset variable, say)."""
+    kind = line["type"]
     if isinstance(place.node, Scalar):
         return place.node.broken
-    if line["type"] == "too_short" and isinstance(place.node, Items):  # pydantic counts the good ones only
+    if kind == "too_short" and isinstance(place.node, Items):
+        # pydantic counts the good items only.
         return len(place.node.items) >= int(line.get("ctx", {}).get("min_length", 0))
-    about_all = line["type"] not in _EXPECTED and line["type"] not in {"missing", "extra_forbidden"}
-    return about_all and not line["type"].startswith(TRUSTED) and any(node.broken for _, node in _scalars(place.node))
+    # What a validator says of a whole value may come from anything in it.
+    if kind in _EXPECTED or kind in {"missing", "extra_forbidden"} or kind.startswith(TRUSTED):
+        return False
+    return any(node.broken for _, node in _scalars(place.node))
 
 
 def _fault(line: ErrorDetails, place: LocatedNode, document: Document, entries: Entries) -> _Fault:
-    kind, loc, context = line["type"], line["loc"], line.get("ctx", {})
+    """Return what is wrong in the words of the router, as far as they do not give a secret away."""
+    kind = line["type"]
+    loc = line["loc"]
+    context = line.get("ctx", {})
     if kind == "missing":
+        hint = f"add `{loc[-1]}`"
         meaning = description(entries, loc)
-        return _Fault(line, place, f"`{loc[-1]}` is missing", f"add `{loc[-1]}`" + (f": {meaning}" if meaning else ""))
+        if meaning:
+            hint += f": {meaning}"
+        return _Fault(line, place, f"`{loc[-1]}` is missing", hint)
     if kind == "extra_forbidden":
         hint = _ELSEWHERE.get(loc) or suggestion(str(loc[-1]), known_keys(entries, loc[:-1]), "known keys")
         return _Fault(line, place, "unknown key", hint, at_key=True)
     if kind.startswith(TRUSTED) and {"what", "hint", "at"} <= context.keys():
         return _Fault(line, place, context["what"], context["hint"], at_key=context["at"] == "key")
+
+    member = bool(place.left)
     expected = _expected(kind, context)
+    if expected and loc[-1:] == ("[key]",):
+        hint = "" if _is_hidden(entries, loc, place) else _nearest(place.node, context)
+        return _Fault(line, place, f"a key must be {expected}", hint, at_key=True, member=member)
+    if expected and _is_hidden(entries, loc, place):
+        return _Fault(line, place, f"must be {expected}", "", member=member)
     if expected:
-        is_key = loc[-1:] == ("[key]",)
-        hidden = is_secret(entries, loc) or (isinstance(place.node, Scalar) and place.node.tainted)
-        what = f"a key must be {expected}" if is_key else f"must be {expected}"
-        what += "" if hidden or is_key else f", not {_shown(place.node)}"
-        return _Fault(line, place, what, "" if hidden else _near(place.node, context), is_key, bool(place.left))
-    what = str(context.get("error", line["msg"])) if kind == "value_error" else line["msg"]
-    if _gives_away(what, _hidden_texts(line, place, document, entries)):
-        return _Fault(line, place, f"is not accepted ({kind})", _WITHHELD, member=bool(place.left))
-    return _Fault(line, place, what, "", member=bool(place.left))
+        message = f"must be {expected}, not {_shown(place.node)}"
+        return _Fault(line, place, message, _nearest(place.node, context), member=member)
+
+    # The message of a validator, which may be a plugin's.
+    message = line["msg"]
+    if kind == "value_error":
+        message = str(context.get("error", message))
+    if _gives_away(message, _hidden_texts(line, place, document, entries)):
+        return _Fault(line, place, f"is not accepted ({kind})", _WITHHELD, member=member)
+    return _Fault(line, place, message, "", member=member)
+
+
+def _is_hidden(entries: Entries, loc: KeyPath, place: LocatedNode) -> bool:
+    """Say whether no message may show a value: it is a secret, or comes from a variable."""
+    is_tainted = isinstance(place.node, Scalar) and place.node.tainted
+    return is_tainted or is_secret(entries, loc)
 
 
 def _expected(kind: str, context: dict[str, Any]) -> str:
-    """Return what a value must be, or nothing when only pydantic's own message tells."""
+    """Return what a value must be, or nothing if only pydantic's own message tells."""
     pattern = context.get("pattern")
-    known = {**context, "pattern": _PATTERNS.get(str(pattern), f"of the form {pattern}")}
+    values = {**context, "pattern": _PATTERNS.get(str(pattern), f"of the form {pattern}")}
     try:
-        return _EXPECTED.get(kind, "").format(**known)
-    except KeyError:  # a plugin's error of the same name, without the context
+        return _EXPECTED.get(kind, "").format(**values)
+    except KeyError:
+        # A plugin's error of the same name, without the context.
         return ""
 
 
 def _shown(node: Node) -> str:
-    if isinstance(node, Scalar):
-        text = node.text if len(node.text) <= 40 else node.text[:37] + "..."
-        return (repr(text) if isinstance(node.value, str) else text) or "empty"
-    return "a mapping" if isinstance(node, Keys) else f"a list of {len(node.items)}"
+    if isinstance(node, Keys):
+        return "a mapping"
+    if isinstance(node, Items):
+        return f"a list of {len(node.items)}"
+    text = node.text
+    if len(text) > 40:
+        text = f"{text[:37]}..."
+    if isinstance(node.value, str):
+        return repr(text)
+    return text or "empty"
 
 
-def _near(node: Node, context: dict[str, Any]) -> str:
+def _nearest(node: Node, context: dict[str, Any]) -> str:
     """Suggest the nearest of the texts that are allowed."""
     allowed = re.findall(r"'([^']*)'", str(context.get("expected", "")))
     if not allowed or not isinstance(node, Scalar):
         return ""
-    hint = suggestion(node.text, allowed)
-    return hint[: hint.index("?") + 1] if "?" in hint else ""
+    # All that are allowed stand in the message already: of the hint only the question is new.
+    question, mark, _ = suggestion(node.text, allowed).partition("?")
+    return f"{question}?" if mark else ""
 
 
-def _joined(faults: list[_Fault]) -> Iterator[tuple[_Fault, str]]:
+def _join_members(faults: list[_Fault]) -> Iterator[_Fault]:
     """Say once what is wrong with a value in several ways: every member of a union reports for itself.
 
     What is wrong further inside a value tells which member was meant, so the other members are not mentioned.
     """
-    inside = {f.place.path[:n] for f in faults for n in range(len(f.place.path))}
-    inside |= {f.place.path for f in faults if f.line["type"] == "missing"}
-    ways: dict[tuple[str, ...], list[_Fault]] = {}
+    with_fault_inside: set[tuple[str, ...]] = set()
+    for fault in faults:
+        path = fault.place.path
+        with_fault_inside |= {path[:length] for length in range(len(path))}
+        if fault.line["type"] == "missing":
+            with_fault_inside.add(path)
+    members: dict[tuple[str, ...], list[_Fault]] = {}
     for fault in faults:
         if not fault.member:
-            yield fault, fault.what
-        elif fault.place.path not in inside:
-            ways.setdefault(fault.place.path, []).append(fault)
-    for same in ways.values():
-        nearest = next((f for f in same if not f.what.startswith("must be ")), None)  # right type, refused by a check
-        yield (nearest, nearest.what) if nearest else _either(same)
+            yield fault
+        elif fault.place.path not in with_fault_inside:
+            members.setdefault(fault.place.path, []).append(fault)
+    for same in members.values():
+        # The right type, refused by a check, is nearer than a wrong type.
+        refused = [fault for fault in same if not fault.what.startswith("must be ")]
+        yield refused[0] if refused else _either(same)
 
 
-def _either(faults: list[_Fault]) -> tuple[_Fault, str]:
+def _either(faults: list[_Fault]) -> _Fault:
     """Say `must be this or that, not what it is`."""
-    expected = dict.fromkeys(fault.what.partition(", not ")[0].removeprefix("must be ") for fault in faults)
-    rest = "".join(faults[0].what.partition(", not ")[1:])
-    return next((f for f in faults if f.hint), faults[0]), f"must be {' or '.join(expected)}{rest}"
+    expected: dict[str, None] = {}
+    for fault in faults:
+        wanted, _, _ = fault.what.partition(", not ")
+        expected[wanted.removeprefix("must be ")] = None
+    _, separator, shown = faults[0].what.partition(", not ")
+    first = next((fault for fault in faults if fault.hint), faults[0])
+    return replace(first, what=f"must be {' or '.join(expected)}{separator}{shown}")
 
 
 def _hidden_texts(line: ErrorDetails, place: LocatedNode, document: Document, entries: Entries) -> list[str]:
     """Return the texts that a validator could see and no message may show: of the value and those beside it."""
-    beside = document.locate(place.path[:-1])
-    texts = [
-        node.text for path, node in _scalars(beside.node) if node.tainted or is_secret(entries, (*beside.path, *path))
-    ]
+    around = document.locate(place.path[:-1])
+    texts = []
+    for path, node in _scalars(around.node):
+        if node.tainted or is_secret(entries, (*around.path, *path)):
+            texts.append(node.text)
     if is_secret(entries, line["loc"]):
-        texts.extend(node.text for _, node in _scalars(place.node))
+        texts += [node.text for _, node in _scalars(place.node)]
     return texts
 
 
@@ -199,8 +245,11 @@ def _gives_away(message: str, hidden: list[str]) -> bool:
     """Say whether a message of a validator repeats a hidden text, or four characters of it in a row."""
     message = message.lower()
     runs = {message[start : start + 4] for start in range(len(message) - 3)}
-    texts = [text.lower() for text in hidden if text]
-    return any(text in message for text in texts) or any(run in text for run in runs for text in texts)
+    for text in hidden:
+        lowered = text.lower()
+        if lowered and (lowered in message or any(run in lowered for run in runs)):
+            return True
+    return False
 
 
 def _scalars(node: Node, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Scalar]]:
@@ -235,19 +284,22 @@ class Document:
     root: Node = field(repr=False)
     widths: tuple[int, ...] = field(repr=False)
 
-    def locate(self, loc: Location) -> LocatedNode:
+    def locate(self, loc: KeyPath) -> LocatedNode:
         """Walk a location as far as the document goes, past elements that it does not have."""
         place = LocatedNode((), (), self.root, None)
-        for element in map(str, loc):
-            place = _step(place, element)
+        for element in loc:
+            place = _step(place, str(element))
         return place
 
-    def problem(self, loc: Location, what: str, hint: str = "", *, at_key: bool = False) -> Problem:
+    def problem(self, loc: KeyPath, what: str, hint: str = "", *, at_key: bool = False) -> Problem:
         """Return a problem at the value (or the key) of a location, or at what is nearest to it."""
         place = self.locate(loc)
-        nothing = isinstance(place.node, Scalar) and place.node.plain and not place.node.text
-        spot = place.key if place.key is not None and (at_key or nothing) else place.node
-        line, column = inside(self.widths, spot.line, spot.column)
+        # An empty value stands nowhere: its key is shown.
+        is_nothing = isinstance(place.node, Scalar) and place.node.plain and not place.node.text
+        spot: Node | MappingEntry = place.node
+        if place.key is not None and (at_key or is_nothing):
+            spot = place.key
+        line, column = place_inside(self.widths, spot.line, spot.column)
         return Problem(self.file, line, column, printable(".".join(place.path)), printable(what), printable(hint))
 
 
@@ -256,13 +308,13 @@ def widths_of(text: str) -> tuple[int, ...]:
     return tuple(len(line) for line in _LINE_BREAK.split(text))
 
 
-def inside(widths: tuple[int, ...], line: int, column: int) -> tuple[int, int]:
+def place_inside(widths: tuple[int, ...], line: int, column: int) -> tuple[int, int]:
     """Return the nearest place inside the file: what is missing at its end has no place of its own."""
     line = max(1, min(line, len(widths)))
     return line, max(1, min(column, widths[line - 1] + 1))
 
 
-def in_order(problems: Iterable[Problem]) -> tuple[Problem, ...]:
+def sort_problems(problems: Iterable[Problem]) -> tuple[Problem, ...]:
     """Return problems in the order of the file; one that aliases repeat is said once."""
     unique = {(problem.line, problem.column, problem.what): problem for problem in reversed(list(problems))}
     return tuple(sorted(unique.values(), key=lambda problem: (problem.line, problem.column, problem.path)))
@@ -278,48 +330,69 @@ def _step(place: LocatedNode, element: str) -> LocatedNode:
     return LocatedNode(place.path, (*place.left, element), node, place.key)
 
 
-def annotations_at(entries: Entries, loc: Location) -> list[Any]:
+def annotations_at(entries: Entries, loc: KeyPath) -> list[Any]:
     """Return the types a location may have, or those of the nearest place around it that is known."""
     types: list[Any] = [Config]
     for element in loc:
-        inner = [found for kind in types for found in _inside(entries, kind, element)]
-        # pydantic puts the member of a union into a location: an element that leads nowhere is one
-        types = [member for kind in inner for member in _members(kind)] or types
+        members: list[Any] = []
+        for kind in types:
+            for inner in _inside(entries, kind, element):
+                members += _members(inner)
+        # pydantic puts the member of a union into a location: an element that leads nowhere is one.
+        types = members or types
     return types
 
 
-def known_keys(entries: Entries, loc: Location) -> set[str]:
+def _models_at(entries: Entries, loc: KeyPath) -> list[type[BaseModel]]:
+    return [kind for kind in annotations_at(entries, loc) if _is_model(kind)]
+
+
+def known_keys(entries: Entries, loc: KeyPath) -> set[str]:
     """Return the keys that the mapping at a location may have."""
-    models = (kind for kind in annotations_at(entries, loc) if _is_model(kind))
-    return {name for model in models for name in options_of(model)}
+    keys: set[str] = set()
+    for model in _models_at(entries, loc):
+        keys |= options_of(model).keys()
+    return keys
 
 
-def description(entries: Entries, loc: Location) -> str:
+def description(entries: Entries, loc: KeyPath) -> str:
     """Return what an option is for, as its model says it."""
-    models = (kind for kind in annotations_at(entries, loc[:-1]) if _is_model(kind))
-    fields = (options_of(model).get(str(loc[-1])) for model in models)
-    return next((field.description for field in fields if field and field.description), "")
+    for model in _models_at(entries, loc[:-1]):
+        field = options_of(model).get(str(loc[-1]))
+        if field and field.description:
+            return field.description
+    return ""
 
 
-def is_secret(entries: Entries, loc: Location) -> bool:
+def is_secret(entries: Entries, loc: KeyPath) -> bool:
     """Say whether the value at a location is declared a secret."""
-    kinds = (get_origin(kind) or kind for kind in annotations_at(entries, loc))
+    kinds = [get_origin(kind) or kind for kind in annotations_at(entries, loc)]
     return any(kind in {SecretStr, SecretBytes, Secret} for kind in kinds)
 
 
 def _inside(entries: Entries, kind: Any, element: int | str) -> Iterator[Any]:
-    """Return the types of one key or index of a type."""
-    origin, arguments = get_origin(kind), get_args(kind)
+    """Yield the types of one key or index of a type."""
     if _is_model(kind) and vars(kind).get("kind") and issubclass(kind, Part):
+        # A part is written as {name: options}.
         entry = entries[kind.kind].get(str(element))
-        yield from [entry.part] if entry else []
-    elif _is_model(kind):
+        if entry:
+            yield entry.part
+        return
+    if _is_model(kind):
         field = options_of(kind).get(str(element))
-        yield from [field.annotation] if field else []
-    elif isinstance(origin, type) and issubclass(origin, Mapping):
+        if field:
+            yield field.annotation
+        return
+    origin = get_origin(kind)
+    if not isinstance(origin, type):
+        return
+    arguments = get_args(kind)
+    if issubclass(origin, Mapping):
         yield arguments[1]
-    elif isinstance(origin, type) and issubclass(origin, Sequence) and str(element).isdecimal():
-        yield from (argument for argument in arguments if argument is not Ellipsis)
+    elif issubclass(origin, Sequence) and str(element).isdecimal():
+        for argument in arguments:
+            if argument is not Ellipsis:
+                yield argument
 
 
 def _members(kind: Any) -> Iterator[Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import combinations
 from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import ValidationError
@@ -15,7 +16,6 @@ from pydantic import ValidationError
 from router.addresses import SCHEMES, is_local, normalized
 from router.config.models import Bronze, Config, Let, Source, View, names_of, reads, shared, with_named
 from router.config.yaml_tree import Items, Keys, Node, Scalar, plain_data
-from router.locations import Location
 from router.parts import Part, Rule
 from router.registry import suggestion
 from router.sinks import MergingSink, Sink, TableSink
@@ -24,8 +24,8 @@ from router.table_names import BronzeTables, folded, may_collide, pieces_of, tem
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from router.registry import Location as Loc
-    from router.registry import Registry
+    from router.locations import Location
+    from router.registry import KeyPath, Registry
 
 
 P = TypeVar("P", bound=Part)
@@ -35,7 +35,7 @@ P = TypeVar("P", bound=Part)
 class Finding:
     """What a check found, and where."""
 
-    loc: Loc
+    loc: KeyPath
     what: str
     hint: str
     at_key: bool = False
@@ -51,7 +51,7 @@ def cross_checks(root: Node, registry: Registry) -> Iterator[Finding]:
     yield from _routes(root)
     yield from _unique_names(root, ("routes",), "route")
     yield from _unique_identities(root)
-    for index, _ in enumerate(_items(root, ("routes",))):
+    for index, _ in enumerate(_items_at(root, ("routes",))):
         yield from _unique_names(root, ("routes", index, "expect"), "expectation")
         yield from _unique_names(root, ("routes", index, "lookup"), "lookup")
     yield from _shared_lookups(root)
@@ -67,31 +67,35 @@ def cross_checks(root: Node, registry: Registry) -> Iterator[Finding]:
 
 
 def _source_kind(root: Node) -> Iterator[Finding]:
-    source, kinds = _at(root, ("source",)), list(Source.model_fields)
+    source = _node_at(root, ("source",))
     if not isinstance(source, Keys):
         return
-    given = [key for key in source.entries if key in kinds]
+    kinds = list(Source.model_fields)
+    written = [key for key in source.entries if key in kinds]
     if not source.entries:
         yield Finding(("source",), "names no kind", f"write one of: {', '.join(kinds)}")
-    for kind in (kind for kind in given if not _is_given(source, kind)):
-        yield Finding(("source", kind), "has no options", f"write {{{kind}: {{...}}}}", True)
-    for kind in given[1:]:
-        yield Finding(("source", kind), f"`{given[0]}` is the source already", f"keep one of: {', '.join(given)}", True)
+    for kind in written:
+        if not _has_value(source, kind):
+            yield Finding(("source", kind), "has no options", f"write {{{kind}: {{...}}}}", at_key=True)
+    for kind in written[1:]:
+        message = f"`{written[0]}` is the source already"
+        yield Finding(("source", kind), message, f"keep one of: {', '.join(written)}", at_key=True)
 
 
 def _topics(root: Node) -> Iterator[Finding]:
     loc = ("source", "kafka")
-    kafka = _at(root, loc)
+    kafka = _node_at(root, loc)
     if not isinstance(kafka, Keys):
         return
-    given = [key for key in ("topics", "pattern") if _is_given(kafka, key)]
-    if not given:
+    has_topics = _has_value(kafka, "topics")
+    has_pattern = _has_value(kafka, "pattern")
+    if not has_topics and not has_pattern:
         yield Finding(loc, "names no topics", "add `topics: [...]` or `pattern`")
-    if len(given) > 1:
-        yield Finding((*loc, "pattern"), "stands beside `topics`", "keep one of the two", True)
+    if has_topics and has_pattern:
+        yield Finding((*loc, "pattern"), "stands beside `topics`", "keep one of the two", at_key=True)
 
 
-_TO_KEY = {
+_KAFKA_OPTIONS_OF_ROUTER = {
     "kafka.bootstrap.servers": "write source.kafka.servers",
     "subscribe": "write source.kafka.topics",
     "subscribepattern": "write source.kafka.pattern",
@@ -113,7 +117,7 @@ _TO_KEY = {
 """Options that would work against the router, in lower case since Spark does not tell cases apart."""
 
 # https://spark.apache.org/docs/4.0.0/streaming/structured-streaming-kafka-integration.html
-_OF_SPARK = (
+_KAFKA_OPTIONS_OF_SPARK = (
     "failOnDataLoss",
     "fetchOffset.numRetries",
     "fetchOffset.retryIntervalMs",
@@ -129,44 +133,55 @@ _OF_SPARK = (
 
 def _kafka_options(root: Node) -> Iterator[Finding]:
     loc = ("source", "kafka", "options")
-    options = _at(root, loc)
-    for key in options.entries if isinstance(options, Keys) else ():
-        if key.lower() in _TO_KEY:
-            yield Finding((*loc, key), "this option belongs to the router", _TO_KEY[key.lower()], True)
-        elif key.lower() == "failondataloss" and _is_false(_at(root, (*loc, key))):
-            what = "Spark would pass over records that Kafka has deleted, without a word"
+    options = _node_at(root, loc)
+    if not isinstance(options, Keys):
+        return
+    of_spark = {name.lower() for name in _KAFKA_OPTIONS_OF_SPARK}
+    for key in options.entries:
+        # Spark does not tell cases apart.
+        name = key.lower()
+        if name in _KAFKA_OPTIONS_OF_ROUTER:
+            hint = _KAFKA_OPTIONS_OF_ROUTER[name]
+            yield Finding((*loc, key), "this option belongs to the router", hint, at_key=True)
+        elif name == "failondataloss" and _is_false(_node_at(root, (*loc, key))):
+            message = "Spark would pass over records that Kafka has deleted, without a word"
             hint = "take it away; a run stops where records are gone, and `--accept lost-records` goes on after them"
-            yield Finding((*loc, key), what, hint, True)
-        elif not key.lower().startswith("kafka.") and key.lower() not in map(str.lower, _OF_SPARK):
-            hint = f"one of the Kafka client is written `kafka.{key}`; {suggestion(key, _OF_SPARK, 'those of Spark')}"
-            yield Finding((*loc, key), "Spark would ignore this option", hint, True)
+            yield Finding((*loc, key), message, hint, at_key=True)
+        elif not name.startswith("kafka.") and name not in of_spark:
+            near = suggestion(key, _KAFKA_OPTIONS_OF_SPARK, "those of Spark")
+            hint = f"one of the Kafka client is written `kafka.{key}`; {near}"
+            yield Finding((*loc, key), "Spark would ignore this option", hint, at_key=True)
 
 
 def _files(root: Node) -> Iterator[Finding]:
     """Refuse a format of files and a decoder that do not go together, and options that only one of them has."""
     loc = ("source", "files")
-    files, decode = _at(root, loc), _at(root, ("decode",))
-    kind = _at(root, (*loc, "format"))
-    rows = isinstance(kind, Scalar) and kind.text != "lines"
-    by_rows = isinstance(decode, Keys) and "rows" in decode.entries
-    if by_rows and not rows:
-        what = "rows are those of files, and the source has none of a format with rows"
-        yield Finding(("decode",), what, "write source: {files: {path: ..., format: csv}}, or json, parquet, avro")
-    if rows and decode is not None and not by_rows:
+    file_format = _node_at(root, (*loc, "format"))
+    has_rows = isinstance(file_format, Scalar) and file_format.text != "lines"
+    decode = _node_at(root, ("decode",))
+    decodes_rows = isinstance(decode, Keys) and "rows" in decode.entries
+    if decodes_rows and not has_rows:
+        message = "rows are those of files, and the source has none of a format with rows"
+        yield Finding(("decode",), message, "write source: {files: {path: ..., format: csv}}, or json, parquet, avro")
+    if has_rows and decode is not None and not decodes_rows:
         yield Finding(("decode",), "files of a format with rows have their own columns", "write decode: {rows: {}}")
+
+    files = _node_at(root, loc)
     if not isinstance(files, Keys):
         return
-    for key, wanted in (("whole_files", False), ("schema_hints", True)):
-        if key in files.entries and rows is not wanted:
-            what = f"is for files {'with rows' if wanted else 'of lines'} only"
-            yield Finding((*loc, key), what, "take it away", True)
-    options = _at(root, (*loc, "options"))
-    for key in options.entries if isinstance(options, Keys) else ():
-        if key.lower() in _OF_FILES:
-            yield Finding((*loc, "options", key), "this option belongs to the router", _OF_FILES[key.lower()], True)
+    if has_rows and "whole_files" in files.entries:
+        yield Finding((*loc, "whole_files"), "is for files of lines only", "take it away", at_key=True)
+    if not has_rows and "schema_hints" in files.entries:
+        yield Finding((*loc, "schema_hints"), "is for files with rows only", "take it away", at_key=True)
+    options = _node_at(root, (*loc, "options"))
+    if isinstance(options, Keys):
+        for key in options.entries:
+            hint = _FILE_OPTIONS_OF_ROUTER.get(key.lower())
+            if hint:
+                yield Finding((*loc, "options", key), "this option belongs to the router", hint, at_key=True)
 
 
-_OF_FILES = {
+_FILE_OPTIONS_OF_ROUTER = {
     "cleansource": "write source.files.after",
     "sourcearchivedir": "write source.files.after",
     "maxfilespertrigger": "write source.files.files_per_batch",
@@ -177,83 +192,90 @@ _OF_FILES = {
 
 
 def _trigger_kind(root: Node) -> Iterator[Finding]:
-    trigger = _at(root, ("trigger",))
+    trigger = _node_at(root, ("trigger",))
     if not isinstance(trigger, Keys):
         return
-    chosen = [key for key in trigger.entries if key in {"once", "every", "continuous"} and _is_chosen(trigger, key)]
+    kinds = {"once", "every", "continuous"}
+    chosen = [key for key in trigger.entries if key in kinds and _is_switched_on(trigger, key)]
     if not chosen:
         hint = "write once: true, every: 10 s or continuous: true, or take `trigger` away"
         yield Finding(("trigger",), "chooses nothing", hint)
     for key in chosen[1:]:
-        yield Finding(("trigger", key), f"`{chosen[0]}` is the trigger already", "keep one of the two", True)
+        yield Finding(("trigger", key), f"`{chosen[0]}` is the trigger already", "keep one of the two", at_key=True)
 
 
 def _routes(root: Node) -> Iterator[Finding]:
-    routes = _at(root, ("routes",))
-    none = routes is None or (isinstance(routes, Items) and not routes.items)
-    if none and isinstance(root, Keys) and not _is_given(root, "bronze"):
+    if not isinstance(root, Keys) or _has_value(root, "bronze"):
+        return
+    routes = _node_at(root, ("routes",))
+    # Anything but a list is refused by the model.
+    if routes is None or (isinstance(routes, Items) and not routes.items):
         yield Finding(("routes",), "nothing would be written: no routes and no bronze", "add a route, or `bronze`")
 
 
-def _unique_names(root: Node, loc: Loc, noun: str) -> Iterator[Finding]:
+def _unique_names(root: Node, loc: KeyPath, noun: str) -> Iterator[Finding]:
+    """Refuse two things of one list with names that would make the same tables."""
     first: dict[str, tuple[int, Scalar]] = {}
-    for index, item in enumerate(_items(root, loc)):
-        name = item if isinstance(item, Scalar) else _at(item, ("name",))
+    for index, item in enumerate(_items_at(root, loc)):
+        # Where a name stands for something, the item itself is the name.
+        name = item if isinstance(item, Scalar) else _node_at(item, ("name",))
         if not isinstance(name, Scalar) or not name.text:
             continue
-        at, other = first.setdefault(underscored(name.text), (index, name))
-        if at != index:  # an alias is the same node
-            same = "the same name" if other.text == name.text else "a name that makes the same tables (- becomes _)"
-            yield Finding(
-                (*loc, index, *(("name",) if name is not item else ())),
-                f"the {noun} at line {other.line} has {same}",
-                "give each a name of its own",
-            )
+        first_index, first_name = first.setdefault(underscored(name.text), (index, name))
+        if first_index == index:
+            continue
+        same = "the same name"
+        if first_name.text != name.text:
+            same = "a name that makes the same tables (- becomes _)"
+        place: KeyPath = (*loc, index) if name is item else (*loc, index, "name")
+        yield Finding(place, f"the {noun} at line {first_name.line} has {same}", "give each a name of its own")
 
 
 def _unique_identities(root: Node) -> Iterator[Finding]:
     """Refuse two routes, or two sinks of a route, of which both are, or were, what one name stands for."""
+    routes = _items_at(root, ("routes",))
     first: dict[str, tuple[int, int]] = {}
-    for index, item in enumerate(_items(root, ("routes",))):
-        written = _at(item, ("was",)) or _at(item, ("name",))
-        if not isinstance(written, Scalar) or not written.text:
+    for index, route in enumerate(routes):
+        identity = _node_at(route, ("was",)) or _node_at(route, ("name",))
+        if not isinstance(identity, Scalar) or not identity.text:
             continue
-        other, line = first.setdefault(underscored(written.text), (index, written.line))
-        renamed = _is_given_text(item) or _is_given_text(_items(root, ("routes",))[other])
-        if other != index and renamed:
-            what = f"the route at line {line} is, or was, {written.text} as well"
-            yield Finding(
-                ("routes", index), what, "a name has one heir: give `was` to one of the two, and take new names"
-            )
+        first_index, line = first.setdefault(underscored(identity.text), (index, identity.line))
+        if first_index == index:
+            continue
+        # Two names that are the same, of which neither was given by `was`, are another check's.
+        if _is_renamed(route) or _is_renamed(routes[first_index]):
+            message = f"the route at line {line} is, or was, {identity.text} as well"
+            hint = "a name has one heir: give `was` to one of the two, and take new names"
+            yield Finding(("routes", index), message, hint)
 
 
-def _is_given_text(route: Node) -> bool:
-    return isinstance(_at(route, ("was",)), Scalar)
+def _is_renamed(route: Node) -> bool:
+    return isinstance(_node_at(route, ("was",)), Scalar)
 
 
 def _shared_lookups(root: Node) -> Iterator[Finding]:
     """Refuse lookups of different routes that have one name and are not the same: each is loaded once for all."""
     first: dict[str, tuple[int, int, Node]] = {}
-    for route, _ in enumerate(_items(root, ("routes",))):
-        for index, item in enumerate(_items(root, ("routes", route, "lookup"))):
-            name = _at(item, ("name",))
+    for route, item in enumerate(_items_at(root, ("routes",))):
+        for index, lookup in enumerate(_items_at(item, ("lookup",))):
+            name = _node_at(lookup, ("name",))
             if not isinstance(name, Scalar) or not name.text:
                 continue
-            at, _, other = first.setdefault(name.text, (route, name.line, item))
-            if at != route and plain_data(item) != plain_data(other):
-                what = f"route {at + 1} has another lookup of this name, at line {first[name.text][1]}"
-                yield Finding(("routes", route, "lookup", index, "name"), what, "write the same, or take another name")
+            first_route, line, first_lookup = first.setdefault(name.text, (route, name.line, lookup))
+            if first_route != route and plain_data(lookup) != plain_data(first_lookup):
+                message = f"route {first_route + 1} has another lookup of this name, at line {line}"
+                yield Finding(
+                    ("routes", route, "lookup", index, "name"), message, "write the same, or take another name"
+                )
 
 
 def _own_tables(root: Node) -> Iterator[Finding]:
     """Compare the tables that the router itself writes; the ledger has a default."""
-    names = _tables(root)
-    for index, key in enumerate(names):
-        for other in list(names)[:index]:
-            if names[key] == names[other]:
-                at = key if _at(root, (key,)) else other
-                what = f"`{key}` and `{other}` are the same table"
-                yield Finding((at,), what, "give each a table of its own")
+    for (other, other_table), (key, table) in combinations(_router_tables(root).items(), 2):
+        if table == other_table:
+            # A default has no place in the file.
+            place = key if _node_at(root, (key,)) else other
+            yield Finding((place,), f"`{key}` and `{other}` are the same table", "give each a table of its own")
 
 
 def _bronze_per_topic(root: Node) -> Iterator[Finding]:
@@ -262,31 +284,35 @@ def _bronze_per_topic(root: Node) -> Iterator[Finding]:
     if bronze is None or not bronze.per_topic:
         return
     if bronze.others in bronze.taken:
-        what = f"{bronze.others} is for topics that no table can be named after, and is another of the router's tables"
-        yield Finding(("bronze",), what, "give one of the two another name")
-    if _at(root, ("source", "files")):
+        message = (
+            f"{bronze.others} is for topics that no table can be named after, and is another of the router's tables"
+        )
+        yield Finding(("bronze",), message, "give one of the two another name")
+    if _node_at(root, ("source", "files")):
         yield Finding(("bronze",), "the topic of a file's lines is the file, and no name", "give bronze one table")
     yield from _topics_named(root, bronze.named_after, "bronze")
 
 
-def _topics_named(root: Node, named_after: Callable[[str], str | None], whose: str) -> Iterator[Finding]:
+def _topics_named(root: Node, table_of: Callable[[str], str | None], whose: str) -> Iterator[Finding]:
     """Refuse listed topics that name no table, or the same one as another; a message shows no value."""
     loc = ("source", "kafka", "topics")
     first: dict[str, Scalar] = {}
-    for index, topic in enumerate(_items(root, loc)):
+    for index, topic in enumerate(_items_at(root, loc)):
         if not isinstance(topic, Scalar) or topic.broken:
             continue
-        table = named_after(topic.text)
+        table = table_of(topic.text)
         if table is None:
-            what = f"{whose} has a table for each topic, and none can be named after this one"
-            yield Finding((*loc, index), what, NAMED_AFTER)
-        elif first.setdefault(table, topic).text != topic.text:
-            what = f"{whose} has a table for each topic, and this one and that at line {first[table].line}, "
-            what += f"column {first[table].column} would have the same"
-            yield Finding((*loc, index), what, NAMED_AFTER)
+            message = f"{whose} has a table for each topic, and none can be named after this one"
+            yield Finding((*loc, index), message, TOPIC_HINT)
+            continue
+        first_topic = first.setdefault(table, topic)
+        if first_topic.text != topic.text:
+            place = f"line {first_topic.line}, column {first_topic.column}"
+            message = f"{whose} has a table for each topic, and this one and that at {place} would have the same"
+            yield Finding((*loc, index), message, TOPIC_HINT)
 
 
-NAMED_AFTER = (
+TOPIC_HINT = (
     "a table's name has small letters, digits and underscores, and hyphens of a topic become underscores; name one "
     "table for all topics, or read this one with a configuration of its own"
 )
@@ -295,98 +321,124 @@ NAMED_AFTER = (
 def _fixed_tables(root: Node, registry: Registry) -> Iterator[Finding]:
     """Refuse a sink that would write among the router's own rows."""
     bronze = _bronze(root)
-    own = {table: key for key, table in _tables(root).items() if key != "bronze"}
-    for route, item in enumerate(_items(root, ("routes",))):
-        for sink, node in enumerate(_items(item, ("sinks",))):
-            table = _fixed_table(node, registry)
-            key = "bronze" if bronze and table in bronze else own.get(table)
-            if key:
-                loc = ("routes", route, "sinks", sink)
-                yield Finding(loc, f"the sink writes to the table of `{key}`", "give the sink a table of its own")
+    keys = {table: key for key, table in _router_tables(root).items() if key != "bronze"}
+    for loc, node in _sink_nodes(root):
+        table = _fixed_table(node, registry)
+        key = keys.get(table)
+        if bronze and table in bronze:
+            key = "bronze"
+        if key:
+            yield Finding(loc, f"the sink writes to the table of `{key}`", "give the sink a table of its own")
 
 
 def _shared_tables(root: Node, registry: Registry) -> Iterator[Finding]:
     """Refuse templates with which rows that differ in a field could meet in one table."""
-    topics = [topic.text for topic in _items(root, ("source", "kafka", "topics")) if isinstance(topic, Scalar)]
-    listed = {"topic": frozenset(map(underscored, topics))} if topics else {}
-    for route, item in enumerate(_items(root, ("routes",))):
-        rule = _resolved(registry, Rule, _at(item, ("match",)))  # type: ignore[type-abstract]
-        for index, node in enumerate(_items(item, ("sinks",))):
-            sink = _resolved(registry, Sink, node)
-            template = sink.table_template() if isinstance(sink, (TableSink, MergingSink)) else None
-            if sink is None or template is None:
-                continue
-            if may_collide(template, {**listed, **(rule.known_values() if rule else {})}):
-                what = "events that differ in its fields could name one table: a_b and c, a and b_c both make a_b_c"
-                loc = ("routes", route, "sinks", index, sink.part_name, "table")
-                yield Finding(loc, what, APART)
-            if any(field == "topic" for field, _ in pieces_of(template)):
-                yield from _topics_named(root, partial(_named_after, template), "a sink")
+    listed: dict[str, frozenset[str]] = {}
+    topics = [topic.text for topic in _items_at(root, ("source", "kafka", "topics")) if isinstance(topic, Scalar)]
+    if topics:
+        listed["topic"] = frozenset(underscored(topic) for topic in topics)
+    for loc, node in _sink_nodes(root):
+        sink = _resolved(registry, Sink, node)
+        if not isinstance(sink, (TableSink, MergingSink)):
+            continue
+        template = sink.table_template()
+        if template is None:
+            continue
+        # A rule can list the values of a field: then none of them can be mistaken for another.
+        known_values = dict(listed)
+        rule = _resolved(registry, Rule, _node_at(root, (*loc[:2], "match")))  # type: ignore[type-abstract]
+        if rule:
+            known_values |= rule.known_values()
+        if may_collide(template, known_values):
+            message = "events that differ in its fields could name one table: a_b and c, a and b_c both make a_b_c"
+            yield Finding((*loc, sink.part_name, "table"), message, COLLISION_HINT)
+        if any(field == "topic" for field, _ in pieces_of(template)):
+            yield from _topics_named(root, partial(_table_of_topic, template), "a sink")
 
 
 def _views(root: Node, registry: Registry) -> Iterator[Finding]:
     """Refuse views of what is not there, views that write what others write, and circles."""
-    routes = [name.text for item in _items(root, ("routes",)) if isinstance(name := _at(item, ("name",)), Scalar)]
-    views, lets = dict[str, View](), shared(Let, [plain_data(item) for item in _items(root, ("let",))])
-    for index, item in enumerate(_items(root, ("views",))):
-        with suppress(ValidationError):
-            view = View.model_validate(with_named(plain_data(item), "let", lets))
-            views[view.name] = view
-            if view.source.route and view.source.route not in routes:
-                hint = suggestion(view.source.route, routes, "the routes")
-                yield Finding(("views", index, "from", "route"), "there is no such route", hint)
-    taken = {**{table: f"`{key}`" for key, table in _tables(root).items()}, **_sink_tables(root, registry)}
-    for index, item in enumerate(_items(root, ("views",))):
-        name = _at(item, ("name",))
-        if not isinstance(name, Scalar) or name.text not in views:
-            continue
-        view = views[name.text]
+    views_by_index = _readable_views(root)
+    views = {view.name: view for view in views_by_index.values()}
+    routes = _route_names(root)
+    tables = {table: f"`{key}`" for key, table in _router_tables(root).items()}
+    tables |= _sink_tables(root, registry)
+    for index, view in views_by_index.items():
         loc = ("views", index)
+        if view.source.route and view.source.route not in routes:
+            hint = suggestion(view.source.route, routes, "the routes")
+            yield Finding((*loc, "from", "route"), "there is no such route", hint)
         if view.source.view and view.source.view not in views:
-            yield Finding(
-                (*loc, "from", "view"), "there is no such view", suggestion(view.source.view, views, "the views")
-            )
-        for table, whose in taken.items():
+            hint = suggestion(view.source.view, views, "the views")
+            yield Finding((*loc, "from", "view"), "there is no such view", hint)
+        for table, whose in tables.items():
             if templates_meet(view.into, table):
-                what = f"it could name a table of {whose}: {table}"
-                yield Finding(
-                    (*loc, "into"), what, "give the tables of views a layer, or names, of their own: gold.{table}_x"
-                )
-        for other in list(views.values())[: list(views).index(view.name)]:
+                message = f"it could name a table of {whose}: {table}"
+                hint = "give the tables of views a layer, or names, of their own: gold.{table}_x"
+                yield Finding((*loc, "into"), message, hint)
+        for other in views.values():
+            # Of two that meet the later one is at fault.
+            if other.name == view.name:
+                break
             if templates_meet(view.into, other.into):
-                what = f"it could name a table of the view {other.name}: {other.into}"
-                yield Finding((*loc, "into"), what, "give each view names of its own: gold.{table}_x")
-        if circle := _circle(view, views):
-            yield Finding((*loc, "from"), f"the views read each other in a circle: {' -> '.join(circle)}", "break it")
+                message = f"it could name a table of the view {other.name}: {other.into}"
+                yield Finding((*loc, "into"), message, "give each view names of its own: gold.{table}_x")
+        circle = _circle(view, views)
+        if circle:
+            message = f"the views read each other in a circle: {' -> '.join(circle)}"
+            yield Finding((*loc, "from"), message, "break it")
+
+
+def _readable_views(root: Node) -> dict[int, View]:
+    """Return the views by their place, those at fault left out: these are reported already."""
+    lets = shared(Let, [plain_data(item) for item in _items_at(root, ("let",))])
+    views: dict[int, View] = {}
+    for index, item in enumerate(_items_at(root, ("views",))):
+        with suppress(ValidationError):
+            views[index] = View.model_validate(with_named(plain_data(item), "let", lets))
+    return views
+
+
+def _route_names(root: Node) -> list[str]:
+    names = []
+    for item in _items_at(root, ("routes",)):
+        name = _node_at(item, ("name",))
+        if isinstance(name, Scalar):
+            names.append(name.text)
+    return names
 
 
 def _sink_tables(root: Node, registry: Registry) -> dict[str, str]:
     """Return the tables, or templates of tables, that sinks write, and whose they are."""
-    found = dict[str, str]()
-    for item in _items(root, ("routes",)):
-        name = _at(item, ("name",))
-        for node in _items(item, ("sinks",)):
-            sink = _resolved(registry, Sink, node)
-            if isinstance(sink, (TableSink, MergingSink)) and (names := names_of(sink)):
-                found[names] = f"the route {name.text if isinstance(name, Scalar) else ''}"
-    return found
+    tables: dict[str, str] = {}
+    for loc, node in _sink_nodes(root):
+        sink = _resolved(registry, Sink, node)
+        if not isinstance(sink, (TableSink, MergingSink)):
+            continue
+        names = names_of(sink)
+        if names:
+            route = _node_at(root, (*loc[:2], "name"))
+            tables[names] = f"the route {route.text if isinstance(route, Scalar) else ''}"
+    return tables
 
 
 def _circle(view: View, views: dict[str, View]) -> list[str]:
-    """Return the views of a circle that begins with one, by name; nothing where there is none."""
-    way, ends = [(view, [view.name])], list[str]()
-    while way and not ends:
-        one, path = way.pop()
+    """Return the views of a circle that begins with one, by name; nothing if there is none."""
+    # Ways from the view to what it reads, each with the names on it; the last way is followed first.
+    ways = [(view, [view.name])]
+    while ways:
+        end, names = ways.pop()
         for other in views.values():
-            if reads(one, other):
-                if other.name == view.name:
-                    ends = [*path, other.name]
-                elif other.name not in path:
-                    way.append((other, [*path, other.name]))
-    return ends
+            if not reads(end, other):
+                continue
+            if other.name == view.name:
+                return [*names, other.name]
+            if other.name not in names:
+                ways.append((other, [*names, other.name]))
+    return []
 
 
-APART = (
+COLLISION_HINT = (
     "leave one field; or let `select` make one column of them and name that; or limit one with `match: {field: "
     "{column: ..., one_of: [...]}}`; or write `collisions: accept`"
 )
@@ -394,114 +446,146 @@ APART = (
 
 def _locations(root: Node, registry: Registry) -> Iterator[Finding]:
     """Refuse locations in which two tables could lie in one place, or one within another."""
-    first = dict[Location, Node]()
-    for loc, found in _located(root, registry):
-        at = (*loc, "location")
-        if fault := found.faults():
-            yield Finding(at, fault, PLACES)
+    first: dict[Location, Node] = {}
+    for loc, location in _written_locations(root, registry):
+        place = (*loc, "location")
+        fault = location.faults()
+        if fault:
+            yield Finding(place, fault, LOCATION_HINT)
         else:
-            yield from (Finding(at, *told) for told in _conflicts(root, found, first))
-        if (node := _at(root, at)) is not None:
-            first[found] = node
+            for message, hint in _conflicts(root, location, first):
+                yield Finding(place, message, hint)
+        node = _node_at(root, place)
+        if node is not None:
+            first[location] = node
 
 
-def _conflicts(root: Node, found: Location, first: dict[Location, Node]) -> Iterator[tuple[str, str]]:
+def _conflicts(root: Node, location: Location, first: dict[Location, Node]) -> Iterator[tuple[str, str]]:
     """Yield what a location has in common with the places of lake, checkpoint and locations before it, and a hint."""
     for key, place in _own_places(root):
-        if found.overlaps(place):
-            yield f"a table could lie within `{key}`, or that within the table", PLACES
+        if location.overlaps(place):
+            yield f"a table could lie within `{key}`, or that within the table", LOCATION_HINT
     for other, node in first.items():
-        if found.bucket and found.bucket == other.bucket and found.options != other.options:
-            what = f"the bucket {found.bucket} has other options at line {node.line}, and Spark takes one set for each"
-            yield what, "give both the same `storage_options`, or each a bucket"
-        if (other.names, other.place) == (found.names, found.place) or other.faults():
+        if location.bucket and location.bucket == other.bucket and location.options != other.options:
+            message = f"the bucket {location.bucket} has other options at line {node.line}"
+            hint = "give both the same `storage_options`, or each a bucket"
+            yield f"{message}, and Spark takes one set for each", hint
+        # Two sinks may write one table, at one place.
+        if (other.names, other.place) == (location.names, location.place) or other.faults():
             continue
-        if found.meets(other):
+        if location.meets(other):
             hint = "a table has one place, whoever writes it: give both the same `location`"
             yield f"a table could have this location, and that at line {node.line}", hint
-        elif found.overlaps(other.place):
-            yield f"a table could lie where one does by the location at line {node.line}, or within it", PLACES
-    if found.options and found.bucket is None and not is_local(found.place) and _beside_the_lake(root, found):
-        what = "the lake is in the same kind of storage, and Spark knows one set of options for all buckets of no name"
-        yield what, "take `storage_options` away; or give one bucket, and the field in the path"
+        elif location.overlaps(other.place):
+            yield f"a table could lie where one does by the location at line {node.line}, or within it", LOCATION_HINT
+    # Spark is told the options of a location by its bucket: without one they are those of the storage.
+    has_own_options = location.options and location.bucket is None and not is_local(location.place)
+    if has_own_options and _shares_storage_with_lake(root, location):
+        message = (
+            "the lake is in the same kind of storage, and Spark knows one set of options for all buckets of no name"
+        )
+        yield message, "take `storage_options` away; or give one bucket, and the field in the path"
 
 
-PLACES = "give every table a folder of its own, beside the lake: s3://bucket/games/{table}"
+LOCATION_HINT = "give every table a folder of its own, beside the lake: s3://bucket/games/{table}"
 
 
-def _located(root: Node, registry: Registry) -> Iterator[tuple[Loc, Location]]:
+def _written_locations(root: Node, registry: Registry) -> Iterator[tuple[KeyPath, Location]]:
     """Yield the locations of bronze and of sinks, each with where its part stands."""
-    written = _at(root, ("bronze",))
+    written = _node_at(root, ("bronze",))
     if isinstance(written, Keys) and "location" in written.entries:
         with suppress(ValidationError):
             bronze = Bronze.model_validate(plain_data(written))
             if bronze.location:
                 yield ("bronze",), bronze.location.at(bronze.table)
-    for route, item in enumerate(_items(root, ("routes",))):
-        for index, node in enumerate(_items(item, ("sinks",))):
-            sink = _resolved(registry, Sink, node)
-            if isinstance(sink, (TableSink, MergingSink)) and sink.location:
-                yield ("routes", route, "sinks", index, sink.part_name), sink.location.at(names_of(sink))
+    for loc, node in _sink_nodes(root):
+        sink = _resolved(registry, Sink, node)
+        if isinstance(sink, (TableSink, MergingSink)) and sink.location:
+            yield (*loc, sink.part_name), sink.location.at(names_of(sink))
 
 
 def _own_places(root: Node) -> Iterator[tuple[str, str]]:
     """Yield the places of lake and checkpoint, as far as they are given and can be used."""
     for key in ("lake", "checkpoint"):
-        node = _at(root, (key,))
+        node = _node_at(root, (key,))
         if isinstance(node, Scalar) and node.text and not node.broken:
             with suppress(ValueError):
                 yield key, normalized(node.text)
 
 
-def _beside_the_lake(root: Node, found: Location) -> bool:
-    """Say whether the lake is in the same kind of storage."""
-    lake = _at(root, ("lake",))
-    scheme = lake.text.partition("://")[0].lower() if isinstance(lake, Scalar) else ""
-    return SCHEMES.get(scheme) == SCHEMES.get(found.place.partition("://")[0].lower()) is not None
+def _shares_storage_with_lake(root: Node, location: Location) -> bool:
+    """Say whether a location is in the same kind of storage as the lake."""
+    lake = _node_at(root, ("lake",))
+    if not isinstance(lake, Scalar):
+        return False
+    kind = _storage_kind(location.place)
+    return kind is not None and _storage_kind(lake.text) == kind
 
 
-def _named_after(template: str, topic: str) -> str:
-    """Return the table of a topic, as far as a template tells; the topic where it makes no name."""
-    made = (underscored(topic) if field == "topic" else text or "x" for field, text in pieces_of(template))
-    return folded("".join(made)) or topic
+def _storage_kind(place: str) -> str | None:
+    scheme, _, _ = place.partition("://")
+    return SCHEMES.get(scheme.lower())
+
+
+def _table_of_topic(template: str, topic: str) -> str:
+    """Return the table of a topic, as far as a template tells; the topic if it makes no name."""
+    name = ""
+    for field, text in pieces_of(template):
+        # What other fields hold is not known: any text stands for it.
+        name += underscored(topic) if field == "topic" else text or "x"
+    return folded(name) or topic
+
+
+def _sink_nodes(root: Node) -> Iterator[tuple[KeyPath, Node]]:
+    """Yield the sinks of all routes, each with where it stands."""
+    for route, item in enumerate(_items_at(root, ("routes",))):
+        for index, node in enumerate(_items_at(item, ("sinks",))):
+            yield ("routes", route, "sinks", index), node
 
 
 def _resolved(registry: Registry, family: type[P], node: Node | None) -> P | None:
-    """Return the part that a node means; None where it is at fault, which is reported already."""
+    """Return the part that a node means; None if it is at fault, which is reported already."""
+    if node is None:
+        return None
     try:
-        return registry.resolve(family, plain_data(node)) if node is not None else None
+        return registry.resolve(family, plain_data(node))
     except ValidationError:
         return None
 
 
 def _fixed_table(node: Node, registry: Registry) -> str:
-    """Return the one table a sink writes to, or nothing when that is not known here."""
-    part = _resolved(registry, Sink, node)
-    try:
-        table = part.table() if isinstance(part, (TableSink, MergingSink)) else ""
-    except Exception:  # a Column cannot be made without a Spark session; `check --plan` makes it
+    """Return the one table a sink writes to, or nothing if that is not known here."""
+    sink = _resolved(registry, Sink, node)
+    if not isinstance(sink, (TableSink, MergingSink)):
         return ""
-    return table if isinstance(table, str) else ""
+    names = names_of(sink)
+    return "" if "{" in names else names
 
 
-def _tables(root: Node) -> dict[str, str]:
-    found = {key: _at(root, (key,)) for key in ("bronze", "dead_letters", "ledger")}
-    for key in ("bronze", "dead_letters"):
-        if isinstance(found[key], Keys):
-            found[key] = _at(root, (key, "table"))
-    names = {key: node.text for key, node in found.items() if isinstance(node, Scalar) and node.text}
-    default = {} if found["ledger"] else {"ledger": str(Config.model_fields["ledger"].default)}
-    return {**names, **default}
+def _router_tables(root: Node) -> dict[str, str]:
+    """Return the tables that the router itself writes, by their keys; the ledger last if it has its default."""
+    tables: dict[str, str] = {}
+    for key in ("bronze", "dead_letters", "ledger"):
+        node = _node_at(root, (key,))
+        if key != "ledger" and isinstance(node, Keys):
+            node = _node_at(node, ("table",))
+        if isinstance(node, Scalar) and node.text:
+            tables[key] = node.text
+    if _node_at(root, ("ledger",)) is None:
+        tables["ledger"] = str(Config.model_fields["ledger"].default)
+    return tables
 
 
 def _bronze(root: Node) -> BronzeTables | None:
     """Return the tables of bronze, as far as the configuration names any."""
-    names = _tables(root)
-    bronze = names.pop("bronze", None)
-    return BronzeTables(bronze, frozenset(names.values())) if bronze else None
+    tables = _router_tables(root)
+    bronze = tables.pop("bronze", None)
+    if bronze is None:
+        return None
+    return BronzeTables(bronze, frozenset(tables.values()))
 
 
-def _at(root: Node, loc: Loc) -> Node | None:
+def _node_at(root: Node, loc: KeyPath) -> Node | None:
     node: Node | None = root
     for element in loc:
         if isinstance(node, Keys):
@@ -514,22 +598,24 @@ def _at(root: Node, loc: Loc) -> Node | None:
     return node
 
 
-def _items(root: Node, loc: Loc) -> Sequence[Node]:
-    node = _at(root, loc)
+def _items_at(root: Node, loc: KeyPath) -> Sequence[Node]:
+    node = _node_at(root, loc)
     return node.items if isinstance(node, Items) else ()
 
 
-def _is_given(node: Keys, key: str) -> bool:
+def _has_value(node: Keys, key: str) -> bool:
     """Say whether a key has a value other than null and the empty list."""
-    value = _at(node, (key,))
+    value = _node_at(node, (key,))
     if isinstance(value, Scalar):
         return value.value is not None
-    return value is not None and not (isinstance(value, Items) and not value.items)
+    if isinstance(value, Items):
+        return bool(value.items)
+    return value is not None
 
 
-def _is_chosen(node: Keys, key: str) -> bool:
+def _is_switched_on(node: Keys, key: str) -> bool:
     """Say whether a kind of trigger is switched on: `once: false` is not."""
-    return _is_given(node, key) and not _is_false(_at(node, (key,)))
+    return _has_value(node, key) and not _is_false(_node_at(node, (key,)))
 
 
 def _is_false(value: Node | None) -> bool:

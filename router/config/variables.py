@@ -61,8 +61,11 @@ class _Substitution:
             entries = node.entries.items()
             return replace(node, entries={key: self._entry(entry, (*path, key)) for key, entry in entries})
         if isinstance(node, Items):
-            return replace(node, items=tuple(self.of(item, (*path, str(i))) for i, item in enumerate(node.items)))
-        return self._scalar(node, path) if "${" in node.text else node
+            items = [self.of(item, (*path, str(index))) for index, item in enumerate(node.items)]
+            return replace(node, items=tuple(items))
+        if "${" in node.text:
+            return self._scalar(node, path)
+        return node
 
     def _entry(self, entry: MappingEntry, path: tuple[str, ...]) -> MappingEntry:
         return replace(entry, value=self.of(entry.value, path))
@@ -75,8 +78,9 @@ class _Substitution:
             place = printable(".".join(path))
             self.problems.append(Problem(self._file, node.line, node.column, place, unknown.what, unknown.hint))
             return replace(node, value="", tainted=tainted, broken=True)
-        alone = tainted and node.plain and _TOKEN.fullmatch(node.text)
-        return replace(node, text=text, value=typed(text) if alone else text, tainted=tainted)
+        # One variable and nothing else has the type of its text: `port: ${PORT}` is a number.
+        is_alone = tainted and node.plain and _TOKEN.fullmatch(node.text)
+        return replace(node, text=text, value=typed(text) if is_alone else text, tainted=tainted)
 
     def _value(self, token: re.Match[str]) -> str:
         if token[0] == "$${":
@@ -94,9 +98,11 @@ class _Substitution:
         named = _NAMED.fullmatch(reference)
         if named is None:
             raise _UnresolvedError("this is not a variable", _FORMS)
-        name, default = named["name"], named["default"]
+        name = named["name"]
+        default = named["default"]
         value = self._environ.get(name)
         if default is not None:
+            # As in a shell, the default also stands for an empty value.
             return value or default.removeprefix(":-")
         if value is None:
             raise _UnresolvedError(f"the variable {name} is not set", f"set it, or give a default: ${{{name}:-...}}")
@@ -116,6 +122,7 @@ def _content(path: Path) -> str:
         return content.decode("utf-8-sig").removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError:
         raise _UnresolvedError(f"{shown} is not UTF-8 text", "name a file that holds the value as text") from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+    except (OSError, ValueError) as error:
+        # A ValueError is a NUL in the path.
         reason = error.strerror if isinstance(error, OSError) else "not a path"
         raise _UnresolvedError(f"{shown} cannot be read: {reason}", "check the path and who may read it") from None

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 Value = str | int | float | bool | None
-Path = tuple[str, ...]
+KeyNames = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,13 @@ Node = Scalar | Items | Keys
 
 
 def children(node: Node) -> Iterator[tuple[str, Node]]:
-    """Return the values directly inside a node, by key or index."""
+    """Yield the values directly inside a node, by key or index."""
     if isinstance(node, Keys):
-        yield from ((key, entry.value) for key, entry in node.entries.items())
+        for key, entry in node.entries.items():
+            yield key, entry.value
     elif isinstance(node, Items):
-        yield from ((str(index), item) for index, item in enumerate(node.items))
+        for index, item in enumerate(node.items):
+            yield str(index), item
 
 
 def plain_data(node: Node, as_text: frozenset[int] = frozenset()) -> Any:
@@ -94,22 +96,33 @@ def plain_data(node: Node, as_text: frozenset[int] = frozenset()) -> Any:
 def as_lists(node: Node, wanted: frozenset[int]) -> Node:
     """Return a tree in which the scalars whose `id` is in `wanted` are the lists that their texts mean."""
     if isinstance(node, Keys):
-        return replace(node, entries={k: replace(e, value=as_lists(e.value, wanted)) for k, e in node.entries.items()})
+        entries = {}
+        for key, entry in node.entries.items():
+            entries[key] = replace(entry, value=as_lists(entry.value, wanted))
+        return replace(node, entries=entries)
     if isinstance(node, Items):
         return replace(node, items=tuple(as_lists(item, wanted) for item in node.items))
     return _listed(node) if id(node) in wanted else node
 
 
 def _listed(node: Scalar) -> Node:
-    """Return the items of `a, b` or of `["a", "b"]`, all at the place of the text. Where it is no list, the text."""
-    texts = [(text.strip(), True) for text in node.text.split(",") if text.strip()]
+    """Return the items of `a, b` or of `["a", "b"]`, all at the place of the text; the text if it is no list."""
+    items: list[Scalar] = []
     if node.text.lstrip().startswith("["):
-        root, problems = parse(node.text, "")
-        if problems or not isinstance(root, Items) or not all(isinstance(item, Scalar) for item in root.items):
+        root, problems = parse_yaml(node.text, "")
+        if problems or not isinstance(root, Items):
             return node
-        texts = [(item.text, item.plain) for item in root.items if isinstance(item, Scalar)]
-    values = ((text, typed(text) if plain else text) for text, plain in texts)
-    return Items(node.line, node.column, tuple(replace(node, text=text, value=value) for text, value in values))
+        for item in root.items:
+            if not isinstance(item, Scalar):
+                return node
+            value = typed(item.text) if item.plain else item.text
+            items.append(replace(node, text=item.text, value=value))
+    else:
+        for part in node.text.split(","):
+            text = part.strip()
+            if text:
+                items.append(replace(node, text=text, value=typed(text)))
+    return Items(node.line, node.column, tuple(items))
 
 
 def _whole(text: str) -> int:
@@ -140,15 +153,16 @@ def typed(text: str) -> Value:
     """Return what a plain scalar means."""
     for pattern, convert in CORE.values():
         if re.fullmatch(pattern, text):
-            return converted(convert, text)
+            return convert_text(convert, text)
     return text
 
 
-def converted(convert: Callable[[str], Value], text: str) -> Value:
+def convert_text(convert: Callable[[str], Value], text: str) -> Value:
     """Convert a text that has the pattern of a type."""
     try:
         return convert(text)
-    except ValueError:  # Python refuses to convert numbers of thousands of digits
+    except ValueError:
+        # Python refuses to convert numbers of thousands of digits.
         return text
 
 
@@ -180,7 +194,7 @@ class _Loader(Reader, Scanner, Parser, Composer, BaseResolver):
         return node
 
 
-def parse(text: str, file: str) -> tuple[Node | None, list[Problem]]:
+def parse_yaml(text: str, file: str) -> tuple[Node | None, list[Problem]]:
     """Return the tree of a document and what is wrong with it as YAML; no tree when it cannot be read at all."""
     try:
         root = _compose(text)
@@ -188,9 +202,10 @@ def parse(text: str, file: str) -> tuple[Node | None, list[Problem]]:
         return None, [_syntax_problem(error, text, file)]
     except ReaderError as error:
         before = text[: error.position]
-        line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
-        what = f"character U+{error.character:04X} is not allowed in YAML"
-        return None, [Problem(file, line, column, "", what, "remove it, or write it as an escape in double quotes")]
+        line = before.count("\n") + 1
+        column = len(before) - before.rfind("\n")
+        message = f"character U+{error.character:04X} is not allowed in YAML"
+        return None, [Problem(file, line, column, "", message, "remove it, or write it as an escape in double quotes")]
     if root is None:
         return None, [Problem(file, 1, 1, "", "the file is empty", "begin with `name:` and `lake:`")]
     builder = _Builder(file)
@@ -216,13 +231,16 @@ _HINTS = {
 
 
 def _syntax_problem(error: yaml.MarkedYAMLError, text: str, file: str) -> Problem:
+    line = column = 1
     mark = error.problem_mark or error.context_mark
-    line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-    what = ", ".join(part for part in (error.context, error.problem) if part) or "this is not YAML"
-    hint = next((hint for sign, hint in _HINTS.items() if sign in what), "")
-    if not hint and "'{'" in what and "${" in text:
+    if mark:
+        line = mark.line + 1
+        column = mark.column + 1
+    message = ", ".join(part for part in (error.context, error.problem) if part) or "this is not YAML"
+    hint = next((hint for sign, hint in _HINTS.items() if sign in message), "")
+    if not hint and "'{'" in message and "${" in text:
         hint = 'inside { } or [ ] put quotes around a variable: "${NAME}"'
-    return Problem(file, line, column, "", printable(f"not YAML: {what}"), hint)
+    return Problem(file, line, column, "", printable(f"not YAML: {message}"), hint)
 
 
 @dataclass(frozen=True)
@@ -241,7 +259,7 @@ class _Builder:
         self._extents: dict[int, _Extent] = {}
         self._open: set[int] = set()
 
-    def build(self, node: yaml.Node, path: Path) -> Node:
+    def build(self, node: yaml.Node, path: KeyNames) -> Node:
         if id(node) in self._open:
             return self._bad(node, path, "an alias stands inside its own anchor", "remove the alias")
         if id(node) not in self._built:
@@ -251,31 +269,33 @@ class _Builder:
             self._built[id(node)] = self._bounded(node, built, path)
         return self._built[id(node)]
 
-    def _make(self, node: yaml.Node, path: Path) -> Node:
+    def _make(self, node: yaml.Node, path: KeyNames) -> Node:
         line, column = _place(node)
         if node.tag.removeprefix(_TAG) not in {"str", "seq", "map", *CORE}:
             return self._bad(node, path, "tags such as `!name` have no meaning here", "remove the tag")
         if isinstance(node, yaml.MappingNode):
             return Keys(line, column, self._entries(node, path))
         if isinstance(node, yaml.SequenceNode):
-            items = (self.build(item, (*path, str(index))) for index, item in enumerate(node.value))
+            items = [self.build(item, (*path, str(index))) for index, item in enumerate(node.value)]
             return Items(line, column, tuple(items))
         return self._scalar(node, path)
 
-    def _scalar(self, node: yaml.Node, path: Path) -> Node:
+    def _scalar(self, node: yaml.Node, path: KeyNames) -> Node:
         line, column = _place(node)
-        text, kind = str(node.value), node.tag.removeprefix(_TAG)
+        text = str(node.value)
+        kind = node.tag.removeprefix(_TAG)
         plain = isinstance(node, yaml.ScalarNode) and not node.style
         if not _is_unicode(text):
             return self._bad(node, path, "an escape stands for half a character", "write it as \\U and eight digits")
         if kind not in CORE:
             return Scalar(line, column, text, typed(text) if plain else text, plain)
+        # A tag such as `!!int` says what the text means.
         pattern, convert = CORE[kind]
         if not re.fullmatch(pattern, text):
             return self._bad(node, path, f"the text is not of type {kind}", "remove the tag")
-        return Scalar(line, column, text, converted(convert, text))
+        return Scalar(line, column, text, convert_text(convert, text))
 
-    def _entries(self, node: yaml.MappingNode, path: Path) -> dict[str, MappingEntry]:
+    def _entries(self, node: yaml.MappingNode, path: KeyNames) -> dict[str, MappingEntry]:
         own: dict[str, MappingEntry] = {}
         merged: dict[str, MappingEntry] = {}
         for key, value in node.value:
@@ -293,7 +313,7 @@ class _Builder:
                 own[key.value] = MappingEntry(line, column, self.build(value, (*path, key.value)))
         return {**merged, **own}
 
-    def _merge_sources(self, node: yaml.Node, path: Path) -> Iterator[Keys]:
+    def _merge_sources(self, node: yaml.Node, path: KeyNames) -> Iterator[Keys]:
         """Return the mappings that `<<` names; of two that have a key, the first one counts."""
         sources = node.value if isinstance(node, yaml.SequenceNode) else [node]
         for source in sources:
@@ -303,17 +323,21 @@ class _Builder:
             else:
                 self._bad(source, path, "`<<` takes a mapping or a list of mappings", "name an anchor: `<<: *name`")
 
-    def _bounded(self, node: yaml.Node, built: Node, path: Path) -> Node:
+    def _bounded(self, node: yaml.Node, built: Node, path: KeyNames) -> Node:
         """Refuse a value that aliases make huge or deep; what is inside was measured before."""
-        inside = [self._extents.get(id(child), _Extent(1, 0)) for _, child in children(built)]
-        values, depth = 1 + sum(e.values for e in inside), 1 + max((e.depth for e in inside), default=0)
+        values = 1
+        depth = 1
+        for _, child in children(built):
+            extent = self._extents.get(id(child), _Extent(1, 0))
+            values += extent.values
+            depth = max(depth, 1 + extent.depth)
         if values > MAX_VALUES or depth > MAX_DEPTH:
-            what = f"aliases make this larger than {MAX_VALUES} values or deeper than {MAX_DEPTH} levels"
-            return self._bad(node, path, what, "use fewer aliases of aliases")
+            message = f"aliases make this larger than {MAX_VALUES} values or deeper than {MAX_DEPTH} levels"
+            return self._bad(node, path, message, "use fewer aliases of aliases")
         self._extents[id(built)] = _Extent(values, depth)
         return built
 
-    def _bad(self, node: yaml.Node, path: Path, what: str, hint: str) -> Scalar:
+    def _bad(self, node: yaml.Node, path: KeyNames, what: str, hint: str) -> Scalar:
         line, column = _place(node)
         self.problems.append(Problem(self._file, line, column, printable(".".join(path)), what, hint))
         return Scalar(line, column, "", None, broken=True)

@@ -10,7 +10,7 @@ from benchmarks.cells import SHORT, Cell
 from benchmarks.feeds.json_events import JSON
 from benchmarks.results import CellResult, Results
 from benchmarks.runs import Run, Task
-from router.bench.machine import Label
+from router_bench.machine import Label
 
 if TYPE_CHECKING:
     from collections.abc import Callable

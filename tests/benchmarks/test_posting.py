@@ -13,9 +13,9 @@ from benchmarks.cells import FULL
 from benchmarks.measurements import posting
 from benchmarks.runs import Run, Task
 from benchmarks.subjects.posting import configuration, not_once, sizes, write_outbox
-from router.bench.chart import draw
 from router.config.loader import load
 from router.registry import load_registry
+from router_bench.chart import draw
 from router_rest.sink import Rest
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ import pytest
 
 from benchmarks.harness import ROOT
 from benchmarks.runs import Job, batches_done, processing_seconds, read_runs
-from router.bench import machine
-from router.bench.machine import Footprint, bytes_on_disk
-from router.bench.processes import run_command
+from router_bench import machine
+from router_bench.machine import Footprint, bytes_on_disk
+from router_bench.processes import run_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,7 +84,7 @@ def test_a_command_ends_with_the_process_that_runs_it_even_by_sigkill(tmp_path: 
     pid = tmp_path / "pid"
     inner = ["sh", "-c", f"echo $$ > {pid}; sleep 60"]
     code = (
-        f"from pathlib import Path; from router.bench.processes import *; run_command({inner}, Path('{pid}.log'), 60)"
+        f"from pathlib import Path; from router_bench.processes import *; run_command({inner}, Path('{pid}.log'), 60)"
     )
     harness = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
     wait_until(lambda: pid.exists() and pid.read_text().endswith("\n"))

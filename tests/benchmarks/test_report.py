@@ -18,8 +18,8 @@ from benchmarks.measurements import Table
 from benchmarks.measurements.formats import cell
 from benchmarks.measurements.memory import growth
 from benchmarks.report import markdown_table, report
-from router.bench.chart import Chart, draw
-from router.bench.machine import Label
+from router_bench.chart import Chart, draw
+from router_bench.machine import Label
 from tests.benchmarks.conftest import LABEL
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from benchmarks.__main__ import main
 from benchmarks.cells import SHORT, Cell
 from benchmarks.results import Results, median, median_steps, ratio
 from benchmarks.runs import Job, Run, Task, append_run, read_runs
-from router.bench.machine import Label
+from router_bench.machine import Label
 from tests.benchmarks.conftest import LABEL
 
 if TYPE_CHECKING:

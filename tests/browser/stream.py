@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from router.cli.graph import NOTHING, drawn
+from router.cli.graph import NO_COUNTS, graph_of
 from router.config.loader import load
 from router.config.models import Expectation, View
 from router.delta.commit import StagedFile, TableCommit
@@ -61,7 +61,7 @@ def configuration() -> Config:
 
 def graph() -> dict[str, Any]:
     """Return the graph of the configuration."""
-    return drawn(configuration(), NOTHING).document()
+    return graph_of(configuration(), NO_COUNTS).document()
 
 
 def tell_views(board: StatusBoard, *, has_trouble: bool) -> None:

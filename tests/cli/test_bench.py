@@ -13,16 +13,16 @@ import pytest
 from click.testing import CliRunner
 
 import router.cli
-from router.bench import payload, worker
-from router.bench import sweep as bench_sweep
-from router.bench.machine import Label
-from router.bench.payload import Payload
-from router.bench.processes import Ended
-from router.bench.sweep import Cell, Sweep, chart, remarks, shown, written
-from router.bench.worker import BenchRun, Job, bound, quiet_routes
 from router.config.loader import load
 from router.errors import StartError
 from router.registry import load_registry
+from router_bench import payload, worker
+from router_bench import sweep as bench_sweep
+from router_bench.machine import Label
+from router_bench.payload import Payload
+from router_bench.processes import Ended
+from router_bench.sweep import Cell, Sweep, chart, remarks, shown, written
+from router_bench.worker import BenchRun, Job, bound, quiet_routes
 from tests.light import LIGHT
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def cell(partitions: int, *seconds: float, problem: str = "", **more: int) -> Ce
         (["--rows", "many"], "no number of records: 500000, 500k, 1M"),
         (["--rows", "0"], "no number of records"),
         (["--tables", "0"], "--tables"),
-        (["--producer", "acks"], "no KEY=VALUE"),
+        (["--producer", "acks"], "not KEY=VALUE"),
         (["--sample", "nowhere.jsonl"], "does not exist"),
     ],
 )
@@ -203,10 +203,10 @@ def test_what_makes_a_figure_doubtful_is_said(sweep: Sweep) -> None:
 def test_without_matplotlib_there_is_the_table_and_the_json(
     sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from router.cli.bench import _measured
+    from router_bench.cli import _measured
 
     monkeypatch.setattr(bench_sweep, "measure", lambda sweep, progress: [cell(1, 9.0, 4.0)])
-    monkeypatch.setitem(sys.modules, "router.bench.chart", None)
+    monkeypatch.setitem(sys.modules, "router_bench.chart", None)
     _measured(sweep, tmp_path)
 
     assert (tmp_path / "mine.json").exists()
@@ -216,8 +216,8 @@ def test_without_matplotlib_there_is_the_table_and_the_json(
 
 def test_without_its_extra_the_command_says_how_to_install_it(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("machine", "processes", "sweep"):
-        monkeypatch.delitem(sys.modules, f"router.bench.{name}", raising=False)
-    monkeypatch.delattr("router.bench.sweep", raising=False)
+        monkeypatch.delitem(sys.modules, f"router_bench.{name}", raising=False)
+    monkeypatch.delattr("router_bench.sweep", raising=False)
     monkeypatch.setitem(sys.modules, "psutil", None)
     result = CliRunner().invoke(router.cli.commands, ["bench", str(file)])
 

@@ -147,7 +147,7 @@ def test_mermaid_draws_a_table_of_two_sinks_once_and_quotes_everything() -> None
 
 
 def test_many_tables_of_a_sink_are_counted(tmp_path: Path) -> None:
-    from router.cli.graph import drawn as nodes
+    from router.cli.graph import graph_of
     from router.config.loader import load
     from router.registry import load_registry
 
@@ -157,7 +157,7 @@ def test_many_tables_of_a_sink_are_counted(tmp_path: Path) -> None:
         {("all", "tables"): {"landed": 7, "matched": 9}, (None, None): {"read": 9}}, {"all/tables": names}
     )
 
-    sink = nodes(config, counts).below[1].below[0].below[0]
+    sink = graph_of(config, counts).below[1].below[0].below[0]
 
     assert sink.counts == {"landed": 7}
     assert [below.text for below in sink.below][-2:] == [f"silver.t{TABLES_SHOWN - 1:03d}", "and 188 more tables"]

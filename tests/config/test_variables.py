@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from router.config.variables import MAX_FILE_BYTES, substitute
-from router.config.yaml_tree import Keys, parse, plain_data
+from router.config.yaml_tree import Keys, parse_yaml, plain_data
 
 ENVIRON = {"NAME": "games", "PORT": "9092", "EMPTY": "", "YES": "true", "ZEROS": "0123"}
 
 
 def replaced(value: str, folder: Path = Path()):
     """Replace the variables of one value; return it and its problems."""
-    root, problems = parse(f"key: {value}\n", "f")
+    root, problems = parse_yaml(f"key: {value}\n", "f")
     assert not problems
     assert root is not None
     filled, problems = substitute(root, ENVIRON, folder, "f")
@@ -114,13 +114,13 @@ def test_pipe_is_not_waited_for(tmp_path):
 
 
 def test_keys_stay():
-    root, _ = parse("${NAME}: 1", "f")
+    root, _ = parse_yaml("${NAME}: 1", "f")
 
     assert plain_data(substitute(root, ENVIRON, Path(), "f")[0]) == {"${NAME}": 1}
 
 
 def test_shared_value_is_reported_once():
-    root, _ = parse("a: &x ${MISSING}\nb: *x\n", "f")
+    root, _ = parse_yaml("a: &x ${MISSING}\nb: *x\n", "f")
 
     _, problems = substitute(root, ENVIRON, Path(), "f")
 

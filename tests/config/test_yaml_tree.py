@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from router.config.yaml_tree import MAX_DEPTH, Keys, parse, plain_data
+from router.config.yaml_tree import MAX_DEPTH, Keys, parse_yaml, plain_data
 
 
 def data(text: str):
-    root, problems = parse(text, "f")
+    root, problems = parse_yaml(text, "f")
     assert not problems
     assert root is not None
     return plain_data(root)
@@ -67,7 +67,7 @@ three: *base
 
 
 def test_places_count_from_one():
-    root, _ = parse("a:\n  - é: [ü, x]\n", "f")
+    root, _ = parse_yaml("a:\n  - é: [ü, x]\n", "f")
 
     assert isinstance(root, Keys)
     entry = root.entries["a"].value.items[0].entries["é"]
@@ -76,7 +76,7 @@ def test_places_count_from_one():
 
 
 def test_key_given_twice_points_at_both():
-    root, (problem,) = parse("a: 1\nb:\n  c: 1\n  c: 2\n", "f")
+    root, (problem,) = parse_yaml("a: 1\nb:\n  c: 1\n  c: 2\n", "f")
 
     assert (problem.line, problem.column, problem.path) == (4, 3, "b.c")
     assert problem.what == "this key is given twice"
@@ -107,7 +107,7 @@ def test_key_given_twice_points_at_both():
     ],
 )
 def test_problem(text, place, what, hint):
-    _, (problem, *_) = parse(text, "f")
+    _, (problem, *_) = parse_yaml(text, "f")
 
     assert place == (problem.line, problem.column)
     assert what in problem.what
@@ -119,7 +119,7 @@ def test_aliases_of_aliases_are_refused_quickly():
     bomb += "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 40))
     start = time.monotonic()
 
-    _, problems = parse(bomb, "f")
+    _, problems = parse_yaml(bomb, "f")
 
     assert "aliases make this larger" in problems[0].what
     assert time.monotonic() - start < 5
@@ -128,6 +128,6 @@ def test_aliases_of_aliases_are_refused_quickly():
 def test_long_chain_of_aliases_is_refused():
     chain = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 3000))
 
-    _, problems = parse(chain, "f")
+    _, problems = parse_yaml(chain, "f")
 
     assert "deeper than" in problems[0].what

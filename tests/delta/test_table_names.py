@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.delta.lake import Lake
-from router.table_names import SHOWN, BronzeTables, folded, may_collide, pieces_of, refused, usable
+from router.table_names import NAME_CHARACTERS_SHOWN, BronzeTables, folded, may_collide, pieces_of, refused, usable
 from tests.light import drawn
 
 ACCEPTED = {
@@ -150,4 +150,4 @@ def test_a_template_that_is_taken_tells_its_fields_apart(template: str) -> None:
 def test_the_reason_shows_the_name_within_bounds() -> None:
     """Without it a dead letter does not say what was wrong with a name, or is as long as its sender likes."""
     assert "null" in refused(None)
-    assert refused("x" * 300).count("x") == SHOWN
+    assert refused("x" * 300).count("x") == NAME_CHARACTERS_SHOWN

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SHIPPED = sorted([*(ROOT / "router").rglob("*.py"), *(ROOT / "plugins").rglob("*.py")])
+SHIPPED = sorted(path for name in ("router", "router_bench", "plugins") for path in (ROOT / name).rglob("*.py"))
 ALL = sorted([*SHIPPED, *(path for name in ("demo", "benchmarks", "tests") for path in (ROOT / name).rglob("*.py"))])
 SAYS_NOTHING = {"utils", "helpers", "common", "base", "manager"}
 
@@ -40,6 +40,22 @@ def test_no_docstring_begins_with_be() -> None:
 def test_the_name_of_a_module_says_what_is_in_it() -> None:
     """Whatever has no place ends up in a module called `utils`."""
     assert [path for path in SHIPPED if SAYS_NOTHING & {path.stem, path.parent.name}] == []
+
+
+def test_one_module_of_the_command_line_builds_sessions() -> None:
+    """A command with a session of its own reads a lake without its credentials, or asks another account's bucket."""
+    users: dict[str, set[str]] = defaultdict(set)
+    for place, tree in trees(sorted((ROOT / "router" / "cli").rglob("*.py"))):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name):
+                users[node.id].add(place)
+            if isinstance(node, ast.Attribute):
+                users[node.attr].add(place)
+
+    assert users["build_session"] | users["stop_session"] | users["getOrCreate"] == {"router/cli/session.py"}
+    # A stream reaches its lake by itself; route tests and the archive of classes have lakes of their own on a disk.
+    without_lake = {"router/cli/run.py", "router/cli/check.py", "router/cli/class_archive.py", "router/cli/session.py"}
+    assert users["spark_session"] == without_lake
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from router.engine.ledger import SCHEMA as LEDGER
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 EXPLANATION, REFERENCE = ROOT / "docs" / "explanation", ROOT / "docs" / "reference"
-TOP = ("router", "plugins", "routes", "tests", "benchmarks", "demo", "docs", "scripts")
+TOP = ("router", "router_bench", "plugins", "routes", "tests", "benchmarks", "demo", "docs", "scripts")
 FILE = re.compile(rf"`((?:{'|'.join(TOP)})/[\w./-]+)`")
 TEST = re.compile(r"`(test_\w+)`")
 STEP = re.compile(r"^\| \d \w+ \| `([\w/]+\.py)`, `([\w.]+)`", re.MULTILINE)

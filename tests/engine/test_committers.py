@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from router.config.models import Route
-from router.delta import commit, lake
+from router.delta import lake, replace
 from tests.engine import scenarios
 from tests.engine.conftest import EITHER
 from tests.engine.parts import Copy, Events, Fixed, Named, Where, copied
@@ -87,7 +87,7 @@ def test_spark_commits_without_delta_rs(
     with monkeypatch.context() as patched:
         patched.setattr(lake, "DeltaTable", forbidden)
         for name in ("create_table_with_add_actions", "write_deltalake"):
-            patched.setattr(commit, name, forbidden)
+            patched.setattr(replace, name, forbidden)
         by_spark = play("spark")
     auto = play("auto")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -119,3 +121,37 @@ def test_a_bucket_that_does_not_exist_is_said_in_words(server: S3Server, tmp_pat
         assert result.exit_code == 1
         assert "no such bucket" in result.output
         assert "<" not in result.output
+
+
+SHOW_KEY = """
+import sys
+from router.cli import commands
+from router.engine.spark import session
+
+stop_session = session.stop_session
+
+def show_key_and_stop(spark):
+    print("key:", spark.sparkContext._jsc.hadoopConfiguration().get("fs.s3a.access.key"))
+    stop_session(spark)
+
+session.stop_session = show_key_and_stop
+commands(sys.argv[1:])
+"""
+"""Runs a command, and prints the access key that its Spark has when the command ends."""
+
+
+@pytest.mark.spark
+def test_spark_maintains_a_table_with_the_keys_of_the_lake(
+    copied: tuple[Path, Path], bucket: Lake, server: S3Server
+) -> None:
+    """Without it Spark takes the keys of the environment, which may be those of another account, or finds none."""
+    handle = bucket.open("silver.uno")
+    assert handle is not None
+    # Only Delta on Spark may maintain a table with a constraint.
+    handle.alter.add_constraint({"some": "id >= 0"})
+    _, far = copied
+
+    command = [sys.executable, "-c", SHOW_KEY, "maintain", str(far), "--tables", "silver.uno", "--dry-run"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert f"key: {server.options['aws_access_key_id']}" in done.stdout.splitlines()

@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from router.config.problems import in_order
+from router.config.problems import sort_problems
 from router.delta.table_cache import TableCache
 from router.engine import source
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas, lake_and_checkpoint
@@ -93,7 +93,7 @@ def _analysed(loaded: Loaded, session: SparkSession, memory: LearntSchemas) -> S
     decoded = _looked_up(loaded, config, session, decoded)
     faults = [(path, _fault(decoded, make)) for path, make in _expressions(config)]
     faults += [fault for i, route in enumerate(config.routes) for fault in _names(decoded, RoutePlanner(i, route))]
-    found = in_order(loaded.problem(path, what) for path, what in faults if what)
+    found = sort_problems(loaded.problem(path, what) for path, what in faults if what)
     if found:
         raise ConfigError(found)
     try:
@@ -118,7 +118,7 @@ def _views(loaded: Loaded, session: SparkSession) -> Iterator[str]:
         else:
             yield f"view {view.name}: {plan.way}: {plan.why}"
     if faults:
-        raise ConfigError(in_order(faults))
+        raise ConfigError(sort_problems(faults))
 
 
 def _looked_up(loaded: Loaded, config: Config, session: SparkSession, decoded: DataFrame) -> DataFrame:

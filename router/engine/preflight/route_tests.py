@@ -21,8 +21,8 @@ import pyarrow as pa
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from router.config.models import Model
-from router.config.problems import Document, in_order, widths_of
-from router.config.yaml_tree import parse, plain_data
+from router.config.problems import Document, sort_problems, widths_of
+from router.config.yaml_tree import parse_yaml, plain_data
 from router.delta.lake import Lake
 from router.engine.batch import Batches
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas
@@ -182,7 +182,7 @@ def load_tests(path: Path) -> RouteTests:
         text = path.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError((Problem(str(path), 1, 1, "", f"cannot be read: {error}", "check the path"),)) from None
-    root, problems = parse(text, str(path))
+    root, problems = parse_yaml(text, str(path))
     if root is None or problems:
         raise ConfigError(tuple(problems))
     document = Document(str(path), root, widths_of(text))
@@ -193,7 +193,7 @@ def load_tests(path: Path) -> RouteTests:
         # A list that is short because what is in it is wrong is no second mistake.
         told = [a for a in lines if not any(len(b["loc"]) > len(a["loc"]) == len(_shared(a, b)) for b in lines)]
         found = (document.problem(line["loc"], line["msg"], "see docs/reference/route-tests.md") for line in told)
-        raise ConfigError(in_order(found)) from None
+        raise ConfigError(sort_problems(found)) from None
 
 
 RUN = "test"

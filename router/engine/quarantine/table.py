@@ -67,6 +67,10 @@ Kind = ReleaseKind
 """Why rows wait: for an approval, for a table that cannot be written, or because of an expectation."""
 
 
+WAITS_FOR: dict[Kind, str] = {"release": "approval", "unblock": "table", "held": "release"}
+"""What rows wait for, by the kind of their release: in JSON, and on the page of a stream."""
+
+
 def kind_of(cause: str | None) -> Kind:
     """Return why rows with a cause wait."""
     return "release" if cause is None else "held" if cause.startswith(HELD) else "unblock"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from router.engine import source
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas, lake_and_checkpoint
 from router.engine.spark.executors import Executors
-from router.engine.start.checks import executors_of, reach
+from router.engine.start.checks import executors_of
 from router.parts import Preparation
 
 if TYPE_CHECKING:
@@ -40,14 +40,12 @@ class ReprocessContext:
 
     @classmethod
     def of(cls, loaded: Loaded, spark: SparkSession, stop: threading.Event) -> ReprocessContext:
-        """Return the context of a configuration; its decoder is not prepared yet. Raises StartError.
+        """Return the context of a configuration, for a Spark that reaches lake and checkpoint.
 
-        Raises it if Spark cannot reach the lake or the checkpoint.
+        Its decoder is not prepared yet.
         """
         config = loaded.config
         lake, checkpoint = lake_and_checkpoint(config)
-        for place in (lake, checkpoint):
-            reach(spark, place)
         return cls(config, spark, lake, checkpoint, loaded.fingerprint, loaded.path.parent, stop)
 
     def with_executors(self, registry: Registry, command: str) -> ReprocessContext:

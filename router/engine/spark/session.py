@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 from router import spark_internals
 from router.config.variables import substitute
-from router.config.yaml_tree import Keys, Scalar, parse
+from router.config.yaml_tree import Keys, Scalar, parse_yaml
 from router.engine.spark.cache_folder import cache_folder
 from router.engine.spark.connectors import (
     CONNECTORS,
@@ -276,7 +276,7 @@ def start_jvm(path: Path, master: str | None) -> None:
     local = asked is not None and asked.get("spark.master", master or "local").startswith("local")
     if asked is None or not local or _submitted() or has_jvm() or provide_java().fault:
         return
-    root, _ = parse(path.read_text("utf-8-sig"), str(path))
+    root, _ = parse_yaml(path.read_text("utf-8-sig"), str(path))
     connectors = connectors_in(root) if root else frozenset[str]()
     if jars := known_jars(connectors, asked):
         starting.begin(asked, _conf(session_builder(asked, master or "local", connectors)), jars)
@@ -324,7 +324,7 @@ def _stop_other_jvm(asked: Mapping[str, str], jars: list[str] | None = None) -> 
 def settings_in(path: Path) -> dict[str, str] | None:
     """Return what stands under `spark:` in a configuration file; None where it cannot be read."""
     try:
-        root, problems = parse(path.read_text("utf-8-sig"), str(path))
+        root, problems = parse_yaml(path.read_text("utf-8-sig"), str(path))
     except (OSError, ValueError):
         return None
     if problems or not isinstance(root, Keys):

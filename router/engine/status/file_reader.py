@@ -21,7 +21,7 @@ from router.delta.lake import native_files
 from router.delta.table_cache import TableCache
 from router.engine.checkpoint_store import lake_and_checkpoint
 from router.engine.label.layout import quarantine_of
-from router.engine.quarantine.table import quarantined_in
+from router.engine.quarantine.table import WAITS_FOR, quarantined_in
 from router.engine.start.spark_checkpoint import processed_offsets
 from router.engine.status.background import BackgroundThread
 from router.engine.status.snapshot import SAMPLES, DeadLetterSample, QuarantineStatus
@@ -47,8 +47,6 @@ QUARANTINE_SECONDS = 10.0
 """Seconds between two looks for new versions of quarantines, which are two requests each."""
 VIEW_SECONDS = 30.0
 """Seconds between two looks for refreshes by others, such as `router views FILE --refresh`; each view is a request."""
-WAITS_FOR = {"release": "approval", "unblock": "table", "held": "release"}
-"""Why rows wait, by the kind of their release, in the words of `router quarantine list`."""
 CAUSE = ["stage", "route", "sink", "reason"]
 SAMPLE = ["topic", "partition", "offset", "value"]
 SAMPLED_ROWS = 200

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from router.engine.status.snapshot import QuarantineStatus, StreamSnapshot
 
-NAMED = 3
+NAMES_SHOWN = 3
 """Tables and sinks that a sentence names."""
 
 
@@ -46,13 +46,15 @@ def findings(snapshot: StreamSnapshot, file: str, stuck_after: float, now: float
         found.append(StreamFinding("look", text, f"router doctor {file}"))
     blocked = [table.table for table in snapshot.tables if table.blocked]
     if blocked:
-        text = f"Tables that cannot be written: {_named(blocked)}. Their rows are quarantined."
+        text = f"Tables that cannot be written: {join_names(blocked)}. Their rows are quarantined."
         found.append(StreamFinding("look", text, f"router tables {file}"))
     if snapshot.quarantined:
         found.append(StreamFinding("look", _of_quarantine(snapshot.quarantined), f"router quarantine list {file}"))
     failed = [view.view for view in snapshot.views if view.failed]
     if failed:
-        text = f"Views that cannot be refreshed: {_named(failed)}. Their tables stay as they are until it works again."
+        text = (
+            f"Views that cannot be refreshed: {join_names(failed)}. Their tables stay as they are until it works again."
+        )
         found.append(StreamFinding("look", text, f"router views {file}"))
     for sink in snapshot.sinks:
         if sink.circuit_open:
@@ -64,11 +66,11 @@ def findings(snapshot: StreamSnapshot, file: str, stuck_after: float, now: float
 def _of_quarantine(quarantined: tuple[QuarantineStatus, ...]) -> str:
     rows = sum(waiting.rows for waiting in quarantined)
     tables = sorted({waiting.table for waiting in quarantined})
-    return f"Quarantined rows: {rows:,}, of {_named(tables)}."
+    return f"Quarantined rows: {rows:,}, of {join_names(tables)}."
 
 
-def _named(names: list[str]) -> str:
+def join_names(names: list[str]) -> str:
     """Return the first names, and how many others there are."""
-    text = ", ".join(names[:NAMED])
-    others = len(names) - NAMED
+    text = ", ".join(names[:NAMES_SHOWN])
+    others = len(names) - NAMES_SHOWN
     return f"{text} and {others:,} more" if others > 0 else text

@@ -36,9 +36,10 @@ class Ended:
         """Return what went wrong, with the last line of the output, or ""."""
         if self.code == 0:
             return ""
-        how = "the time was up" if self.code is None else f"ended with code {self.code}"
-        lines = [line.strip() for line in self.output.read_text(errors="replace").splitlines() if line.strip()]
-        return f"{how} after {self.seconds:.0f} s: {lines[-1][:300] if lines else 'it said nothing'}"
+        end = "the time was up" if self.code is None else f"ended with code {self.code}"
+        lines = self.output.read_text(errors="replace").strip().splitlines()
+        last = lines[-1].strip()[:300] if lines else "it said nothing"
+        return f"{end} after {self.seconds:.0f} s: {last}"
 
 
 def run_command(
@@ -53,7 +54,8 @@ def run_command(
 
     `watch(pid)` is entered while the command runs: something that looks at its processes from outside.
     """
-    os.sync()  # what was written before must not go to disk on this command's time
+    # What was written before must not go to disk on this command's time.
+    os.sync()
     began = time.perf_counter()
     with output.open("wb") as lines, _session(command, lines.fileno(), cwd) as process, watch(process.pid):
         try:

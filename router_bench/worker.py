@@ -1,4 +1,4 @@
-"""Run a configuration against filled topics, in a process of its own: `python -m router.bench.worker JOB`.
+"""Run a configuration against filled topics, in a process of its own: `python -m router_bench.worker JOB`.
 
 Every run drains a topic once into a fresh lake with a fresh checkpoint, all runs of a job in one Spark session.
 """
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from router.config.models import Config, KafkaSource, Route
     from router.parts import BatchReport
     from router.registry import Registry
+    from router.sinks import Sink
 
 SECURITY = ("kafka.security.", "kafka.sasl.", "kafka.ssl.")
 """RunOptions of the source that mean another broker than the embedded one."""
@@ -98,14 +99,14 @@ def main(path: Path) -> None:
         for partitions, topic in job.topics.items():
             for number in range(job.runs):
                 place = f"{job.lake or job.folder}/{topic}-{number}"
-                done = _drained(bound(loaded, job, topic, place), registry, spark, partitions)
-                _append(Path(job.results), done)
+                measured = _drain(bound(loaded, job, topic, place), registry, spark, partitions)
+                _append(Path(job.results), measured)
                 shutil.rmtree(place, ignore_errors=True)
     finally:
         stop_session(spark)
 
 
-def _drained(loaded: Loaded, registry: Registry, spark: SparkSession, partitions: int) -> BenchRun:
+def _drain(loaded: Loaded, registry: Registry, spark: SparkSession, partitions: int) -> BenchRun:
     """Run a configuration until its topic is drained."""
     reports: list[BatchReport] = []
     options = RunOptions(Trigger(once=True), finished=lambda report, _: reports.append(report))
@@ -123,21 +124,36 @@ def _settle(spark: SparkSession) -> None:
 
 def bound(loaded: Loaded, job: Job, topic: str, place: str) -> Loaded:
     """Return the configuration with the benchmark's topic, lake and checkpoint in place of its own."""
-    config, kafka = loaded.config, kafka_source(loaded.config)
-    options = {name: value for name, value in kafka.options.items() if not (job.embedded and name.startswith(SECURITY))}
-    places = {"servers": job.servers, "topics": (topic,), "pattern": None, "start": "earliest", "start_time": None}
-    reads = kafka.model_copy(update={**places, "rows_per_batch": job.rows, "options": options})
-    fresh: dict[str, object] = {"lake": f"{place}/lake", "checkpoint": f"{place}/checkpoint"}
-    fresh |= {} if job.lake else {"storage_options": {}}
-    return loaded.changed(
-        **fresh, source=Source(kafka=reads), register_tables=False, **({} if job.send else _quiet(config))
+    kafka = kafka_source(loaded.config)
+    options = kafka.options
+    if job.embedded:
+        # The embedded broker takes everybody, and speaks in the clear.
+        options = {name: value for name, value in options.items() if not name.startswith(SECURITY)}
+    source = kafka.model_copy(
+        update={
+            "servers": job.servers,
+            "topics": (topic,),
+            "pattern": None,
+            "start": "earliest",
+            "start_time": None,
+            "rows_per_batch": job.rows,
+            "options": options,
+        }
     )
-
-
-def _quiet(config: Config) -> dict[str, object]:
-    routes, left_out = quiet_routes(config)
-    # Events that only a sink which is left out would take are no dead letters.
-    return {"routes": routes, "unmatched": "drop"} if left_out else {}
+    changes: dict[str, object] = {
+        "lake": f"{place}/lake",
+        "checkpoint": f"{place}/checkpoint",
+        "source": Source(kafka=source),
+        "register_tables": False,
+    }
+    if not job.lake:
+        changes["storage_options"] = {}
+    if not job.send:
+        routes, left_out = quiet_routes(loaded.config)
+        if left_out:
+            # Events that only a sink which is left out would take are no dead letters.
+            changes |= {"routes": routes, "unmatched": "drop"}
+    return loaded.changed(**changes)
 
 
 def kafka_source(config: Config) -> KafkaSource:
@@ -149,15 +165,18 @@ def kafka_source(config: Config) -> KafkaSource:
 
 def quiet_routes(config: Config) -> tuple[tuple[Route, ...], list[str]]:
     """Return the routes without the sinks that send to somebody, and where those were."""
-    kept: list[Route] = []
+    routes: list[Route] = []
     left_out: list[str] = []
     for route in config.routes:
-        quiet = tuple(sink for sink in route.sinks if not isinstance(sink, ApplyingSink))
-        left_out += [
-            f"{type(sink).__name__.lower()} of route {route.name}" for sink in route.sinks if sink not in quiet
-        ]
-        kept += [route.model_copy(update={"sinks": quiet})] if quiet else []
-    return tuple(kept), left_out
+        quiet: list[Sink] = []
+        for sink in route.sinks:
+            if isinstance(sink, ApplyingSink):
+                left_out.append(f"{type(sink).__name__.lower()} of route {route.name}")
+            else:
+                quiet.append(sink)
+        if quiet:
+            routes.append(route.model_copy(update={"sinks": tuple(quiet)}))
+    return tuple(routes), left_out
 
 
 def summed(partitions: int, seconds: float, reports: Sequence[BatchReport]) -> BenchRun:
@@ -165,23 +184,29 @@ def summed(partitions: int, seconds: float, reports: Sequence[BatchReport]) -> B
     steps: Counter[str] = Counter()
     for report in reports:
         steps.update(report.seconds)
-    counts = {
-        name: sum(getattr(report, name) for report in reports)
-        for name in ("read", "failed", "unmatched", "dead_letters")
-    }
-    tables = max((report.tables for report in reports), default=0)
-    return BenchRun(partitions, seconds, batches=len(reports), tables=tables, steps=dict(steps), **counts)
+    return BenchRun(
+        partitions,
+        seconds,
+        read=sum(report.read for report in reports),
+        failed=sum(report.failed for report in reports),
+        unmatched=sum(report.unmatched for report in reports),
+        dead_letters=sum(report.dead_letters for report in reports),
+        batches=len(reports),
+        tables=max((report.tables for report in reports), default=0),
+        steps=dict(steps),
+    )
 
 
 def read_runs(path: Path) -> list[BenchRun]:
     """Return the runs in a file of results; none when it is not there."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [BenchRun(**json.loads(line)) for line in lines]
+    if not path.exists():
+        return []
+    return [BenchRun(**json.loads(line)) for line in path.read_text().splitlines()]
 
 
-def _append(path: Path, done: BenchRun) -> None:
+def _append(path: Path, measured: BenchRun) -> None:
     with path.open("a") as lines:
-        lines.write(json.dumps(asdict(done)) + "\n")
+        lines.write(json.dumps(asdict(measured)) + "\n")
 
 
 if __name__ == "__main__":
@@ -190,4 +215,5 @@ if __name__ == "__main__":
     except Exception as error:
         traceback.print_exc()
         # The last line is what the command shows: Spark's errors end with pages of plans.
-        sys.exit(f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}")
+        first, _, _ = str(error).strip().partition("\n")
+        sys.exit(f"{type(error).__name__}: {first}")

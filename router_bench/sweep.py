@@ -20,20 +20,20 @@ from typing import TYPE_CHECKING, Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from router.bench import payload
-from router.bench.machine import Label, Neighbours, Sampler
-from router.bench.processes import run_command
-from router.bench.worker import BenchRun, Job, kafka_source, quiet_routes, read_runs
 from router.errors import StartError
+from router_bench import payload
+from router_bench.machine import NOISY, Label, Neighbours, Sampler
+from router_bench.processes import run_command
+from router_bench.worker import BenchRun, Job, kafka_source, quiet_routes, read_runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from rich.progress import Progress, TaskID
 
-    from router.bench.chart import Chart
-    from router.bench.payload import Payload
     from router.config.loader import Loaded
+    from router_bench.chart import Chart
+    from router_bench.payload import Payload
 
 LOOK_SECONDS = 0.5
 CORES = (
@@ -86,9 +86,14 @@ class Cell:
     @property
     def seconds(self) -> float | None:
         """Return the median: of the whole process when cold, of the query when warm; None without a valid figure."""
-        times = [run.process_seconds if self.cold else run.seconds for run in self.counted]
-        known = [time for time in times if time is not None]
-        return statistics.median(known) if known and not self.problem else None
+        times = []
+        for run in self.counted:
+            time = run.process_seconds if self.cold else run.seconds
+            if time is not None:
+                times.append(time)
+        if not times or self.problem:
+            return None
+        return statistics.median(times)
 
     @property
     def events_per_second(self) -> float | None:
@@ -104,23 +109,26 @@ class Cell:
 def measure(sweep: Sweep, progress: Progress) -> list[Cell]:
     """Return a cell for each number of partitions; show how far it is."""
     kafka_source(sweep.loaded.config)
-    with ExitStack() as held:
-        servers = held.enter_context(payload.broker(sweep.servers))
-        folder = Path(
-            held.enter_context(tempfile.TemporaryDirectory(prefix="router-bench-", ignore_cleanup_errors=True))
-        )
-        topics = {each: held.enter_context(_filled(sweep, servers, each, progress)) for each in sweep.partitions}
+    with ExitStack() as resources:
+        servers = resources.enter_context(payload.broker(sweep.servers))
+        temporary = tempfile.TemporaryDirectory(prefix="router-bench-", ignore_cleanup_errors=True)
+        folder = Path(resources.enter_context(temporary))
+        # All topics are filled before the first run: filling one would take cores from another's run.
+        topics = {}
+        for partitions in sweep.partitions:
+            topics[partitions] = resources.enter_context(_filled_topic(sweep, servers, partitions, progress))
         bar = progress.add_task("runs", total=len(topics) * sweep.runs)
         with Neighbours() as neighbours:
-            runs, problem = _runs(sweep, _job(sweep, servers, topics, folder), progress, bar)
-    label, noise = Label.now(), neighbours.foreign_cores
-    return [_cell(sweep, each, runs, label, noise, problem) for each in sweep.partitions]
+            runs, problem = _run(sweep, _job(sweep, servers, topics, folder), progress, bar)
+    label = Label.now()
+    return [_cell(sweep, each, runs, label, neighbours.foreign_cores, problem) for each in sweep.partitions]
 
 
 @contextmanager
-def _filled(sweep: Sweep, servers: str, partitions: int, progress: Progress) -> Iterator[str]:
+def _filled_topic(sweep: Sweep, servers: str, partitions: int, progress: Progress) -> Iterator[str]:
     """Give the name of a filled topic, for as long as a block."""
-    bar = progress.add_task(f"fill {partitions} partition{'s' * (partitions > 1)}", total=sweep.rows)
+    noun = "partition" if partitions == 1 else "partitions"
+    bar = progress.add_task(f"fill {partitions} {noun}", total=sweep.rows)
     settings = sweep.producer or {}
     with payload.topic(servers, payload.topic_name(), partitions, settings) as name:
         records = sweep.payload.repeated(sweep.rows)
@@ -129,46 +137,68 @@ def _filled(sweep: Sweep, servers: str, partitions: int, progress: Progress) -> 
 
 
 def _job(sweep: Sweep, servers: str, topics: dict[int, str], folder: Path) -> Job:
-    file, plugins = str(sweep.loaded.path.resolve()), tuple(str(path.resolve()) for path in sweep.plugins)
-    results = str(folder / "runs.jsonl")
-    embedded = sweep.servers is None
-    where = (file, plugins, servers, embedded, topics, sweep.rows, sweep.runs, sweep.send, str(folder), results)
-    return Job(*where, sweep.master, sweep.lake)
+    return Job(
+        file=str(sweep.loaded.path.resolve()),
+        plugins=tuple(str(path.resolve()) for path in sweep.plugins),
+        servers=servers,
+        embedded=sweep.servers is None,
+        topics=topics,
+        rows=sweep.rows,
+        runs=sweep.runs,
+        send=sweep.send,
+        folder=str(folder),
+        results=str(folder / "runs.jsonl"),
+        master=sweep.master,
+        lake=sweep.lake,
+    )
 
 
-def _runs(sweep: Sweep, job: Job, progress: Progress, bar: TaskID) -> tuple[list[BenchRun], str]:
+def _run(sweep: Sweep, job: Job, progress: Progress, bar: TaskID) -> tuple[list[BenchRun], str]:
     """Return the runs, and why some are missing, or ""."""
     if not sweep.cold:
-        return _process(sweep, job, progress, bar)[:2]
+        runs, problem, _ = _run_process(sweep, job, progress, bar)
+        return runs, problem
+    # Turns: what the machine does meanwhile does not fall on one number of partitions alone.
     done: list[BenchRun] = []
     for _ in range(sweep.repeat):
-        for each, name in job.topics.items():
+        for partitions, topic in job.topics.items():
             folder = Path(job.folder, f"process-{len(done)}")
             folder.mkdir()
-            one = replace(job, topics={each: name}, runs=1, folder=str(folder), results=str(folder / "runs.jsonl"))
-            runs, problem, seconds = _process(sweep, one, progress, bar, before=len(done))
+            results = str(folder / "runs.jsonl")
+            part = replace(job, topics={partitions: topic}, runs=1, folder=str(folder), results=results)
+            runs, problem, seconds = _run_process(sweep, part, progress, bar, before=len(done))
             if problem:
                 return done, problem
             done += [replace(run, process_seconds=seconds) for run in runs]
     return done, ""
 
 
-def _process(
+def _run_process(
     sweep: Sweep, job: Job, progress: Progress, bar: TaskID, before: int = 0
 ) -> tuple[list[BenchRun], str, float]:
     """Do a job in a process of its own; return its runs, what went wrong, and how long the process lived."""
-    folder, results = Path(job.folder), Path(job.results)
+    folder = Path(job.folder)
+    results = Path(job.results)
     job.write(folder / "job.json")
-    command = [sys.executable, "-m", "router.bench.worker", str(folder / "job.json")]
-    look = Sampler(lambda: progress.update(bar, completed=before + len(read_runs(results))), LOOK_SECONDS)
-    ended = run_command(command, folder / "output.log", sweep.timeout * len(job.topics), watch=lambda _: look)
-    runs = read_runs(results)
-    progress.update(bar, completed=before + len(runs))
-    return runs, ended.problem() and f"{ended.problem()}\n{_kept(ended.output)}", ended.seconds
+
+    def show_progress() -> None:
+        progress.update(bar, completed=before + len(read_runs(results)))
+
+    ended = run_command(
+        [sys.executable, "-m", "router_bench.worker", str(folder / "job.json")],
+        folder / "output.log",
+        sweep.timeout * len(job.topics),
+        watch=lambda _: Sampler(show_progress, LOOK_SECONDS),
+    )
+    show_progress()
+    problem = ended.problem()
+    if problem:
+        problem += f"\n{_keep_output(ended.output)}"
+    return read_runs(results), problem, ended.seconds
 
 
-def _kept(output: Path) -> str:
-    """Keep what a process said where a user finds it when the temporary folder is gone."""
+def _keep_output(output: Path) -> str:
+    """Copy the output of a process to where a user finds it when the temporary folder is gone."""
     place = Path(tempfile.gettempdir(), f"{output.parent.name}.log")
     shutil.copy(output, place)
     return f"{place} has its output"
@@ -176,10 +206,11 @@ def _kept(output: Path) -> str:
 
 def _cell(sweep: Sweep, partitions: int, every: Sequence[BenchRun], label: Label, noise: float, problem: str) -> Cell:
     runs = tuple(run for run in every if run.partitions == partitions)
-    odd = [run.read for run in runs if run.read != sweep.rows]
-    if odd:
-        problem = f"{odd[0]:,} records were read, {sweep.rows:,} were sent"
+    wrong = [run.read for run in runs if run.read != sweep.rows]
+    if wrong:
+        problem = f"{wrong[0]:,} records were read, {sweep.rows:,} were sent"
     elif len(runs) == sweep.runs:
+        # What ended the process came after the runs of this number of partitions.
         problem = ""
     return Cell(partitions, sweep.rows, sweep.cold, label, runs, noise, problem)
 
@@ -203,7 +234,10 @@ def written(sweep: Sweep, cells: Sequence[Cell], folder: Path) -> Path:
 
 def left_out(sweep: Sweep) -> list[str]:
     """Return the sinks that are not measured since they would send to somebody."""
-    return [] if sweep.send else quiet_routes(sweep.loaded.config)[1]
+    if sweep.send:
+        return []
+    _, names = quiet_routes(sweep.loaded.config)
+    return names
 
 
 def shown(sweep: Sweep, cells: Sequence[Cell]) -> Table:
@@ -223,12 +257,13 @@ def _row(cell: Cell) -> tuple[str, ...]:
     if cell.seconds is None or cell.events_per_second is None:
         return (str(cell.partitions), "ERROR", "", "", "", "", "")
     times = [run.process_seconds or run.seconds for run in cell.counted]
-    seconds = [f"{value:.1f} s" for value in (cell.seconds, min(times), max(times))]
     last = cell.counted[-1]
     return (
         str(cell.partitions),
         f"{cell.events_per_second:,.0f}",
-        *seconds,
+        f"{cell.seconds:.1f} s",
+        f"{min(times):.1f} s",
+        f"{max(times):.1f} s",
         str(last.tables),
         f"{last.dead_letters:,}",
     )
@@ -236,22 +271,28 @@ def _row(cell: Cell) -> tuple[str, ...]:
 
 def remarks(sweep: Sweep, cells: Sequence[Cell]) -> list[str]:
     """Return what a reader must know before believing the table."""
-    said = [f"not measured, since it would send for real: {name} (--send measures it)" for name in left_out(sweep)]
-    said += sorted({f"{cell.partitions} partitions: {cell.problem}" for cell in cells if cell.problem})
-    letters = max((run.dead_letters for cell in cells for run in cell.counted), default=0)
+    lines = [f"not measured, since it would send for real: {name} (--send measures it)" for name in left_out(sweep)]
+    lines += sorted({f"{cell.partitions} partitions: {cell.problem}" for cell in cells if cell.problem})
+    letters = 0
+    for cell in cells:
+        letters = max(letters, *(run.dead_letters for run in cell.counted), 0)
     if letters:
         share = letters / sweep.rows
-        said.append(f"{share:.0%} of the records became dead letters: does the payload fit the configuration?")
-    if cells and (noise := cells[0].foreign_cores) > 0.15:
-        said.append(f"other processes used {noise:.1f} cores meanwhile: measure again on a quiet machine")
-    return said
+        lines.append(f"{share:.0%} of the records became dead letters: does the payload fit the configuration?")
+    if cells and cells[0].foreign_cores > NOISY:
+        cores = cells[0].foreign_cores
+        lines.append(f"other processes used {cores:.1f} cores meanwhile: measure again on a quiet machine")
+    return lines
 
 
 def chart(sweep: Sweep, cells: Sequence[Cell]) -> Chart:
     """Return the chart of the results; raise ModuleNotFoundError without matplotlib."""
-    from router.bench.chart import Chart  # noqa: PLC0415  an extra, which table and JSON do without
+    from router_bench.chart import Chart  # noqa: PLC0415  an extra, which table and JSON do without
 
-    points = [(cell.partitions, speed) for cell in cells if (speed := cell.events_per_second)]
+    points = []
+    for cell in cells:
+        if cell.events_per_second:
+            points.append((cell.partitions, cell.events_per_second))
     title = f"{sweep.loaded.config.name}: events per second by partitions of the topic"
     return Chart(title, "partitions", {sweep.loaded.config.name: points}, below=cells[0].label.text())
 

@@ -49,8 +49,8 @@ def sample(file: Path, framing: Framing = "lines", separator: str | None = None)
     `lines`: one in each line; with a `separator`, what is before its first occurrence is the key. `length`: each value
     after its length, four bytes, big-endian, for formats that are not text. Raises StartError when there is none.
     """
-    made = _lengths(file) if framing == "length" else _lines(file, separator.encode() if separator else None)
-    records = list(islice(made, DISTINCT))
+    in_file = _read_lengths(file) if framing == "length" else _read_lines(file, (separator or "").encode())
+    records = list(islice(in_file, DISTINCT))
     if not records:
         raise StartError(f"{file}: holds no record; give a file with one record a line, or --framing length")
     return Payload(file.name, records)
@@ -103,10 +103,11 @@ def fill(
         _produce(producer, name, key, value, sent % partitions)
         if sent % REPORT_EVERY == 0:
             on_progress(sent)
-    left = producer.flush(120)
-    if left or failed:
-        why = failed[0] if failed else "no answer from the broker"
-        raise StartError(f"topic {name} at {servers}: {left + len(failed):,} records were not delivered: {why}")
+    unanswered = producer.flush(120)
+    if unanswered or failed:
+        reason = failed[0] if failed else "no answer from the broker"
+        count = unanswered + len(failed)
+        raise StartError(f"topic {name} at {servers}: {count:,} records were not delivered: {reason}")
     on_progress(sent)
 
 
@@ -141,17 +142,20 @@ def _produce(producer: Producer, name: str, key: bytes | None, value: bytes | No
             producer.poll(0.1)
 
 
-def _lines(file: Path, separator: bytes | None) -> Iterator[Record]:
+def _read_lines(file: Path, separator: bytes) -> Iterator[Record]:
     with file.open("rb") as lines:
         for line in lines:
             text = line.rstrip(b"\r\n")
             if not text:
                 continue
-            key, found, value = text.partition(separator) if separator else (b"", b"", text)
-            yield (key, value) if found else (None, text)
+            if separator and separator in text:
+                key, _, value = text.partition(separator)
+                yield key, value
+            else:
+                yield None, text
 
 
-def _lengths(file: Path) -> Iterator[Record]:
+def _read_lengths(file: Path) -> Iterator[Record]:
     with file.open("rb") as content:
         while head := content.read(4):
             size = int.from_bytes(head, "big")
@@ -167,5 +171,5 @@ def _demo(name: str) -> ModuleType:
     try:
         return import_module(f"router_demo.{name}")
     except ModuleNotFoundError as error:
-        what = f"needs the module {error.name}, which is not installed"
-        raise StartError(f"the embedded broker and the simulator: {what}; give --servers and --sample") from error
+        reason = f"needs the module {error.name}, which is not installed"
+        raise StartError(f"the embedded broker and the simulator: {reason}; give --servers and --sample") from error

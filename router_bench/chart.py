@@ -62,9 +62,10 @@ def _line(axes: Axes, chart: Chart, label: str, points: list[tuple[int, float]],
 
 def _room_above(chart: Chart, x: int, y: float) -> bool:
     """Say whether a figure goes above its point: on the highest line, and where the axis is too near below."""
-    every = [value for points in chart.lines.values() for _, value in points]
-    here = [value for points in chart.lines.values() for place, value in points if place == x]
-    return y == max(here) or (y < 0.1 * max(every) and not chart.log)
+    points = [point for line in chart.lines.values() for point in line]
+    highest = max(value for _, value in points)
+    highest_here = max(value for place, value in points if place == x)
+    return y == highest_here or (y < 0.1 * highest and not chart.log)
 
 
 def _text(axes: Axes, text: str, at: tuple[float, float], shift: tuple[float, float], **look: Any) -> None:
@@ -72,21 +73,28 @@ def _text(axes: Axes, text: str, at: tuple[float, float], shift: tuple[float, fl
 
 
 def _axes(axes: Axes, chart: Chart) -> None:
-    ticks = sorted({x for points in chart.lines.values() for x, _ in points})
+    points = [point for line in chart.lines.values() for point in line]
+    ticks = sorted({x for x, _ in points})
     axes.set_xscale("log")
     axes.set_xticks(ticks, [f"{tick:,}".replace(",", " ") for tick in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
-    highest = max(y for points in chart.lines.values() for _, y in points)
+    heights = [y for _, y in points]
     if chart.log:
         axes.set_yscale("log")
         axes.yaxis.set_minor_locator(NullLocator())
+        axes.set_ylim(min(heights) / 2, max(heights) * 2)
+        axes.set_ylabel(f"{chart.up} (log scale)", color=INK)
+    else:
+        axes.set_ylim(0, max(heights) * 1.18)
+        axes.set_ylabel(chart.up, color=INK)
+    # After the scale, which brings a formatter of its own.
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _thousands(value)))
-    lowest = min(y for points in chart.lines.values() for _, y in points)
-    axes.set_ylim(lowest / 2 if chart.log else 0, highest * (2 if chart.log else 1.18))
     # Room to the right of the last point for the names of the lines, which take the place of a legend.
-    axes.set_xlim(ticks[0] / 1.15, ticks[-1] * (ticks[-1] / ticks[0]) ** 0.32 if len(ticks) > 1 else ticks[-1] * 2)
+    right = ticks[-1] * 2
+    if len(ticks) > 1:
+        right = ticks[-1] * (ticks[-1] / ticks[0]) ** 0.32
+    axes.set_xlim(ticks[0] / 1.15, right)
     axes.set_xlabel(f"{chart.across} (log scale)", color=INK)
-    axes.set_ylabel(f"{chart.up} (log scale)" if chart.log else chart.up, color=INK)
     axes.set_title(chart.title, loc="left", fontsize=12, fontweight="bold", color=INK, pad=14)
     axes.grid(axis="y", color=FAINT, linewidth=0.8)
     axes.tick_params(colors=INK, length=0)
@@ -95,4 +103,7 @@ def _axes(axes: Axes, chart: Chart) -> None:
 
 
 def _thousands(value: float) -> str:
-    return f"{value / 1000:.0f}k" if value >= 10_000 else f"{value / 1000:.1f}k" if value >= 1000 else f"{value:.0f}"
+    if value < 1000:
+        return f"{value:.0f}"
+    digits = 0 if value >= 10_000 else 1
+    return f"{value / 1000:.{digits}f}k"

@@ -71,13 +71,14 @@ class Label:
         """Return the machine in a few words."""
         if not self.machine:
             return "unknown machine"
-        known = {key: self.machine.get(key, "?") for key in (*IDENTITY, "system")}
-        return f"{known['processor']}, {known['cores']} cores, {known['memory']}, {known['system']}"
+        facts = {key: self.machine.get(key, "?") for key in (*IDENTITY, "system")}
+        return f"{facts['processor']}, {facts['cores']} cores, {facts['memory']}, {facts['system']}"
 
     def code_text(self) -> str:
         """Return the commit, or the version of an installed package."""
         if self.commit:
-            return f"commit {self.commit[:10]}{' with changes' if self.dirty else ''}"
+            changes = " with changes" if self.dirty else ""
+            return f"commit {self.commit[:10]}{changes}"
         release = self.machine.get("spark-event-router")
         return f"version {release}" if release else "unknown commit"
 
@@ -95,37 +96,46 @@ def summary(labels: Iterable[Label]) -> list[str]:
     by_machine: dict[str, list[Label]] = {}
     for label in labels:
         by_machine.setdefault(label.machine_text(), []).append(label)
-    return [f"{name}: {_several(those)}" for name, those in by_machine.items()]
+    return [f"{name}: {_summary_of(of_machine)}" for name, of_machine in by_machine.items()]
 
 
-def _several(labels: list[Label]) -> str:
+def _summary_of(labels: list[Label]) -> str:
     codes = ", ".join(sorted({label.code_text() for label in labels}))
     dates = ", ".join(sorted({label.date or "unknown date" for label in labels}))
     latest = max(labels, key=lambda label: label.date).machine
     versions = [f"{name} {value}" for name, value in latest.items() if name not in (*IDENTITY, "system")]
     cells = "1 cell" if len(labels) == 1 else f"{len(labels)} cells"
-    return "; ".join(filter(None, (cells, codes, dates, ", ".join(versions))))
+    parts = [cells, codes, dates]
+    if versions:
+        parts.append(", ".join(versions))
+    return "; ".join(parts)
 
 
 def machine() -> dict[str, str]:
     """Describe this machine and the versions that matter."""
     memory = psutil.virtual_memory().total / (1 << 30)
-    return {
+    kernel = ".".join(platform.release().split(".")[:2])
+    described = {
         "processor": _processor(),
         "cores": str(_cores()),
         "memory": f"{memory:.0f} GB",
-        "system": f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}",
+        "system": f"{platform.system()} {kernel}",
         "python": platform.python_version(),
         "java": _java(),
-        **{package: found for package in PACKAGES if (found := _version(package))},
     }
+    for package in PACKAGES:
+        installed = _version(package)
+        if installed:
+            described[package] = installed
+    return described
 
 
 class Sampler:
     """A thread that calls a sampling function every so many seconds, for as long as a `with` block."""
 
     def __init__(self, sample: Callable[[], None], seconds: float) -> None:
-        self._sample, self._seconds = sample, seconds
+        self._sample = sample
+        self._seconds = seconds
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, daemon=True)
 
@@ -139,7 +149,8 @@ class Sampler:
 
     def _loop(self) -> None:
         while not self._stop.wait(self._seconds):
-            with contextlib.suppress(psutil.Error, OSError):  # a process or file that is gone by now
+            # A process or file may be gone by now.
+            with contextlib.suppress(psutil.Error, OSError):
                 self._sample()
 
 
@@ -196,7 +207,8 @@ class Footprint(Sampler):
 
     def __init__(self, pid: int) -> None:
         super().__init__(self._look, FOOTPRINT_SECONDS)
-        self._pid, self.peak = pid, 0
+        self._pid = pid
+        self.peak = 0
 
     @property
     def megabytes(self) -> float:
@@ -205,15 +217,21 @@ class Footprint(Sampler):
 
     def _look(self) -> None:
         root = psutil.Process(self._pid)
-        self.peak = max(self.peak, sum(map(_pss, [root.pid, *(child.pid for child in root.children(recursive=True))])))
+        processes = [root, *root.children(recursive=True)]
+        self.peak = max(self.peak, sum(_pss(process.pid) for process in processes))
 
 
 def _pss(pid: int) -> int:
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:  # it has ended, or is somebody else's
+    except OSError:
+        # It has ended, or is somebody else's.
         return 0
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:")), 0)
+    for line in lines:
+        if line.startswith("Pss:"):
+            _, kilobytes, *_ = line.split()
+            return int(kilobytes) << 10
+    return 0
 
 
 def bytes_on_disk(folder: Path) -> int:
@@ -246,8 +264,11 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor())
+    for line in lines:
+        if line.startswith("model name"):
+            _, _, name = line.partition(":")
+            return name.strip()
+    return platform.processor()
 
 
 def _cores() -> int:
@@ -256,9 +277,9 @@ def _cores() -> int:
 
 def _java() -> str:
     home = os.environ.get("JAVA_HOME")
-    command = [str(Path(home, "bin", "java")) if home else "java", "-version"]
+    program = str(Path(home, "bin", "java")) if home else "java"
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+        answer = subprocess.run([program, "-version"], capture_output=True, text=True, check=False).stderr
     except OSError:
         return ""
     return answer.splitlines()[0] if answer else ""

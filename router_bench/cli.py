@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-import re
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from router.cli import config_argument, plugin_option
+from router.cli import config_argument, existing_file, plugin_option
+from router.cli.values import parse_number, parse_pairs
 from router.config.loader import load
 from router.registry import load_registry
 
 if TYPE_CHECKING:
-    from router.bench.payload import Payload
-    from router.bench.sweep import Cell, Sweep
     from router.config.loader import Loaded
+    from router_bench.payload import Payload
+    from router_bench.sweep import Cell, Sweep
 
-UNITS = {"": 1, "k": 1_000, "m": 1_000_000}
 
-
-def _count(ctx: click.Context, param: click.Parameter, text: str) -> int:
+def _parse_count(ctx: click.Context, param: click.Parameter, text: str) -> int:
     """Return a number of records: 500000, 500k, 1M."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM]?)", text)
-    number = int(float(found[1]) * UNITS[found[2].lower()]) if found else 0
+    number = int(parse_number(text) or 0)
     if number < 1:
         raise click.BadParameter(f"{text!r} is no number of records: 500000, 500k, 1M")
     return number
 
 
-def _counts(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int, ...]:
+def _parse_counts(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int, ...]:
     """Return numbers of partitions, each once, in order: 1,2,4,8,16."""
     words = text.split(",")
     if not all(word.strip().isdigit() and int(word) for word in words):
@@ -40,12 +36,12 @@ def _counts(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int,
 
 @click.command(short_help="Measure a configuration against the partitions of its topic.")
 @config_argument
-@click.option("--partitions", callback=_counts, default="1,2,4,8,16", show_default=True, help="Of the topic.")
-@click.option("--rows", callback=_count, default="1M", show_default=True, help="Records of a topic: one batch.")
+@click.option("--partitions", callback=_parse_counts, default="1,2,4,8,16", show_default=True, help="Of the topic.")
+@click.option("--rows", callback=_parse_count, default="1M", show_default=True, help="Records of a topic: one batch.")
 @click.option("--tables", type=click.IntRange(1), default=7, show_default=True, help="Games that the simulator plays.")
 @click.option(
     "--sample",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=existing_file,
     help="Records to fill the topics with, repeated, in place of the simulator's.",
 )
 @click.option(
@@ -74,7 +70,7 @@ def _counts(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int,
     help="Folder of NAME.json and NAME.png.",
 )
 @plugin_option
-def bench(file: Path, plugin_files: tuple[Path, ...], out: Path, **given: Any) -> None:
+def bench(file: Path, plugin_files: tuple[Path, ...], out: Path, **options: Any) -> None:
     """Measure how fast the configuration FILE takes its events, for several numbers of partitions.
 
     Topics are filled with the simulator's events or those of a sample; the configuration drains each of them once per
@@ -82,26 +78,30 @@ def bench(file: Path, plugin_files: tuple[Path, ...], out: Path, **given: Any) -
     and writes NAME.json and NAME.png. Exit code 1: a number of partitions has no figure.
     """
     try:
-        from router.bench import sweep as bench_sweep
+        from router_bench import sweep as bench_sweep
     except ModuleNotFoundError as error:
         install = "pip install 'spark-event-router[bench]'"
         raise click.ClickException(f"`bench` needs the module {error.name}: {install}") from error
+
+    from router.engine.spark.session import ready_to_start
+
     loaded = bench_sweep.checked(load(file, load_registry(plugin_files)))
-    import_module("router.engine.spark.session").ready_to_start(loaded.config)  # each run is a process of its own
+    # Each run is a process of its own, and none is to fail for want of Java.
+    ready_to_start(loaded.config)
     sweep = bench_sweep.Sweep(
-        loaded,
-        plugin_files,
-        _payload(loaded, given),
-        given["partitions"],
-        given["rows"],
-        given["repeat"],
-        given["cold"],
-        given["send"],
-        given["servers"],
-        _settings(given["producer"]),
-        given["timeout"],
-        given["master"],
-        given["lake"],
+        loaded=loaded,
+        plugins=plugin_files,
+        payload=_payload(loaded, options),
+        partitions=options["partitions"],
+        rows=options["rows"],
+        repeat=options["repeat"],
+        cold=options["cold"],
+        send=options["send"],
+        servers=options["servers"],
+        producer=parse_pairs(options["producer"], "--producer"),
+        timeout=options["timeout"],
+        master=options["master"],
+        lake=options["lake"],
     )
     if any(cell.problem for cell in _measured(sweep, out)):
         raise SystemExit(1)
@@ -111,11 +111,16 @@ def _measured(sweep: Sweep, out: Path) -> list[Cell]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from router.bench import sweep as bench_sweep
+    from router_bench import sweep as bench_sweep
 
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
+    progress_shown = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+    )
+    with progress_shown as progress:
         cells = bench_sweep.measure(sweep, progress)
     Console().print(bench_sweep.shown(sweep, cells))
     for remark in bench_sweep.remarks(sweep, cells):
@@ -126,12 +131,12 @@ def _measured(sweep: Sweep, out: Path) -> list[Cell]:
 
 
 def _draw(sweep: Sweep, cells: list[Cell], out: Path) -> None:
-    from router.bench import sweep as bench_sweep
+    from router_bench import sweep as bench_sweep
 
     if not any(cell.events_per_second for cell in cells):
         return
     try:
-        from router.bench.chart import draw
+        from router_bench.chart import draw
     except ModuleNotFoundError as error:
         click.echo(f"no chart: {error.name} is not installed (pip install 'spark-event-router[bench]')")
         return
@@ -140,19 +145,14 @@ def _draw(sweep: Sweep, cells: list[Cell], out: Path) -> None:
     click.echo(f"wrote {file}")
 
 
-def _payload(loaded: Loaded, given: dict[str, Any]) -> Payload:
-    from router.bench import payload
+def _payload(loaded: Loaded, options: dict[str, Any]) -> Payload:
+    from router_bench import payload
 
-    if given["sample"]:
-        return payload.sample(given["sample"], given["framing"], given["key_separator"])
+    if options["sample"]:
+        return payload.sample(options["sample"], options["framing"], options["key_separator"])
     # A decoder with a registry says where the simulator has to register its schemas, and under which subject.
-    registry, subjects = (getattr(loaded.config.decode, name, None) for name in ("registry", "subjects"))
-    subject = next(iter(subjects or ()), f"{loaded.config.name}-bench-value")
-    return payload.simulated(given["tables"], given["form"], str(registry) if registry else None, subject)
-
-
-def _settings(pairs: tuple[str, ...]) -> dict[str, str]:
-    wrong = [pair for pair in pairs if "=" not in pair]
-    if wrong:
-        raise click.BadParameter(f"{wrong[0]!r} is no KEY=VALUE", param_hint="--producer")
-    return dict(pair.split("=", 1) for pair in pairs)
+    decoder = loaded.config.decode
+    registry = getattr(decoder, "registry", None)
+    subjects = getattr(decoder, "subjects", None) or (f"{loaded.config.name}-bench-value",)
+    address = str(registry) if registry else None
+    return payload.simulated(options["tables"], options["form"], address, next(iter(subjects)))

@@ -1,0 +1,103 @@
+"""The Spark session of a command: started, given the rights of the lake, and stopped again.
+
+No other module of the command line builds or stops a session. So no command can be written that reads a lake by Spark
+without the lake's storage options.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from router.errors import RunningError, StartError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+    from pyspark.sql import SparkSession
+
+    from router.config.models import Config
+    from router.delta.lake import Lake
+
+
+@contextmanager
+def spark_session(config: Config, master: str | None = None) -> Iterator[SparkSession]:
+    """Start Spark for a configuration, and stop it at the end.
+
+    For what makes its lake reachable by itself, as a stream does, or has a lake of its own. Every other command takes
+    `session_on_lake` or `watched_session`.
+    """
+    from router.engine.spark.session import build_session, stop_session
+
+    session = build_session(config, master)
+    try:
+        yield session
+    finally:
+        stop_session(session)
+
+
+@contextmanager
+def session_on_lake(config: Config, master: str | None = None, *, by_spark: bool = False) -> Iterator[SparkSession]:
+    """Start Spark, and let it reach lake and checkpoint; stop it at the end.
+
+    With `by_spark` Spark itself must have a file system for both places. Raises StartError if one cannot be reached.
+    """
+    from router.engine.checkpoint_store import lake_and_checkpoint
+    from router.engine.start.checks import reach
+
+    with spark_session(config, master) as session:
+        # The settings hold the credentials of the lake: without them Spark takes those of the environment, or none.
+        for place in lake_and_checkpoint(config):
+            reach(session, place, by_spark=by_spark)
+        yield session
+
+
+@contextmanager
+def watched_session(
+    config: Config, master: str | None = None, stop: threading.Event | None = None, *, by_spark: bool = False
+) -> Iterator[SparkSession]:
+    """Start Spark as `session_on_lake` does, for work that takes a while: it is logged to standard error.
+
+    `stop` is set at SIGTERM and Ctrl-C.
+    """
+    from router.cli.watching import Watcher
+
+    with (
+        stopped_by_signals(stop or threading.Event()),
+        Watcher(config.name),
+        session_on_lake(config, master, by_spark=by_spark) as session,
+    ):
+        yield session
+
+
+@contextmanager
+def stream_held_off(checkpoint: Lake, name: str, refusal: str) -> Iterator[None]:
+    """Hold the lock of a stream, so that it cannot start meanwhile. Raises StartError with `refusal` if it runs."""
+    from router.engine.start.run_lock import alone
+
+    with ExitStack() as lock:
+        try:
+            lock.enter_context(alone(checkpoint, name))
+        except RunningError as error:
+            raise StartError(refusal) from error
+        yield
+
+
+@contextmanager
+def stopped_by_signals(stop: threading.Event) -> Iterator[None]:
+    """Set `stop` at SIGTERM and Ctrl-C, which ends a run after its current batch; a second Ctrl-C ends it at once."""
+
+    def set_stop(number: int, frame: FrameType | None) -> None:
+        if stop.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        stop.set()
+
+    former = {number: signal.signal(number, set_stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
