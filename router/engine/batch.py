@@ -108,7 +108,8 @@ class Batches:
         if not self.committers.only_spark:
             self.quarantine.note_again()
         self.decider.forget_released(self.quarantine.blocked())
-        self.ordinal = ordinal_of(self.store, self.lake, config.ledger, config.name)
+        by_spark = self.spark if self.committers.only_spark else None
+        self.ordinal = ordinal_of(self.store, self.lake, config.ledger, config.name, by_spark=by_spark)
         self.numbers = RecordNumbers(self.lake, config.ledger, config.name, self.store.run)
         self.unknown = UnknownFieldReport()
 
