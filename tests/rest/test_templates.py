@@ -340,7 +340,7 @@ def test_a_row_whose_method_is_none_has_the_reason(spark: SparkSession) -> None:
 
 def test_the_mutation_of_the_page_is_a_query_with_variables(spark: SparkSession) -> None:
     """Without it whoever copies the example sends something that no GraphQL server reads."""
-    page = (Path(__file__).parents[2] / "docs" / "rest.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "rest.md").read_text()
     (example,) = re.findall(r"```yaml\n(sinks:\n(?:(?!```).)*?preset: graphql.*?)```", page, re.DOTALL)
     (sink,) = yaml.safe_load(example)["sinks"]
     options = Rest.model_validate(sink["rest"])
