@@ -339,7 +339,7 @@ def _show_sent(resender: Resender, run: NamedRun[ReplayFilter], rows: ReplayRows
     counts = {"delivered": delivered, "dead": resent.are("dead"), "parked": resent.are("parked"), "not sent": not_sent}
     outcome = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or "nothing"
     if resent.in_doubt:
-        outcome += f"; {resent.in_doubt:,} in doubt"
+        outcome += f"; {resent.in_doubt:,} in doubt: an attempt ended without an answer, so the API may have them twice"
     if not_sent:
         outcome += f": {resent.left or 'it was stopped'}"
     click.echo(f"{resender.key}: {run.name}: {outcome}")

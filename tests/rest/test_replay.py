@@ -180,6 +180,17 @@ def test_a_route_with_another_name_sends_what_was_in_doubt_by_the_same_keys(game
 
 
 @pytest.mark.slow
+def test_a_replay_explains_what_is_in_doubt(games: Games) -> None:
+    """Without it nobody knows what the words ask for."""
+    games.api.play(failures=[Failure(how="hangup", processed=True)])
+    games.takes(*range(3))
+
+    replayed = games.replay()
+
+    assert "3 in doubt: an attempt ended without an answer, so the API may have them twice" in replayed.output
+
+
+@pytest.mark.slow
 def test_calls_in_doubt_come_again_as_they_were_and_a_replay_that_was_cut_off_is_ended(games: Games) -> None:
     """Without it what arrived just before an API went away, or a replay was killed, takes effect a second time."""
     games.api.play(failures=[Failure(how="hangup", processed=True)])
