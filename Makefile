@@ -1,8 +1,10 @@
 # Every target sets the machine up first: scripts/setup.sh does nothing when that is done already.
 BIN = JAVA_HOME="$$(cat .venv/java-home)" .venv/bin
 
-# Two processes, each with a Spark of its own; what shares fixtures stays together (tests/conftest.py).
-IN_TWO = -n 2 --dist loadscope --no-loadscope-reorder
+# Processes of a run of the tests, each with a Spark of its own (2 GB). On two cores three take less time than two.
+# What shares fixtures stays together (tests/conftest.py).
+WORKERS ?= 3
+TOGETHER = -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-fast test-all test-cluster test-page test-versions check pins bench bench-full docs zip clean
@@ -17,13 +19,13 @@ demo: setup ## A real Kafka, schema registry and API, seven games, their tables,
 	@$(BIN)/python -m router_demo $(if $(KEEP),--keep)
 
 test: setup ## Run the tests, all but the slow ones
-	@$(BIN)/pytest $(IN_TWO) -m "not slow"
+	@$(BIN)/pytest $(TOGETHER) -m "not slow"
 
 test-fast: setup ## Run the tests that need no Java: seconds
 	@$(BIN)/pytest -m "not spark and not slow"
 
 test-all: setup ## Run all tests, the slow ones too, and property tests with all of their examples
-	@$(BIN)/pytest $(IN_TWO) --hypothesis-profile=thorough
+	@$(BIN)/pytest $(TOGETHER) --hypothesis-profile=thorough
 
 test-cluster: setup ## Run the tests on a standalone Spark cluster of processes (a part of test-all)
 	@$(BIN)/pytest tests/chaos/test_cluster.py

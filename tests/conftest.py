@@ -6,6 +6,7 @@ import fcntl
 import os
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import pytest
@@ -20,7 +21,6 @@ from tests.schemas.faulty import FaultyRegistry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from pyspark.sql import SparkSession
     from xdist.remote import Producer
@@ -38,6 +38,8 @@ ENGINE = "tests/engine"
 PLAYING = {f"{ENGINE}/test_{name}.py" for name in ("committers", "evolution", "ledger", "replay")}
 NEED_KAFKA = {"broker", "own_kafka"}
 NEED_JAVA = {"spark", "broker", "own_kafka", "schema_registry"}
+SLOW_TWINS = Path(__file__).parent / "slow_twins.txt"
+"""Tests of which `make test` runs a smaller one."""
 
 
 class LightKafka(EmbeddedKafka):
@@ -61,13 +63,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     They are short. A module of a minute at the end would leave the other process of a run with nothing to do.
     """
+    slow_twins = read_slow_twins()
     for item in items:
+        if item.nodeid in slow_twins:
+            item.add_marker("slow")
         if NEED_JAVA.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("spark")
         if NEED_KAFKA.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("kafka")
     long = {item.path for item in items if item.get_closest_marker("spark")}
     items.sort(key=lambda item: item.path not in long)
+
+
+def read_slow_twins() -> set[str]:
+    """Return the ids of tests that only `make test-all` runs."""
+    lines = SLOW_TWINS.read_text().splitlines()
+    return {line.partition(" -> ")[0] for line in lines if not line.startswith("#")}
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:

@@ -78,3 +78,14 @@ def test_every_room_stands_in_a_contract(rooms: set[str]) -> None:
         named |= {*layers, *contract.get("source_modules", ()), *contract.get("forbidden_modules", ())}
 
     assert rooms - named == set()
+
+
+def test_every_slow_twin_is_a_test() -> None:
+    """Without it a renamed test takes its minute in every run again, and its line misleads."""
+    for line in (ROOT / "tests" / "slow_twins.txt").read_text().splitlines():
+        if line.startswith("#"):
+            continue
+        test, small_version = line.split(" -> ")
+        path, _, name = test.partition("::")
+        assert small_version, line
+        assert f"def {name.partition('[')[0]}(" in (ROOT / path).read_text(), line
