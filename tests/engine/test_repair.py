@@ -420,11 +420,11 @@ def test_a_stream_that_starts_while_spark_replaces_a_table_is_refused(
     refused: list[str] = []
     overwrite = Repair._overwrite
 
-    def overwrite_while_a_stream_starts(repair: Repair, *arguments: Any) -> None:
+    def overwrite_while_a_stream_starts(repair: Repair, *arguments: Any, **named: Any) -> None:
         with pytest.raises(RunningError) as error, alone(query.store.checkpoint, "games"):
             pass
         refused.append(str(error.value))
-        overwrite(repair, *arguments)
+        overwrite(repair, *arguments, **named)
 
     monkeypatch.setattr(run_lock, "PATIENCE", 0.0)
     monkeypatch.setattr(Repair, "_overwrite", overwrite_while_a_stream_starts)
