@@ -19,7 +19,10 @@ import psutil
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 
+from router_bench.machine import Sampler
+
 MB = 1 << 20
+LOOK_SECONDS = 0.05
 BLOCK = 1_000
 ROWS_PER_FILE = 1_000_000
 CONFIGURATION = """
@@ -72,28 +75,20 @@ def _measure(label: str, *words: str) -> None:
     began = time.monotonic()
     process = psutil.Popen([sys.executable, "-m", "router", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     peaks = {"python": 0, "java": 0}
-    while process.poll() is None:
-        for one, name in _drivers(process):
-            try:
-                peaks[name] = max(peaks[name], one.memory_info().rss)
-            except psutil.Error:
-                continue  # it has just ended
-        time.sleep(0.05)
-    output = process.stdout.read().decode()
+
+    def look() -> None:
+        peaks["python"] = max(peaks["python"], process.memory_info().rss)
+        for child in process.children(recursive=True):
+            if child.name() == "java":
+                peaks["java"] = max(peaks["java"], child.memory_info().rss)
+
+    with Sampler(look, LOOK_SECONDS):
+        output, _ = process.communicate()
     if process.returncode:
-        raise SystemExit(f"{label}: exit code {process.returncode}\n{output}")
+        raise SystemExit(f"{label}: exit code {process.returncode}\n{output.decode()}")
     seconds = time.monotonic() - began
     python, java = (peaks[name] / MB for name in ("python", "java"))
     click.echo(f"{label}: {seconds:.1f} s, Python driver {python:.0f} MB, JVM {java:.0f} MB")
-
-
-def _drivers(process: psutil.Process) -> list[tuple[psutil.Process, str]]:
-    """Return the process itself, and its JVM once there is one."""
-    try:
-        children = process.children(recursive=True)
-        return [(process, "python"), *((child, "java") for child in children if child.name() == "java")]
-    except psutil.Error:
-        return []
 
 
 if __name__ == "__main__":
