@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from deltalake import DeltaTable
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from router.delta.lake import Lake
 
@@ -196,6 +196,12 @@ class SparkTables:
     def readable(self, tables: Iterable[str]) -> dict[str, SparkTable | TableError | None]:
         """Return tables at their newest version; None for one that does not exist, the error for an unreadable one."""
         return {name: self._open_or_error(name) for name in sorted(tables)}
+
+    def rows(self, name: str) -> DataFrame | None:
+        """Return the rows of a table; None if it does not exist. Raises TableError."""
+        if self.open([name])[name] is None:
+            return None
+        return self.spark.read.format("delta").load(self.lake.spark_address(name))
 
     def files(self, name: str) -> int:
         """Return 0: Delta on Spark knows the number of files only after reading the whole log."""

@@ -18,12 +18,13 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from router.delta.lake import native_files
+from router.delta.table_cache import SparkTables
 from router.engine.label.layout import RAW_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from router.delta.lake import Lake
 
@@ -69,13 +70,15 @@ def stored_records(frame: DataFrame, *others: str) -> DataFrame:
 class RecordNumbers:
     """The numbers that records of a source without offsets get, for one run of a query.
 
-    `next_number` has the first number of the newest batch that this process has seen, and of the one after it.
+    `next_number` has the first number of the newest batch that this process has seen, and of the one after it. With
+    `by_spark` Spark reads the ledger, else delta-rs does.
     """
 
     lake: Lake
     ledger: str
     query: str
     run: str
+    by_spark: SparkSession | None = None
     next_number: dict[int, int] = field(default_factory=dict)
 
     def numbered(self, raw: DataFrame, batch: int, commit_versions: CommitVersions | None = None) -> DataFrame:
@@ -87,7 +90,7 @@ class RecordNumbers:
         # The ledger has a batch only when it is finished: the numbers of this process' last batch are newer.
         begin = self.next_number.get(batch)
         if begin is None:
-            begin = self._after_ledger(batch)
+            begin = 1 + (self._last(batch) if self.by_spark is None else self._last_by_spark(self.by_spark, batch))
         rows = raw.withColumns({"_task": F.spark_partition_id(), "_row": F.monotonically_increasing_id()})
         parts = _parts(rows, commit_versions)
         bases: list[tuple[Any, ...]] = []
@@ -111,11 +114,11 @@ class RecordNumbers:
         numbers = rows.join(F.broadcast(bases_by_key), is_same_part, "left")
         return numbers.withColumn("offset", F.col("_row") + F.col("_base")).select(*other_columns)
 
-    def _after_ledger(self, batch: int) -> int:
-        """Return the first number that no record of an earlier batch, or run, has."""
+    def _last(self, batch: int) -> int:
+        """Return the last number that a record of an earlier batch, or run, has; -1 if there is none."""
         table = self.lake.open(self.ledger)
         if table is None:
-            return 0
+            return -1
         rows = table.to_pyarrow_dataset(filesystem=native_files(table))
         has_offsets = (pc.field("query") == self.query) & pc.field("to_offset").is_valid()
         last = -1
@@ -126,7 +129,16 @@ class RecordNumbers:
             earlier = part.column("to_offset").filter(pc.invert(pc.fill_null(is_later, False)))
             if len(earlier):
                 last = max(last, pc.max(earlier).as_py())
-        return last + 1
+        return last
+
+    def _last_by_spark(self, spark: SparkSession, batch: int) -> int:
+        rows = SparkTables(spark, self.lake).rows(self.ledger)
+        if rows is None:
+            return -1
+        is_later = (F.col("run") == self.run) & (F.col("batch_id") >= batch)
+        earlier = rows.filter((F.col("query") == self.query) & ~F.coalesce(is_later, F.lit(False)))
+        last = earlier.agg(F.max("to_offset")).collect()[0][0]
+        return -1 if last is None else int(last)
 
 
 @dataclass(frozen=True)

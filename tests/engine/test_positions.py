@@ -13,13 +13,16 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from deltalake import DeltaTable, write_deltalake
 
 from router.config.loader import load
-from router.config.models import Trigger
+from router.config.models import Route, Trigger
+from router.delta import lake
 from router.delta.lake import Lake
 from router.engine.position import RecordNumbers
 from router.engine.reprocess.backfill import Backfill, RecordRange
 from router.engine.reprocess.context import ReprocessContext
 from router.engine.stream import RunOptions, run
 from router.registry import load_registry
+from tests.engine.parts import Events, Fixed, Where
+from tests.engine.query import RUN, records
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from router_demo.kafka import EmbeddedKafka
+    from tests.engine.conftest import MakeQuery
 
 YAML = """
 name: orders
@@ -190,6 +194,32 @@ def numbered(frame: DataFrame, folder: Path) -> dict[str, int]:
     numbers = RecordNumbers(Lake.at(str(folder / "none")), "ops.ledger", "orders", "run")
     rows = numbers.numbered(frame, 0).collect()
     return {bytes(row["value"]).decode(): row["offset"] for row in rows}
+
+
+def test_spark_numbers_on_behind_the_same_ledger(
+    spark: SparkSession, make_query: MakeQuery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it a stream of files whose lake only Spark may reach asks delta-rs for it, and stops."""
+    route = Route(name="all", match=Where(sql="true"), sinks=(Fixed(name="silver.all"),))
+    query = make_query(tmp_path, decode=Events(ddl="n int"), routes=(route,))
+    query.take(records([{"n": 1}, {"n": 2}]))
+    query.take(records([{"n": 3}], first=100))
+
+    raw = spark.range(1).selectExpr("id AS value", "id AS offset")
+
+    def first_numbers(**by: Any) -> list[int]:
+        found = []
+        for batch in range(3):
+            numbers = RecordNumbers(query.lake, query.config.ledger, "games", RUN, **by)
+            (row,) = numbers.numbered(raw, batch).collect()
+            found.append(row["offset"])
+        return found
+
+    by_delta_rs = first_numbers()
+    monkeypatch.setattr(lake, "DeltaTable", None)
+
+    assert by_delta_rs == [0, 2, 101]
+    assert first_numbers(by_spark=spark) == by_delta_rs
 
 
 def test_numbers_are_the_same_with_other_cores(spark: SparkSession, tmp_path: Path) -> None:

@@ -54,7 +54,8 @@ def _runs(lake: Lake, ledger: str, query: str) -> set[str]:
 
 
 def _runs_by_spark(spark: SparkSession, lake: Lake, ledger: str, query: str) -> set[str]:
-    if SparkTables(spark, lake).open([ledger])[ledger] is None:
+    rows = SparkTables(spark, lake).rows(ledger)
+    if rows is None:
         return set()
-    rows = spark.read.format("delta").load(lake.spark_address(ledger)).filter(F.col("query") == query)
-    return {row["run"] for row in rows.select("run").distinct().collect() if row["run"] is not None}
+    runs = rows.filter((F.col("query") == query) & F.col("run").isNotNull()).select("run").distinct()
+    return {row["run"] for row in runs.collect()}
