@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from router_rest.rate_limit.client import HeldToken, LeaseClient, LeaseEnded
 from router_rest.rate_limit.coordinator import Coordinator
-from router_rest.rate_limit.protocol import SecureChannel
 from router_rest.rate_limit.server import AdmittedSink, LimitSessions, TaskSession
 from router_rest.rate_limit.timers import cancel_tasks
 
@@ -170,13 +169,12 @@ class World:
         self._numbers += 1
         here, there = asyncio.StreamReader(), asyncio.StreamReader()
         number = str(self._numbers)
-        driver, task = SecureChannel(b"secret", "driver", number), SecureChannel(b"secret", "task", number)
         theirs: Any = Cable(here, self._delay)
         ours: Any = Cable(there, self._delay)
-        session = TaskSession(number, sink, theirs, driver)
+        session = TaskSession(number, sink, theirs)
         serving = asyncio.ensure_future(self.sessions.serve(session, AdmittedSink("limit", None, None), there))
         windows = self.coordinator.windows
-        lease = LeaseClient(here, ours, task, sized=windows.sized, keyed=windows.keyed)
+        lease = LeaseClient(here, ours, sized=windows.sized, keyed=windows.keyed)
         lease.watch(self.loop.time())
         return lease, serving
 

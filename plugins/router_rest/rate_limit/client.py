@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 from router_rest.rate_limit.backpressure import FEWEST_ANSWERS
-from router_rest.rate_limit.protocol import Grant, SecureChannel, TaskReport, Want, nonce
+from router_rest.rate_limit.protocol import Grant, TaskReport, Want, line_of, task_tls
 from router_rest.rate_limit.sliding_window import LOOSE
 
 if TYPE_CHECKING:
@@ -75,14 +75,13 @@ class LeaseClient:
         self,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        channel: SecureChannel,
         *,
         sized: bool,
         keyed: bool = False,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._reader, self._writer = reader, writer
-        self._channel, self._sized, self._keyed = channel, sized, keyed
+        self._sized, self._keyed = sized, keyed
         self._tokens = TaskTokens()
         self._ended: LeaseEnded | None = None
         self._waiting: deque[WaitingCall] = deque()
@@ -99,7 +98,7 @@ class LeaseClient:
     async def open(cls, address: ServerAddress, sink: str) -> LeaseClient:
         """Connect to the driver as one of its tasks. Raises Gone."""
         reached = await reach(address, sink)
-        lease = cls(reached.reader, reached.writer, reached.channel, sized=reached.sized, keyed=reached.keyed)
+        lease = cls(reached.reader, reached.writer, sized=reached.sized, keyed=reached.keyed)
         lease.watch(reached.now)
         return lease
 
@@ -286,7 +285,7 @@ class LeaseClient:
 
     def _write(self, message: Mapping[str, Any]) -> None:
         if not self._writer.transport.is_closing():
-            self._writer.transport.write(self._channel.seal(message))
+            self._writer.transport.write(line_of(message))
 
     async def _tick(self) -> None:
         """Send reports that are not urgent, and end the lease when the driver has been silent for too long."""
@@ -305,7 +304,7 @@ class LeaseClient:
         try:
             while line := await self._reader.readline():
                 self._quiet = 0
-                message = self._channel.open(line)
+                message = json.loads(line)
                 self._ahead.append(self._loop.time() - message["now"])
                 if "grant" in message:
                     self._granted(Grant.read(message["grant"]))
@@ -631,7 +630,7 @@ class Gone(LeaseEnded):
 
 @dataclass(frozen=True)
 class DriverConnection:
-    """A connection to the driver on which both sides have proved that they know the secret.
+    """A connection to the driver, on which both sides have proved who they are.
 
     `now`: the time by the driver's clock. `sized`: rows are limited, so the driver needs to know how many a call has;
     `keyed`: each key is.
@@ -639,7 +638,6 @@ class DriverConnection:
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
-    channel: SecureChannel
     now: float
     sized: bool
     keyed: bool
@@ -649,7 +647,8 @@ async def reach(address: ServerAddress, sink: str) -> DriverConnection:
     """Return a connection to the driver. Raises Gone."""
     try:
         reader, writer = await asyncio.wait_for(
-            asyncio.open_connection(address.host, address.port, limit=LONGEST), WITHIN
+            asyncio.open_connection(address.host, address.port, limit=LONGEST, ssl=task_tls(address.certificate)),
+            WITHIN,
         )
     except (OSError, asyncio.TimeoutError) as error:
         raise Gone(f"the driver at {address.host}:{address.port} is not reached: {error}") from error
@@ -665,12 +664,9 @@ async def reach(address: ServerAddress, sink: str) -> DriverConnection:
 async def _introduced(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: ServerAddress, sink: str
 ) -> DriverConnection:
-    """Return a connection once both sides have sealed a message, and so proved that they know the secret."""
-    theirs, own = str(json.loads(await reader.readline())["nonce"]), nonce()
-    channel = SecureChannel(address.secret, "task", theirs, own)
-    sealed = channel.seal({"limit": address.name, "sink": sink}).decode().strip()
-    writer.write(json.dumps({"nonce": own, "sealed": sealed}).encode() + b"\n")
-    answer = channel.open(await reader.readline())
+    """Return a connection once the driver has accepted the secret."""
+    writer.write(line_of({"secret": address.secret.hex(), "limit": address.name, "sink": sink}))
+    answer = json.loads(await reader.readline())
     if "refused" in answer:
         raise Gone(f"sink {sink}: {answer['refused']}")
-    return DriverConnection(reader, writer, channel, answer["now"], answer["sized"], answer["keyed"])
+    return DriverConnection(reader, writer, answer["now"], answer["sized"], answer["keyed"])

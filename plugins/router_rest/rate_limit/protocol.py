@@ -1,24 +1,25 @@
-"""The messages between a task and the driver about calls, and the encryption that protects them.
+"""The messages between a task and the driver about calls, and the TLS that protects them.
 
-Reports of how calls went and grants of tokens are plain data, with their form as JSON. They travel through a secure
-channel: both sides know a secret, which neither sends, and each draws a random text for the connection. The keys are
-derived from all three: whoever seals a message with them knows the secret, and what somebody overheard on one
-connection is of no use on another.
+Reports of how calls went and grants of tokens are plain data, each message a line of JSON. The driver's server has a
+certificate of its own, made when it starts. A task trusts this certificate and no other, and proves by a secret that it
+is one of this driver; both travel inside the Spark job.
 """
 
 from __future__ import annotations
 
-import base64
+import datetime
 import json
-import secrets
+import ssl
+import tempfile
 from dataclasses import dataclass, field
 from math import inf, isfinite
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from router_rest.rate_limit.sliding_window import RateLimit, Run
 
@@ -168,51 +169,53 @@ class Outlook:
     tasks: int
 
 
-KEY = 32
-"""Bytes of a key."""
-COUNT = 12
-"""Bytes of the number of a message, which is its nonce (RFC 8439, 2.8)."""
-
-
 @dataclass(frozen=True)
 class ServerAddress:
-    """The address of the server of a limit; it is pickled to tasks. The secret is shown nowhere."""
+    """The address of the server of a limit; it is pickled to tasks. The secret is shown nowhere.
+
+    `certificate` is that of the server, as PEM.
+    """
 
     host: str
     port: int
     name: str
+    certificate: str
     secret: bytes = field(repr=False)
 
 
-def nonce() -> str:
-    """Return a random text."""
-    return secrets.token_hex(16)
+def line_of(message: Mapping[str, Any]) -> bytes:
+    """Return a message as a line."""
+    return json.dumps(message).encode() + b"\n"
 
 
-class SecureChannel:
-    """One side of an encrypted connection: it seals own messages and opens those of the other side, all and in order.
+def server_tls() -> tuple[ssl.SSLContext, str]:
+    """Return the TLS settings of a server with a new certificate, and the certificate as PEM."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "router leases")])
+    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+    # Tasks compare the certificate itself, so that its dates mean nothing: clocks of executors may be wrong.
+    builder = builder.not_valid_before(datetime.datetime(2000, 1, 1))  # noqa: DTZ001 - X.509 times are UTC
+    builder = builder.not_valid_after(datetime.datetime(2100, 1, 1))  # noqa: DTZ001
+    certificate = builder.sign(key, SHA256()).public_bytes(serialization.Encoding.PEM).decode()
+    key_text = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    ).decode()
 
-    ChaCha20-Poly1305 with a key for each connection and direction, by HKDF (RFC 5869). The nonce of a message is its
-    number, so that a message that is repeated, left out, sent back or altered is refused.
-    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    # OpenSSL reads a certificate from a file only.
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "server.pem"
+        path.touch(mode=0o600)
+        path.write_text(key_text + certificate)
+        context.load_cert_chain(path)
+    return context, certificate
 
-    def __init__(self, secret: bytes, side: Literal["driver", "task"], *texts: str) -> None:
-        keys = HKDF(SHA256(), 2 * KEY, json.dumps(texts).encode(), b"router leases").derive(secret)
-        of_driver, of_task = ChaCha20Poly1305(keys[:KEY]), ChaCha20Poly1305(keys[KEY:])
-        self._own, self._other = (of_driver, of_task) if side == "driver" else (of_task, of_driver)
-        self._sealed = self._opened = 0
 
-    def seal(self, value: Any) -> bytes:
-        """Return a JSON value as the next line."""
-        hidden = self._own.encrypt(self._sealed.to_bytes(COUNT, "big"), json.dumps(value).encode(), None)
-        self._sealed += 1
-        return base64.b64encode(hidden) + b"\n"
-
-    def open(self, line: bytes) -> Any:
-        """Return the value of the next line. Raises ValueError for a line that the other side did not send here."""
-        try:
-            plain = self._other.decrypt(self._opened.to_bytes(COUNT, "big"), base64.b64decode(line), None)
-        except (InvalidTag, ValueError):
-            raise ValueError("not sealed by the other side as its next message") from None
-        self._opened += 1
-        return json.loads(plain)
+def task_tls(certificate: str) -> ssl.SSLContext:
+    """Return the TLS settings of a task: it talks to the server with this certificate and to no other."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False  # the certificate says who the server is, at whichever address it is reached
+    context.load_verify_locations(cadata=certificate)
+    return context

@@ -1,11 +1,12 @@
 """Connect the tasks of a driver with the coordinators of their limits.
 
-One thread, one asyncio loop and one port serve all tasks. A message is a line of encrypted JSON.
+One thread, one asyncio loop and one port serve all tasks, over TLS. A message is a line of JSON.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import json
 import logging
 import secrets
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from router import ApiState
 from router_rest.rate_limit.coordinator import Coordinator
-from router_rest.rate_limit.protocol import SecureChannel, ServerAddress, TaskReport, nonce
+from router_rest.rate_limit.protocol import ServerAddress, TaskReport, line_of, server_tls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -57,6 +58,7 @@ class LeaseServer:
     def __init__(self, host: str = "127.0.0.1", *, bind: str | None = None, port: int = 0) -> None:
         self._host, self._bind, self._port = host, bind or host, port
         self._secret = secrets.token_bytes(32)
+        self._tls, self._certificate = server_tls()
         self._sinks: dict[str, AdmittedSink] = {}
         self._limits: dict[str, LimitSessions] = {}
         self._lock = threading.Lock()
@@ -122,7 +124,7 @@ class LeaseServer:
                 self._set_aside.pop(limit, None)
                 self._ask(lambda: self._succeed(self._limits[limit], sessions))
             self._sinks[sink] = AdmittedSink(limit, credentials, stop)
-        return ServerAddress(self._host, self._port, limit, self._secret)
+        return ServerAddress(self._host, self._port, limit, self._certificate, self._secret)
 
     def is_counted(self, sink: str, limit: str) -> bool:
         """Return whether earlier calls of a sink, or whatever has this name, are counted under a limit."""
@@ -215,7 +217,14 @@ class LeaseServer:
             self._loop.close()
 
     async def _serve(self) -> None:
-        server = await asyncio.start_server(self._serve_connection, self._bind, self._port, limit=LONGEST)
+        server = await asyncio.start_server(
+            self._serve_connection,
+            self._bind,
+            self._port,
+            limit=LONGEST,
+            ssl=self._tls,
+            ssl_handshake_timeout=INTRODUCTION,
+        )
         self._port = server.sockets[0].getsockname()[1]
         self._ready.set()
         watch = asyncio.ensure_future(self._watch())
@@ -263,20 +272,18 @@ class LeaseServer:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> tuple[LimitSessions, TaskSession, AdmittedSink] | None:
         """Find out which task of which sink has connected; None: it may not be served."""
-        own = nonce()
-        writer.write(json.dumps({"nonce": own}).encode() + b"\n")
-        said = json.loads(await reader.readline())
-        channel = SecureChannel(self._secret, "driver", own, str(said["nonce"]))
-        try:
-            of = channel.open(str(said["sealed"]).encode())
-        except ValueError:
+        introduction = json.loads(await reader.readline())
+        secret = bytes.fromhex(introduction["secret"])
+        if not hmac.compare_digest(secret, self._secret):
             self._refuse(writer)
             return None
-        sessions, sink = self._limits.get(of["limit"]), self._sinks.get(of["sink"])
-        if sessions is None or sink is None or sink.limit != of["limit"]:
-            writer.write(channel.seal({"refused": "the sink is not running"}))
+        limit = introduction["limit"]
+        sessions = self._limits.get(limit)
+        sink = self._sinks.get(introduction["sink"])
+        if sessions is None or sink is None or sink.limit != limit:
+            writer.write(line_of({"refused": "the sink is not running"}))
             return None
-        session = TaskSession(str(next(self._numbers)), of["sink"], writer, channel)
+        session = TaskSession(str(next(self._numbers)), introduction["sink"], writer)
         windows = sessions.coordinator.windows
         session.say({"sized": windows.sized, "keyed": windows.keyed})
         return sessions, session, sink
@@ -345,12 +352,11 @@ class AdmittedSink:
 class TaskSession:
     """The connection of one task."""
 
-    def __init__(self, who: str, sink: str, writer: asyncio.StreamWriter, channel: SecureChannel) -> None:
+    def __init__(self, who: str, sink: str, writer: asyncio.StreamWriter) -> None:
         self.who = who
         self.sink = sink
         self.heard = asyncio.get_running_loop().time()
         self._writer = writer
-        self._channel = channel
 
     def say(self, message: Mapping[str, Any]) -> None:
         """Send a message with the time of this clock; disconnect a task that does not read."""
@@ -359,11 +365,7 @@ class TaskSession:
             transport.abort()
         elif not transport.is_closing():
             now = asyncio.get_running_loop().time()
-            transport.write(self._channel.seal({**message, "now": now}))
-
-    def open(self, line: bytes) -> Any:
-        """Return the message of a line. Raises ValueError for a line that this task has not sealed."""
-        return self._channel.open(line)
+            transport.write(line_of({**message, "now": now}))
 
     def end(self) -> None:
         """Close the connection."""
@@ -398,7 +400,7 @@ class LimitSessions:
         try:
             while line := await reader.readline():
                 session.heard = loop.time()
-                message = session.open(line)
+                message = json.loads(line)
                 if "report" in message:
                     self.coordinator.receive(session.who, TaskReport.read(message["report"]))
                     self._deal_at(session.heard)
