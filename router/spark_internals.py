@@ -220,6 +220,11 @@ def hadoop_lacks(spark: SparkSession, address: str) -> str:
     return ""
 
 
+def hadoop_version(spark: SparkSession) -> str:
+    """Return the version of Hadoop that Spark runs with: its other file systems have to be of the same."""
+    return str(jvm(spark).org.apache.hadoop.util.VersionInfo.getVersion())
+
+
 def delta_snapshot(spark: SparkSession, address: str) -> Any:
     """Return the newest snapshot of a Delta table as Delta on Spark has it; None where there is no table."""
     classes: Any = jvm(spark)

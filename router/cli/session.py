@@ -51,7 +51,7 @@ def session_on_lake(config: Config, master: str | None = None, *, by_spark: bool
     with spark_session(config, master) as session:
         # The settings hold the credentials of the lake: without them Spark takes those of the environment, or none.
         for place in lake_and_checkpoint(config):
-            reach(session, place, by_spark=by_spark)
+            reach(session, place, needed_for=("this command",) if by_spark else ())
         yield session
 
 

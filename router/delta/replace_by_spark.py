@@ -10,23 +10,27 @@ import json
 from collections import defaultdict
 from functools import reduce
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
+from router.addresses import is_local
 from router.columns import quoted
-from router.delta.commit import names, to_arrow_schema
+from router.delta.casting import cast_to
+from router.delta.commit import names, to_arrow, to_arrow_schema
 from router.delta.replace import MADE, PROPERTIES
 from router.delta.transaction_id import widening
 from router.delta.widening import WIDENED, wider_schema
-from router.spark_internals import to_spark_columns
+from router.spark_internals import hadoop_lacks, to_arrow_columns, to_spark_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    import pyarrow as pa
     from deltalake import Transaction
     from pyspark.sql import Column, SparkSession
 
@@ -47,11 +51,14 @@ def spark_schema(schema: pa.Schema) -> StructType:
 
 
 def staged_rows(session: SparkSession, lake: Lake, work: TableCommit) -> DataFrame:
-    """Return the rows of a commit from its staged files, with the columns of `work.columns`. Lazy."""
+    """Return the rows of a commit from its staged files, with the columns of `work.columns`. Lazy.
+
+    Where Spark has no file system for the lake, Python workers read the files, as they have written them.
+    """
     schema = spark_schema(to_arrow_schema(work.columns))
     by_partition: dict[tuple[tuple[str, str | None], ...], list[str]] = defaultdict(list)
     for file in work.files:
-        by_partition[tuple(file.partition.items())].append(lake.for_spark(file.path))
+        by_partition[tuple(file.partition.items())].append(file.path)
     parts: list[DataFrame] = []
     for partition, files in by_partition.items():
         # The files lack the partition's columns: read the others, and add these as literals.
@@ -60,11 +67,52 @@ def staged_rows(session: SparkSession, lake: Lake, work: TableCommit) -> DataFra
             if name in schema.names:
                 values[name] = F.lit(text).cast(schema[name].dataType)
         in_files = StructType([column for column in schema if column.name not in values])
-        rows = session.read.schema(in_files).parquet(*files).withColumns(values)
+        rows = _parquet_rows(session, lake, files, in_files).withColumns(values)
         parts.append(rows.select(*[quoted(name) for name in schema.names]))
     if not parts:
         return session.createDataFrame([], schema)
     return reduce(DataFrame.unionByName, parts)
+
+
+def outbox_rows(session: SparkSession, lake: Lake, outbox: str) -> DataFrame:
+    """Return the rows of an outbox, all of which the router has staged. Lazy."""
+    if not _spark_lacks(session, lake, outbox.replace(".", "/")):
+        return session.read.format("delta").load(lake.spark_address(outbox))
+    table = lake.open(outbox)
+    assert table is not None  # a commit into it is done
+    folder = outbox.replace(".", "/")
+    actions = pa.table(table.get_add_actions())
+    paths = [f"{folder}/{unquote(path)}" for path in actions.column("path").to_pylist()]
+    return _rows_by_arrow(session, lake, paths, spark_schema(to_arrow(table)))
+
+
+def _parquet_rows(session: SparkSession, lake: Lake, paths: list[str], schema: StructType) -> DataFrame:
+    """Return the rows of Parquet files of the lake. Lazy."""
+    if _spark_lacks(session, lake, paths[0]):
+        return _rows_by_arrow(session, lake, paths, schema)
+    return session.read.schema(schema).parquet(*[lake.for_spark(path) for path in paths])
+
+
+def _spark_lacks(session: SparkSession, lake: Lake, path: str) -> bool:
+    """Return whether Spark has no file system for a path of the lake."""
+    address = lake.for_spark(path)
+    return not is_local(address) and bool(hadoop_lacks(session, address))
+
+
+def _rows_by_arrow(session: SparkSession, lake: Lake, paths: list[str], schema: StructType) -> DataFrame:
+    """Return the rows of Parquet files, read by Python workers with the rights of the lake. Lazy."""
+    tasks = min(len(paths), session.sparkContext.defaultParallelism)
+    columns = to_arrow_columns(schema)
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for numbers in batches:
+            for number in numbers.column(0).to_pylist():
+                for path in paths[number::tasks]:
+                    with lake.files.open_input_file(path) as source:
+                        for batch in pq.ParquetFile(source).iter_batches(use_threads=False):
+                            yield from cast_to(pa.Table.from_batches([batch]), columns).to_batches()
+
+    return session.range(0, tasks, 1, tasks).mapInArrow(read, schema)
 
 
 def create_by_spark(

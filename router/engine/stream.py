@@ -47,6 +47,7 @@ from router.engine.start.lost_records import LostRecords
 from router.engine.start.missing_topics import NO_TOPIC, refuse_missing_topics, wait_for_topics
 from router.engine.start.run_lock import alone
 from router.engine.start.spark_checkpoint import CheckpointMending, refuse_left_topics
+from router.engine.start.spark_needs import spark_needs
 from router.engine.status.board import StatusBoard
 from router.engine.status.webhook import failures_reported
 from router.engine.stream_destination import stream_batches
@@ -145,8 +146,8 @@ def _run(
     config = loaded.config
     lake, checkpoint = lake_and_checkpoint(config)
     tables = TableCache(lake)
-    for place in (lake, checkpoint):
-        reach(spark, place, by_spark=place is checkpoint or bool(config.views))
+    reach(spark, lake, needed_for=spark_needs(config))
+    reach(spark, checkpoint, needed_for=("its checkpoint",))
     trouble = RepeatedTrouble()
     retry = retrying(config, spark, options.stop, status, trouble=trouble)
     with alone(checkpoint, config.name, options.stop.set):

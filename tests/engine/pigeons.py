@@ -12,7 +12,10 @@ from router import ApplyingSink, Batch, Outcome, Sink, hookimpl
 
 
 class Pigeons(ApplyingSink):
-    """Append `[n, batch, replay]` to the file `flown` of a folder; do not fly while there is a file `storm`."""
+    """Append `[n, batch, replay]` to the file `flown` of a folder.
+
+    While there is a file `storm`, they do not fly; with a file `closed` they never will.
+    """
 
     main_option = "loft"
     loft: str
@@ -27,6 +30,8 @@ class Pigeons(ApplyingSink):
             with (loft / "waited").open("a") as waited:
                 waited.write("x")
             raise ConnectionError("there is a storm")
+        if (loft / "closed").exists():
+            raise ValueError(f"{loft.name} is closed")
         refused = F.col("n") < 0
         rows = [row["n"] for row in events.filter(~refused).collect()]
         with (loft / "flown").open("a") as flown:

@@ -146,6 +146,6 @@ def shape(query: Query, table: str) -> list[tuple[str, pa.DataType]]:
 
 
 def multiset(query: Query, table: str) -> Counter[str]:
-    """Return the rows of a table, each as text and as often as it is there."""
-    rows = [{name: value for name, value in row.items() if name not in TIMES} for row in query.rows(table)]
+    """Return the rows of a table, each as text and as often as it is there, in whichever order its columns are."""
+    rows = [sorted((name, value) for name, value in row.items() if name not in TIMES) for row in query.rows(table)]
     return Counter(repr(row) for row in rows)

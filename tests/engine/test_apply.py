@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql import functions as F
 
-from router import SinkError
+from router import Batch, SinkError
 from router.config.models import Route
+from router.engine.outbox.apply import append_dead_letters
 from tests.engine.conftest import EITHER
 from tests.engine.parts import Copy, Events, Fixed, Where, copied
 from tests.engine.query import records
@@ -17,6 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from pyspark.sql import SparkSession
+
+    from router.delta.lake import Lake
     from tests.engine.query import Query
 
 EVENTS = records([{"n": 0}, {"n": 1}, {"n": 2}, {"n": 3}, b"garbage"], partitions=2)
@@ -86,6 +93,28 @@ def test_what_the_sink_refused_is_a_dead_letter(cut: tuple[Query, SinkError]) ->
         **{"key": b"key 3", "batch_id": 0},
     }
     assert letter["value"] == b'{"n":3}'
+
+
+def test_first_dead_letters_of_several_sinks_may_come_at_once(spark: SparkSession, lake: Lake) -> None:
+    """Without it the run ends with a trace of Java: each of the sinks tried to make the table."""
+    rows = (
+        "SELECT 't' AS _topic, 0 AS _partition, id AS _offset, now() AS _timestamp, CAST('k' AS binary) AS _key, 1 AS n"
+    )
+    events = spark.sql(f"{rows} FROM range(3)")
+    refused = events.withColumn("reason", F.lit("not wanted"))
+    sinks = [f"sink{number}" for number in range(6)]
+    begin = threading.Barrier(len(sinks))
+
+    def refuse(sink: str) -> int:
+        batch = Batch(query="games", id=0, route="all", sink=sink, replay=False)
+        begin.wait()
+        return append_dead_letters(refused, events, batch, lake, "ops.dead", "games:run")
+
+    with ThreadPoolExecutor(len(sinks)) as pool:
+        assert list(pool.map(refuse, sinks)) == [3] * len(sinks)
+    table = lake.open("ops.dead")
+    assert table is not None
+    assert Counter(table.to_pyarrow_table().column("sink").to_pylist()) == dict.fromkeys(sinks, 3)
 
 
 def test_a_finished_batch_is_not_applied_again(cut: tuple[Query, SinkError]) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from router import StartError
+from router import SinkError, StartError
 from router.config.loader import Loaded, load
 from router.config.models import Maintenance, Trigger
 from router.delta.lake import Lake
@@ -164,6 +164,24 @@ def test_all_that_landed_is_sent_before_a_run_ends(loft: Loft) -> None:
     ]
     assert len([row for row in shown if row["route"] is None]) == 1
     assert loft.booked() == {"landed": 5, "applied": 4, "dead": 1, "backlog": 0}
+
+
+def test_every_sink_that_failed_is_named(loft: Loft, caplog: pytest.LogCaptureFixture) -> None:
+    """Without it the next run fails at the next sink, and the one after that at a third."""
+    folders = [loft.folder / name for name in ("north", "south", "west")]
+    for folder in folders:
+        folder.mkdir()
+    for folder in folders[:2]:
+        (folder / "closed").touch()
+    loft.sink = ", ".join(f'{{pigeons: "{folder}"}}' for folder in folders)
+    loft.comes(1)
+
+    with pytest.raises(SinkError, match="north is closed"):
+        loft.run()
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == [
+        "games, batch 0, route all, sink pigeons_2: ValueError: south is closed"
+    ]
+    assert (folders[2] / "flown").read_text() == "[1, 0, true]\n"
 
 
 def test_tables_go_on_while_a_sink_cannot(loft: Loft, running: Callable[[], None]) -> None:

@@ -10,6 +10,7 @@ from pydantic import SecretStr
 
 from benchmarks.s3_server import Fault, S3Server, s3_server
 from router.config.models import Bronze, Route
+from router.engine.merge.delta_rs import SMALL_ROWS
 from router.engine.quarantine.table import pending_releases
 from router.locations import TableLocation
 from router_decoders import Json
@@ -80,6 +81,32 @@ def test_a_bucket_has_what_a_disk_has(query: Callable[..., Query], server: S3Ser
 def _listed(query: str) -> str:
     prefix = next(part for part in query.split("&") if part.startswith("prefix="))
     return "/lake/" + prefix.removeprefix("prefix=").replace("%2F", "/").split("/_delta_log")[0]
+
+
+def test_an_outbox_needs_no_file_system_of_spark(
+    make_query: Callable[..., Query], tmp_path: Path, server: S3Server
+) -> None:
+    """Without it a lake in a bucket takes every batch's bronze, and its upserts end in hundreds of lines of Java."""
+    sink = Upsert(table="gold.{event.game}_last", keys=("event.game",))
+    routes = (Route(name="games", match=Sql(where="true"), sinks=(sink,)),)
+    parts = {"decode": Json(schema="game string, n int"), "routes": routes, "bronze": "bronze.all"}
+    far = make_query(tmp_path, lake="s3://lake/outboxes", storage_options=server.options, **parts)
+    near = make_query(tmp_path, **parts)
+    for query in (far, near):
+        query.take(batch(0))
+        query.take(records([{"game": f"g{n % GAMES}", "n": n} for n in range(SMALL_ROWS + 1)], first=1000))
+
+    # Rows that wait for a table are read from the outbox itself.
+    first_commit = "gold/g1_last/_delta_log/00000000000000000000.json"
+    for query in (far, near):
+        content = query.lake.read(first_commit)
+        assert content is not None
+        query.lake.write(first_commit, b"{")
+        query.take(batch(2))
+        query.lake.write(first_commit, content)
+        query.take(batch(3))
+    for table in ("gold.g0_last", "gold.g1_last", "bronze.all"):
+        assert multiset(far, table) == multiset(near, table)
 
 
 def test_a_batch_goes_through_faults(query: Callable[..., Query], server: S3Server) -> None:

@@ -20,6 +20,7 @@ from router.columns import any_of
 from router.delta.commit import TableCommit, to_delta
 from router.delta.keyed.upsert import LARGE, merge_engine
 from router.delta.parquet_writer import Staging
+from router.delta.replace_by_spark import outbox_rows
 from router.delta.table_cache import THREADS
 from router.delta.transaction_id import TransactionId, merge_refusals_id
 from router.engine.label.layout import DEAD_SCHEMA, TABLE, asked, counted
@@ -128,7 +129,10 @@ class MergeCoordinator:
         """Merge with delta-rs the tables that it may write, and the others with Delta on Spark."""
         target = rows.target
         job = self._job(sink, rows)
-        events = with_backlog(rows.events, before, self.spark, self.lake.spark_address(rows.work.table))
+        events = rows.events
+        if before:
+            waiting = outbox_rows(self.spark, self.lake, rows.work.table).filter(is_backlog(before))
+            events = events.unionByName(waiting, allowMissingColumns=True)
         by_spark = SparkMerger(self.spark, self.lake, job)
         outcomes = MergeOutcomes()
         if target.key not in self.left:
@@ -347,13 +351,9 @@ def extended(spans: Spans, partitions: Iterable[Partition]) -> Spans:
     return longer
 
 
-def with_backlog(events: DataFrame, backlog: dict[str, Backlog], spark: SparkSession, outbox: str) -> DataFrame:
-    """Return the rows of a batch together with those of the backlog, read from the outbox at an address."""
-    if not backlog:
-        return events
-    rows = spark.read.format("delta").load(outbox)
-    is_backlog = any_of((F.col(TABLE) == table) & within(waiting.spans) for table, waiting in backlog.items())
-    return events.unionByName(rows.filter(is_backlog), allowMissingColumns=True)
+def is_backlog(backlog: dict[str, Backlog]) -> Column:
+    """Return whether a row of an outbox belongs to its backlog."""
+    return any_of((F.col(TABLE) == table) & within(waiting.spans) for table, waiting in backlog.items())
 
 
 def within(spans: Spans) -> Column:

@@ -9,13 +9,15 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from delta.tables import DeltaTable
+from deltalake import Transaction
 from pyarrow import fs
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random
 
 from router.columns import quoted, row
 from router.delta.commit import StagedParts, TableCommit, staged_file, to_delta
-from router.delta.replace_by_spark import staged_rows
+from router.delta.replace_by_spark import append_by_spark, staged_rows
 from router.delta.transaction_id import TransactionId
 from router.engine import ledger
 from router.engine.checkpoint_store import REPLAY, Manifest
@@ -51,6 +53,10 @@ DEAD_LETTER_KEY = (
 )
 """The columns that identify a dead letter."""
 TRIES = 10
+CONFLICTS = ("CONCURRENT", "DELTA_PROTOCOL_CHANGED", "DELTA_METADATA_CHANGED")
+"""Words in the errors of Delta on Spark about another writer that was faster."""
+CONFLICT_PAUSE = wait_random(0, 0.2)
+"""Seconds before another try."""
 
 
 class AppliedBatch(NamedTuple):
@@ -302,12 +308,26 @@ def append_dead_letters(refused: DataFrame, events: DataFrame, batch: Batch, lak
     try:
         count = dead.count()
         if count:
-            writer = dead.write.format("delta").mode("append").option("mergeSchema", "true")
             app = TransactionId("sink_refusals", run, batch.route, batch.sink)
-            writer.option("txnAppId", str(app)).option("txnVersion", batch.id).save(lake.spark_address(table))
+            once = Transaction(str(app), batch.id)
+            # Queries of other sinks append at the same time, and the first of all makes the table.
+            retry_conflicts(append_by_spark, dead, lake.spark_address(table), once)
     finally:
         dead.unpersist()
     return count
+
+
+def retry_conflicts(write: Callable[..., None], *arguments: Any) -> None:
+    """Call a function that writes a table by Spark; again if another writer was faster, TRIES times in all."""
+    for attempt in Retrying(
+        retry=retry_if_exception(_is_conflict), stop=stop_after_attempt(TRIES), wait=CONFLICT_PAUSE, reraise=True
+    ):
+        with attempt:
+            write(*arguments)
+
+
+def _is_conflict(error: BaseException) -> bool:
+    return any(word in str(error).upper() for word in CONFLICTS)
 
 
 def mark_replayed(taken: DataFrame, lake: Lake, config: Config, name: str, number: int) -> None:
@@ -327,18 +347,18 @@ def mark_replayed(taken: DataFrame, lake: Lake, config: Config, name: str, numbe
     is_same_letter = [f"t.{column} <=> s.{column}" for column in DEAD_LETTER_KEY]
     condition = " AND ".join([*is_same_letter, f"t.{REPLAYED} IS NULL"])
     letters = taken.select(*DEAD_LETTER_KEY).distinct().alias("s")
-    for tries in range(TRIES):
-        try:
-            if REPLAYED not in session.read.format("delta").load(address).columns:
-                session.sql(f"ALTER TABLE delta.{quoted(address)} ADD COLUMNS ({REPLAYED} STRING)")
-            merger = DeltaTable.forPath(session, address).alias("t").merge(letters, condition)
-            merger.whenMatchedUpdate(set={REPLAYED: F.lit(name)}).execute()
-            return
-        except Exception as error:
-            # The stream appends meanwhile: a conflict with it is tried again.
-            if "CONCURRENT" not in str(error).upper() or tries == TRIES - 1:
-                problem = f"what was sent could not be marked: {first_line(error)}"
-                raise TableError(config.dead_letters, problem) from error
+
+    def mark() -> None:
+        if REPLAYED not in session.read.format("delta").load(address).columns:
+            session.sql(f"ALTER TABLE delta.{quoted(address)} ADD COLUMNS ({REPLAYED} STRING)")
+        merger = DeltaTable.forPath(session, address).alias("t").merge(letters, condition)
+        merger.whenMatchedUpdate(set={REPLAYED: F.lit(name)}).execute()
+
+    try:
+        retry_conflicts(mark)  # the stream appends meanwhile
+    except Exception as error:
+        problem = f"what was sent could not be marked: {first_line(error)}"
+        raise TableError(config.dead_letters, problem) from error
 
 
 def layout_of(config: Config, spark: SparkSession) -> Layout:

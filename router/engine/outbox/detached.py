@@ -26,7 +26,7 @@ from router.engine.outbox.apply import Applier, OutboxSink
 from router.engine.outbox.retention import TIDY_SECONDS, not_parked
 from router.engine.retryable_errors import GrowingPauses, RepeatedTrouble, passing
 from router.engine.start.spark_checkpoint import SparkNotes
-from router.errors import SinkError, StartError, TableError, first_line
+from router.errors import RouterError, SinkError, StartError, TableError, first_line
 from router.sinks import Applied, Batch
 
 if TYPE_CHECKING:
@@ -334,15 +334,24 @@ class DetachedSinks:
             thread.start()
 
     def join(self, *, quiet: bool = False) -> None:
-        """Wait until all threads have ended; raise the error of the first sink that failed. `quiet` raises nothing."""
+        """Wait until all threads have ended; raise the error of the first sink that failed, and log those of others.
+
+        `quiet` raises and logs nothing.
+        """
         for thread in self.threads:
             thread.join()
         if quiet:
             return
+        errors: list[RouterError] = []
         for sink in self.sinks:
             # An error that may pass is no reason to end with a failure: the next run tries again.
             if sink.failed is None or passing(sink.failed):
                 continue
             if isinstance(sink.failed, SinkError):
-                raise sink.failed
-            raise StartError(f"{sink.key}: {sink.failed}")
+                errors.append(sink.failed)
+            else:
+                errors.append(StartError(f"{sink.key}: {sink.failed}"))
+        for error in errors[1:]:
+            log.error("%s", error)
+        if errors:
+            raise errors[0]

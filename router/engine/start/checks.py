@@ -29,9 +29,11 @@ from router.errors import StartError
 from router.locations import makes
 from router.registry import parts_in
 from router.sinks import TableSink
-from router.spark_internals import hadoop_lacks, set_hadoop
+from router.spark_internals import hadoop_lacks, hadoop_version, set_hadoop
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from deltalake import DeltaTable
     from pyspark.sql import SparkSession
 
@@ -309,11 +311,11 @@ def _place(lake: Lake, table: str) -> str:
         return f"a place that cannot be ({error})"
 
 
-def reach(spark: SparkSession, place: Lake, *, by_spark: bool = False) -> None:
+def reach(spark: SparkSession, place: Lake, *, needed_for: Sequence[str] = ()) -> None:
     """Try a place, and let Spark's own file systems reach it with the rights of the router. Raises StartError.
 
-    The settings hold secrets: they go where no page of Spark and no plan shows them. With `by_spark` Spark itself has
-    to have a file system for the place: for its checkpoint, and for a lake that views read.
+    The settings hold secrets: they go where no page of Spark and no plan shows them. `needed_for` is what Spark itself
+    has to have a file system for the place for.
     """
     storage.probe(place.root, place.options)
     for one in place.locations:
@@ -322,11 +324,11 @@ def reach(spark: SparkSession, place: Lake, *, by_spark: bool = False) -> None:
     if place.local:
         return
     set_hadoop(spark, storage.hadoop_settings(place.root, place.options))
-    if by_spark and (why := hadoop_lacks(spark, place.for_spark())):
+    lacks = hadoop_lacks(spark, place.for_spark()) if needed_for else ""
+    if lacks:
         raise StartError(
-            f"Spark cannot reach {place.root}: {why}. Name its file system under `spark:`, for S3 as "
-            "spark.jars.packages: org.apache.hadoop:hadoop-aws:3.4.1; without it the checkpoint has to be in a folder, "
-            "and there are no views"
+            f"Spark has no file system for {place.root} ({lacks}), and needs one for {', '.join(needed_for)}. Name it "
+            f"under `spark:`, for S3 as spark.jars.packages: org.apache.hadoop:hadoop-aws:{hadoop_version(spark)}"
         )
 
 
