@@ -7,7 +7,7 @@ WORKERS ?= 3
 TOGETHER = -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-all test-cluster test-page test-versions check pins bench bench-full docs zip clean
+.PHONY: help setup demo test test-fast test-twins test-all test-cluster test-page test-versions check pins bench bench-full docs zip clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -23,6 +23,9 @@ test: setup ## Run the tests, all but the slow ones
 
 test-fast: setup ## Run the tests that need no Java: seconds
 	@$(BIN)/pytest -m "not spark and not slow"
+
+test-twins: setup ## Run the tests that make test leaves out because it has a smaller one of the same
+	@$(BIN)/pytest $(TOGETHER) -m twin
 
 test-all: setup ## Run all tests, the slow ones too, and property tests with all of their examples
 	@$(BIN)/pytest $(TOGETHER) --hypothesis-profile=thorough

@@ -39,7 +39,7 @@ PLAYING = {f"{ENGINE}/test_{name}.py" for name in ("committers", "evolution", "l
 NEED_KAFKA = {"broker", "own_kafka"}
 NEED_JAVA = {"spark", "broker", "own_kafka", "schema_registry"}
 SLOW_TWINS = Path(__file__).parent / "slow_twins.txt"
-"""Tests of which `make test` runs a smaller one."""
+"""Tests of which `make test` runs a smaller one; `.ci/run` and `make test-twins` run them."""
 
 
 class LightKafka(EmbeddedKafka):
@@ -67,6 +67,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid in slow_twins:
             item.add_marker("slow")
+            item.add_marker("twin")
         if NEED_JAVA.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("spark")
         if NEED_KAFKA.intersection(getattr(item, "fixturenames", ())):
@@ -76,7 +77,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def read_slow_twins() -> set[str]:
-    """Return the ids of tests that only `make test-all` runs."""
+    """Return the ids of tests that `make test` leaves out because it runs a smaller one."""
     lines = SLOW_TWINS.read_text().splitlines()
     return {line.partition(" -> ")[0] for line in lines if not line.startswith("#")}
 
