@@ -242,6 +242,7 @@ class LakeChanges:
         A sink that is gone gets none of them, and the ledger does not have the batch yet.
         """
         newest = self._newest_manifest()
+        # The ledger counts the rows of a batch that has ended.
         if newest <= self._past.last or newest <= self._last_in_ledger():
             return {}
         manifest = self.store.manifest(newest)

@@ -424,6 +424,7 @@ def _matches(wanted: Any, actual: Any) -> bool:
 
 def _as_type_of(actual: Any, wanted: Any) -> Any:
     """Return a value of YAML with the type of the value that it is compared with; unchanged if it has no such form."""
+    # YAML has no decimals and no bytes, and a test may write a time as text.
     try:
         if isinstance(actual, datetime):
             moment = datetime.fromisoformat(str(wanted).replace("Z", "+00:00"))

@@ -185,8 +185,7 @@ def resolved_jars(connectors: Collection[str], settings: Mapping[str, str]) -> l
     `settings` are those of a session: further packages among them are fetched as well, from the repositories that they
     name. Raises MachineError, in one sentence, if a jar cannot be fetched.
     """
-    jars = known_jars(connectors, settings)
-    if jars:
+    if jars := known_jars(connectors, settings):
         return jars
     java = provide_java()
     if java.fault:

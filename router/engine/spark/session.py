@@ -122,8 +122,7 @@ def build_session(config: Config, master: str | None = None) -> SparkSession:
 
     `spark:` of the configuration overrides the router's settings. Raises StartError for Spark Connect.
     """
-    connect = connect_by(config.spark, master)
-    if connect:
+    if connect := connect_by(config.spark, master):
         raise StartError(NO_CONNECT.format(connect))
     refuse_newer_spark()
     difference = describe_untested_pair()
@@ -300,8 +299,7 @@ def start_jvm(path: Path, master: str | None) -> None:
         return
     root, _ = parse_yaml(path.read_text("utf-8-sig"), str(path))
     connectors = connectors_in(root) if root else frozenset[str]()
-    jars = known_jars(connectors, settings)
-    if jars:
+    if jars := known_jars(connectors, settings):
         starting.begin(settings, _conf(session_builder(settings, master or "local", connectors)), jars)
 
 

@@ -84,8 +84,7 @@ def examine(lake: Lake, ledger: str, name: str, checkpoint: Checkpoint, accept: 
     """Raise StartError if lake and checkpoint do not belong together, unless just that is accepted.
 
     A checkpoint ahead of its lake would continue after records that are nowhere any more; one that is behind would take
-    new records for a batch that the tables have; a lake without its checkpoint would get everything again. A batch is
-    in the ledger before Spark commits it, so the ledger is level with the checkpoint or one batch ahead.
+    new records for a batch that the tables have; a lake without its checkpoint would get everything again.
     """
     table = TableCache(lake).open([ledger])[ledger]
     if table is not None:
@@ -96,6 +95,7 @@ def examine(lake: Lake, ledger: str, name: str, checkpoint: Checkpoint, accept: 
                 f"{', '.join(missing)}), which this one cannot go on from; give this run a new lake and a new "
                 "checkpoint"
             )
+    # A batch is in the ledger before Spark commits it, so the ledger is level with the checkpoint or one batch ahead.
     in_ledger = last_batch(table, name, checkpoint.run)
     if in_ledger < checkpoint.last and accept != "lost-lake":
         raise StartError(
@@ -112,8 +112,7 @@ def examine(lake: Lake, ledger: str, name: str, checkpoint: Checkpoint, accept: 
         )
     if checkpoint.begun or accept in ("lost-checkpoint", "duplicates"):
         return
-    traces = _traces(lake, table, name)
-    if traces:
+    if traces := _traces(lake, table, name):
         raise StartError(
             f"{lake.root} holds records of {name} ({traces}), but its checkpoint is empty: a start from the beginning "
             "would write them twice. Restore the checkpoint; or run with --accept lost-checkpoint to go on where the "
@@ -167,8 +166,7 @@ def refuse_shared(lake: Lake, config: Config) -> None:
         tables += [outbox_of(config.name, route, sink), quarantine_of(config.name, route, sink)]
     with ThreadPoolExecutor(THREADS) as pool:
         for table, queries in zip(tables, pool.map(partial(writers_of, lake), tables), strict=True):
-            others = queries - {config.name}
-            if others:
+            if others := queries - {config.name}:
                 raise StartError(
                     f"{table} in {lake.root} belongs to the query {others.pop()}, and {config.name} would write it, "
                     "too; give this query another name, or a lake of its own"
@@ -317,8 +315,7 @@ def reach(spark: SparkSession, place: Lake, *, by_spark: bool = False) -> None:
     set_hadoop(spark, storage.hadoop_settings(place.root, place.options))
     if not by_spark:
         return
-    reason = hadoop_lacks(spark, place.for_spark())
-    if reason:
+    if reason := hadoop_lacks(spark, place.for_spark()):
         raise StartError(
             f"Spark cannot reach {place.root}: {reason}. Name its file system under `spark:`, for S3 as "
             "spark.jars.packages: org.apache.hadoop:hadoop-aws:3.4.1; without it the checkpoint has to be in a folder, "

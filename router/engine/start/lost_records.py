@@ -83,6 +83,7 @@ class LostRecords:
         created_again = []
         for topic, spans in source.kept(self.spark, self.config.source.kafka, begin).items():
             first[topic] = {partition: first_offset for partition, (first_offset, _) in spans.items()}
+            # An end before the next record is that of another topic of the same name.
             for partition, (_, end) in spans.items():
                 if begin[topic][partition] > end:
                     created_again.append(f"{topic}/{partition}")

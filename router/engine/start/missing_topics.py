@@ -33,14 +33,12 @@ def missing_topics(spark: SparkSession, config: Config) -> str:
 
 def refuse_missing_topics(spark: SparkSession, config: Config) -> None:
     """Raise StartError if configured topics are missing."""
-    missing = missing_topics(spark, config)
-    if missing:
+    if missing := missing_topics(spark, config):
         todo = "create it, or correct `topics`; with --wait-for-topic the run waits for it"
         raise StartError(f"{config.name}: {missing}; {todo}")
 
 
 def wait_for_topics(spark: SparkSession, config: Config) -> None:
     """Raise OSError, which is tried again, if configured topics are missing."""
-    missing = missing_topics(spark, config)
-    if missing:
+    if missing := missing_topics(spark, config):
         raise OSError(f"waiting: {missing}")

@@ -274,8 +274,7 @@ class CheckpointMending:
         """Mend what is damaged, and log a line for each file. Raises StartError if a person has to decide."""
         store = CheckpointStore(self.checkpoint, self._mend_run())
         self.notes.mend_commits()
-        begun = self.notes.numbers("offsets")
-        if begun:
+        if begun := self.notes.numbers("offsets"):
             self._mend_manifest(store, begun[-1])
         self._mend_offsets(store)
         self._mend_first_offsets(store)
@@ -316,6 +315,7 @@ class CheckpointMending:
         begins = self.notes.offsets(before)
         ends = self.notes.offsets(behind)
         for part in manifest.partitions:
+            # Offsets are those of the next record to read.
             begin = begins.get(part.topic, {}).get(part.partition, 0)
             end = ends.get(part.topic, {}).get(part.partition, 0)
             if part.first < begin or part.last >= end:
@@ -385,6 +385,7 @@ class CheckpointMending:
             offsets = self._begin_of_query(store)
         if offsets is None:
             return None
+        # From there each manifest counts what its batch has read.
         for number in range(first, batch + 1):
             manifest = store.manifest(number)
             if manifest is None:
