@@ -415,8 +415,10 @@ def _matches(wanted: Any, actual: Any) -> bool:
     """Return whether a value is the wanted one; of a struct, only the given fields count."""
     if isinstance(wanted, dict) and isinstance(actual, dict):
         return all(name in actual and _matches(value, actual[name]) for name, value in wanted.items())
-    if isinstance(wanted, dict) and isinstance(actual, list):  # a map comes as its entries
-        return len(wanted) == len(actual) and _matches(wanted, dict(actual))
+    if isinstance(wanted, dict) and isinstance(actual, list):
+        # A map comes as its entries, which are pairs.
+        is_map = all(isinstance(entry, tuple) for entry in actual)
+        return is_map and len(wanted) == len(actual) and _matches(wanted, dict(actual))
     if isinstance(wanted, list) and isinstance(actual, list):
         return len(wanted) == len(actual) and all(map(_matches, wanted, actual))
     return bool(_as_type_of(actual, wanted) == actual)
