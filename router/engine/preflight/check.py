@@ -155,7 +155,7 @@ def _place_of_lookup(config: Config, name: str) -> Place:
 
 
 def _faults(config: Config, frame: DataFrame) -> Iterator[tuple[Place, str]]:
-    """Yield the places of expressions and table names that Spark cannot analyse, each with what Spark says."""
+    """Yield the places of expressions and table names that Spark cannot analyse, each with Spark's reason."""
     for place, make in _expressions(config):
         if fault := _fault(frame, make):
             yield place, fault

@@ -160,7 +160,7 @@ class LakeChanges:
                 self._place_of_name(shown),
                 what=f"{shown} was {former}, and its ids, its tables and what waits for it go by that name",
                 todo=f"write `was: {former.rpartition('/')[2]}` again, or give it another name; or run with --accept "
-                "gone-sinks, and it begins anew",
+                "gone-sinks, and it starts as a new one",
             )
 
     def unknown_names(self) -> Iterator[Change]:
@@ -372,7 +372,7 @@ class LakeChanges:
         for view in self.config.views:
             try:
                 is_source = sources.is_source(view)
-            except StartError:  # only rows name the tables of its route, and the view says so
+            except StartError:  # only rows name the tables of its route, which the view reports itself
                 continue
             if table in view.joined or is_source(table):
                 yield f"view {view.name}"
@@ -394,7 +394,7 @@ class LakeChanges:
                         yield from self._type_changes(target, table, delta_schema(to_arrow(handle)))
 
     def _tables_of(self, target: Target, *, named_by_rows: bool) -> set[str]:
-        """Return the tables that rows of a target go into; of a merging sink those behind its outbox, too."""
+        """Return the tables that rows of a target go into; of a merging sink also those behind its outbox."""
         tables = {target.table} if target.table else set()
         place = self._places[target.key]
         sink = self.config.routes[int(place[1])].sinks[int(place[3])]

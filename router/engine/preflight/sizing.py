@@ -1,6 +1,6 @@
 """Compute how large a job must be: cores, partitions, memory, files and requests for a rate and a latency.
 
-Computed from constants that were measured (sizing.yaml, each with where), not from a run: `router bench` measures. The
+Computed from measured constants (sizing.yaml, each with its source), not from a run: `router bench` measures. The
 model is a line: a batch takes a fixed time, some for each table that it touches, and some of a core for each event.
 A record waits for the batch that runs when it comes, then for its own: a latency holds two batches.
 """
@@ -130,7 +130,11 @@ def size(config: Config, load: Load, constants: Constants | None = None) -> Size
     batches = math.ceil(DAY / every)
     data_files = batches * _files(load.tables, cores, bronze=config.bronze is not None)
     stored = load.events_per_second * load.event_bytes * constants.stored_share
-    executors = math.ceil(cores / EXECUTOR_CORES) if cores > ONE_MACHINE else 0
+    executors = 0
+    executor_cores = 0
+    if cores > ONE_MACHINE:
+        executors = math.ceil(cores / EXECUTOR_CORES)
+        executor_cores = EXECUTOR_CORES
     requests_per_batch = constants.requests_per_batch + constants.requests_per_table * touched_tables
     requests = DAY / constants.lock_seconds + batches * requests_per_batch + data_files
     merge = 0
@@ -141,7 +145,7 @@ def size(config: Config, load: Load, constants: Constants | None = None) -> Size
         cores=cores,
         partitions=cores,
         executors=executors,
-        executor_cores=EXECUTOR_CORES if executors else 0,
+        executor_cores=executor_cores,
         batch_seconds=round(every, 2),
         rows_per_batch=math.ceil(load.events_per_second * every),
         batches_per_day=batches,

@@ -253,7 +253,7 @@ def _pairs() -> str:
 
 
 def _resolve(connectors: Collection[str], settings: Mapping[str, str]) -> list[str]:
-    """Let Spark resolve packages in a JVM of this process, and note where they are."""
+    """Let Spark resolve packages in a JVM of this process, and note their paths."""
     os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))
     coordinates = [*packages(connectors), *filter(None, settings.get(PACKAGES, "").split(","))]
     conf = SparkConf(loadDefaults=False).setAll([*settings.items(), (PACKAGES, ",".join(coordinates))])

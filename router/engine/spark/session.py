@@ -69,8 +69,8 @@ COMPILER = (
     "-XX:Tier4CompileThreshold=150000",
     "-XX:Tier4BackEdgeThreshold=400000",
 )
-"""Ten times the JVM's own: its second compiler takes a quarter of a cold run's CPU where it compiles all that is called
-5 000 times, and most of that is never called again. What a batch calls for every record comes to it all the same."""
+"""Ten times the JVM's own: its second compiler takes a quarter of a cold run's CPU if it compiles all that is called
+5 000 times, and most of that is never called again. Methods that a batch calls for every record are still compiled."""
 SLOWEST_CLASS = "org.apache.spark.sql.ml.InternalFunctionRegistration$"
 """MLlib's functions, which Spark registers in every session: a second, since Scala's reflection finds their types."""
 YOUNG = 96
@@ -81,7 +81,7 @@ LAUNCHER = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
 CONNECT_VARIABLES = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "IS_SERVERLESS")
 """Variables of a Python that has Spark Connect only; the last is of Databricks' serverless compute."""
 NO_CONTEXT = ("JVM_ATTRIBUTE_NOT_SUPPORTED", "CONTEXT_UNAVAILABLE", "Py4JSecurityException", "is not whitelisted")
-"""Parts of what Databricks says in shared clusters (standard access mode) of what needs a SparkContext."""
+"""Parts of the errors of Databricks in shared clusters (standard access mode) for code that needs a SparkContext."""
 NO_CONNECT = (
     "the router needs a Spark driver of its own, and {} (Spark Connect, serverless and shared clusters have none): run "
     "it with `router run`, spark-submit or `router submit`, on Databricks on a cluster with dedicated access mode"
