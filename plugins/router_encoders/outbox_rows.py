@@ -44,6 +44,12 @@ def own_columns(events: DataFrame, without: Iterable[str] = ()) -> T.StructType:
     return found
 
 
+def with_event(events: DataFrame) -> DataFrame:
+    """Return the rows of an outbox with a column `event` of the route's columns, unless the route has one itself."""
+    names = own_columns(events).fieldNames()
+    return events if "event" in names else events.withColumn("event", row(names))
+
+
 def order_key(seen: DataFrame, key: str | None, what: str = "key") -> Column:
     """Return the key by which rows keep their order, as bytes: SQL over the route's columns; None: no order.
 

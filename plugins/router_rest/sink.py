@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import PrivateAttr
 from pyspark.sql import functions as F
 
-from router import ApiState, Batch, Encoding, Opening, Outcome, Resent, Server, StartError, row
-from router_encoders.outbox_rows import PLACE, as_it_is, order_key, own_columns, type_of
+from router import ApiState, Batch, Encoding, Opening, Outcome, Resent, Server, StartError
+from router_encoders.outbox_rows import PLACE, as_it_is, order_key, own_columns, type_of, with_event
 from router_encoders.templates import parse
 from router_rest.delivery.batcher import BY_HOST, LIMIT
 from router_rest.options import RestOptions
@@ -175,8 +175,7 @@ class Rest(RestOptions):
         Raises StartError, naming the column.
         """
         # Fields are those of the route's columns, by their own names and as parts of `event`.
-        names = own_columns(events).fieldNames()
-        events_with_event = events if "event" in names else events.withColumn("event", row(names))
+        events_with_event = with_event(events)
         self._check_named_columns(events_with_event)
         value = self.encoding(events).column(own_columns(events, self.without).fieldNames())
         if self._action_pieces:

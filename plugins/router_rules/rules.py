@@ -97,34 +97,47 @@ class Field(Rule):
     @field_validator("regex")
     @classmethod
     def _compiles(cls, pattern: str | None) -> str | None:
-        fault = "" if pattern is None or r"\Q" in pattern else _fault(pattern)
+        if pattern is None or r"\Q" in pattern:  # Java quotes what follows, which Python does not know
+            return pattern
+        fault = _fault(pattern)
         if fault.startswith(WRONG_IN_JAVA_TOO):
             raise ValueError(f"not a regular expression: {fault}")
         return pattern
 
     @model_validator(mode="after")
     def _one_test(self) -> Self:
-        given = [test for test in TESTS if getattr(self, test) is not None]
-        if len(given) != 1:
-            found = f"{' and '.join(given)} are given" if given else "none is given"
-            raise ValueError(f"give exactly one of {', '.join(TESTS)}; {found}")
+        tests = [test for test in TESTS if getattr(self, test) is not None]
+        if not tests:
+            raise ValueError(f"give exactly one of {', '.join(TESTS)}; none is given")
+        if len(tests) > 1:
+            raise ValueError(f"give exactly one of {', '.join(TESTS)}; {' and '.join(tests)} are given")
         return self
+
+    @property
+    def _values(self) -> tuple[Scalar, ...]:
+        """Return the values of `equals` or `one_of`."""
+        if self.equals is not None:
+            return (self.equals,)
+        return self.one_of or ()
 
     def known_values(self) -> Mapping[str, frozenset[str]]:
         """Return the texts that the rule lists; a number equals more than one text."""
-        wanted = self.one_of if self.equals is None else (self.equals,)
-        texts = [value for value in wanted or () if isinstance(value, str)]
-        return {self.column: frozenset(texts)} if texts and len(texts) == len(wanted or ()) else {}
+        texts = [value for value in self._values if isinstance(value, str)]
+        if not texts or len(texts) < len(self._values):
+            return {}
+        return {self.column: frozenset(texts)}
 
     def matches(self) -> Column:
-        """Return the test; null where the field is null, except for `exists`."""
+        """Return the test; null if the field is null, except for `exists`."""
         value = F.col(self.column)
+        if self.exists:
+            return value.isNotNull()
         if self.exists is not None:
-            return value.isNotNull() if self.exists else F.col("event").isNotNull() & value.isNull()
+            return F.col("event").isNotNull() & value.isNull()
         text = value.try_cast("string")
         if self.regex is not None:
             return text.rlike(rf"\A(?:{self.regex})\z")
-        return one_of(text, self.one_of if self.equals is None else (self.equals,))
+        return one_of(text, self._values)
 
 
 class Schema(Rule):
@@ -147,8 +160,12 @@ class Schema(Rule):
 
     def matches(self) -> Column:
         """Return whether every given name is the event's."""
-        given = {"subject": self.subject, "message": self.name}
-        return reduce(operator.and_, [F.col(column) == name for column, name in given.items() if name is not None])
+        tests = []
+        if self.subject is not None:
+            tests.append(F.col("subject") == self.subject)
+        if self.name is not None:
+            tests.append(F.col("message") == self.name)
+        return reduce(operator.and_, tests)
 
 
 class All(Rule):
@@ -159,8 +176,11 @@ class All(Rule):
     rules: tuple[Rule, ...] = Option(min_length=1, description="rules, such as [{sql: ...}, {field: ...}]")
 
     def known_values(self) -> Mapping[str, frozenset[str]]:
-        """Return what any of the rules says."""
-        return {column: texts for rule in self.rules for column, texts in rule.known_values().items()}
+        """Return the texts that any of the rules lists."""
+        known: dict[str, frozenset[str]] = {}
+        for rule in self.rules:
+            known.update(rule.known_values())
+        return known
 
     def matches(self) -> Column:
         """Return the conjunction."""
@@ -168,7 +188,7 @@ class All(Rule):
 
 
 class Any(Rule):
-    """Match events that at least one of the rules matches, whatever the others cannot tell."""
+    """Match events that at least one of the rules matches, even if others cannot tell."""
 
     main_option: ClassVar[str | None] = "rules"
 
@@ -196,11 +216,13 @@ class Not(Rule):
         return F.col("event").isNotNull() & ~F.coalesce(self.rule.matches(), F.lit(False))
 
 
-def one_of(text: Column, wanted: tuple[Scalar, ...] | None) -> Column:
-    """Return whether a text is one of the wanted values."""
-    texts = [value for value in wanted or () if isinstance(value, str)]
-    tests = [text.isin(texts)] if texts else []
-    return reduce(operator.or_, tests + [equal(text, value) for value in wanted or () if not isinstance(value, str)])
+def one_of(text: Column, values: tuple[Scalar, ...]) -> Column:
+    """Return whether a text is one of some values."""
+    tests = [equal(text, value) for value in values if not isinstance(value, str)]
+    texts = [value for value in values if isinstance(value, str)]
+    if texts:
+        tests.insert(0, text.isin(texts))
+    return reduce(operator.or_, tests)
 
 
 def equal(text: Column, wanted: bool | int | float) -> Column:
@@ -210,12 +232,12 @@ def equal(text: Column, wanted: bool | int | float) -> Column:
     number = text.try_cast("double") == F.lit(float(wanted))
     if isinstance(wanted, float):
         return number
-    # doubles alone cannot tell 2^53 from 2^53 + 1, decimals of scale 0 cannot tell 5.4 from 5
+    # Doubles alone cannot tell 2^53 from 2^53 + 1, decimals of scale 0 cannot tell 5.4 from 5.
     return number & (text.try_cast("decimal(38,0)") == F.lit(wanted))
 
 
 def _fault(pattern: str) -> str:
-    """Return what Python finds wrong with a pattern; an empty text where it finds nothing."""
+    """Return what Python finds wrong with a pattern; an empty text if nothing."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a nested set is a union in Java
         try:

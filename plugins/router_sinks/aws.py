@@ -14,9 +14,9 @@ from pydantic import Field, PrivateAttr, SecretStr, field_validator, model_valid
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import functions as F
 
-from router import ApplyingSink, Batch, Encoder, Encoding, Opening, Outcome, Server, StartError, row, tried
+from router import ApplyingSink, Batch, Encoder, Encoding, Opening, Outcome, Server, StartError, tried
 from router_encoders import ToJson
-from router_encoders.outbox_rows import PLACE, order_key, own_columns
+from router_encoders.outbox_rows import PLACE, order_key, own_columns, with_event
 from router_encoders.reports import Reports, outcome, reported
 
 if TYPE_CHECKING:
@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from router import Encoded
 
 TRIES = 8
-"""How often items are sent that a service has not taken, before the batch of the sink ends and is tried anew."""
+"""How often items are sent that a service has not taken, before the batch of the sink ends and is tried again."""
 LONGEST_PAUSE = 5.0
+"""Seconds between two of these, at most."""
 
 
 class Limits(NamedTuple):
@@ -48,12 +49,14 @@ SERVICES = {
     "kinesis": Limits(500, 5 << 20, 1 << 20),
 }
 THROTTLED = ("throttl", "provisionedthroughputexceeded", "requestlimitexceeded", "slowdown", "toomanyrequests")
-"""What codes of a limit have in them: such an item, or call, is sent again."""
-GONE = ("internal", "unavailable", "timeout", "kmsthrottl")
+"""Parts of the codes of a limit: such an item, or call, is sent again."""
+UNAVAILABLE = ("internal", "unavailable", "timeout", "kmsthrottl")
+"""Parts of the codes of an outage: such an item, or call, is sent again."""
 DENIED = (
     *("accessdenied", "authorization", "expiredtoken", "invalidclienttokenid", "unrecognizedclient", "signature"),
     *("nonexistentqueue", "queuedoesnotexist", "notfound", "optedout"),
 )
+"""Parts of the codes that only a changed setting, login or queue ends."""
 
 
 class Aws(ApplyingSink):
@@ -107,8 +110,10 @@ class Aws(ApplyingSink):
     @model_validator(mode="after")
     def _fitting(self) -> Self:
         is_arn = self.to.startswith("arn:")
-        if is_arn == (self.service == "sqs"):
-            raise ValueError(f"`to` of {self.service} is {'the URL of a queue' if self.service == 'sqs' else 'an ARN'}")
+        if self.service == "sqs" and is_arn:
+            raise ValueError("`to` of sqs is the URL of a queue")
+        if self.service != "sqs" and not is_arn:
+            raise ValueError(f"`to` of {self.service} is an ARN")
         if self.fifo and self.group is None:
             raise ValueError(f"{self.to} is FIFO: it needs `group`, such as group: event.game")
         if not self.fifo and (self.group or self.deduplicate):
@@ -119,12 +124,12 @@ class Aws(ApplyingSink):
 
     @property
     def fifo(self) -> bool:
-        """Say whether the service keeps the order of groups."""
+        """Return whether the service keeps the order of groups."""
         return self.service != "kinesis" and self.to.endswith(".fifo")
 
     @property
     def detached(self) -> bool:
-        """Say that nothing else waits for the service."""
+        """Return True: nothing else waits for the service."""
         return True
 
     @property
@@ -133,16 +138,19 @@ class Aws(ApplyingSink):
         return self.tasks
 
     def talks_to(self, folder: Path) -> Iterable[Server]:
-        """Yield the service, where its address is known."""
-        address = self.endpoint or (self.to if self.service == "sqs" else "")
-        return [Server("API", address)] if address else []
+        """Yield the service, if its address is known."""
+        if self.endpoint:
+            yield Server("API", self.endpoint)
+        elif self.service == "sqs":
+            yield Server("API", self.to)
 
     def prepare(self, opening: Opening) -> Self:
         """Return this sink with the encoding of its values. Asks the schema registry of `value` only."""
         if (self.access_key_id is None) != (self.secret_access_key is None):
             raise StartError("`access_key_id` and `secret_access_key` come together")
         prepared = self.model_copy()
-        prepared._opening, prepared._encodings = opening, {}
+        prepared._opening = opening
+        prepared._encodings = {}
         try:
             prepared._rows(opening.events).schema  # noqa: B018 - analyses the expressions
         except (AnalysisException, ParseException) as error:
@@ -151,39 +159,53 @@ class Aws(ApplyingSink):
 
     def apply(self, events: DataFrame, batch: Batch) -> Outcome:
         """Send the rows of one batch. Raises ConnectionError while the service takes nothing."""
-        given = [self.access_key_id, self.secret_access_key]
-        keys = tuple(one.get_secret_value() for one in given if one is not None)
-        region = self.region or (self.to.split(":")[3] if self.to.startswith("arn:") else None)
-        about = self.service, self.to, region, self.endpoint, keys
-        job = SendJob(*about, encoding=self._encoding(events), fifo=self.fifo)
-        # rows of a group or key stay together, in the order of their offsets
+        region = self.region
+        if not region and self.to.startswith("arn:"):
+            region = self.to.split(":")[3]
+        credentials = [self.access_key_id, self.secret_access_key]
+        job = SendJob(
+            service=self.service,
+            to=self.to,
+            region=region,
+            endpoint=self.endpoint,
+            keys=tuple(secret.get_secret_value() for secret in credentials if secret is not None),
+            encoding=self._encoding(events),
+            fifo=self.fifo,
+        )
+        # Rows of a group or key stay together, in the order of their offsets.
         rows = self._rows(events).repartition(self.tasks, "_group").sortWithinPartitions(*PLACE)
         return outcome(events, reported(rows, batch, task(job)), f"{self.service} at {self.to}")
 
     def _rows(self, events: DataFrame) -> DataFrame:
-        names = own_columns(events).fieldNames()
-        seen = events if "event" in names else events.withColumn("event", row(names))
+        """Return the rows to send: their place, group or key (`_group`), deduplication id (`_mark`) and value."""
+        rows = with_event(events)
         place = F.concat_ws("/", *(F.col(name).cast("string") for name in PLACE))
+        group = place.cast("binary")
         if self.service == "kinesis":
-            group = F.coalesce(order_key(seen, self.key or "_key"), place.cast("binary"))
-        else:
-            group = order_key(seen, self.group) if self.group else place.cast("binary")
-        marked = order_key(seen, self.deduplicate) if self.deduplicate else F.sha2(place, 256).cast("binary")
+            group = F.coalesce(order_key(rows, self.key or "_key"), group)
+        elif self.group:
+            group = order_key(rows, self.group)
+        mark = F.sha2(place, 256).cast("binary")
+        if self.deduplicate:
+            mark = order_key(rows, self.deduplicate)
         value = self._encoding(events).column(own_columns(events, self.without).fieldNames())
         guard = F.col("_offset") >= 0  # always true, which no optimiser knows: see `tried`
-        kept = [tried(F.when(guard, group)).alias("_group"), tried(F.when(guard, marked)).alias("_mark")]
-        return seen.select(*PLACE, *kept, value.alias("_row"))
+        return rows.select(
+            *PLACE,
+            tried(F.when(guard, group)).alias("_group"),
+            tried(F.when(guard, mark)).alias("_mark"),
+            value.alias("_row"),
+        )
 
     def _encoding(self, events: DataFrame) -> Encoding:
         """Return the encoding of rows with these columns; it is kept for further batches of these columns."""
         columns = own_columns(events, self.without)
-        named = columns.simpleString()
-        if named not in self._encodings:
+        key = columns.simpleString()
+        if key not in self._encodings:
             if self._opening is None:
                 raise StartError("the sink is not open: call prepare() before apply()")
-            folder, trial = self._opening.folder, self._opening.trial
-            self._encodings[named] = self.value.open(columns, folder, None, trial=trial)
-        return self._encodings[named]
+            self._encodings[key] = self.value.open(columns, self._opening.folder, None, trial=self._opening.trial)
+        return self._encodings[key]
 
 
 @dataclass(frozen=True)
@@ -203,10 +225,11 @@ class SendJob:
         import boto3
         from botocore.config import Config
 
-        named = dict(zip(("aws_access_key_id", "aws_secret_access_key"), self.keys, strict=False))
+        options: dict[str, Any] = {"region_name": self.region, "endpoint_url": self.endpoint}
+        if self.keys:
+            options["aws_access_key_id"], options["aws_secret_access_key"] = self.keys
         config = Config(connect_timeout=10, read_timeout=30, retries={"total_max_attempts": 1})
-        about: Any = {"region_name": self.region, "endpoint_url": self.endpoint, "config": config, **named}
-        return boto3.session.Session().client(self.service, **about)
+        return boto3.session.Session().client(self.service, config=config, **options)
 
 
 class Item(NamedTuple):
@@ -217,8 +240,8 @@ class Item(NamedTuple):
     group: str
     mark: str
 
-    def counted(self) -> int:
-        """Return the bytes that count against a limit; ids count, too."""
+    def size(self) -> int:
+        """Return the bytes that count against a limit, those of ids as well."""
         return len(self.value) + len(self.group.encode()) + len(self.mark.encode())
 
 
@@ -247,8 +270,8 @@ def task(job: SendJob) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.Recor
                 for items in _calls(_items(batch, job, reports), SERVICES[job.service], fifo=job.fifo):
                     _deliver(client, job, items, reports)
                 yield reports.taken()
-        except _Ended as why:
-            reports.ended(*why.args)
+        except _Ended as end:
+            reports.ended(*end.args)
         yield reports.taken()
 
     return send
@@ -266,22 +289,27 @@ def _items(batch: pa.RecordBatch, job: SendJob, reports: Reports) -> Iterator[It
     encoded: Encoded = job.encoding.function(batch.column("_row"), job.encoding.argument)
     rows = batch.select([*PLACE, "_group", "_mark"]).to_pylist()
     most = SERVICES[job.service].item_bytes
-    for at, (row_, value) in enumerate(zip(rows, encoded.values, strict=True)):
+    for number, (place, value) in enumerate(zip(rows, encoded.values, strict=True)):
         if value is None:
-            reports.refused(row_, encoded.reasons.get(at, "it cannot be encoded"))
+            reports.refused(place, encoded.reasons.get(number, "it cannot be encoded"))
             continue
-        item = Item(row_, value, *((row_[name] or b"").decode(errors="replace") for name in ("_group", "_mark")))
+        group = (place["_group"] or b"").decode(errors="replace")
+        mark = (place["_mark"] or b"").decode(errors="replace")
+        item = Item(place, value, group, mark)
         if fault := _fault(item, job, most):
-            reports.refused(row_, fault)
+            reports.refused(place, fault)
         else:
             yield item
 
 
 def _fault(item: Item, job: SendJob, most: int) -> str | None:
-    if item.counted() > most:
-        return f"it has {item.counted():,} bytes; {job.service} takes {most:,}"
+    """Return why a service would never take an item; None if it may."""
+    if item.size() > most:
+        return f"it has {item.size():,} bytes; {job.service} takes {most:,}"
     if job.service == "kinesis":
-        return None if 1 <= len(item.group) <= 256 else "its key is empty, or has more than 256 characters"
+        if 1 <= len(item.group) <= 256:
+            return None
+        return "its key is empty, or has more than 256 characters"
     if job.fifo and not (1 <= len(item.group) <= 128 and 1 <= len(item.mark) <= 128):
         return "its group or deduplication id cannot be evaluated, is empty or has more than 128 characters"
     try:
@@ -294,54 +322,61 @@ def _fault(item: Item, job: SendJob, most: int) -> str | None:
 def _calls(items: Iterable[Item], limits: Limits, *, fifo: bool) -> Iterator[list[Item]]:
     """Yield items in lists that one call takes. Of a FIFO group only one is in a call: some of it may be refused."""
     call: list[Item] = []
-    size, groups = 0, set[str]()
+    size = 0
     for item in items:
-        full = len(call) == limits.items or size + item.counted() > limits.bytes
-        if call and (full or (fifo and item.group in groups)):
+        # A message that a service has not taken is sent again: a later one of its group must not be taken before.
+        is_full = len(call) == limits.items or size + item.size() > limits.bytes
+        has_group = fifo and any(other.group == item.group for other in call)
+        if call and (is_full or has_group):
             yield call
-            call, size, groups = [], 0, set()
+            call = []
+            size = 0
         call.append(item)
-        size += item.counted()
-        groups.add(item.group)
+        size += item.size()
     if call:
         yield call
 
 
 def _deliver(client: Any, job: SendJob, items: list[Item], reports: Reports) -> None:
-    """Send items, and those that the service has not taken again, alone; raise _Ended where that does not end."""
-    for tries in range(TRIES):
-        missed = _sent(client, job, items)
-        again = [one for one in missed if not one.refused]
-        for one in missed:
-            if one.refused:
-                reports.refused(one.item.place, f"{job.service} answers {one.code}: {one.text}")
-        reports.sent(len(items) - len(missed))
+    """Send items, and those that the service has not taken again, alone; raise _Ended if that does not end."""
+    for attempt in range(TRIES):
+        if attempt:
+            time.sleep(min(LONGEST_PAUSE, 0.05 * 2 ** (attempt - 1)))
+        missed_items = _send(client, job, items)
+        reports.sent(len(items) - len(missed_items))
+        again = []
+        for missed in missed_items:
+            if missed.refused:
+                reports.refused(missed.item.place, f"{job.service} answers {missed.code}: {missed.text}")
+            else:
+                again.append(missed)
         if not again:
             return
-        items = [one.item for one in again]
-        if tries < TRIES - 1:
-            time.sleep(min(LONGEST_PAUSE, 0.05 * 2**tries))
+        items = [missed.item for missed in again]
     raise _Ended("away", f"{len(items)} rows were not taken {TRIES} times: {again[0].code}: {again[0].text}")
 
 
-def _sent(client: Any, job: SendJob, items: list[Item]) -> list[Missed]:
+def _send(client: Any, job: SendJob, items: list[Item]) -> list[Missed]:
     """Make one call, and return the items that the service did not take."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
         return _call(client, job, items)
     except ClientError as error:
-        code, text = error.response["Error"].get("Code", ""), error.response["Error"].get("Message", "")
-        found = code.lower().replace(".", "")
-        if any(word in found for word in DENIED):
+        code = error.response["Error"].get("Code", "")
+        text = error.response["Error"].get("Message", "")
+        if _has_part_of(code, DENIED):
             raise _Ended("wrong", f"{code}: {text}") from None
-        passes = any(word in found for word in (*THROTTLED, *GONE))
         status = error.response["ResponseMetadata"].get("HTTPStatusCode", 500)
-        if passes or status >= 500 or status == 429:
+        if _is_temporary(code) or status >= 500 or status == 429:
             return [Missed(item, code, text, refused=False) for item in items]
         if len(items) == 1:
             return [Missed(items[0], code, text, refused=True)]
-        return [missed for item in items for missed in _sent(client, job, [item])]  # one of them, or all, is at fault
+        # One of them is at fault, or all are: each is sent alone.
+        missed = []
+        for item in items:
+            missed += _send(client, job, [item])
+        return missed
     except (BotoCoreError, OSError) as error:
         if "credentials" in str(error).lower():
             raise _Ended("wrong", str(error)) from None
@@ -350,26 +385,44 @@ def _sent(client: Any, job: SendJob, items: list[Item]) -> list[Missed]:
 
 def _call(client: Any, job: SendJob, items: list[Item]) -> list[Missed]:
     if job.service == "kinesis":
-        records = [{"Data": item.value, "PartitionKey": item.group} for item in items]
-        answer = client.put_records(StreamARN=job.to, Records=records)
-        return [
-            Missed(item, one["ErrorCode"], one.get("ErrorMessage", ""), refused=False)
-            for item, one in zip(items, answer["Records"], strict=True)
-            if one.get("ErrorCode")
-        ]
+        return _put_records(client, job, items)
     body = "MessageBody" if job.service == "sqs" else "Message"
-    entries: list[dict[str, Any]] = [{"Id": str(at), body: item.value.decode()} for at, item in enumerate(items)]
-    for entry, item in zip(entries if job.fifo else (), items, strict=False):
-        entry |= {"MessageGroupId": item.group, "MessageDeduplicationId": item.mark}
+    entries = []
+    for number, item in enumerate(items):
+        entry = {"Id": str(number), body: item.value.decode()}
+        if job.fifo:
+            entry["MessageGroupId"] = item.group
+            entry["MessageDeduplicationId"] = item.mark
+        entries.append(entry)
     if job.service == "sqs":
         answer = client.send_message_batch(QueueUrl=job.to, Entries=entries)
     else:
         answer = client.publish_batch(TopicArn=job.to, PublishBatchRequestEntries=entries)
-    return [_missed(items[int(one["Id"])], one) for one in answer.get("Failed", ())]
+    return [_missed(items[int(failed["Id"])], failed) for failed in answer.get("Failed", ())]
 
 
-def _missed(item: Item, answer: dict[str, Any]) -> Missed:
-    """Return what a service says of an item; one for which the sender is not at fault is sent again."""
-    code = str(answer.get("Code", ""))
-    passes = any(word in code.lower() for word in (*THROTTLED, *GONE))
-    return Missed(item, code, str(answer.get("Message", "")), refused=bool(answer.get("SenderFault")) and not passes)
+def _put_records(client: Any, job: SendJob, items: list[Item]) -> list[Missed]:
+    records = [{"Data": item.value, "PartitionKey": item.group} for item in items]
+    answer = client.put_records(StreamARN=job.to, Records=records)
+    missed = []
+    # The answer has a result for each record, in their order.
+    for item, result in zip(items, answer["Records"], strict=True):
+        if result.get("ErrorCode"):
+            missed.append(Missed(item, result["ErrorCode"], result.get("ErrorMessage", ""), refused=False))
+    return missed
+
+
+def _missed(item: Item, failed: dict[str, Any]) -> Missed:
+    """Return an item that failed; it is sent again unless the sender is at fault."""
+    code = str(failed.get("Code", ""))
+    refused = bool(failed.get("SenderFault")) and not _is_temporary(code)
+    return Missed(item, code, str(failed.get("Message", "")), refused)
+
+
+def _is_temporary(code: str) -> bool:
+    return _has_part_of(code, (*THROTTLED, *UNAVAILABLE))
+
+
+def _has_part_of(code: str, parts: tuple[str, ...]) -> bool:
+    """Return whether an error code has one of some parts in it; codes of SQS have dots between their words."""
+    return any(part in code.lower().replace(".", "") for part in parts)

@@ -10,9 +10,9 @@ from pydantic import Field, PrivateAttr, SecretStr, field_validator
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import functions as F
 
-from router import ApplyingSink, Batch, Encoder, Encoding, Opening, Outcome, Server, StartError, row, tried
+from router import ApplyingSink, Batch, Encoder, Encoding, Opening, Outcome, Server, StartError, tried
 from router_encoders import ToJson
-from router_encoders.outbox_rows import PLACE, as_bytes, bounded_batches, own_columns
+from router_encoders.outbox_rows import PLACE, as_bytes, bounded_batches, own_columns, with_event
 from router_encoders.reports import refused_rows
 from router_encoders.templates import parse, text_column
 from router_sinks.kafka_topics import CreateTopics, Topics, check_topic, is_fixed, unusable
@@ -70,7 +70,7 @@ class Kafka(ApplyingSink):
     needs: ClassVar[tuple[str, ...]] = ("router_sinks.kafka_client",)
 
     def talks_to(self, folder: Path) -> Iterable[Server]:
-        """Yield the brokers."""
+        """Return the brokers."""
         return [Server("broker", server.strip()) for server in self.servers.split(",")]
 
     servers: str = Field(min_length=1, description="host:port, several with commas")
@@ -138,7 +138,8 @@ class Kafka(ApplyingSink):
         from router_sinks.kafka_client import Sender
 
         prepared = self.model_copy()
-        prepared._opening, prepared._encodings = opening, {}
+        prepared._opening = opening
+        prepared._encodings = {}
         try:
             encoding = prepared._encoding(opening.events)
             prepared._rows(opening.events, encoding).schema  # noqa: B018 - analyses the expressions
@@ -150,7 +151,7 @@ class Kafka(ApplyingSink):
         return prepared
 
     def apply(self, events: DataFrame, batch: Batch) -> Outcome:
-        """Send the rows of one batch. Raises ConnectionError while Kafka or the registry is away."""
+        """Send the rows of one batch. Raises ConnectionError while Kafka or the registry is unavailable."""
         from router_sinks.kafka_client import REPORT, PublishJob, task
 
         encoding = self._encoding(events)
@@ -166,33 +167,33 @@ class Kafka(ApplyingSink):
         )
         ordered = rows.repartition("_topic", "_partition").sortWithinPartitions(*PLACE)
         with bounded_batches(events.sparkSession):
-            # computed once and kept: reading the reports later must not send the records again
+            # Computed once and kept: reading the reports later must not send the records again.
             reports = ordered.mapInArrow(batch.guarded(task(job)), REPORT).localCheckpoint(eager=True)
         return self._outcome(events, reports)
 
     def _outcome(self, events: DataFrame, reports: DataFrame) -> Outcome:
         summed = reports.groupBy("kind").agg(F.sum("rows").alias("rows"), F.max("text").alias("text")).collect()
-        rows, text = {one["kind"]: one["rows"] or 0 for one in summed}, {one["kind"]: one["text"] for one in summed}
-        if "denied" in text:
-            raise StartError(text["denied"])
-        if "away" in text:
-            raise ConnectionError(f"Kafka at {self.servers} does not take records: {text['away']}")
+        rows = {report["kind"]: report["rows"] or 0 for report in summed}
+        reasons = {report["kind"]: report["text"] for report in summed}
+        if "denied" in reasons:
+            raise StartError(reasons["denied"])
+        if "away" in reasons:
+            raise ConnectionError(f"Kafka at {self.servers} does not take records: {reasons['away']}")
         if rows.get("alone"):
-            why = "some were refused, or `batch.size` is above a topic's max.message.bytes"
-            log.warning("%d records for %s were sent one by one: %s", rows["alone"], self.topic, why)
-        return Outcome(rows.get("sent", 0), refused_rows(events, reports) if "refused" in text else None)
+            cause = "some were refused, or `batch.size` is above a topic's max.message.bytes"
+            log.warning("%d records for %s were sent one by one: %s", rows["alone"], self.topic, cause)
+        return Outcome(rows.get("sent", 0), refused_rows(events, reports) if "refused" in rows else None)
 
     def _encoding(self, events: DataFrame) -> Encoding:
         """Return the encoding of rows with these columns; it is kept for further batches of these columns."""
         columns = own_columns(events, self.without)
-        named = columns.simpleString()
-        if named not in self._encodings:
+        key = columns.simpleString()
+        if key not in self._encodings:
             if self._opening is None:
                 raise StartError("the sink is not open: call prepare() before apply()")
             subject = f"{self.topic}-value" if is_fixed(self.topic) else None
-            opened = self.value.open(columns, self._opening.folder, subject, trial=self._opening.trial)
-            self._encodings[named] = opened
-        return self._encodings[named]
+            self._encodings[key] = self.value.open(columns, self._opening.folder, subject, trial=self._opening.trial)
+        return self._encodings[key]
 
     def _rows(self, events: DataFrame, encoding: Encoding) -> DataFrame:
         value = encoding.column(own_columns(events, self.without).fieldNames())
@@ -202,23 +203,25 @@ class Kafka(ApplyingSink):
         """Return the topics that rows may be sent to, after creating missing ones; rows: None before the start."""
         from router_sinks.kafka_client import Cluster
 
-        cluster, create = Cluster(self._settings), self.create_topics
+        cluster = Cluster(self._settings)
+        create = self.create_topics
         if is_fixed(self.topic):
             return cluster.fixed(self.topic, create, running=rows is not None, trial=trial)
-        known = cluster.matching(self.topic)
+        existing = cluster.matching(self.topic)
         if create is None or rows is None:
-            return Topics(known, {}, fixed=False)
-        names = [name for name in _new_topics(rows, known, MOST_NAMES) if not unusable(name)]
-        room = max(0, create.at_most - len(known))
+            return Topics(existing, {}, fixed=False)
+        names = [name for name in _new_topics(rows, existing, MOST_NAMES) if not unusable(name)]
+        room = max(0, create.at_most - len(existing))
         refused = cluster.create(names[:room], create)
+        created = set(names[:room]) - set(refused)
         refused |= dict.fromkeys(names[room:], f"the sink may have {create.at_most} topics and has them")
-        return Topics(known | set(names[:room]) - set(refused), refused, fixed=False)
+        return Topics(existing | created, refused, fixed=False)
 
     @property
     def _settings(self) -> dict[str, str]:
-        """Return the settings of Kafka's client, secrets and all."""
-        given = {name: value.get_secret_value() for name, value in self.options.items()}
-        return {**given, "bootstrap.servers": self.servers}
+        """Return the settings of Kafka's client, with the secrets."""
+        options = {name: value.get_secret_value() for name, value in self.options.items()}
+        return {**options, "bootstrap.servers": self.servers}
 
 
 def _outgoing(events: DataFrame, topic: str, key: str | None, headers: Mapping[str, str], value: Column) -> DataFrame:
@@ -226,18 +229,22 @@ def _outgoing(events: DataFrame, topic: str, key: str | None, headers: Mapping[s
 
     Raises StartError for a key or header that is not one value.
     """
-    names = own_columns(events).fieldNames()
-    seen = events if "event" in names else events.withColumn("event", row(names))
-    wanted = {"key": key or "null", **{f"header {name}": sql for name, sql in headers.items()}}
-    kinds = seen.select(*map(F.expr, wanted.values())).schema
-    made = [as_bytes(F.expr(sql), kind.dataType, what) for (what, sql), kind in zip(wanted.items(), kinds, strict=True)]
-    to = F.struct(text_column(parse(topic)).alias("topic"), *(one.alias(f"c{place}") for place, one in enumerate(made)))
-    guarded = tried(F.when(F.col("_offset") >= 0, to))  # always true, which no optimiser knows: see `tried`
-    return seen.select(*PLACE, guarded.alias("_to"), value.alias("_row"))
+    rows = with_event(events)
+    expressions = {"key": key or "null"}
+    for name, sql in headers.items():
+        expressions[f"header {name}"] = sql
+    types = rows.select(*map(F.expr, expressions.values())).schema
+    fields = [text_column(parse(topic)).alias("topic")]
+    for (what, sql), column in zip(expressions.items(), types, strict=True):
+        fields.append(as_bytes(F.expr(sql), column.dataType, what).alias(f"c{len(fields)}"))
+    # The condition is always true, which no optimiser knows: see `tried`.
+    to = tried(F.when(F.col("_offset") >= 0, F.struct(*fields)))
+    return rows.select(*PLACE, to.alias("_to"), value.alias("_row"))
 
 
-def _new_topics(rows: DataFrame, known: frozenset[str], most: int) -> list[str]:
-    """Return the names of unknown topics that rows are for. One Spark job."""
-    found = rows.select(F.col("_to.topic").alias("name")).filter(F.col("name").isNotNull()).distinct()
-    new = found.filter(~F.col("name").isin(*known)) if known else found
-    return sorted(one["name"] for one in new.limit(most).collect())
+def _new_topics(rows: DataFrame, existing: frozenset[str], most: int) -> list[str]:
+    """Return the names of missing topics that rows are for. One Spark job."""
+    names = rows.select(F.col("_to.topic").alias("name")).filter(F.col("name").isNotNull()).distinct()
+    if existing:
+        names = names.filter(~F.col("name").isin(*existing))
+    return sorted(row["name"] for row in names.limit(most).collect())

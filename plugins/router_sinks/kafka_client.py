@@ -1,10 +1,10 @@
 """The clients of Kafka: the driver asks the cluster for topics and creates them, tasks encode rows and send them.
 
-The driver opens a client for the cluster in every batch, each task one of its own. Their errors name no secret.
+The driver opens a client for the cluster in every batch, each task one of its own. Their errors contain no secret.
 
 A task sends its records in order, and every one is confirmed. Kafka refuses batches, not records: with one record that
-is too large or invalid, its neighbours in the batch fail, too, while the producer goes on with the batches behind them.
-So two producers take turns:
+is too large or invalid, its neighbours in the batch fail as well, while the producer continues with the batches behind
+them. So two producers take turns:
 
 - The first has `enable.gapless.guarantee`: a batch that fails ends it, and with sequence numbers the broker takes
   nothing of that partition behind the gap. So of each partition the first records are there, and no later ones.
@@ -40,7 +40,7 @@ C = TypeVar("C")
 
 _SILENT = logging.getLogger(f"{__name__}.librdkafka")
 _SILENT.setLevel(logging.CRITICAL + 1)
-"""librdkafka would write to stderr; what matters of it comes through `error_cb` and delivery reports."""
+"""librdkafka would write to stderr; the errors that matter come through `error_cb` and delivery reports."""
 
 _OF_THE_LOGIN = {
     KafkaError._AUTHENTICATION,
@@ -89,44 +89,50 @@ def errors_into(kind: Callable[[dict[str, Any]], C], settings: Mapping[str, Any]
     try:
         return kind({"logger": _SILENT, **settings, "error_cb": trouble.note})
     except KafkaException as error:
-        what = error.args[0].str()
+        reason = error.args[0].str()
     except (TypeError, ValueError) as error:
-        what = str(error)
+        reason = str(error)
+    # The longest first: a short value may be a part of a longer one.
     for value in sorted({str(value) for value in settings.values()}, key=len, reverse=True):
-        what = what.replace(f'"{value}"', "***")
-    raise StartError(f"Kafka's client refuses its `options`: {what}")
+        reason = reason.replace(f'"{value}"', "***")
+    raise StartError(f"Kafka's client refuses its `options`: {reason}")
 
 
 @dataclass
 class Cluster:
     """A connection to a cluster; `settings` are those of librdkafka.
 
-    Every method raises ConnectionError where the cluster does not answer, StartError where settings are wrong.
+    Every method raises ConnectionError if the cluster does not answer, StartError if settings are wrong.
     """
 
     settings: dict[str, str]
     trouble: Trouble = field(default_factory=Trouble)
 
     def __post_init__(self) -> None:
-        settings = {
-            **self.settings,
-            "allow.auto.create.topics": "false",
-        }  # else a question about a topic would create it
+        # Otherwise a question about a topic would create it.
+        settings = {**self.settings, "allow.auto.create.topics": "false"}
         self.admin = errors_into(AdminClient, settings, self.trouble)
 
     def fixed(self, topic: str, create: CreateTopics | None, *, running: bool, trial: bool = False) -> Topics:
-        """Return the one topic of a sink; where it is missing, create it as `create` says (not in a `trial`).
+        """Return the one topic of a sink; if it is missing, create it as `create` says (not in a `trial`).
 
-        Without `create` a missing topic raises StartError, or ConnectionError when the stream is running.
+        Without `create` a missing topic raises StartError, or ConnectionError while the stream runs.
         """
-        found = self._metadata(topic).get(topic)
-        code = KafkaError.UNKNOWN_TOPIC_OR_PART if found is None else found.error and found.error.code()
+        metadata = self._metadata(topic).get(topic)
+        code = KafkaError.UNKNOWN_TOPIC_OR_PART
+        if metadata is not None:
+            code = metadata.error and metadata.error.code()
         if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
             raise StartError(f"topic {topic}: this login may not see it")
-        if code == KafkaError.UNKNOWN_TOPIC_OR_PART and not (create and trial):
-            refused = self.create([topic], create) if create else {topic: "create it, or set `create_topics`"}
-            if refused:
-                raise (ConnectionError if running else StartError)(f"there is no topic {topic}: {refused[topic]}")
+        if code != KafkaError.UNKNOWN_TOPIC_OR_PART or (create and trial):
+            return Topics(frozenset({topic}), {}, fixed=True)
+
+        refused = {topic: "create it, or set `create_topics`"}
+        if create:
+            refused = self.create([topic], create)
+        if refused:
+            kind = ConnectionError if running else StartError
+            raise kind(f"there is no topic {topic}: {refused[topic]}")
         return Topics(frozenset({topic}), {}, fixed=True)
 
     def matching(self, template: str) -> frozenset[str]:
@@ -136,35 +142,40 @@ class Cluster:
 
     def create(self, names: Iterable[str], create: CreateTopics) -> dict[str, str]:
         """Create topics; return the reasons for those that cannot be created. One that exists already is no error."""
-        wanted = [
-            NewTopic(name, create.partitions, create.replication, config=dict(create.config)) for name in sorted(names)
-        ]
+        topics = []
+        for name in sorted(names):
+            topics.append(NewTopic(name, create.partitions, create.replication, config=dict(create.config)))
         refused: dict[str, str] = {}
-        for name, future in self.admin.create_topics(wanted, request_timeout=SECONDS).items() if wanted else ():
+        if not topics:
+            return refused
+        for name, future in self.admin.create_topics(topics, request_timeout=SECONDS).items():
             try:
                 future.result()
-            except KafkaException as error:
-                why = error.args[0]
-                if why.code() in _OF_THE_REQUEST:
-                    raise StartError(f"topic {name} cannot be created: {why.str()}") from None
-                if why.code() in _OF_THE_NAME:
-                    refused[name] = f"topic {name} cannot be created: {why.str()}"
-                elif why.code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                    raise ConnectionError(f"topic {name} cannot be created now: {why.str()}") from None
+            except KafkaException as exception:
+                error = exception.args[0]
+                if error.code() in _OF_THE_REQUEST:
+                    raise StartError(f"topic {name} cannot be created: {error.str()}") from None
+                if error.code() in _OF_THE_NAME:
+                    refused[name] = f"topic {name} cannot be created: {error.str()}"
+                # It exists if another sink was faster, or if the broker that was asked has not heard of it yet.
+                elif error.code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                    raise ConnectionError(f"topic {name} cannot be created now: {error.str()}") from None
         return refused
 
     def _metadata(self, topic: str | None) -> dict[str, Any]:
+        """Return what the cluster reports of a topic, or of all, by name."""
+        servers = self.settings["bootstrap.servers"]
         try:
-            found = self.admin.list_topics(topic, timeout=SECONDS)
+            cluster = self.admin.list_topics(topic, timeout=SECONDS)
         except KafkaException as error:
             self.admin.poll(0)  # collects the errors of the connection
             if self.trouble.refused:
-                raise StartError(f"Kafka at {self.settings['bootstrap.servers']}: {self.trouble.text}") from None
-            what = self.trouble.text or error.args[0].str()
-            raise ConnectionError(f"Kafka does not answer at {self.settings['bootstrap.servers']}: {what}") from None
-        if not found.brokers:  # a cluster that is starting: its list of topics is incomplete
-            raise ConnectionError(f"Kafka at {self.settings['bootstrap.servers']} is not ready")
-        topics: dict[str, Any] = found.topics
+                raise StartError(f"Kafka at {servers}: {self.trouble.text}") from None
+            reason = self.trouble.text or error.args[0].str()
+            raise ConnectionError(f"Kafka does not answer at {servers}: {reason}") from None
+        if not cluster.brokers:  # a cluster that is starting: its list of topics is incomplete
+            raise ConnectionError(f"Kafka at {servers} is not ready")
+        topics: dict[str, Any] = cluster.topics
         return topics
 
 
@@ -194,9 +205,10 @@ FINAL_ERRORS = {
 }
 """Errors of a broker for a record that it will never take."""
 _POLL = 0.1
+"""Seconds for which a sender waits for delivery reports at a time."""
 
 TAKES = ("_topic", "_partition", "_offset", "_to", "_row")
-"""Where a row came from; its topic, key and headers, null where they cannot be evaluated; what the encoding takes."""
+"""Where a row came from; its topic, key and headers, null if they cannot be evaluated; what the encoding takes."""
 REPORT = "kind string, rows bigint, topic string, partition int, offset bigint, text string"
 """What tasks return: how many rows are in Kafka (`sent`), how many were sent one by one (`alone`), every `refused` row
 with the reason, and why the others were not sent (`away`, `denied`)."""
@@ -210,7 +222,7 @@ _COLUMNS = pa.schema(
         ("text", pa.string()),
     ]
 )
-_UNMADE = "its topic, key or headers cannot be evaluated"
+_NOT_EVALUATED = "its topic, key or headers cannot be evaluated"
 
 
 class BrokerAway(Exception):  # noqa: N818 - it says what happened
@@ -247,26 +259,27 @@ class Sender:
         """
         refused: dict[int, str] = {}
         if self.producer is None:
-            self.producer = self._producer({"enable.gapless.guarantee": "true"})
-        round_ = _Round(self, self.producer, records)
-        left = round_.run(range(len(records)), refused)
-        if left:
-            self.producer = None  # a batch failed, which has ended it
-            self.alone += len(left)
-            rest = _Round(self, self._producer(ALONE), records).run(left, refused, alone=True)
-            if rest:
-                raise self.away("records are not taken, and no reason is given")
+            self.producer = self._open_producer({"enable.gapless.guarantee": "true"})
+        unsent = _Round(self, self.producer, records).run(range(len(records)), refused)
+        if not unsent:
+            return refused
+        self.producer = None  # a batch failed, which has ended it
+        self.alone += len(unsent)
+        unsent = _Round(self, self._open_producer(ALONE), records).run(unsent, refused, alone=True)
+        if unsent:
+            raise self.away("records are not taken, and no reason is given")
         return refused
 
     def check(self) -> None:
-        """Raise StartError where a setting is wrong; sends nothing."""
-        self._producer(ALONE)
+        """Raise StartError if a setting is wrong; sends nothing."""
+        self._open_producer(ALONE)
 
     def away(self, otherwise: str) -> BrokerAway | Denied:
         """Return the error with which to give up."""
-        return (Denied if self.trouble.refused else BrokerAway)(self.trouble.text or otherwise)
+        kind = Denied if self.trouble.refused else BrokerAway
+        return kind(self.trouble.text or otherwise)
 
-    def _producer(self, more: Mapping[str, str]) -> Any:
+    def _open_producer(self, more: Mapping[str, str]) -> Any:
         return errors_into(Producer, {**DEFAULTS, **self.settings, **SETTINGS, **more}, self.trouble)
 
 
@@ -288,48 +301,55 @@ class _Round:
             if self.ended:
                 break
             self._send(position, refused, alone)
-        self._arrive()
-        left = [one for one in chosen if one not in refused and self.reports.get(one, _UNSENT) is not None]
-        if alone:
-            left = [one for one in left if not self._is_refused(one, refused)]
-        return left
+        self._wait_for_reports()
+        # The report of a record that is in Kafka is None; one that was not sent has no report.
+        unsent = []
+        for position in chosen:
+            if position in refused or self.reports.get(position, _UNSENT) is None:
+                continue
+            if not alone or not self._is_refused(position, refused):
+                unsent.append(position)
+        return unsent
 
     def _send(self, position: int, refused: dict[int, str], alone: bool) -> None:
+        """Give a record to the producer, as soon as its queue has room."""
         topic, key, value, headers = self.records[position]
+        on_delivery = partial(self._report, position, alone)
         since = time.monotonic()
         while not self.ended:
             try:
-                self.producer.produce(
-                    topic, value, key, headers=headers, on_delivery=partial(self._report, position, alone)
-                )
+                self.producer.produce(topic, value, key, headers=headers, on_delivery=on_delivery)
             except BufferError:
                 before = len(self.reports)
                 self._poll(_POLL)
-                since = time.monotonic() if len(self.reports) > before else since
+                if len(self.reports) > before:
+                    since = time.monotonic()
                 self._give_up_after(since)
-            except KafkaException as error:
-                why = error.args[0]
-                if why.code() == KafkaError.MSG_SIZE_TOO_LARGE:  # larger than `message.max.bytes`: no broker was asked
-                    refused[position] = _refusal(why)
+            except KafkaException as exception:
+                error = exception.args[0]
+                if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+                    refused[position] = _refusal(error)  # larger than `message.max.bytes`: no broker was asked
                     return
-                self.sender.trouble.note(why)
+                self.sender.trouble.note(error)
                 self.ended = True
             else:
                 self.sent += 1
                 self._poll(0)
                 return
 
-    def _arrive(self) -> None:
+    def _wait_for_reports(self) -> None:
         """Wait for the delivery report of every record that the producer has taken."""
-        since, seen = time.monotonic(), len(self.reports)
-        purged = False
+        since = time.monotonic()
+        is_purged = False
         while len(self.reports) < self.sent:
-            if self.ended and not purged:  # those in flight stay: they may arrive, and must not be sent again then
+            # Records in flight are not purged: they may arrive, and must not be sent again then.
+            if self.ended and not is_purged:
                 self.producer.purge(in_queue=True, in_flight=False)
-                purged = True
+                is_purged = True
+            before = len(self.reports)
             self._poll(_POLL)
-            if len(self.reports) > seen:
-                since, seen = time.monotonic(), len(self.reports)
+            if len(self.reports) > before:
+                since = time.monotonic()
             self._give_up_after(since)
 
     def _poll(self, seconds: float) -> None:
@@ -341,14 +361,16 @@ class _Round:
             self.ended = True
 
     def _report(self, position: int, alone: bool, error: KafkaError | None, message: object) -> None:
+        """Note a delivery report: no error, or why the record is not in Kafka."""
         self.reports[position] = error
-        if error is not None:
-            self.ended = self.ended or not alone
-            if error.code() not in FINAL_ERRORS:
-                self.sender.trouble.note(error)
+        if error is None:
+            return
+        self.ended = self.ended or not alone
+        if error.code() not in FINAL_ERRORS:
+            self.sender.trouble.note(error)
 
     def _is_refused(self, position: int, refused: dict[int, str]) -> bool:
-        """Note why a record that was sent alone is refused; False where it is not."""
+        """Note why a record that was sent alone is refused; return False if it is not."""
         error = self.reports.get(position)
         if error is None:
             return False
@@ -375,7 +397,7 @@ def _refusal(error: KafkaError) -> str:
 
 @dataclass(frozen=True)
 class PublishJob:
-    """All that a task is given; `headers` names the configured ones, `marks` are the router's that all rows share."""
+    """What a task needs; `headers` names the configured ones, `marks` are the router's that all rows share."""
 
     settings: dict[str, str] = field(repr=False)
     encoding: Encoding
@@ -396,64 +418,65 @@ def task(job: PublishJob) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.Re
             if trouble or not rows.num_rows:
                 continue  # read all batches: Spark is writing them to this process
             try:
-                yield _reported(_sent(rows, job, sender))
+                yield _report_batch(_send_rows(rows, job, sender))
             except (BrokerAway, Denied) as error:
                 trouble.append({"kind": error.kind, "text": str(error)})
-        yield _reported([*trouble, {"kind": "alone", "rows": sender.alone}])
+        yield _report_batch([*trouble, {"kind": "alone", "rows": sender.alone}])
 
     return publish
 
 
-def _reported(found: list[dict[str, Any]]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist(found, schema=_COLUMNS)
+def _report_batch(reports: list[dict[str, Any]]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(reports, schema=_COLUMNS)
 
 
-def _sent(rows: pa.RecordBatch, job: PublishJob, sender: Sender) -> list[dict[str, Any]]:
+def _send_rows(rows: pa.RecordBatch, job: PublishJob, sender: Sender) -> list[dict[str, Any]]:
     """Send the rows of one record batch; report how many are in Kafka, and which are refused."""
-    records, at, refused = outgoing_records(rows, job)
-    refused |= {at[position]: reason for position, reason in sender.send(records).items()}
-    found: list[dict[str, Any]] = [{"kind": "sent", "rows": rows.num_rows - len(refused)}]
-    if refused:
-        chosen = pa.array(sorted(refused))
-        places = [rows.column(name).take(chosen).to_pylist() for name in TAKES[:3]]
-        names = ("topic", "partition", "offset")
-        found += [
-            {"kind": "refused", "text": refused[row], **dict(zip(names, place, strict=True))}
-            for row, *place in zip(sorted(refused), *places, strict=True)
-        ]
-    return found
+    records, row_numbers, refused = outgoing_records(rows, job)
+    for position, reason in sender.send(records).items():
+        refused[row_numbers[position]] = reason
+    reports: list[dict[str, Any]] = [{"kind": "sent", "rows": rows.num_rows - len(refused)}]
+    for number in sorted(refused):
+        report = {"kind": "refused", "text": refused[number]}
+        for name in ("topic", "partition", "offset"):
+            report[name] = rows.column(f"_{name}")[number].as_py()
+        reports.append(report)
+    return reports
 
 
 def outgoing_records(rows: pa.RecordBatch, job: PublishJob) -> tuple[list[Record], list[int], dict[int, str]]:
     """Return the records to send, the row of each, and why other rows make no record."""
-    made = job.encoding.function(rows.column("_row"), job.encoding.argument)
+    encoded = job.encoding.function(rows.column("_row"), job.encoding.argument)
     places = zip(*(rows.column(name).to_pylist() for name in TAKES[:3]), strict=True)
     to = rows.column("_to")
-    topic, key, *headers = to.flatten()
-    # as bytes, for Spark lets texts pass that are not UTF-8
-    names = [name if name is None else name.decode(errors="replace") for name in topic.cast(pa.binary()).to_pylist()]
-    columns = zip(places, names, key.to_pylist(), _by_row(headers, rows.num_rows), made.values, strict=True)
-    missing, refusal = to.is_null().to_pylist(), cache(job.topics.refusal)
+    topics, keys, *headers = to.flatten()
+    header_values = [column.to_pylist() for column in headers]
+    not_evaluated = to.is_null().to_pylist()
+    # As bytes: Spark lets texts pass that are not UTF-8.
+    columns = zip(places, topics.cast(pa.binary()).to_pylist(), keys.to_pylist(), encoded.values, strict=True)
+    refusal = cache(job.topics.refusal)
     records: list[Record] = []
-    at: list[int] = []
+    row_numbers: list[int] = []
     refused: dict[int, str] = {}
-    for row, (place, name, keyed, own, value) in enumerate(columns):
-        why = _UNMADE if missing[row] else refusal(name, place[0]) or made.reasons.get(row)
-        if why is not None or value is None:
-            refused[row] = why or "there is no value"
+    for number, (place, topic_name, key, value) in enumerate(columns):
+        topic = None if topic_name is None else topic_name.decode(errors="replace")
+        reason: str | None = _NOT_EVALUATED
+        if not not_evaluated[number]:
+            reason = refusal(topic, place[0]) or encoded.reasons.get(number)
+        if reason is not None or value is None:
+            refused[number] = reason or "there is no value"
             continue
-        given = [(header, held) for header, held in zip(job.headers, own, strict=True) if held is not None]
-        records.append((str(name), keyed, value, [*given, *job.marks, *_origin(*place)]))
-        at.append(row)
-    return records, at, refused
+        own_headers = []
+        for name, values in zip(job.headers, header_values, strict=True):
+            if values[number] is not None:
+                own_headers.append((name, values[number]))
+        records.append((str(topic), key, value, [*own_headers, *job.marks, *_origin(*place)]))
+        row_numbers.append(number)
+    return records, row_numbers, refused
 
 
 def _origin(topic: str | None, partition: int, offset: int) -> Iterator[tuple[str, bytes]]:
-    """Yield the headers that say where a record came from."""
+    """Yield the headers that contain where a record came from."""
     yield "router.topic", (topic or "").encode()
     yield "router.partition", b"%d" % partition
     yield "router.offset", b"%d" % offset
-
-
-def _by_row(headers: list[pa.Array], rows: int) -> Iterable[tuple[bytes | None, ...]]:
-    return zip(*(one.to_pylist() for one in headers), strict=True) if headers else [()] * rows

@@ -27,7 +27,7 @@ def check_topic(topic: str) -> str:
     """Return a topic, or a template for topics; raise ValueError saying what to change in one that is none."""
     pieces = parse(topic)
     texts = [piece for piece in pieces if isinstance(piece, str)]
-    if len(texts) < len(pieces) and (not pieces or not isinstance(pieces[0], str)):
+    if pieces and isinstance(pieces[0], Placeholder):
         raise ValueError(
             "a topic begins with fixed text, such as `games-` in games-{event.game}: data may not name any"
         )
@@ -40,18 +40,20 @@ def check_topic(topic: str) -> str:
 
 
 def is_fixed(topic: str) -> bool:
-    """Say whether the topic is the same for all rows."""
+    """Return whether the topic is the same for all rows."""
     return not any(isinstance(piece, Placeholder) for piece in parse(topic))
 
 
 def pattern(topic: str) -> re.Pattern[str]:
     """Return the pattern of the names that a template can make."""
-    pieces = (".*" if isinstance(piece, Placeholder) else re.escape(piece) for piece in parse(topic))
-    return re.compile("".join(pieces), re.DOTALL)
+    text = ""
+    for piece in parse(topic):
+        text += ".*" if isinstance(piece, Placeholder) else re.escape(piece)
+    return re.compile(text, re.DOTALL)
 
 
 def unusable(name: str) -> str | None:
-    """Return why rows cannot be sent to a topic of this name; None where they can."""
+    """Return why rows cannot be sent to a topic of this name; None if they can."""
     if not RULE.fullmatch(name) or name in (".", ".."):
         shown = name if len(name) <= 100 else f"{name[:100]}..."
         return f"unusable topic name {shown!r}: letters, digits, dots, underscores and hyphens, {LONGEST} at most"
@@ -73,7 +75,7 @@ class CreateTopics(BaseModel):
 
 @dataclass(frozen=True)
 class Topics:
-    """The topics that rows may be sent to, as the driver found them: `known` exist, `refused` says why others do not.
+    """The topics that rows may be sent to, as the driver found them: `known` exist, `refused` has why others do not.
 
     `fixed`: the name does not come from data, and its existence was checked before. `other_cluster`: rows may be sent
     to a topic of the same name as that which they came from.
@@ -85,13 +87,12 @@ class Topics:
     other_cluster: bool = False
 
     def refusal(self, name: str | None, source: str | None) -> str | None:
-        """Return why a row from the topic `source` cannot be sent to a topic; None where it can. Runs on executors."""
+        """Return why a row from the topic `source` cannot be sent to a topic; None if it can. Runs on executors."""
         if name is None:
             return "the topic's name is null"
         if name == source and not self.other_cluster:
             return f"topic {name} is where the record came from: it would come for ever (option `other_cluster`)"
         if name in self.known:
             return None
-        return (
-            self.refused.get(name) or unusable(name) or f"there is no topic {name}; create it, or set `create_topics`"
-        )
+        missing = f"there is no topic {name}; create it, or set `create_topics`"
+        return self.refused.get(name) or unusable(name) or missing

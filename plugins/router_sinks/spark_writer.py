@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from typing_extensions import Self
 
-HELD = {
+TAKEN = {
     "checkpointlocation": "each batch is a write of its own",
     "path": "write `path` beside `options`",
 }
-"""Options that the sink has another place for, or none."""
+"""Options that belong to the sink, and what to do instead."""
 
 
 class SparkWriter(ApplyingSink):
@@ -46,25 +46,26 @@ class SparkWriter(ApplyingSink):
     @classmethod
     def _options(cls, options: dict[str, SecretStr]) -> dict[str, SecretStr]:
         for name in options:
-            if why := HELD.get(name.lower()):
-                raise ValueError(f"the option {name} belongs to the sink: {why}")
+            if name.lower() in TAKEN:
+                raise ValueError(f"the option {name} belongs to the sink: {TAKEN[name.lower()]}")
         return options
 
     @property
     def detached(self) -> bool:
-        """Say that nothing else waits for the writer."""
+        """Return True: nothing else waits for the writer."""
         return True
 
     def prepare(self, opening: Opening) -> Self:
         """Return this sink with its columns checked; whether there is such a format shows with the first batch."""
         columns = own_columns(opening.events, self.without).names
-        if unknown := sorted({*self.partition_by} - {*columns}):
+        if unknown := sorted(set(self.partition_by) - set(columns)):
             raise StartError(f"`partition_by` has {', '.join(unknown)}, and the route has no such columns")
         return self
 
     def apply(self, events: DataFrame, batch: Batch) -> Outcome:
-        """Write the rows of one batch. Raises ConnectionError where the writer fails, without the options' values."""
-        rows = events.select(*(f"`{name.replace('`', '``')}`" for name in own_columns(events, self.without).names))
+        """Write the rows of one batch. Raises ConnectionError if the writer fails, without the options' values."""
+        columns = own_columns(events, self.without).names
+        rows = events.select(*(f"`{name.replace('`', '``')}`" for name in columns))
         secrets = {name: value.get_secret_value() for name, value in self.options.items()}
         writer = rows.write.format(self.format).options(**secrets).mode(self.mode)
         if self.partition_by:
@@ -76,9 +77,12 @@ class SparkWriter(ApplyingSink):
         return Outcome(events.count())
 
     def _masked(self, error: Exception) -> str:
-        """Return the first line of an error that says something, without the values of options."""
+        """Return the first line of an error that names an exception, without the values of options."""
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        text = next((line for line in lines if "Exception" in line or "Error" in line), lines[0] if lines else "")
-        for value in self.options.values():
-            text = text.replace(value.get_secret_value(), "***") if len(value.get_secret_value()) > 3 else text
-        return text[:500] or type(error).__name__
+        named = [line for line in lines if "Exception" in line or "Error" in line]
+        text = (named or lines or [type(error).__name__])[0]
+        for secret in self.options.values():
+            value = secret.get_secret_value()
+            if len(value) > 3:
+                text = text.replace(value, "***")
+        return text[:500]

@@ -1,4 +1,4 @@
-"""The sink `sql`: its options, and one batch of it on the driver. What tasks do is in router_sinks.sql_client."""
+"""The sink `sql`: its options, and one batch of it on the driver. Its tasks are in router_sinks.sql_client."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import functions as F
 
 from router import ApplyingSink, Batch, Opening, Outcome, Server, StartError, row, tried
-from router_encoders.outbox_rows import PLACE, own_columns
+from router_encoders.outbox_rows import PLACE, own_columns, with_event
 from router_encoders.reports import outcome, reported
 from router_encoders.templates import Placeholder, parse, text_column
 
@@ -83,7 +83,7 @@ class Database(ApplyingSink):
 
     @property
     def detached(self) -> bool:
-        """Say that nothing else waits for the database."""
+        """Return True: nothing else waits for the database."""
         return True
 
     @property
@@ -92,28 +92,28 @@ class Database(ApplyingSink):
         return self.tasks
 
     def talks_to(self, folder: Path) -> Iterable[Server]:
-        """Yield the database, where its URL names a host."""
+        """Yield the database, if its URL names a host."""
         from urllib.parse import urlsplit
 
-        found = urlsplit(self.url.get_secret_value())
-        if found.hostname:
-            port = found.port or PORTS.get(found.scheme.partition("+")[0], 0)
-            yield Server("database", f"{found.hostname}:{port}")
+        url = urlsplit(self.url.get_secret_value())
+        if url.hostname:
+            port = url.port or PORTS.get(url.scheme.partition("+")[0], 0)
+            yield Server("database", f"{url.hostname}:{port}")
 
     def prepare(self, opening: Opening) -> Self:
         """Return this sink with its columns checked. Asks the database for a fixed table."""
         from router_sinks.sql_client import check
 
         columns = own_columns(opening.events, self.without)
-        if unknown := sorted({*self.key} - {*columns.names}):
+        if unknown := sorted(set(self.key) - set(columns.names)):
             raise StartError(f"`key` has {', '.join(unknown)}, and the route has no such columns")
         try:
             self._rows(opening.events).schema  # noqa: B018 - analyses the expressions
         except (AnalysisException, ParseException) as error:
             raise StartError(str(error).strip().split("\n")[0]) from error
-        fixed = None if "{" in self.table else self.table
+        job = self._job(opening.events)
         try:
-            check(self._job(opening.events), fixed)
+            check(job, self.table if job.fixed else None)
         except ConnectionError as error:
             if opening.trial:
                 raise
@@ -123,31 +123,32 @@ class Database(ApplyingSink):
         return prepared
 
     def apply(self, events: DataFrame, batch: Batch) -> Outcome:
-        """Insert the rows of one batch. Raises ConnectionError while the database is away."""
+        """Insert the rows of one batch. Raises ConnectionError while the database is unavailable."""
         from router_sinks.sql_client import named, task
 
         rows = self._rows(events)
-        # rows of a key stay together, in the order of their offsets: the last one is what the table keeps
-        spread = [F.col(f"_row.`{name}`") for name in self.key] or [
-            F.col("_topic"),
-            F.col("_partition"),
-            F.col("_offset"),
-        ]
-        rows = rows.repartition(self.tasks, "_table", *spread).sortWithinPartitions("_table", *PLACE)
+        # Rows of a key stay together, in the order of their offsets: the table keeps the last one.
+        spread_by = [f"_row.`{name}`" for name in self.key] or PLACE
+        rows = rows.repartition(self.tasks, "_table", *spread_by).sortWithinPartitions("_table", *PLACE)
         job = self._job(events)
         return outcome(events, reported(rows, batch, task(job)), named(job))
 
     def _rows(self, events: DataFrame) -> DataFrame:
-        names = own_columns(events).fieldNames()
-        seen = events if "event" in names else events.withColumn("event", row(names))
+        """Return the rows to insert: their place, table and columns."""
+        # The condition is always true, which no optimiser knows: see `tried`.
         table = tried(F.when(F.col("_offset") >= 0, text_column(parse(self.table))))
         value = row(own_columns(events, self.without).fieldNames())
-        return seen.select(*PLACE, table.alias("_table"), value.alias("_row"))
+        return with_event(events).select(*PLACE, table.alias("_table"), value.alias("_row"))
 
     def _job(self, events: DataFrame) -> InsertJob:
         from router_sinks.sql_client import InsertJob
 
-        columns = tuple(own_columns(events, self.without).fieldNames())
-        about = self.rows_per_statement, self.at_most
-        fixed = "{" not in self.table
-        return InsertJob(self.url.get_secret_value(), self.in_schema, columns, self.key, *about, fixed)
+        return InsertJob(
+            url=self.url.get_secret_value(),
+            in_schema=self.in_schema,
+            columns=tuple(own_columns(events, self.without).fieldNames()),
+            key=self.key,
+            rows_per_statement=self.rows_per_statement,
+            at_most=self.at_most,
+            fixed="{" not in self.table,
+        )

@@ -1,15 +1,16 @@
 """Insert rows of an outbox into tables of a database, in tasks of the sink `sql`. Needs SQLAlchemy.
 
 Names and values go through SQLAlchemy alone: names are those of tables and columns that it found in the database, and
-quoted by it; values are parameters. A statement that fails for its values is halved until the row is found that it
-fails for. Which errors are a row's, and which the server's, is told by SQLSTATE, where the driver has it (SQL:2016,
-part 2, clause 24), else by the classes of PEP 249.
+quoted by it; values are parameters. A statement that fails for its values is halved until the faulty row is found.
+SQLSTATE tells errors of a row from those of the server, if the driver has it (SQL:2016, part 2, clause 24), else the
+classes of PEP 249 do.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
@@ -30,11 +31,11 @@ if TYPE_CHECKING:
 CONFLICTS = ("postgresql", "sqlite")
 """Dialects with ON CONFLICT; MySQL and MariaDB have ON DUPLICATE KEY."""
 TRIES = 3
-"""How often a transaction is tried that another one has ended: a deadlock, or a serialisation failure."""
+"""How often a transaction is tried that another one ends: a deadlock, or a serialisation failure."""
 ROWS_FAULT = ("21", "22", "23", "44")
 """Classes of SQLSTATE: cardinality, data exceptions, constraints, check options."""
 TO_CHANGE = ("0A", "28", "3D", "3F", "42")
-"""Classes of SQLSTATE: what is not supported, logins, names of databases and schemas, access rules and tables."""
+"""Classes of SQLSTATE: unsupported features, logins, names of databases and schemas, access rules and tables."""
 PARAMETERS = 30_000
 """Parameters of a statement: PostgreSQL takes 65 535, SQLite 32 766."""
 
@@ -61,7 +62,7 @@ class _Away(Exception):  # noqa: N818 - it says what happened
 
 
 class _Wrong(Exception):  # noqa: N818 - it says what is the matter
-    """What somebody has to change first: rights, a table, a column."""
+    """The reason why a database takes nothing until a person changes something: rights, a table, a column."""
 
 
 def named(job: InsertJob) -> str:
@@ -70,18 +71,18 @@ def named(job: InsertJob) -> str:
 
 
 def check(job: InsertJob, table: str | None) -> None:
-    """Raise StartError where rows can never be inserted, an OSError while the database is away."""
+    """Raise StartError if rows can never be inserted, ConnectionError while the database is unavailable."""
     try:
-        session = Session(job)
-        try:
-            if job.key and session.engine.dialect.name not in (*CONFLICTS, "mysql", "mariadb"):
-                raise StartError(f"`key` needs PostgreSQL, SQLite, MySQL or MariaDB, not {session.engine.dialect.name}")
+        with closing(Session(job)) as session:
+            dialect = session.engine.dialect.name
+            if job.key and dialect not in (*CONFLICTS, "mysql", "mariadb"):
+                raise StartError(f"`key` needs PostgreSQL, SQLite, MySQL or MariaDB, not {dialect}")
             if table is None:
                 session.ask()
-            elif isinstance(found := session.table(table), str):
-                raise _Wrong(found)
-        finally:
-            session.close()
+                return
+            found_table = session.table(table)
+            if isinstance(found_table, str):
+                raise _Wrong(found_table)
     except _Away as error:
         raise ConnectionError(f"{named(job)} cannot be reached: {error}") from None
     except _Wrong as error:
@@ -133,8 +134,10 @@ class Session:
         try:
             self.engine = sa.create_engine(job.url, poolclass=NullPool, hide_parameters=True)
         except (exc.NoSuchModuleError, ModuleNotFoundError) as error:
-            what = error.name if isinstance(error, ModuleNotFoundError) else sa.make_url(job.url).drivername
-            raise StartError(f"{named(job)} needs the driver {what}; install it, here and on every node") from None
+            driver = sa.make_url(job.url).drivername
+            if isinstance(error, ModuleNotFoundError):
+                driver = str(error.name)
+            raise StartError(f"{named(job)} needs the driver {driver}; install it, here and on every node") from None
         self.connection: sa.Connection | None = None
         self.tables: dict[str, sa.Table | str] = {}
 
@@ -145,32 +148,34 @@ class Session:
         self.engine.dispose()
 
     def ask(self) -> None:
-        """Ask the database for nothing. Raises what `insert` does."""
+        """Ask the database for nothing. Raises the same as `insert`."""
         self._run(lambda connection: connection.execute(sa.select(1)))
 
     def table(self, name: str) -> sa.Table | str:
         """Return a table as it is in the database, or why no row can go there."""
-        if name not in self.tables:
-            if len(self.tables) >= self.job.at_most:
-                return f"table {name}: the sink may have {self.job.at_most} tables in a batch and has them"
-            self.tables[name] = self._run(lambda connection: self._found(connection, name))
+        if name in self.tables:
+            return self.tables[name]
+        if len(self.tables) >= self.job.at_most:
+            return f"table {name}: the sink may have {self.job.at_most} tables in a batch and has them"
+        self.tables[name] = self._run(lambda connection: self._read_table(connection, name))
         return self.tables[name]
 
-    def _found(self, connection: sa.Connection, name: str) -> sa.Table | str:
+    def _read_table(self, connection: sa.Connection, name: str) -> sa.Table | str:
         try:
-            found = sa.Table(name, sa.MetaData(), schema=self.job.in_schema, autoload_with=connection)
+            table = sa.Table(name, sa.MetaData(), schema=self.job.in_schema, autoload_with=connection)
         except exc.NoSuchTableError:
             return f"there is no table {name}"
-        if lacks := [column for column in self.job.columns if column not in found.columns]:
-            return f"the table {name} has no column {', '.join(lacks)}"
-        return found
+        missing = [column for column in self.job.columns if column not in table.columns]
+        if missing:
+            return f"the table {name} has no column {', '.join(missing)}"
+        return table
 
     def insert(self, name: str | None, rows: list[dict[str, Any]], reports: Reports) -> None:
-        """Insert rows into a table, and report each. Raises _Away or _Wrong where that ends."""
+        """Insert rows into a table, and report each. Raises _Away or _Wrong if the database takes no more."""
         table = "its table cannot be evaluated" if name is None else self.table(name)
         if isinstance(table, str):
             if self.job.fixed and name is not None:
-                raise _Wrong(table)  # somebody has dropped or changed it: no row is at fault
+                raise _Wrong(table)  # it was dropped or changed: no row is at fault
             for row in rows:
                 reports.refused(row, table)
             return
@@ -179,7 +184,7 @@ class Session:
             self._insert(table, rows[first : first + step], reports)
 
     def _insert(self, table: sa.Table, rows: list[dict[str, Any]], reports: Reports) -> None:
-        """Insert rows in a transaction, and halves of them where the database refuses one for its values."""
+        """Insert rows in a transaction; if the database refuses a row for its values, insert each half of them."""
         try:
             values = self._values(table, rows)
             self._run(lambda connection: connection.execute(self._statement(table, values)))
@@ -195,29 +200,36 @@ class Session:
 
     def _values(self, table: sa.Table, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the values of rows; of those with one key only the last: a statement may not change a row twice."""
+        types = {name: table.columns[name].type for name in self.job.columns}
+        values = []
+        last_of_key = {}
         try:
-            kinds = {name: table.columns[name].type for name in self.job.columns}
-            found = [{name: _value(row["_row"][name], kind) for name, kind in kinds.items()} for row in rows]
+            for row in rows:
+                row_values = {name: _value(row["_row"][name], kind) for name, kind in types.items()}
+                values.append(row_values)
+                # By repr: values of some types cannot be keys of a dict.
+                last_of_key[tuple(repr(row_values[name]) for name in self.job.key)] = row_values
         except (ValueError, TypeError, OverflowError) as error:
             raise _RowFault(str(error)) from None
-        if not self.job.key:
-            return found
-        return list({tuple(map(repr, (row[name] for name in self.job.key))): row for row in found}.values())
+        return list(last_of_key.values()) if self.job.key else values
 
     def _statement(self, table: sa.Table, values: list[dict[str, Any]]) -> Any:
-        key, dialect = self.job.key, self.engine.dialect.name
+        """Return the INSERT of rows, which updates rows that have their key already."""
+        key = self.job.key
         if not key:
             return sa.insert(table).values(values)
+        dialect = self.engine.dialect.name
         others = [name for name in self.job.columns if name not in key]
         if dialect not in CONFLICTS:
-            made = mysql.insert(table).values(values)
-            return made.on_duplicate_key_update({name: made.inserted[name] for name in others or key})
-        insert: Any = (postgresql if dialect == "postgresql" else sqlite).insert(table).values(values)
+            # MySQL has no "do nothing": without other columns the key is set to itself.
+            of_mysql = mysql.insert(table).values(values)
+            return of_mysql.on_duplicate_key_update({name: of_mysql.inserted[name] for name in others or key})
+        module: Any = postgresql if dialect == "postgresql" else sqlite
+        insert = module.insert(table).values(values)
         if not others:
             return insert.on_conflict_do_nothing(index_elements=list(key))
-        return insert.on_conflict_do_update(
-            index_elements=list(key), set_={name: insert.excluded[name] for name in others}
-        )
+        new_values = {name: insert.excluded[name] for name in others}
+        return insert.on_conflict_do_update(index_elements=list(key), set_=new_values)
 
     def _run(self, work: Callable[[sa.Connection], Any]) -> Any:
         """Do something in a transaction of its own; raise what its error means for the rows."""
@@ -227,56 +239,60 @@ class Session:
                 with self.connection.begin():
                     return work(self.connection)
             except (exc.SQLAlchemyError, OSError) as error:
-                again = _state(error)[:2] == "40" and attempt < TRIES - 1
-                if not again:
+                # Class 40: another transaction has ended this one.
+                if _state(error)[:2] != "40" or attempt == TRIES - 1:
                     raise self._meaning(error) from None
-                self._forget()
+                self._close_connection()
         raise AssertionError  # the last attempt raises
 
-    def _forget(self) -> None:
+    def _close_connection(self) -> None:
         if self.connection:
             self.connection.invalidate()
             self.connection.close()
             self.connection = None
 
     def _meaning(self, error: Exception) -> Exception:
-        """Return whose fault an error is: a row's, the server's for now, or somebody's who has to change something."""
-        text, state = self._text(error), _state(error)
+        """Return what an error means: a row at fault, a server that is unavailable, or something to change first."""
+        text = self._text(error)
+        state = _state(error)
         if isinstance(error, exc.StatementError) and not isinstance(error, exc.DBAPIError):
             return _RowFault(text)  # the driver was never asked: a value that its type does not take
         if state[:2] in ROWS_FAULT or (not state and isinstance(error, (exc.DataError, exc.IntegrityError))):
             return _RowFault(text)
         if state[:2] in TO_CHANGE or (not state and isinstance(error, exc.ProgrammingError)):
-            self._forget()
+            self._close_connection()
             return _Wrong(text)
         if not state and isinstance(error, exc.DBAPIError) and isinstance(error.orig, (ValueError, OverflowError)):
             return _RowFault(text)
-        self._forget()
+        self._close_connection()
         return _Away(text)
 
     def _text(self, error: Exception) -> str:
-        """Return what a database says, without the statement, its values and the password."""
+        """Return the message of a database, without the statement, its values and the password."""
         orig = getattr(error, "orig", None) or error
-        said = orig.args[0] if orig.args else ""
-        text = said.get("M", said) if isinstance(said, dict) else said  # pg8000 gives the fields of the message
-        line = str(text or type(orig).__name__).strip().splitlines()[0]
-        password = sa.make_url(self.job.url).password
-        return line.replace(str(password), "***") if password else line
+        message = orig.args[0] if orig.args else ""
+        if isinstance(message, dict):
+            message = message.get("M", message)  # pg8000 gives the fields of the message
+        line = str(message or type(orig).__name__).strip().splitlines()[0]
+        if password := sa.make_url(self.job.url).password:
+            line = line.replace(str(password), "***")
+        return line
 
 
 def _state(error: Exception) -> str:
-    """Return the SQLSTATE of an error, nothing where its driver does not tell."""
+    """Return the SQLSTATE of an error; an empty text if its driver has none."""
     orig = getattr(error, "orig", None)
-    told = getattr(orig, "sqlstate", None) or getattr(orig, "pgcode", None)
-    if not told and orig is not None and orig.args and isinstance(orig.args[0], dict):
-        told = orig.args[0].get("C")
-    return str(told or "")
+    state = getattr(orig, "sqlstate", None) or getattr(orig, "pgcode", None)
+    if not state and orig is not None and orig.args and isinstance(orig.args[0], dict):
+        state = orig.args[0].get("C")  # of pg8000
+    return str(state or "")
 
 
 def _value(value: Any, kind: sa.types.TypeEngine[Any]) -> Any:
     """Return a value as a column of this type takes it."""
     if isinstance(value, (dict, list)):
-        return _plain(value) if isinstance(kind, (sa.JSON, sa.ARRAY)) else json.dumps(_plain(value))
+        plain = _plain(value)
+        return plain if isinstance(kind, (sa.JSON, sa.ARRAY)) else json.dumps(plain)
     if isinstance(value, datetime) and value.tzinfo and isinstance(kind, sa.DateTime) and not kind.timezone:
         return value.astimezone(timezone.utc).replace(tzinfo=None)
     if isinstance(value, str) and "\x00" in value:
@@ -287,10 +303,12 @@ def _value(value: Any, kind: sa.types.TypeEngine[Any]) -> Any:
 def _plain(value: Any) -> Any:
     """Return what JSON can hold: a map comes from Arrow as pairs, a time as an object."""
     if isinstance(value, dict):
-        return {name: _plain(one) for name, one in value.items()}
+        return {name: _plain(field) for name, field in value.items()}
     if isinstance(value, list):
-        pairs = bool(value) and all(isinstance(one, tuple) and len(one) == 2 for one in value)
-        return {str(name): _plain(one) for name, one in value} if pairs else [_plain(one) for one in value]
+        is_map = bool(value) and all(isinstance(entry, tuple) and len(entry) == 2 for entry in value)
+        if is_map:
+            return {str(key): _plain(entry) for key, entry in value}
+        return [_plain(entry) for entry in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     return value.hex() if isinstance(value, bytes) else str(value)

@@ -1,6 +1,6 @@
 """Sinks whose rows land in Delta tables: append events (`delta`, `tables`), or keep the newest row per key (`upsert`).
 
-Each names its table by one text or, where the text has fields in braces, by a column; the engine lands and commits.
+Each names its table by one text or, if the text has fields in braces, by a column; the engine lands and commits.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from router import KeyedTable, MergingSink, TableSink, check_property
 from router_encoders.templates import check_name, check_template, table_column
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from typing_extensions import Self
 
 
@@ -72,7 +74,7 @@ class Tables(TableSink):
         return check_template(template)
 
     def table(self) -> Column:
-        """Return the name as the data has it, null where a field of it is null; the engine applies the naming rule."""
+        """Return the name as the data has it, null if a field of it is null; the engine applies the naming rule."""
         return table_column(self.template)
 
     def table_template(self) -> str | None:
@@ -172,7 +174,9 @@ class Upsert(MergingSink):
     @field_validator("template")
     @classmethod
     def _usable(cls, template: str) -> str:
-        return check_template(template) if "{" in template else check_name(template)
+        if "{" in template:
+            return check_template(template)
+        return check_name(template)
 
     @field_validator("deletions_kept")
     @classmethod
@@ -204,22 +208,31 @@ class Upsert(MergingSink):
     @model_validator(mode="after")
     def _possible(self) -> Self:
         ignores = self.when_matched == "ignore"
-        for name, given in {"soft_delete": self.soft_delete, "columns": self.changes, "when_matched": ignores}.items():
-            if self.history and given:
+        for name, is_set in {"soft_delete": self.soft_delete, "columns": self.changes, "when_matched": ignores}.items():
+            if self.history and is_set:
                 raise ValueError(f"`{name}` and `history` exclude each other: a history keeps every state as it was")
-        if self.tombstones and (made := [text for text in self._newest_by if re.search(r"\bevent\.", text)]):
-            raise ValueError(f"a tombstone has no event to be ordered by {made[0]}; order by `offset` or `timestamp`")
+        for sql in self._newest_by:
+            if self.tombstones and re.search(r"\bevent\.", sql):
+                raise ValueError(f"a tombstone has no event to be ordered by {sql}; order by `offset` or `timestamp`")
         if self.changes and ignores:
             raise ValueError("`columns` and `when_matched: ignore` exclude each other: no column of such a row changes")
         return self
 
     @property
     def _newest_by(self) -> tuple[str, ...]:
-        return (self.newest_by,) if isinstance(self.newest_by, str) else self.newest_by
+        if isinstance(self.newest_by, str):
+            return (self.newest_by,)
+        return self.newest_by
+
+    @property
+    def _ordering(self) -> tuple[str, ...]:
+        return () if self._newest_by == (OFFSET,) else self._newest_by
 
     def table(self) -> str | Column:
         """Return the fixed name, or the name as the data has it; the engine applies the naming rule."""
-        return table_column(self.template) if "{" in self.template else self.template
+        if "{" in self.template:
+            return table_column(self.template)
+        return self.template
 
     def table_template(self) -> str | None:
         """Return the template, unless tables may be shared."""
@@ -227,23 +240,23 @@ class Upsert(MergingSink):
 
     def keyed(self) -> KeyedTable:
         """Return how the rows of a key become one."""
-        found = KEPT.fullmatch(self.deletions_kept)
-        assert found  # by validation
+        deletions_kept = KEPT.fullmatch(self.deletions_kept)
+        assert deletions_kept  # by validation
         return KeyedTable(
-            keys=tuple(map(_column, self.keys)),
-            newest_by=() if self._newest_by == (OFFSET,) else self._newest_by,
+            keys=_columns(self.keys),
+            newest_by=self._ordering,
             when_matched=self.when_matched,
-            columns=tuple(map(_column, self.changes)) if self.changes else None,
+            columns=_columns(self.changes) if self.changes else None,
             soft_delete=self.soft_delete,
             history=self.history == "scd2",
             evolution=self.evolution,
             widening=self.widening,
-            deletions_kept=int(found[1]) * UNITS[found[2]],
-            partition_by=tuple(map(_column, self.partition_by)),
-            cluster_by=tuple(map(_column, self.cluster_by)),
+            deletions_kept=int(deletions_kept[1]) * UNITS[deletions_kept[2]],
+            partition_by=_columns(self.partition_by),
+            cluster_by=_columns(self.cluster_by),
             properties=self.properties,
             comment=self.comment,
-            comments={_column(name): text for name, text in self.comments.items()},
+            comments=dict(zip(_columns(self.comments), self.comments.values(), strict=True)),
             dropped=self.dropped,
             engine=self.engine,
             memory=_bytes(self.memory) if self.memory else None,
@@ -251,20 +264,22 @@ class Upsert(MergingSink):
 
     def newest(self) -> tuple[Column, ...]:
         """Return the fields that order rows; none for the offset, which every table has anyway."""
-        return () if self._newest_by == (OFFSET,) else tuple(map(F.expr, self._newest_by))
+        return tuple(F.expr(sql) for sql in self._ordering)
 
     def deletes(self) -> Column | None:
         """Return the condition of rows that delete their key."""
-        return None if self.delete_when is None else F.expr(self.delete_when).cast("boolean")
+        if self.delete_when is None:
+            return None
+        return F.expr(self.delete_when).cast("boolean")
 
 
-def _column(name: str) -> str:
-    """Return the column of a route that a field of the event becomes."""
-    return name.removeprefix("event.")
+def _columns(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the columns of a route that fields of the event become."""
+    return tuple(name.removeprefix("event.") for name in names)
 
 
 def _bytes(text: str) -> int:
-    found = SIZE.fullmatch(text)
-    if not found:
+    size = SIZE.fullmatch(text)
+    if not size:
         raise ValueError("is not a size; write a number and a unit: 512 MB, 2 GB")
-    return int(found[1]) * SIZES[found[2].lower()]
+    return int(size[1]) * SIZES[size[2].lower()]

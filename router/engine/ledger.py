@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from router.delta.commit import StagedFile, TableCommit, to_delta
 from router.delta.file_statistics import statistics
 from router.delta.lake import native_files
+from router.delta.transaction_id import TransactionId
 from router.engine.balance import BRONZE, KEYED, keyed, total
 from router.engine.checkpoint_store import lake_and_checkpoint
 from router.parts import BatchReport
@@ -264,6 +265,12 @@ def _counts_of_route(
     for name in route.violated:
         counts[f"{VIOLATED}{name}"] = sums["violated"][f"{route.name}/{name}"]
     return counts
+
+
+def last_batch(table: Any, query: str, run: str | None) -> int:
+    """Return the last batch of a run that the open table of a ledger has; -1 for none, and without a table."""
+    version = table.transaction_version(str(TransactionId("ledger", f"{query}:{run}"))) if table else None
+    return -1 if version is None else int(version)
 
 
 class LedgerEntry(NamedTuple):

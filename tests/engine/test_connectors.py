@@ -119,7 +119,7 @@ def test_the_resolver_gets_what_the_configuration_says_about_repositories(monkey
     jobs = resolver(f'noise\n{connectors.MARK}["/a.jar"]\n', monkeypatch)
     settings = {"spark.jars.ivySettings": "/ivy.xml", "spark.driver.memory": "2g"}
     assert resolved_jars({"kafka"}, settings) == ["/a.jar"]
-    assert jobs == [{"connectors": ["kafka"], "asked": {"spark.jars.ivySettings": "/ivy.xml"}}]
+    assert jobs == [{"connectors": ["kafka"], "settings": {"spark.jars.ivySettings": "/ivy.xml"}}]
 
 
 DESCRIBED = """\

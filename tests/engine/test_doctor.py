@@ -16,9 +16,8 @@ from click.testing import CliRunner
 
 from router import registry as parts_on_offer
 from router.cli import commands
-from router.config.models import Config
 from router.engine.preflight import doctor
-from router.engine.preflight.doctor import clocks, limit_of_memory, memory, storage
+from router.engine.preflight.doctor import diagnose_clocks, diagnose_memory, diagnose_storage, memory_limit
 from router.errors import StartError
 
 if TYPE_CHECKING:
@@ -123,8 +122,7 @@ def test_jars_that_are_not_here_are_named_and_whether_they_can_be_fetched(
 
     monkeypatch.setattr(doctor, "known_jars", lambda *_: [])
     monkeypatch.setattr(socket, "create_connection", connection)
-    config = Config.model_construct(name="x", spark=spark)
-    found = doctor._jars(config)
+    found = doctor.diagnose_jars(frozenset({"kafka"}), spark)
     assert found.state == state
     assert found.todo
     assert "\n" not in found.what + found.todo
@@ -174,7 +172,7 @@ def test_a_clock_that_is_wrong_is_named(tmp_path: Path, api: tuple[str, type[Han
     _, found = said(str(configuration(tmp_path, url, url, f"127.0.0.1:{free_port()}")))
     assert found["clocks"][0]["state"] == "warn"
     assert "ahead" in found["clocks"][0]["what"]
-    assert "behind" in clocks({"x": -3600}).what
+    assert "behind" in diagnose_clocks({"x": -3600}).what
 
 
 def test_a_faulty_configuration_is_named_and_the_machine_is_looked_at_all_the_same(tmp_path: Path) -> None:
@@ -196,12 +194,12 @@ def test_people_get_a_line_for_each(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_without_rights_is_wrong(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    assert storage("lake", str(tmp_path / "lake"), {}).state == "wrong"
+    assert diagnose_storage("lake", str(tmp_path / "lake"), {}).state == "wrong"
 
 
 def test_a_file_in_the_place_of_the_lake_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "lake").write_text("")
-    assert storage("lake", str(tmp_path / "lake"), {}).state == "wrong"
+    assert diagnose_storage("lake", str(tmp_path / "lake"), {}).state == "wrong"
 
 
 def test_a_file_system_without_atomic_create_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,13 +209,13 @@ def test_a_file_system_without_atomic_create_is_wrong(tmp_path: Path, monkeypatc
         raise StartError(f"{place} cannot hold a lake")
 
     monkeypatch.setattr(doctor, "probe", refused)
-    assert storage("lake", str(tmp_path), {}).state == "wrong"
+    assert diagnose_storage("lake", str(tmp_path), {}).state == "wrong"
 
 
 @pytest.mark.parametrize(("free", "state"), [(GIB // 2, "wrong"), (5 * GIB, "warn"), (50 * GIB, "ok")])
 def test_a_disk_that_fills_is_named(tmp_path: Path, free: int, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: doctor.shutil._ntuple_diskusage(0, 0, free))
-    assert storage("lake", str(tmp_path), {}).state == state
+    assert diagnose_storage("lake", str(tmp_path), {}).state == state
 
 
 @pytest.mark.parametrize(
@@ -226,14 +224,14 @@ def test_a_disk_that_fills_is_named(tmp_path: Path, free: int, state: str, monke
 )
 def test_a_heap_that_does_not_fit_is_named(heap: str, limit: int, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    assert memory({"spark.driver.memory": heap}, limit * GIB).state == state
+    assert diagnose_memory({"spark.driver.memory": heap}, limit * GIB).state == state
 
 
 def test_the_limit_of_a_container_counts_before_that_of_the_machine(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("1073741824\n")
-    assert limit_of_memory(tmp_path) == GIB
+    assert memory_limit(tmp_path) == GIB
     (tmp_path / "memory.max").write_text("max\n")
-    assert limit_of_memory(tmp_path) > GIB
+    assert memory_limit(tmp_path) > GIB
 
 
 def test_an_extra_that_is_missing_is_one_sentence_of_check_and_doctor(

@@ -73,13 +73,23 @@ def test_a_case_passes_on_counts_rows_dead_letters_and_outboxes(judge: Judge) ->
     [
         ({"tables": {"silver.uno": 2}}, "silver.uno"),
         ({"tables": {"silver.uno": [{"game": "uno", "tags": ["b"]}]}}, "silver.uno"),
+        ({"tables": {"silver.uno": [{"game": "uno", "tags": {"a": 1}}]}}, "silver.uno"),
         ({}, "silver.uno"),
         ({"tables": {"silver.uno": 1, "silver.poker": 1}}, "silver.poker"),
         ({"tables": {"silver.uno": 1}, "dead_letters": [{"stage": "decode"}]}, "dead letters"),
         ({"tables": {"silver.uno": 1}, "violated": {}}, "games/paid: does not hold on 0 events expected, 1 found"),
         ({"tables": {"silver.uno": 1}, "violated": {"games/paid": 1, "x": 1}}, "x: there is no such expectation"),
     ],
-    ids=["count", "row", "a table too many", "a table that does not come", "a dead letter", "violated", "no such one"],
+    ids=[
+        "count",
+        "row",
+        "a map for a list",
+        "a table too many",
+        "a table that does not come",
+        "a dead letter",
+        "violated",
+        "no such one",
+    ],
 )
 def test_a_case_fails_and_says_where(judge: Judge, expect: dict[str, Any], told: str) -> None:
     """Without it a test proves nothing."""

@@ -61,7 +61,7 @@ def test_avro_is_kept_from_making_room_for_what_a_record_claims() -> None:
 
 
 def young(settings: dict[str, str], monkeypatch: pytest.MonkeyPatch, cores: int = 2) -> list[str]:
-    monkeypatch.setattr(session, "_cores", lambda: cores)
+    monkeypatch.setattr(session, "usable_cores", lambda: cores)
     return [one for one in java_options(settings).split() if "NewSize" in one]
 
 
@@ -134,7 +134,7 @@ def test_a_jvm_with_other_settings_than_the_configuration_is_stopped(monkeypatch
 
     monkeypatch.setattr(SparkContext, "_jvm", SparkContext._jvm)  # other tests want it back
     for asked in ({"a": "1"}, {"a": "2"}):
-        monkeypatch.setattr(session.starting, "asked", {"a": "1"})
+        monkeypatch.setattr(session.starting, "settings", {"a": "1"})
         monkeypatch.setattr(session.starting, "thread", Thread())
         session._stop_other_jvm(asked)
     assert ended == [True]

@@ -16,7 +16,13 @@ from router.engine.checkpoint_store import CheckpointStore, Manifest
 from router.engine.outbox.apply import keeper
 from router.engine.outbox.detached import DetachedSink
 from router.engine.spark.executors import Executors
-from router.engine.start.spark_checkpoint import NO_WATERMARK, CheckpointMending, SparkNotes, offsets_in
+from router.engine.start.spark_checkpoint import (
+    NO_WATERMARK,
+    CheckpointMending,
+    SparkNotes,
+    offsets_in,
+    refuse_left_topics,
+)
 from router.registry import load_registry
 from router.sinks import Applied
 from tests.engine.test_checkpoint_store import PARTITION, manifest
@@ -253,3 +259,9 @@ def test_the_end_of_a_sinks_batch_is_noted_again(detached: DetachedSink) -> None
     detached.mend()
     assert own(detached).numbers("commits") == [0]
     assert own(detached).text("commits/0") == NO_WATERMARK
+
+
+def test_a_pattern_of_topics_that_only_java_reads_starts_again(tmp_path: Path) -> None:
+    """Without it every start but the first ends with a traceback: Spark reads a pattern as Java does."""
+    notes = Notes(tmp_path, "{kafka: {servers: '127.0.0.1:9092', pattern: '\\p{L}+'}}")
+    refuse_left_topics(notes.config, notes.checkpoint)

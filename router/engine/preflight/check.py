@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from router.config.models import Config
     from router.engine.label.planner import Stages
     from router.engine.preflight.lake_changes import Change
+    from router.parts import Rule
     from router.registry import Registry
 
 
@@ -42,12 +43,12 @@ Place = tuple[str | int, ...]
 
 
 def check_plan(loaded: Loaded, registry: Registry, spark: SparkSession | None = None) -> str:
-    """Say in which stages a batch will run, and how views follow their sources.
+    """Return in which stages a batch will run, and how views follow their sources, as text.
 
     Raises ConfigError with every rule, projection, expectation and table name that Spark cannot analyse.
     """
     session = spark or build_session(loaded.config)
-    stages = _analysed(loaded, session, LearntSchemas())
+    stages = _analyse(loaded, session, LearntSchemas())
     return "\n".join((stages_in_words(stages), *_views(loaded, session)))
 
 
@@ -59,46 +60,53 @@ def check_lake(loaded: Loaded, spark: SparkSession | None = None) -> list[Change
     session = spark or build_session(loaded.config)
     lake, checkpoint = lake_and_checkpoint(loaded.config)
     store = CheckpointStore(checkpoint)
-    stages = _analysed(loaded, session, CopiedSchemas(store))
+    stages = _analyse(loaded, session, CopiedSchemas(store))
     changes = LakeChanges(loaded.config, TableCache(lake), checkpoint)
-    of_views = changes.full_views(refresher(loaded.config, session, lake, store))
-    return [*changes.all_but_views(stages.labelling.layout), *of_views]
+    changes_of_views = changes.full_views(refresher(loaded.config, session, lake, store))
+    return [*changes.all_but_views(stages.labelling.layout), *changes_of_views]
 
 
 class CopiedSchemas(LearntSchemas):
-    """What a decoder has learnt in a store, and what it learns while a check runs, which the store does not get."""
+    """The schemas that a decoder has learnt in a store; those that it learns while a check runs stay in memory."""
 
     def read(self, name: str) -> bytes | None:
-        """Return what was written under a name here, else in the store."""
+        """Return the content of a name that was written here, else the store's."""
         return self.known.get(name) or super().read(name)
 
     def write(self, name: str, content: bytes) -> None:
-        """Keep it for the check."""
+        """Keep the content for the check."""
         self.known[name] = content
 
 
-def _analysed(loaded: Loaded, session: SparkSession, memory: LearntSchemas) -> Stages:
-    """Return the stages in which a batch will run. Raises ConfigError."""
+def _analyse(loaded: Loaded, session: SparkSession, memory: LearntSchemas) -> Stages:
+    """Return the stages in which a batch will run. Raises ConfigError.
+
+    Each step needs the columns of the one before, so each raises its own faults: decoder, lookups, expressions, plan.
+    """
     config = loaded.config
     raw = session.createDataFrame([], RAW_SCHEMA)
-    sample = partial(source.sample, session, config)
-    place = Preparation(Path(loaded.path).parent, False, sample, memory, reads_topic=config.source.reads_topic)
+    preparation = Preparation(
+        folder=Path(loaded.path).parent,
+        refresh=False,
+        sample=partial(source.sample, session, config),
+        memory=memory,
+        reads_topic=config.source.reads_topic,
+    )
     try:
         source.learn(session, config, memory)
-        config = config.model_copy(update={"decode": config.decode.prepare(place).refresh(frozenset())})
+        config = config.model_copy(update={"decode": config.decode.prepare(preparation).refresh(frozenset())})
         decoded = config.decode.decode(raw)
         decoded.schema  # noqa: B018 - analyses the frame
     except (AnalysisException, ParseException, RouterError, ValueError, OSError) as error:
         raise ConfigError((loaded.problem(("decode",), _first_line(error)),)) from error
-    decoded = _looked_up(loaded, config, session, decoded)
-    faults = [(path, _fault(decoded, make)) for path, make in _expressions(config)]
-    faults += [fault for i, route in enumerate(config.routes) for fault in _names(decoded, RoutePlanner(i, route))]
-    found = sort_problems(loaded.problem(path, what) for path, what in faults if what)
-    if found:
-        raise ConfigError(found)
+    decoded = _with_lookups(loaded, config, session, decoded)
+    problems = [loaded.problem(place, fault) for place, fault in _faults(config, decoded)]
+    if problems:
+        raise ConfigError(sort_problems(problems))
+    # What fails only now concerns the plan as a whole: no place in the file is more exact than `routes`.
     try:
         planned = Planner(config, config.decode, quiet=True, at_start=True).plan(raw)
-        opened(config, session, place.folder, trial=True)
+        opened(config, session, preparation.folder, trial=True)
     except (AnalysisException, RouterError, OSError) as error:
         raise ConfigError((loaded.problem(("routes",), _first_line(error)),)) from error
     return planned.stages
@@ -108,59 +116,80 @@ def _views(loaded: Loaded, session: SparkSession) -> Iterator[str]:
     """Yield how each view follows its sources, as far as these are there. Raises ConfigError."""
     config = loaded.config
     lake, checkpoint = lake_and_checkpoint(config)
-    by = refresher(config, session, lake, CheckpointStore(checkpoint))
-    faults = []
+    view_refresher = refresher(config, session, lake, CheckpointStore(checkpoint))
+    problems = []
     for index, view in enumerate(config.views):
+        # All views are tried, so that one run of `check` names every faulty query.
         try:
-            plan = by.plan(view)
+            plan = view_refresher.plan(view)
         except (RouterError, OSError) as error:
-            faults.append(loaded.problem(("views", index, "sql"), _first_line(error)))
+            problems.append(loaded.problem(("views", index, "sql"), _first_line(error)))
         else:
             yield f"view {view.name}: {plan.way}: {plan.why}"
-    if faults:
-        raise ConfigError(sort_problems(faults))
+    if problems:
+        raise ConfigError(sort_problems(problems))
 
 
-def _looked_up(loaded: Loaded, config: Config, session: SparkSession, decoded: DataFrame) -> DataFrame:
-    """Return an empty frame with the columns of lookups. Raises ConfigError at the lookup that is at fault."""
+def _with_lookups(loaded: Loaded, config: Config, session: SparkSession, decoded: DataFrame) -> DataFrame:
+    """Return an empty frame that has the columns of lookups as well. Raises ConfigError at the faulty lookup."""
     lookups = Lookups(config)
     try:
         lookups.load(session)
         lookups.on(decoded)
         return session.createDataFrame([], StructType([*decoded.schema, *lookups.fields(decoded.columns)]))
     except LookupTableError as error:
-        name, what, place = error.lookup, error.what, error.place
+        place = (*_place_of_lookup(config, error.lookup), *error.place)
+        raise ConfigError((loaded.problem(place, error.what),)) from error
     except OSError as error:
-        name, what, place = str(error).split()[1].strip(":"), _first_line(error), ()
-    found = ((i, k) for i, route in enumerate(config.routes) for k, one in enumerate(route.lookup) if one.name == name)
-    i, k = next(found, (0, 0))
-    raise ConfigError((loaded.problem(("routes", i, "lookup", k, *place), what),))
+        # Its text begins with `lookup NAME: `.
+        place = _place_of_lookup(config, str(error).split()[1].strip(":"))
+        raise ConfigError((loaded.problem(place, _first_line(error)),)) from error
 
 
-def _expressions(config: Config) -> list[tuple[Place, Callable[[], Column]]]:
-    found: list[tuple[Place, Callable[[], Column]]] = []
-    for k, expectation in enumerate(config.bronze.expect if config.bronze else ()):
-        place = ("bronze", "expect", k, "sql")
-        found.append((place, lambda sql=expectation.sql: F.expr(sql).cast("boolean")))  # type: ignore[misc]
-    for i, route in enumerate(config.routes):
-        at = ("routes", i)
-        found.append(((*at, "match"), lambda rule=route.match: rule.matches().cast("boolean")))  # type: ignore[misc]
-        for k, text in enumerate(route.select):
-            found.append(((*at, "select", k), lambda text=text: F.expr(text)))  # type: ignore[misc]
-        for k, check in enumerate(route.expect):
-            found.append(((*at, "expect", k, "sql"), lambda sql=check.sql: F.expr(sql).cast("boolean")))  # type: ignore[misc]
-        for k, sink in enumerate(route.sinks):
+def _place_of_lookup(config: Config, name: str) -> Place:
+    for index, route in enumerate(config.routes):
+        for number, lookup in enumerate(route.lookup):
+            if lookup.name == name:
+                return ("routes", index, "lookup", number)
+    return ("routes", 0, "lookup", 0)
+
+
+def _faults(config: Config, frame: DataFrame) -> Iterator[tuple[Place, str]]:
+    """Yield the places of expressions and table names that Spark cannot analyse, each with Spark's reason."""
+    for place, make in _expressions(config):
+        if fault := _fault(frame, make):
+            yield place, fault
+    for index, route in enumerate(config.routes):
+        planner = RoutePlanner(index, route)
+        for number, column in planner.named().items():
+            # A fault of the projection itself was found above.
+            with suppress(AnalysisException):
+                if fault := _fault(planner.naming(frame), partial(F.coalesce, column)):
+                    yield ("routes", index, "sinks", number), fault
+
+
+def _expressions(config: Config) -> Iterator[tuple[Place, Callable[[], Column]]]:
+    """Yield the place of each expression, and a function that makes it: Spark may refuse that already."""
+    for number, expectation in enumerate(config.bronze.expect if config.bronze else ()):
+        yield ("bronze", "expect", number, "sql"), partial(_condition, expectation.sql)
+    for index, route in enumerate(config.routes):
+        yield ("routes", index, "match"), partial(_match, route.match)
+        for number, sql in enumerate(route.select):
+            yield ("routes", index, "select", number), partial(F.expr, sql)
+        for number, check in enumerate(route.expect):
+            yield ("routes", index, "expect", number, "sql"), partial(_condition, check.sql)
+        for number, sink in enumerate(route.sinks):
             if isinstance(sink, MergingSink):
-                found += [((*at, "sinks", k), partial(_deletes, sink)), ((*at, "sinks", k), partial(_newest, sink))]
-    return found
+                yield ("routes", index, "sinks", number), partial(_deletes, sink)
+                yield ("routes", index, "sinks", number), partial(_newest, sink)
 
 
-def _names(frame: DataFrame, planner: RoutePlanner) -> Iterator[tuple[Place, str | None]]:
-    """Yield the place of each sink with a name from data, and its fault; what `select` makes may be in a name."""
-    for k, column in planner.named().items():
-        place = ("routes", planner.index, "sinks", k)
-        with suppress(AnalysisException):  # of the projection, which has a fault of its own
-            yield place, _fault(planner.naming(frame), partial(F.coalesce, column))
+def _condition(sql: str) -> Column:
+    return F.expr(sql).cast("boolean")
+
+
+def _match(rule: Rule) -> Column:
+    return rule.matches().cast("boolean")
 
 
 def _deletes(sink: MergingSink) -> Column:

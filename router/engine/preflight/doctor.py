@@ -1,7 +1,7 @@
-"""Look at everything that a configuration needs of its machine and of others, one line for each, and say what to do.
+"""Look at everything that a configuration needs of its machine and of others: a line for each, with the next step.
 
 Starts no JVM, fetches nothing and sends no event. What keeps Spark from starting is found by the same functions that
-refuse a start (java, connectors), so that both say the same.
+refuse a start (`java`, `connectors`), so that both report the same.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 import pyspark
@@ -33,7 +33,7 @@ from router.engine.spark.connectors import (
     refuse_newer_spark,
 )
 from router.engine.spark.java import PACKAGE, is_packaged, provide_java
-from router.engine.spark.session import spark_env
+from router.engine.spark.session import spark_env, usable_cores
 from router.errors import MachineError, StartError, first_line
 from router.parts import Server
 from router.registry import missing_extras, parts_in
@@ -47,13 +47,16 @@ if TYPE_CHECKING:
 SECONDS = 5.0
 """How long a server may take to answer."""
 REPOSITORY = "repo1.maven.org"
-"""Where Spark's resolver looks for jars, unless it is told of another place."""
+"""Where Spark's resolver looks for jars, unless a setting names another place."""
 SKEW = 30.0
 """Seconds between two clocks from which on tokens expire early, and rate limits of a window are missed."""
-LITTLE, TOO_LITTLE = 10 << 30, 1 << 30
-"""Bytes of a disk: a warning below the first one, a fault below the second."""
+GIB = 1 << 30
+LITTLE = 10 * GIB
+"""Free bytes of a disk below which there is a warning."""
+TOO_LITTLE = GIB
+"""Free bytes of a disk below which it is a fault."""
 BESIDE_HEAP = 400 << 20
-"""Bytes that the driver's JVM takes beside its heap: classes, compiled code, Arrow's buffers."""
+"""Bytes that the driver's JVM takes in addition to its heap: classes, compiled code, Arrow's buffers."""
 PYTHON = 300 << 20
 """Bytes of the driver's Python, and of each worker: landing 1M events on 2 cores takes 2.4 GB with a heap of 1 GB."""
 
@@ -69,168 +72,194 @@ class Diagnosis:
 
 
 def diagnose(config: Config | None = None, folder: Path = Path()) -> Iterator[Diagnosis]:
-    """Yield what is found on this machine, and with a configuration what it needs of this and other machines.
+    """Yield a line about each thing of this machine, and of the lake and servers that a configuration uses.
 
     `folder` is the configuration's.
     """
-    yield _java()
-    yield _pair()
-    yield _jars(config)
-    yield from _extras(config)
-    yield memory(config.spark if config else {}, limit_of_memory())
+    settings = config.spark if config else {}
+    yield diagnose_java()
+    yield diagnose_spark_and_delta()
+    yield diagnose_jars(connectors_of(config) if config else frozenset(CONNECTORS), settings)
     if config is not None:
-        yield storage("lake", config.lake, config.storage())
-        if config.checkpoint:
-            yield storage("checkpoint", config.checkpoint, config.storage())
-        yield from _servers(config, folder)
+        yield from diagnose_extras(config)
+    yield diagnose_memory(settings, memory_limit())
+    if config is None:
+        return
+    yield diagnose_storage("lake", config.lake, config.storage())
+    if config.checkpoint:
+        yield diagnose_storage("checkpoint", config.checkpoint, config.storage())
+    yield from diagnose_servers(config, folder)
 
 
-def _java() -> Diagnosis:
+def diagnose_java() -> Diagnosis:
+    """Look at the Java that a start would take."""
     if script := spark_env():
         return Diagnosis("Java", "warn", f"{script} may choose it, so it was not looked at")
     java = provide_java()
     if java.fault:
         return Diagnosis("Java", "wrong", java.fault, java.todo)
     if is_packaged(java.program):
-        what = f"{java.version}, of the package {PACKAGE}: for local runs; spark-submit and clusters need a whole JDK"
-        return Diagnosis("Java", "ok", what)
+        use = "for local runs; spark-submit and clusters need a whole JDK"
+        return Diagnosis("Java", "ok", f"{java.version}, of the package {PACKAGE}: {use}")
     return Diagnosis("Java", "ok", f"{java.version}, {java.program}")
 
 
-def _pair() -> Diagnosis:
-    spark, delta = pyspark.__version__, delta_version()
+def diagnose_spark_and_delta() -> Diagnosis:
+    """Look whether the installed pair of Spark and Delta was tested."""
     try:
         refuse_newer_spark()
     except MachineError as error:
         return Diagnosis("Spark and Delta", "wrong", error.what, error.todo)
     if difference := describe_untested_pair():
         return Diagnosis("Spark and Delta", "warn", difference, "pip install a tested pair: docs/how-to/install.md")
-    return Diagnosis("Spark and Delta", "ok", f"pyspark {spark} with delta-spark {delta}, a tested pair")
+    pair = f"pyspark {pyspark.__version__} with delta-spark {delta_version()}, a tested pair"
+    return Diagnosis("Spark and Delta", "ok", pair)
 
 
-def _jars(config: Config | None) -> Diagnosis:
-    connectors = connectors_of(config) if config else frozenset(CONNECTORS)
-    jars = known_jars(connectors, config.spark if config else {})
-    wanted = ", ".join(["Delta", *sorted(connectors)])
+def diagnose_jars(connectors: frozenset[str], settings: Mapping[str, str]) -> Diagnosis:
+    """Look whether the jars of Delta and of connectors are here, or can be fetched."""
+    jars = known_jars(connectors, settings)
+    names = ", ".join(["Delta", *sorted(connectors)])
     if jars:
         folders = sorted({str(Path(jar).parent) for jar in jars})
-        return Diagnosis("jars", "ok", f"{len(jars)} for {wanted}, in {', '.join(folders)}")
-    if elsewhere_or_reached(config.spark if config else {}):
-        what = f"those for {wanted} are not here yet: the first start fetches them"
-        return Diagnosis("jars", "warn", what, "`router warm-up` fetches them now")
-    what = f"those for {wanted} are not here, and {REPOSITORY} takes no connection: Spark cannot fetch them"
-    todo = "name a repository of your own by spark.jars.ivySettings under `spark:`, or copy ~/.ivy2.5.2 and "
-    return Diagnosis("jars", "wrong", what, f"{todo}{cache_folder()} from a machine that has run `router warm-up`")
+        return Diagnosis("jars", "ok", f"{len(jars)} for {names}, in {', '.join(folders)}")
+    if can_fetch_jars(settings):
+        return Diagnosis(
+            "jars",
+            "warn",
+            what=f"those for {names} are not here yet: the first start fetches them",
+            todo="`router warm-up` fetches them now",
+        )
+    return Diagnosis(
+        "jars",
+        "wrong",
+        what=f"those for {names} are not here, and {REPOSITORY} takes no connection: Spark cannot fetch them",
+        todo="name a repository of your own by spark.jars.ivySettings under `spark:`, or copy ~/.ivy2.5.2 and "
+        f"{cache_folder()} from a machine that has run `router warm-up`",
+    )
 
 
-def elsewhere_or_reached(asked: Mapping[str, str]) -> bool:
-    """Say whether jars can be fetched, as far as one connection tells: not where they come by a way of their own."""
-    java = " ".join(os.environ.get(name, "") for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS"))
-    if "proxyHost" in java or {"spark.jars.ivySettings", "spark.jars.repositories"} & asked.keys():
+def can_fetch_jars(settings: Mapping[str, str]) -> bool:
+    """Return whether jars can be fetched, as far as one connection tells."""
+    # A proxy or a repository of the user's own cannot be judged by a connection to the usual repository.
+    java_options = os.environ.get("JAVA_TOOL_OPTIONS", "") + os.environ.get("JDK_JAVA_OPTIONS", "")
+    has_repository = "spark.jars.ivySettings" in settings or "spark.jars.repositories" in settings
+    if has_repository or "proxyHost" in java_options:
         return True
-    return _reached(Server("jars", f"{REPOSITORY}:443")).state == "ok"
+    return connect(Server("jars", f"{REPOSITORY}:443")).state == "ok"
 
 
-def _extras(config: Config | None) -> Iterator[Diagnosis]:
-    if config is None:
-        return
+def diagnose_extras(config: Config) -> Iterator[Diagnosis]:
+    """Look whether the Python modules that the parts of a configuration need are installed."""
     missing = missing_extras(config)
-    for what in missing.values():
-        said, _, todo = what.partition("; ")
-        yield Diagnosis("extras", "wrong", said, todo)
+    for sentence in missing.values():
+        fault, _, todo = sentence.partition("; ")
+        yield Diagnosis("extras", "wrong", fault, todo)
     if not missing:
-        wanted = sorted({module for part in parts_in(config) for module in part.extras})
-        yield Diagnosis("extras", "ok", f"{', '.join(wanted)} installed" if wanted else "none needed")
+        modules = sorted({module for part in parts_in(config) for module in part.extras})
+        yield Diagnosis("extras", "ok", f"{', '.join(modules)} installed" if modules else "none needed")
 
 
 # ---- memory
 
 
-def limit_of_memory(root: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the bytes that this machine, or its container, lets processes have; 0 where nobody says."""
-    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")] if hasattr(os, "sysconf") else []
+def memory_limit(root: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the bytes that this machine, or its container, lets processes have; 0 if that is unknown."""
+    limits = []
+    if hasattr(os, "sysconf"):
+        limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    # Version 2 of cgroups, then version 1.
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         with suppress(OSError, ValueError):  # `max` is no number
-            found.append(int(root.joinpath(name).read_text()))
-    return min(found, default=0)
+            limits.append(int(root.joinpath(name).read_text()))
+    return min(limits, default=0)
 
 
-def memory(asked: Mapping[str, str], limit: int) -> Diagnosis:
-    """Hold the memory of a local run (the heap, and Python's workers) against what there is."""
-    text = asked.get("spark.driver.memory", "1g")
-    heap = size_of(text)
+def diagnose_memory(settings: Mapping[str, str], limit: int) -> Diagnosis:
+    """Compare the memory that a local run takes (the heap, and Python's workers) with the limit; 0 for none."""
+    heap_text = settings.get("spark.driver.memory", "1g")
+    heap = parse_size(heap_text)
     if heap is None:
-        todo = "write a number and a unit: 2g"
-        return Diagnosis("memory", "wrong", f"spark.driver.memory is {text}, which is no size", todo)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2
-    want = heap + BESIDE_HEAP + PYTHON * (1 + cores)
-    what = f"a heap of {text} and {cores} Python workers take about {want / 2**30:.1f} GiB"
-    what += f" of {limit / 2**30:.1f} GiB" if limit else ""
-    if limit and heap + BESIDE_HEAP > limit:
-        return Diagnosis("memory", "wrong", what, "lower spark.driver.memory, or give the container more")
-    if limit and want > limit:
-        return Diagnosis("memory", "warn", what, "lower spark.driver.memory or the cores (--master 'local[2]')")
-    return Diagnosis("memory", "ok", what)
+        fault = f"spark.driver.memory is {heap_text}, which is no size"
+        return Diagnosis("memory", "wrong", fault, "write a number and a unit: 2g")
+    cores = usable_cores()
+    jvm = heap + BESIDE_HEAP
+    needed = jvm + PYTHON * (1 + cores)
+    sentence = f"a heap of {heap_text} and {cores} Python workers take about {needed / GIB:.1f} GiB"
+    if limit:
+        sentence += f" of {limit / GIB:.1f} GiB"
+    if limit and jvm > limit:
+        return Diagnosis("memory", "wrong", sentence, "lower spark.driver.memory, or give the container more")
+    if limit and needed > limit:
+        return Diagnosis("memory", "warn", sentence, "lower spark.driver.memory or the cores (--master 'local[2]')")
+    return Diagnosis("memory", "ok", sentence)
 
 
-def size_of(text: str) -> int | None:
-    """Return the bytes of a size as Spark's settings have it: 512m, 2g; None where it is none."""
-    found = re.fullmatch(r"\s*(\d+)\s*([kmgt]?)b?\s*", text.lower())
-    return int(found[1]) << {"": 20, "k": 10, "m": 20, "g": 30, "t": 40}[found[2]] if found else None
+def parse_size(text: str) -> int | None:
+    """Return the bytes of a size as Spark's settings have it: 512m, 2g; None if it is no size."""
+    size = re.fullmatch(r"\s*(\d+)\s*([kmgt]?)b?\s*", text.lower())
+    if size is None:
+        return None
+    return int(size[1]) << {"": 20, "k": 10, "m": 20, "g": 30, "t": 40}[size[2]]
 
 
 # ---- storage
 
 
-def storage(subject: str, place: str, options: dict[str, str]) -> Diagnosis:
-    """Say whether a lake or a checkpoint can be written, never one file in place of another, and how much is free."""
+def diagnose_storage(subject: str, place: str, options: dict[str, str]) -> Diagnosis:
+    """Try to write a lake or a checkpoint: new files only, never in place of another; a disk must have room."""
     try:
         root = normalized(place)
         if is_local(root):
-            return _folder(subject, Path(root), options)
+            return _diagnose_folder(subject, Path(root), options)
         probe(root, options)
     except StartError as error:
         return Diagnosis(subject, "wrong", str(error), "check address, credentials (storage_options) and rights")
     except Exception as error:  # the storage's client raises what it likes
-        todo = "check path, credentials (storage_options) and rights"
-        return Diagnosis(subject, "wrong", f"{place} cannot be written: {first_line(error)}", todo)
+        fault = f"{place} cannot be written: {first_line(error)}"
+        return Diagnosis(subject, "wrong", fault, "check path, credentials (storage_options) and rights")
     return Diagnosis(subject, "ok", f"{place} can be written, and no file in place of another")
 
 
-def _folder(subject: str, folder: Path, options: dict[str, str]) -> Diagnosis:
-    """Look at a folder, or at the one that it will be made in."""
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    with tempfile.TemporaryDirectory(prefix=".router-doctor-", dir=there) as trial:
+def _diagnose_folder(subject: str, folder: Path, options: dict[str, str]) -> Diagnosis:
+    # If the folder is missing, the nearest one above it is tried: a look makes no lake.
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    with tempfile.TemporaryDirectory(prefix=".router-doctor-", dir=existing) as trial:
         probe(trial, options)
-    free = shutil.disk_usage(there).free
-    what = f"{folder} can be written, {free / 2**30:,.1f} GiB free"
-    if free < TOO_LITTLE:
-        return Diagnosis(subject, "wrong", what, "make room")
-    return Diagnosis(subject, "warn" if free < LITTLE else "ok", what, "make room" if free < LITTLE else "")
+    free = shutil.disk_usage(existing).free
+    sentence = f"{folder} can be written, {free / GIB:,.1f} GiB free"
+    if free >= LITTLE:
+        return Diagnosis(subject, "ok", sentence)
+    return Diagnosis(subject, "wrong" if free < TOO_LITTLE else "warn", sentence, "make room")
 
 
 # ---- servers
 
 
-def _servers(config: Config, folder: Path) -> Iterator[Diagnosis]:
-    """Ask every server once, all at the same time; then hold their clocks against this one."""
-    servers = {(one.kind, one.address): one for part in parts_in(config) for one in part.talks_to(folder)}
-    http = [one for one in servers.values() if one.address.startswith(("http://", "https://"))]
-    others = [one for one in servers.values() if one not in http]
+def diagnose_servers(config: Config, folder: Path) -> Iterator[Diagnosis]:
+    """Ask every server once, all at the same time; then compare their clocks with this machine's."""
+    servers: dict[tuple[str, str], Server] = {}
+    for part in parts_in(config):
+        for server in part.talks_to(folder):
+            servers[server.kind, server.address] = server
+    skews: dict[str, float] = {}
     with ThreadPoolExecutor(8) as pool:
-        kafka = pool.submit(_kafka, config.source.kafka) if config.source.kafka else None
-        asked, reached = list(pool.map(_asked, http)), list(pool.map(_reached, others))
-        found, newest = kafka.result() if kafka else ([], None)
-    yield from found
-    yield from reached
-    yield from (said for said, _ in asked)
-    skews = {one.address: skew for one, (_, skew) in zip(http, asked, strict=True) if skew is not None}
-    if newest is not None:
-        skews["the newest record"] = max(0.0, newest)  # an old record says nothing
-    yield clocks(skews)
+        answers = pool.map(ask_server, servers.values())
+        if config.source.kafka:
+            diagnoses, newest_record = diagnose_kafka(config.source.kafka)
+            yield from diagnoses
+            if newest_record is not None:
+                # An old record tells nothing about a clock; one in the future does.
+                skews["the newest record"] = max(0.0, newest_record)
+    for server, (diagnosis, skew) in zip(servers.values(), answers, strict=True):
+        yield diagnosis
+        if skew is not None:
+            skews[server.address] = skew
+    yield diagnose_clocks(skews)
 
 
-def _reached(server: Server) -> Diagnosis:
+def connect(server: Server) -> Diagnosis:
+    """Look whether a server takes connections."""
     host, _, port = server.address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), SECONDS).close()
@@ -240,20 +269,29 @@ def _reached(server: Server) -> Diagnosis:
     return Diagnosis(server.kind, "ok", f"{server.address} takes connections")
 
 
-def _asked(server: Server) -> tuple[Diagnosis, float | None]:
-    """Ask an HTTP server for its head, which does nothing there; return also how far its clock is ahead."""
+def ask_server(server: Server) -> tuple[Diagnosis, float | None]:
+    """Ask an HTTP server for its head, which does nothing there; return also how far its clock is ahead.
+
+    With a server that does not speak HTTP only a connection is made.
+    """
+    if not server.address.startswith(("http://", "https://")):
+        return connect(server), None
     import requests  # noqa: PLC0415 - slow to import
 
     parts = urlsplit(server.address)
+    began = time.time()
     try:
-        began = time.time()
         answer = requests.head(f"{parts.scheme}://{parts.netloc}/", timeout=SECONDS, verify=server.verify)
-        skew = _ahead(answer.headers.get("Date"), (began + time.time()) / 2)
     except OSError as error:  # those of requests, and a file of certificates that is not there
-        reason = "its certificate is not trusted" if isinstance(error, requests.exceptions.SSLError) else "no answer"
+        reason = first_line(error)
+        if isinstance(error, requests.exceptions.SSLError):
+            reason = "its certificate is not trusted"
+        elif isinstance(error, requests.RequestException):
+            reason = "no answer"
         todo = "start it, or correct the URL; a proxy or a firewall may stand between"
-        what = f"{server.address}: {reason if isinstance(error, requests.RequestException) else first_line(error)}"
-        return Diagnosis(server.kind, "wrong", what, todo), None
+        return Diagnosis(server.kind, "wrong", f"{server.address}: {reason}", todo), None
+    # The answer was written about half-way between request and receipt.
+    skew = seconds_ahead(answer.headers.get("Date"), (began + time.time()) / 2)
     try:
         if server.ask:
             server.ask()
@@ -262,46 +300,64 @@ def _asked(server: Server) -> tuple[Diagnosis, float | None]:
     return Diagnosis(server.kind, "ok", f"{server.address} answers"), skew
 
 
-def _ahead(date: str | None, now: float) -> float | None:
-    with suppress(TypeError, ValueError):
+def seconds_ahead(date: str | None, now: float) -> float | None:
+    """Return how far the date of an HTTP header is ahead of a time; None without a readable date."""
+    with suppress(TypeError, ValueError, OverflowError, OSError):  # a year that no clock has
         return parsedate_to_datetime(date or "").timestamp() - now
     return None
 
 
-def clocks(skews: Mapping[str, float]) -> Diagnosis:
-    """Say whether this machine's clock goes with those of others: seconds by which each is ahead."""
+def diagnose_clocks(skews: Mapping[str, float]) -> Diagnosis:
+    """Compare this machine's clock with those of others: `skews` has the seconds by which each is ahead."""
     if not skews:
-        return Diagnosis("clocks", "ok", "nobody was asked who says the time")
-    who, most = max(skews.items(), key=lambda pair: abs(pair[1]))
-    if abs(most) < SKEW:
+        return Diagnosis("clocks", "ok", "no server that sends the time was asked")
+    server, skew = max(skews.items(), key=lambda pair: abs(pair[1]))
+    if abs(skew) < SKEW:
         return Diagnosis("clocks", "ok", f"{len(skews)} asked, within {SKEW:g} s of this machine's")
-    what = f"{who} is {abs(most):,.0f} s {'ahead of' if most > 0 else 'behind'} this machine"
-    return Diagnosis("clocks", "warn", what, "let both keep time by NTP: tokens and rate limits go by the clock")
+    direction = "ahead of" if skew > 0 else "behind"
+    return Diagnosis(
+        "clocks",
+        "warn",
+        what=f"{server} is {abs(skew):,.0f} s {direction} this machine",
+        todo="let both keep time by NTP: tokens and rate limits go by the clock",
+    )
 
 
-def _kafka(kafka: KafkaSource) -> tuple[list[Diagnosis], float | None]:
+def diagnose_kafka(kafka: KafkaSource) -> tuple[list[Diagnosis], float | None]:
     """Look at the brokers of the source and its topics; return also how far its newest record is in the future."""
-    found = [_reached(Server("broker", server.strip())) for server in kafka.servers.split(",")]
-    if not any(one.state == "ok" for one in found) or any("security" in key or "sasl" in key for key in kafka.options):
-        return found, None  # Spark's client logs in by options that this one does not know
+    diagnoses = [connect(Server("broker", server.strip())) for server in kafka.servers.split(",")]
+    if all(diagnosis.state != "ok" for diagnosis in diagnoses):
+        return diagnoses, None
+    # Spark's client logs in by options of its own, which the client used here does not have.
+    if any("security" in name or "sasl" in name for name in kafka.options):
+        return diagnoses, None
+
     from confluent_kafka import KafkaException, TopicPartition  # noqa: PLC0415
     from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # noqa: PLC0415
 
+    partitions = []
+    newest = 0
     try:
         admin = AdminClient({"bootstrap.servers": kafka.servers, "socket.timeout.ms": int(SECONDS * 1000)})
         topics = admin.list_topics(timeout=SECONDS).topics
-        wanted = [name for name in topics if re.fullmatch(kafka.pattern, name)] if kafka.pattern else kafka.topics
-        if absent := [name for name in wanted if name not in topics]:
-            todo = "create it, or correct `topics`"
-            found.append(Diagnosis("topics", "wrong", f"the broker has no topic {', '.join(absent)}", todo))
-        parts = [
-            TopicPartition(name, number) for name in wanted if name in topics for number in topics[name].partitions
-        ]
-        latest = admin.list_offsets({part: OffsetSpec.max_timestamp() for part in parts}) if parts else {}  # type: ignore[no-untyped-call]
-        stamps = [future.result(SECONDS).timestamp for future in latest.values()]
+        names = kafka.topics
+        if kafka.pattern:
+            names = tuple(name for name in topics if re.fullmatch(kafka.pattern, name))
+        missing = [name for name in names if name not in topics]
+        if missing:
+            fault = f"the broker has no topic {', '.join(missing)}"
+            diagnoses.append(Diagnosis("topics", "wrong", fault, "create it, or correct `topics`"))
+        for name in names:
+            if name in topics:
+                partitions += [TopicPartition(name, number) for number in topics[name].partitions]
+        if partitions:
+            latest: Any = OffsetSpec.max_timestamp()  # type: ignore[no-untyped-call]
+            for future in admin.list_offsets(dict.fromkeys(partitions, latest)).values():
+                newest = max(newest, future.result(SECONDS).timestamp or 0)  # an empty partition has -1
     except (KafkaException, TimeoutError) as error:
-        todo = "check the listeners that the broker advertises"
-        found.append(Diagnosis("broker", "wrong", f"{kafka.servers} does not answer: {first_line(error)}", todo))
-        return found, None
-    newest = max((stamp for stamp in stamps if stamp and stamp > 0), default=None)
-    return found, None if newest is None else newest / 1000 - time.time()
+        fault = f"{kafka.servers} does not answer: {first_line(error)}"
+        diagnoses.append(Diagnosis("broker", "wrong", fault, "check the listeners that the broker advertises"))
+        return diagnoses, None
+    if newest == 0:
+        return diagnoses, None
+    return diagnoses, newest / 1000 - time.time()

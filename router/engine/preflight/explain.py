@@ -10,7 +10,7 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 from pyspark.errors import PySparkException
 
-from router.delta.commit import row_count as count
+from router.delta.commit import row_count
 from router.delta.constraints import unsupported
 from router.delta.keyed.row_versions import deletions_table
 from router.delta.keyed.upsert import merge_engine
@@ -52,55 +52,66 @@ class WritingSink:
 
 
 def explain(config: Config, table: str) -> list[tuple[str, str]]:
-    """Return the explanation as (name, text) lines. Raises TableError where neither lake nor sinks know the table."""
+    """Return the explanation as (name, text) lines. Raises TableError if neither lake nor sinks know the table."""
     lake, checkpoint = lake_and_checkpoint(config)
     handle = lake.open(table)
-    found = [*_writers(config, table, handle, Checkpoint.read(checkpoint).run)]
-    own = [*_own(config, table)]
-    if handle is None and not found and not own:
+    writers = list(_writers(config, table, handle, Checkpoint.read(checkpoint).run))
+    system_lines = list(_system_table(config, table))
+    if handle is None and not writers and not system_lines:
         raise TableError(table, f"it is not in {lake.root}, and no sink of {config.name} has it as its one table")
     lines = [("table", f"{table} at {lake.address(table)}")]
-    lines += _table(lake, table, handle) if handle else [("rows", "none: it is made with the first of them")]
-    lines += [("written by", f"`{key}`: {what}") for key, what in own]
-    for writer in found:
+    if handle is None:
+        lines.append(("rows", "none: it is made with the first of them"))
+    else:
+        lines += _content(lake, table, handle)
+    lines += system_lines
+    for writer in writers:
         lines += _writer(config, writer, handle)
-        lines += _backlog(BacklogStore(CheckpointStore(checkpoint), writer.place), table)
+        backlog = BacklogStore(CheckpointStore(checkpoint), writer.place).now().get(table)
+        if backlog is not None:
+            lines.append(("backlog", f"{backlog.rows} rows: {backlog.why}"))
     return lines
 
 
-def _table(lake: Lake, table: str, handle: DeltaTable) -> Lines:
-    actions: Any = pa.table(handle.get_add_actions())
-    counts, about = actions.column("num_records"), handle.metadata()
-    unknown = f", and what is in {counts.null_count} files without statistics" if counts.null_count else ""
-    yield "rows", f"{sum(counts.drop_null().to_pylist()):,}{unknown}"
-    yield (
-        "bytes",
-        f"{sum(actions.column('size_bytes').to_pylist()):,} in {len(actions):,} files, version {handle.version()}",
-    )
-    if about.description:
-        yield "comment", about.description
+def _content(lake: Lake, table: str, handle: DeltaTable) -> Lines:
+    """Yield what a table holds, from its log: rows, bytes, comment, features, partitions and properties."""
+    files: Any = pa.table(handle.get_add_actions())
+    row_counts = files.column("num_records")
+    rows = f"{sum(row_counts.drop_null().to_pylist()):,}"
+    if row_counts.null_count:
+        rows += f", and those in {row_counts.null_count} files without statistics"
+    yield "rows", rows
+    file_bytes = sum(files.column("size_bytes").to_pylist())
+    yield "bytes", f"{file_bytes:,} in {len(files):,} files, version {handle.version()}"
+    metadata = handle.metadata()
+    if metadata.description:
+        yield "comment", metadata.description
     protocol = handle.protocol()
+    # Tables of the older protocols have no list of features: their versions stand for one.
     features = sorted({*(protocol.reader_features or ()), *(protocol.writer_features or ())})
-    yield (
-        "features",
-        ", ".join(features) or f"those of versions {protocol.min_reader_version}, {protocol.min_writer_version}",
-    )
-    if about.partition_columns:
-        yield "partitioned by", ", ".join(about.partition_columns)
-    for name, value in sorted(about.configuration.items()):
+    versions = f"those of versions {protocol.min_reader_version}, {protocol.min_writer_version}"
+    yield "features", ", ".join(features) or versions
+    if metadata.partition_columns:
+        yield "partitioned by", ", ".join(metadata.partition_columns)
+    for name, value in sorted(metadata.configuration.items()):
         yield "property", f"{name} = {value}"
-    if (gone := deletions_table(lake, table)) is not None:
-        yield "deletions", f"{count(gone):,} remembered"
+    deletions = deletions_table(lake, table)
+    if deletions is not None:
+        yield "deletions", f"{row_count(deletions):,} remembered"
 
 
-def _own(config: Config, table: str) -> Lines:
-    whats = {"bronze": "every record", "dead_letters": "what went nowhere else", "ledger": "the counts"}
-    own = {"bronze": config.bronze_tables() or (), "dead_letters": {config.dead_letters}, "ledger": {config.ledger}}
-    return ((key, what) for key, what in whats.items() if table in own[key])
+def _system_table(config: Config, table: str) -> Lines:
+    """Yield which of the router's own tables it is: bronze, dead letters, ledger."""
+    if table in (config.bronze_tables() or ()):
+        yield "written by", "`bronze`: every record"
+    if table == config.dead_letters:
+        yield "written by", "`dead_letters`: what went nowhere else"
+    if table == config.ledger:
+        yield "written by", "`ledger`: the counts"
 
 
 def _writers(config: Config, table: str, handle: DeltaTable | None, run: str | None) -> Iterator[WritingSink]:
-    """Return the sinks whose one table it is, and those whose transaction ids it has."""
+    """Yield the sinks whose one table it is, and those whose transaction ids it has."""
     for route, name, sink in config.all_sinks():
         place = f"{route}/{name}"
         app_id = str(batch_id(f"{config.name}:{run}", place, table))
@@ -120,7 +131,7 @@ def tables_by_sink(config: Config) -> dict[str, tuple[tuple[str, int], ...]]:
 def written_tables(config: Config) -> Iterator[WrittenTable]:
     """Yield each table that a sink has written; one that two sinks have written comes twice.
 
-    A sink has written a table when the table has a transaction id of it. Tables that nobody can read are left out.
+    A sink has written a table if the table has a transaction id of it. Tables that cannot be read are left out.
     """
     lake, checkpoint = lake_and_checkpoint(config)
     run = Checkpoint.read(checkpoint).run
@@ -149,39 +160,42 @@ def _committer(config: Config, sink: Sink, handle: DeltaTable) -> Committer:
 
 
 def fixed_table(sink: Sink) -> str:
-    """Return the one table of a sink; nothing where data names it."""
+    """Return the one table of a sink; an empty text if data names its tables, or it has none."""
+    if not isinstance(sink, (TableSink, MergingSink)):
+        return ""
     try:
-        table = sink.table() if isinstance(sink, (TableSink, MergingSink)) else ""
+        table = sink.table()
     except (PySparkException, AssertionError):  # a column cannot be made without a JVM
         return ""
     return table if isinstance(table, str) else ""
 
 
 def _writer(config: Config, writer: WritingSink, handle: DeltaTable | None) -> Lines:
+    """Yield when a sink has last written the table, and with which engine it does."""
     only_spark = config.commit == "spark"
-    route, sink = config.shown_names(*writer.place.split("/", 1))
+    route, sink_name = config.shown_names(*writer.place.split("/", 1))
     last = "has not yet" if writer.batch is None else f"last in batch {writer.batch}"
-    yield "written by", f"{route}/{sink}, {last}"
-    if not isinstance(writer.sink, MergingSink):
-        spark = _left_to_spark(writer.sink, handle) if handle else ""
-        yield "engine", f"spark: {spark}" if spark else f"{'spark' if only_spark else 'arrow'}: as configured"
+    yield "written by", f"{route}/{sink_name}, {last}"
+    if isinstance(writer.sink, MergingSink):
+        keyed = writer.sink.keyed()
+        engine = merge_engine(handle, asked(keyed, only_spark))
+        yield "engine", f"{engine.engine}: {engine.why}"
+        yield "keys", ", ".join(keyed.keys)
         return
-    keyed = writer.sink.keyed()
-    chosen = merge_engine(handle, asked(keyed, only_spark))
-    yield "engine", f"{chosen.engine}: {chosen.why}"
-    yield "keys", ", ".join(keyed.keys)
+    reason = _left_to_spark(writer.sink, handle) if handle else ""
+    if reason:
+        yield "engine", f"spark: {reason}"
+    else:
+        yield "engine", f"{'spark' if only_spark else 'arrow'}: as configured"
 
 
 def _left_to_spark(sink: Sink, handle: DeltaTable) -> str:
-    """Return why delta-rs does not append what a sink stages; nothing where it does."""
-    features, divided = unsupported(handle), handle.metadata().partition_columns
-    if isinstance(sink, TableSink):  # it stages files by the values of these columns
+    """Return why delta-rs does not append what a sink stages; an empty text if it does."""
+    features = unsupported(handle)
+    if isinstance(sink, TableSink):
+        # The sink stages files by the values of these columns, so delta-rs need not divide rows.
         features -= {"partitioning"}
-        if {*divided} != {*sink.partition_by}:
-            return f"it is partitioned by {', '.join(divided) or 'nothing'}, and the sink divides otherwise"
+        partition_columns = handle.metadata().partition_columns
+        if set(partition_columns) != set(sink.partition_by):
+            return f"it is partitioned by {', '.join(partition_columns) or 'nothing'}, and the sink divides otherwise"
     return f"it has {', '.join(sorted(features))}" if features else ""
-
-
-def _backlog(backlogs: BacklogStore, table: str) -> Lines:
-    if found := backlogs.now().get(table):
-        yield "backlog", f"{found.rows} rows: {found.why}"

@@ -1,8 +1,8 @@
 """Compare a configuration with checkpoint, ledger and tables: what changes with it, and what would be lost.
 
-`router check FILE --lake` says all of it, and every start what it can say without a plan of Spark. A change by which
-rows would be lost is refused at the start: rows of a sink that is gone wait in its outbox or its quarantine, and
-nothing sends, merges or releases them any more. Reads logs and notes, on the driver; writes nothing but an acceptance.
+`router check FILE --lake` reports all changes, and every start those that it can find without a plan of Spark. A start
+is refused if rows would be lost: rows of a sink that is gone wait in its outbox or its quarantine, and nothing sends,
+merges or releases them any more. Reads logs and notes, on the driver; writes nothing but an acceptance.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from router.delta.commit import to_arrow
 from router.delta.history import log_commits, log_versions
 from router.delta.schema_diff import compare, delta_schema
 from router.delta.table_cache import TABLES
-from router.delta.transaction_id import TransactionId, parse
+from router.delta.transaction_id import parse
 from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.commit.lost_tables import tables_of_newest_batches
@@ -61,7 +61,7 @@ GONE_TODO = (
 IDENTITIES = "identities.json"
 """The note with the routes and sinks that have a former name."""
 Severity = Literal["safe", "to do", "refused"]
-"""What a change asks for: nothing; something of a person, while the stream runs; or it stops the start."""
+"""What a change requires: nothing; something of a person, while the stream runs; or it stops the start."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class WaitingRows:
 
 @dataclass(frozen=True)
 class LakeChanges:
-    """A configuration beside what its query has left in checkpoint, ledger and tables."""
+    """A configuration, compared with what its query has left in checkpoint, ledger and tables."""
 
     config: Config
     tables: TableCache
@@ -133,7 +133,7 @@ class LakeChanges:
         return places
 
     def at_start(self) -> list[Change]:
-        """Return what a start says: what needs neither the plan of a batch nor a look at every table."""
+        """Return the changes that a start reports: they need neither the plan of a batch nor a look at every table."""
         return [*self.lost_names(), *self.gone_sinks(), *self.unwritten_tables(self._written_lately())]
 
     def all_but_views(self, layout: Layout) -> list[Change]:
@@ -155,10 +155,13 @@ class LakeChanges:
         for shown, former in sorted(noted_identities(self.store).items()):
             if now.get(shown, former) == former:
                 continue
-            what = f"{shown} was {former}, and its ids, its tables and what waits for it go by that name"
-            place = self._place_of_name(shown)
-            todo = f"write `was: {former.rpartition('/')[2]}` again, or give it another name; or run with --accept "
-            yield Change("refused", place, what, f"{todo}gone-sinks, and it begins anew")
+            yield Change(
+                "refused",
+                self._place_of_name(shown),
+                what=f"{shown} was {former}, and its ids, its tables and what waits for it go by that name",
+                todo=f"write `was: {former.rpartition('/')[2]}` again, or give it another name; or run with --accept "
+                "gone-sinks, and it starts as a new one",
+            )
 
     def unknown_names(self) -> Iterator[Change]:
         """Yield the former names (`was`) that the ledger does not have, as far as it has any."""
@@ -168,12 +171,12 @@ class LakeChanges:
         todo = "correct it, if the route or sink has run under another name"
         for index, route in enumerate(self.config.routes):
             if route.was and route.was not in known_routes:
-                what = f"route {route.name} was {route.was}, and the ledger has no such route"
-                yield Change("to do", ("routes", index, "was"), what, todo)
+                fault = f"route {route.name} was {route.was}, and the ledger has no such route"
+                yield Change("to do", ("routes", index, "was"), fault, todo)
             for number, sink in enumerate(route.sinks):
                 if sink.was and (route.identity, sink.was) not in self._totals:
-                    what = f"the sink was {sink.was}, and the ledger has no such sink of route {route.identity}"
-                    yield Change("to do", ("routes", index, "sinks", number), what, todo)
+                    fault = f"the sink was {sink.was}, and the ledger has no such sink of route {route.identity}"
+                    yield Change("to do", ("routes", index, "sinks", number), fault, todo)
 
     def _place_of_name(self, shown: str) -> tuple[str | int, ...]:
         name, _, sink = shown.partition("/")
@@ -185,9 +188,9 @@ class LakeChanges:
         return ("routes",)
 
     def gone_sinks(self) -> Iterator[Change]:
-        """Yield the sinks that the configuration has no more and that rows wait for.
+        """Yield the sinks that the configuration does not have any more and that rows wait for.
 
-        The rows of one that somebody let go (`--accept gone-sinks`) are no reason any more to refuse a start.
+        Rows of a sink that a person let go (`--accept gone-sinks`) are no reason to refuse a start.
         """
         accepted = accepted_sinks(self.store)
         for route, sink in sorted(self.former_sinks()):
@@ -195,11 +198,11 @@ class LakeChanges:
             if not waiting:
                 continue
             key = f"{route}/{sink}"
-            what = f"{key} is gone, or has another name or kind, and {waiting}"
+            loss = f"{key} is gone, or has another name or kind, and {waiting}"
             if key in accepted:
-                yield Change("safe", ("routes",), f"{what}: they stay there, as was accepted")
+                yield Change("safe", ("routes",), f"{loss}: they stay there, as was accepted")
                 continue
-            yield Change("refused", self._place_of_route(route), what, GONE_TODO)
+            yield Change("refused", self._place_of_route(route), loss, GONE_TODO)
 
     def _place_of_route(self, name: str) -> tuple[str | int, ...]:
         for index, route in enumerate(self.config.routes):
@@ -219,16 +222,16 @@ class LakeChanges:
             current.add(quarantine_of(self.config.name, route, name))
             if not isinstance(sink, TableSink):
                 current.add(outbox_of(self.config.name, route, name))
-        left = {table for table in tables if table.partition(".")[2].startswith(own)} - current
+        orphaned = {table for table in tables if table.partition(".")[2].startswith(own)} - current
         # The ledger is read only if there is such a table: its names alone do not tell routes and sinks apart.
-        if not left and not self._cut_off:
+        if not orphaned and not self._cut_off:
             return set()
         former: set[tuple[str, str]] = set()
         for counted_route, counted_sink in {*self._totals, *self._cut_off}:
-            if counted_route is None or counted_sink is None:  # what the ledger says of the source
+            if counted_route is None or counted_sink is None:  # rows of the ledger about the source
                 continue
             of_sink = {of(self.config.name, counted_route, counted_sink) for of in (outbox_of, quarantine_of)}
-            if not of_sink.isdisjoint(left) or (counted_route, counted_sink) in self._cut_off:
+            if not of_sink.isdisjoint(orphaned) or (counted_route, counted_sink) in self._cut_off:
                 former.add((counted_route, counted_sink))
         return former
 
@@ -239,6 +242,7 @@ class LakeChanges:
         A sink that is gone gets none of them, and the ledger does not have the batch yet.
         """
         newest = self._newest_manifest()
+        # The ledger counts the rows of a batch that has ended.
         if newest <= self._past.last or newest <= self._last_in_ledger():
             return {}
         manifest = self.store.manifest(newest)
@@ -262,9 +266,7 @@ class LakeChanges:
 
     def _last_in_ledger(self) -> int:
         table = self.tables.open([self.config.ledger])[self.config.ledger]
-        app_id = str(TransactionId("ledger", f"{self.config.name}:{self.store.run}"))
-        version = table.transaction_version(app_id) if table else None
-        return -1 if version is None else version
+        return ledger.last_batch(table, self.config.name, self.store.run)
 
     def _waiting(self, route: str, sink: str) -> WaitingRows:
         counts = self._totals.get((route, sink), {})
@@ -307,13 +309,13 @@ class LakeChanges:
             writers = self._former_writers(table)
             if not writers or writers & self._sinks_named_by_rows:
                 continue
-            what = f"{table} is not written any more ({', '.join(sorted(writers))} did), and stays as it is"
+            sentence = f"{table} is not written any more ({', '.join(sorted(writers))} did), and stays as it is"
             readers = sorted(self._readers(table))
             if not readers:
-                yield Change("safe", ("routes",), what)
+                yield Change("safe", ("routes",), sentence)
                 continue
             todo = "leave it out there (`except`), or drop it, unless its rows are to stay"
-            yield Change("to do", ("routes",), f"{what}; {', '.join(readers)} still reads its rows", todo)
+            yield Change("to do", ("routes",), f"{sentence}; {', '.join(readers)} still reads its rows", todo)
 
     def _written_lately(self) -> set[str]:
         """Return the tables of the newest batches, and those that sinks have merged into."""
@@ -360,7 +362,9 @@ class LakeChanges:
             return {f"view {written.view}"}
         if written.kind in ("rows", "release", "unblock", "held"):
             return {f"{written.route}/{written.sink}"}
-        return {written.kind} if written.kind in ("bronze", "dead_letters") else set()
+        if written.kind in ("bronze", "dead_letters"):
+            return {written.kind}
+        return set()
 
     def _readers(self, table: str) -> Iterator[str]:
         """Yield the views and lookups that read a table, by what its name tells."""
@@ -368,7 +372,7 @@ class LakeChanges:
         for view in self.config.views:
             try:
                 is_source = sources.is_source(view)
-            except StartError:  # only rows name the tables of its route, and the view says so
+            except StartError:  # only rows name the tables of its route, which the view reports itself
                 continue
             if table in view.joined or is_source(table):
                 yield f"view {view.name}"
@@ -390,7 +394,7 @@ class LakeChanges:
                         yield from self._type_changes(target, table, delta_schema(to_arrow(handle)))
 
     def _tables_of(self, target: Target, *, named_by_rows: bool) -> set[str]:
-        """Return the tables that rows of a target go into; of a merging sink those behind its outbox, too."""
+        """Return the tables that rows of a target go into; of a merging sink also those behind its outbox."""
         tables = {target.table} if target.table else set()
         place = self._places[target.key]
         sink = self.config.routes[int(place[1])].sinks[int(place[3])]
@@ -407,20 +411,16 @@ class LakeChanges:
             return tables
         pattern = template_pattern(template)
         layer = template.partition(".")[0]
-        layers = [layer]
-        if "{" in layer:
-            layers = self._lake.layers()
-        for name in layers:
+        for name in self._lake.layers() if "{" in layer else [layer]:
             tables |= {table for table in self._lake.tables(name) if pattern.fullmatch(table)}
         return tables - self.config.fixed_tables()
 
     def _type_changes(self, target: Target, table: str, columns: pa.Schema) -> Iterator[Change]:
         difference = compare(columns, target.schema)
         place = self._places[target.key]
-        for what in difference.conflicts.values():
-            todo = "cast it in `select`, or give the sink another table"
-            text = f"{table}: {what}: a row whose value cannot become that is a dead letter"
-            yield Change("to do", place, text, todo)
+        for conflict in difference.conflicts.values():
+            sentence = f"{table}: {conflict}: a row whose value cannot become that is a dead letter"
+            yield Change("to do", place, sentence, "cast it in `select`, or give the sink another table")
         # An outbox belongs to the router, and always grows.
         if not target.outbox:
             yield from _growth(target, table, difference, place)
@@ -468,11 +468,12 @@ def _growth(target: Target, table: str, difference: SchemaDiff, place: tuple[str
         return
     lacks = " and ".join(parts)
     if target.evolution == "fail":
-        what = f"{table} {lacks}: the stream stops at the first row with a value for it (`evolution: fail`)"
-        yield Change("to do", place, what, "let the table grow before, or take another `evolution`")
+        outcome = "the stream stops at the first row with a value for it (`evolution: fail`)"
+        todo = "let the table grow before, or take another `evolution`"
+        yield Change("to do", place, f"{table} {lacks}: {outcome}", todo)
     elif target.evolution == "quarantine":
-        what = f"{table} {lacks}: rows with a value for it are quarantined"
-        yield Change("to do", place, what, "`router approve` lets the table grow")
+        outcome = "rows with a value for it are quarantined"
+        yield Change("to do", place, f"{table} {lacks}: {outcome}", "`router approve` lets the table grow")
     elif target.evolution == "freeze":
         yield Change("safe", place, f"{table} {lacks}: rows land without what does not fit (`evolution: freeze`)")
     else:
@@ -484,12 +485,12 @@ def identities(config: Config) -> dict[str, str]:
 
     A sink's stand behind the name that the ids of its route go by: `route/sink`.
     """
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for route in config.routes:
-        found[route.name] = route.identity
+        names[route.name] = route.identity
         for shown, identity in route.shown_sinks.items():
-            found[f"{route.identity}/{shown}"] = f"{route.identity}/{identity}"
-    return found
+            names[f"{route.identity}/{shown}"] = f"{route.identity}/{identity}"
+    return names
 
 
 def noted_identities(store: CheckpointStore) -> dict[str, str]:
@@ -499,24 +500,24 @@ def noted_identities(store: CheckpointStore) -> dict[str, str]:
 
 
 def accepted_sinks(store: CheckpointStore) -> frozenset[str]:
-    """Return the sinks that somebody let go though rows wait for them."""
+    """Return the sinks that a person let go though rows wait for them."""
     return frozenset(store.load(GONE_SINKS) or ())
 
 
 def refuse_changes(changes: LakeChanges, accept: str) -> None:
     """Log what changes with a configuration. Raises StartError for what would lose rows, unless it is accepted.
 
-    What is accepted is noted, so that it is asked for once; a sink that comes back has to be let go again.
+    An acceptance is noted, so that it is needed once; a sink that was put back has to be let go again.
     """
     config = changes.config
     accepted = accepted_sinks(changes.store)
-    former = {f"{route}/{sink}" for route, sink in changes.former_sinks()}
-    kept = accepted & former
+    former = frozenset(f"{route}/{sink}" for route, sink in changes.former_sinks())
+    still_accepted = accepted & former
     if accept == "gone-sinks":
-        kept = frozenset(former)
+        still_accepted = former
         changes.store.delete(IDENTITIES)
-    if kept != accepted:
-        changes.store.write(GONE_SINKS, json.dumps(sorted(kept)).encode())
+    if still_accepted != accepted:
+        changes.store.write(GONE_SINKS, json.dumps(sorted(still_accepted)).encode())
     noticed = changes.at_start()
     tell_changes(config, noticed)
     refused = [str(change) for change in noticed if change.severity == "refused"]
@@ -530,7 +531,7 @@ def refuse_changes(changes: LakeChanges, accept: str) -> None:
 
 
 def tell_changes(config: Config, changes: Iterable[Change]) -> None:
-    """Log changes: what a person has to do something about as a warning, what is safe as information."""
+    """Log changes: those that require something of a person as a warning, safe ones as information."""
     for change in changes:
         if change.severity == "to do":
             log.warning("%s: %s", config.name, change)

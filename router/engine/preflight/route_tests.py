@@ -13,7 +13,6 @@ from collections import Counter
 from dataclasses import dataclass
 from datetime import date, datetime, timezone
 from decimal import Decimal
-from itertools import takewhile
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +48,13 @@ if TYPE_CHECKING:
 SUFFIX = ".test.yaml"
 
 
+def _as_text(value: Any) -> str | None:
+    """Return what a test gives as it is sent: text as it stands, null as nothing, all else as JSON."""
+    if value is None or isinstance(value, str):
+        return value
+    return json.dumps(value)
+
+
 class InputRecord(Model):
     """One record of the source: an event as its producer writes it, or a value as it stands."""
 
@@ -81,12 +87,11 @@ class InputRecord(Model):
 
     @property
     def content(self) -> bytes | None:
-        """Return the bytes of the value, where it is given."""
+        """Return the bytes of the value; None if none is given."""
         if self.base64 is not None:
             return base64.b64decode(self.base64)
-        if self.value is None:
-            return None
-        return self.value.encode() if isinstance(self.value, str) else json.dumps(self.value).encode()
+        text = _as_text(self.value)
+        return None if text is None else text.encode()
 
 
 class ExpectedDeadLetter(Model):
@@ -127,7 +132,7 @@ class CaseAnswer(Model):
     @property
     def answer(self) -> GivenAnswer:
         """Return the answer as a sink takes it."""
-        text = self.body if isinstance(self.body, str) else "" if self.body is None else json.dumps(self.body)
+        text = _as_text(self.body) or ""
         return GivenAnswer(self.status, self.headers, text.encode())
 
 
@@ -161,19 +166,13 @@ class RouteTests(Model):
     tests: tuple[RouteTest, ...] = Field(min_length=1)
 
     def tested(self, path: Path) -> Path:
-        """Return the configuration that the file at `path` tests; raise ConfigError when its name does not tell."""
+        """Return the configuration that the file at `path` tests; raise ConfigError if its name does not tell."""
         if self.configuration:
             return path.parent / self.configuration
         if path.name.endswith(SUFFIX):
             return path.with_name(path.name.removesuffix(SUFFIX) + ".yaml")
         hint = f"call the file NAME{SUFFIX}, or add `configuration: NAME.yaml`"
         raise ConfigError((Problem(str(path), 1, 1, "", "does not say what it tests", hint),))
-
-
-def _shared(one: ErrorDetails, other: ErrorDetails) -> list[int | str]:
-    """Return the location that two errors have in common."""
-    pairs = zip(one["loc"], other["loc"], strict=False)
-    return [a for a, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
 
 
 def load_tests(path: Path) -> RouteTests:
@@ -189,11 +188,19 @@ def load_tests(path: Path) -> RouteTests:
     try:
         return RouteTests.model_validate(plain_data(root))
     except ValidationError as error:
-        lines = error.errors(include_url=False)
-        # A list that is short because what is in it is wrong is no second mistake.
-        told = [a for a in lines if not any(len(b["loc"]) > len(a["loc"]) == len(_shared(a, b)) for b in lines)]
-        found = (document.problem(line["loc"], line["msg"], "see docs/reference/route-tests.md") for line in told)
-        raise ConfigError(sort_problems(found)) from None
+        faults = error.errors(include_url=False)
+        problems = []
+        for fault in faults:
+            # A list that is short because an entry of it is wrong is no second mistake.
+            if not any(_is_inside(other, fault) for other in faults):
+                problems.append(document.problem(fault["loc"], fault["msg"], "see docs/reference/route-tests.md"))
+        raise ConfigError(sort_problems(problems)) from None
+
+
+def _is_inside(inner: ErrorDetails, outer: ErrorDetails) -> bool:
+    """Return whether an error is about a part of what the other one is about."""
+    depth = len(outer["loc"])
+    return len(inner["loc"]) > depth and inner["loc"][:depth] == outer["loc"]
 
 
 RUN = "test"
@@ -210,24 +217,33 @@ class CaseResult:
 
 
 def run_tests(loaded: Loaded, tests: RouteTests, spark: SparkSession) -> Iterator[CaseResult]:
-    """Run every case in a folder of its own and say how it went.
+    """Run every case in a folder of its own and yield its result.
 
-    Needs no source and no registry; sends nothing to applying sinks. A sink that says what it would send is asked; the
-    rows of the others are those of their outboxes, `outbox.QUERY__ROUTE__SINK`.
+    Needs no source and no registry; sends nothing to applying sinks. A sink that can preview what it would send does
+    so; the rows of the others are those of their outboxes, `outbox.QUERY__ROUTE__SINK`.
     """
     folder = loaded.path.parent
-    schemas = {subject: tuple(folder / file for file in files) for subject, files in tests.schemas.items()}
-    preparation = Preparation(folder, False, _no_sample, LearntSchemas(known=hinted(loaded.config.source.files)))
-    prepared = loaded.config.decode.tested(schemas).prepare(preparation)
-    named = loaded.config.without_former_names()  # its lakes are new, and its cases say the names of today
+    schemas = {}
+    for subject, files in tests.schemas.items():
+        schemas[subject] = tuple(folder / file for file in files)
+    memory = LearntSchemas(known=hinted(loaded.config.source.files))
+    decoder = loaded.config.decode.tested(schemas).prepare(Preparation(folder, False, _no_sample, memory))
+    # The lakes of cases are new, so that nothing in them has a former name, and cases use the names of today.
+    named = loaded.config.without_former_names()
     routes = tuple(_with_rows(route, tests.lookups) for route in named.routes)
     for case in tests.tests:
         with TemporaryDirectory() as place:
-            here = {"lake": f"{place}/lake", "checkpoint": f"{place}/checkpoint", "storage_options": {}}
-            config = loaded.config.model_copy(update={"decode": prepared, "debug": True, "routes": routes, **here})
+            changes = {
+                "lake": f"{place}/lake",
+                "checkpoint": f"{place}/checkpoint",
+                "storage_options": {},
+                "decode": decoder,
+                "debug": True,
+                "routes": routes,
+            }
             try:
-                raw = _raw(case.records, prepared, folder)
-                faults = tuple(_faults(config, case, raw, spark, folder))
+                records = _table_of_records(case.records, decoder, folder)
+                faults = tuple(_faults(loaded.config.model_copy(update=changes), case, records, spark, folder))
             except _UnwritableError as error:
                 faults = (str(error),)
             except RouterError as error:
@@ -235,14 +251,15 @@ def run_tests(loaded: Loaded, tests: RouteTests, spark: SparkSession) -> Iterato
         yield CaseResult(case.name, faults)
 
 
-def _with_rows(route: Route, given: Mapping[str, Sequence[Mapping[str, Any]]]) -> Route:
-    """Return a route whose lookups have the rows of the tests in place of their tables, where the tests give them."""
-    none = {"table": None, "let": None, "database": None}
-    found = (
-        one.model_copy(update={**none, "rows": tuple(map(dict, given[one.name]))}) if one.name in given else one
-        for one in route.lookup
-    )
-    return route.model_copy(update={"lookup": tuple(found)})
+def _with_rows(route: Route, rows_by_lookup: Mapping[str, Sequence[Mapping[str, Any]]]) -> Route:
+    """Return a route whose lookups have the rows that the tests give them in place of their tables."""
+    lookups = list(route.lookup)
+    for number, lookup in enumerate(route.lookup):
+        if lookup.name in rows_by_lookup:
+            rows = tuple(dict(row) for row in rows_by_lookup[lookup.name])
+            changes = {"table": None, "let": None, "database": None, "rows": rows}
+            lookups[number] = lookup.model_copy(update=changes)
+    return route.model_copy(update={"lookup": tuple(lookups)})
 
 
 def _no_sample(rows: int) -> DataFrame:
@@ -253,51 +270,45 @@ class _UnwritableError(ValueError):
     """A record of a case that cannot be written."""
 
 
-def _faults(config: Config, case: RouteTest, raw: pa.Table, spark: SparkSession, folder: Path) -> Iterator[str]:
-    lake, checkpoint = Lake.at(config.lake), Lake.at(config.checkpoint_path())
-    destination = Destination(config, RUN)
-    batches = Batches(config, RUN, spark, lake, CheckpointStore(checkpoint, RUN), destination)
-    report = batches.process(spark.createDataFrame(raw), 0)
+def _faults(config: Config, case: RouteTest, records: pa.Table, spark: SparkSession, folder: Path) -> Iterator[str]:
+    """Process one batch of records, and yield what differs from what the case expects."""
+    lake = Lake.at(config.lake)
+    store = CheckpointStore(Lake.at(config.checkpoint_path()), RUN)
+    batches = Batches(config, RUN, spark, lake, store, Destination(config, RUN))
+    report = batches.process(spark.createDataFrame(records), 0)
     if case.expect.violated is not None:
         yield from _violation_faults(case.expect.violated, report)
-    previewed = {outbox_of(config.name, *key.split("/")): (key, sink) for key, sink in _previewing(config)}
-    hidden = {config.dead_letters, config.ledger, *_merged_outboxes(config), *previewed}
-    bronze = config.bronze_tables() or ()
-    found = {table for table in lake.every_table() if table not in bronze}
-    yield from _table_faults(lake, case.expect, found - hidden)
-    answers = {key: given.answer for key, given in case.answers.items()}
-    sent = {
-        key: _sent(lake, outbox, sink, spark, folder, answers.pop(key, None))
-        for outbox, (key, sink) in previewed.items()
-    }
-    yield from (f"{key}: there is no such sink to answer, or it does not say what it would send" for key in answers)
-    yield from _sent_faults(case.expect, sent)
-    dead = lake.open(config.dead_letters)
-    yield from _dead_letter_faults(case.expect.dead_letters, dead.to_pyarrow_table().to_pylist() if dead else [])
 
-
-def _merged_outboxes(config: Config) -> Iterator[str]:
-    """Return the outboxes whose rows are to be seen in the tables that they were merged into."""
+    # The rows of these tables are seen elsewhere: in `sent`, in dead letters, in the tables that they are merged into.
+    hidden = {config.dead_letters, config.ledger}
+    sent: dict[str, list[dict[str, Any]]] = {}
     for route, name, sink in config.all_sinks():
+        outbox = outbox_of(config.name, route, name)
         if isinstance(sink, MergingSink):
-            yield outbox_of(config.name, route, name)
-
-
-def _previewing(config: Config) -> Iterator[tuple[str, ApplyingSink]]:
-    """Return route/sink of the sinks that say what they would send."""
-    for route, name, sink in config.all_sinks():
+            hidden.add(outbox)
         if isinstance(sink, ApplyingSink) and sink.previews:
-            yield f"{route}/{name}", sink
+            hidden.add(outbox)
+            key = f"{route}/{name}"
+            sent[key] = _preview(lake, outbox, sink, spark, folder, case.answers.get(key))
+    bronze = config.bronze_tables() or ()
+    written = {table for table in lake.every_table() if table not in bronze}
+    yield from _table_faults(lake, case.expect, written - hidden)
+    for key in case.answers:
+        if key not in sent:
+            yield f"{key}: there is no such sink to answer, or it does not say what it would send"
+    yield from _sent_faults(case.expect, sent)
+    yield from _dead_letter_faults(case.expect.dead_letters, _rows(lake, config.dead_letters))
 
 
-def _sent(
-    lake: Lake, outbox: str, sink: ApplyingSink, spark: SparkSession, folder: Path, answer: GivenAnswer | None
+def _preview(
+    lake: Lake, outbox: str, sink: ApplyingSink, spark: SparkSession, folder: Path, answer: CaseAnswer | None
 ) -> list[dict[str, Any]]:
     """Return what a sink would send of the rows in its outbox."""
     if lake.open(outbox) is None:
         return []
     events = spark.read.format("delta").load(lake.address(outbox))
-    return sink.preview(events, Opening(folder, events.limit(0), trial=True, answer=answer))
+    opening = Opening(folder, events.limit(0), trial=True, answer=answer.answer if answer else None)
+    return sink.preview(events, opening)
 
 
 def _sent_faults(expected: Expected, sent: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
@@ -308,116 +319,138 @@ def _sent_faults(expected: Expected, sent: dict[str, list[dict[str, Any]]]) -> I
             yield from _row_faults(key, expected.sent.get(key, 0), sent[key], "sent")
 
 
-def _raw(records: Sequence[InputRecord], decoder: Decoder, folder: Path) -> pa.Table:
+def _table_of_records(records: Sequence[InputRecord], decoder: Decoder, folder: Path) -> pa.Table:
+    """Return the records as Kafka would give them: each partition counts its own offsets."""
     offsets: Counter[tuple[str, int]] = Counter()
     rows = []
     for number, record in enumerate(records, 1):
-        place = (record.topic, record.partition)
+        partition = (record.topic, record.partition)
+        value = record.content
+        if record.event is not None:
+            value = _encode(number, record, decoder, folder)
         rows.append({
             "key": None if record.key is None else record.key.encode(),
-            "value": record.content if record.event is None else _written(number, record, decoder, folder),
+            "value": value,
             "topic": record.topic,
             "partition": record.partition,
-            "offset": offsets[place],
+            "offset": offsets[partition],
             "timestamp": BEGIN,
             "timestamp_type": 0,
             "headers": [{"key": name, "value": text.encode()} for name, text in record.headers.items()] or None,
         })  # fmt: skip
-        offsets[place] += 1
+        offsets[partition] += 1
     return pa.Table.from_pylist(rows, RAW)
 
 
-def _written(number: int, record: InputRecord, decoder: Decoder, folder: Path) -> bytes:
+def _encode(number: int, record: InputRecord, decoder: Decoder, folder: Path) -> bytes:
+    """Return an event as its producer writes it. Raises _UnwritableError."""
+    schema_file = folder / record.file if record.file else None
     try:
-        written_by = decoder.of_topic(record.topic)
-        return written_by.encode(record.event, folder / record.file if record.file else None, record.message)
+        return decoder.of_topic(record.topic).encode(record.event, schema_file, record.message)
     except ValueError as error:
         raise _UnwritableError(f"record {number} cannot be written: {error}") from error
 
 
-def _table_faults(lake: Lake, expected: Expected, found: set[str]) -> Iterator[str]:
-    for table in sorted(found | set(expected.tables)):
-        handle = lake.open(table)
-        rows = handle.to_pyarrow_table().to_pylist() if handle else []
-        yield from _row_faults(table, expected.tables.get(table, 0), rows, "rows")
+def _table_faults(lake: Lake, expected: Expected, written: set[str]) -> Iterator[str]:
+    for table in sorted(written | set(expected.tables)):
+        yield from _row_faults(table, expected.tables.get(table, 0), _rows(lake, table), "rows")
 
 
-def _row_faults(where: str, wanted: int | list[dict[str, Any]], rows: list[dict[str, Any]], what: str) -> Iterator[str]:
+def _rows(lake: Lake, table: str) -> list[dict[str, Any]]:
+    handle = lake.open(table)
+    return [] if handle is None else handle.to_pyarrow_table().to_pylist()
+
+
+def _row_faults(where: str, wanted: int | list[dict[str, Any]], rows: list[dict[str, Any]], noun: str) -> Iterator[str]:
+    """Yield how rows differ from the wanted ones, or from their number; the order does not matter."""
     if isinstance(wanted, int):
         if len(rows) != wanted:
-            yield f"{where}: {wanted} {what} expected, {len(rows)} found: {_shown(rows)}"
+            yield f"{where}: {wanted} {noun} expected, {len(rows)} found: {_show(rows)}"
         return
-    left = list(rows)
-    for row in wanted:
-        if (match := next((have for have in left if _matches(row, have)), None)) is None:
-            yield f"{where}: {what}: none like {row!r}; there are: {_shown(left)}"
+    unmatched = list(rows)
+    for wanted_row in wanted:
+        match = next((row for row in unmatched if _matches(wanted_row, row)), None)
+        if match is None:
+            yield f"{where}: {noun}: none like {wanted_row!r}; there are: {_show(unmatched)}"
         else:
-            left.remove(match)
+            unmatched.remove(match)
     if len(rows) != len(wanted):
-        yield f"{where}: {len(wanted)} {what} expected, {len(rows)} found; beyond them: {_shown(left)}"
+        yield f"{where}: {len(wanted)} {noun} expected, {len(rows)} found; beyond them: {_show(unmatched)}"
 
 
 def _violation_faults(expected: Mapping[str, int], report: BatchReport) -> Iterator[str]:
-    found = {
-        f"{route}/{name.removeprefix(VIOLATED)}": count
-        for route, counts in report.routes.items()
-        for name, count in counts.items()
-        if name.startswith(VIOLATED)
-    }
-    found |= {f"bronze/{name}": count for name, count in report.violated.items()}
-    for key in sorted({*found, *expected}):
-        if key not in found:
+    counts: dict[str, int] = {}
+    for route, outcomes in report.routes.items():
+        for name, count in outcomes.items():
+            if name.startswith(VIOLATED):
+                counts[f"{route}/{name.removeprefix(VIOLATED)}"] = count
+    for name, count in report.violated.items():
+        counts[f"bronze/{name}"] = count
+    for key in sorted({*counts, *expected}):
+        if key not in counts:
             yield f"{key}: there is no such expectation"
-        elif (wanted := expected.get(key, 0)) != found[key]:
-            yield f"{key}: does not hold on {wanted} events expected, {found[key]} found"
+        elif expected.get(key, 0) != counts[key]:
+            yield f"{key}: does not hold on {expected.get(key, 0)} events expected, {counts[key]} found"
 
 
-def _dead_letter_faults(expected: Sequence[ExpectedDeadLetter], found: list[dict[str, Any]]) -> Iterator[str]:
-    left = list(found)
+def _dead_letter_faults(expected: Sequence[ExpectedDeadLetter], rows: list[dict[str, Any]]) -> Iterator[str]:
+    unmatched = list(rows)
     for letter in expected:
-        matching = [have for have in left if _is(letter, have)][: letter.count]
-        left = [have for have in left if not any(have is taken for taken in matching)]
+        matching = [row for row in unmatched if _is_letter(letter, row)][: letter.count]
+        for row in matching:
+            unmatched.remove(row)
         if len(matching) < letter.count:
-            what = {name: value for name, value in letter.model_dump().items() if value}
-            yield f"dead letters: {what} expected, {len(matching)} found; there are: {_about(left)}"
-    if left:
-        yield f"dead letters: nothing else expected, {len(left)} found: {_about(left)}"
+            options = {name: value for name, value in letter.model_dump().items() if value}
+            yield f"dead letters: {options} expected, {len(matching)} found; there are: {_show_letters(unmatched)}"
+    if unmatched:
+        yield f"dead letters: nothing else expected, {len(unmatched)} found: {_show_letters(unmatched)}"
 
 
-def _is(letter: ExpectedDeadLetter, have: dict[str, Any]) -> bool:
-    exact = all(getattr(letter, name) in (None, have[name]) for name in ("stage", "route", "sink"))
-    return exact and letter.reason in have["reason"]
+def _is_letter(letter: ExpectedDeadLetter, row: dict[str, Any]) -> bool:
+    exact = all(getattr(letter, name) in (None, row[name]) for name in ("stage", "route", "sink"))
+    return exact and letter.reason in row["reason"]
 
 
-def _matches(wanted: Any, have: Any) -> bool:
-    """Say whether a value is the wanted one; of a struct, only the given fields count."""
-    if isinstance(wanted, dict) and isinstance(have, dict):
-        return all(name in have and _matches(value, have[name]) for name, value in wanted.items())
-    if isinstance(wanted, dict) and isinstance(have, list):  # a map comes as its entries
-        return _matches(wanted, dict(have)) and len(wanted) == len(have)
-    if isinstance(wanted, list) and isinstance(have, list):
-        return len(wanted) == len(have) and all(_matches(one, other) for one, other in zip(wanted, have, strict=True))
-    return bool(_plain(wanted, have) == have)
+def _matches(wanted: Any, actual: Any) -> bool:
+    """Return whether a value is the wanted one; of a struct, only the given fields count."""
+    if isinstance(wanted, dict) and isinstance(actual, dict):
+        return all(name in actual and _matches(value, actual[name]) for name, value in wanted.items())
+    if isinstance(wanted, dict) and isinstance(actual, list):
+        # A map comes as its entries, which are pairs.
+        is_map = all(isinstance(entry, tuple) for entry in actual)
+        return is_map and len(wanted) == len(actual) and _matches(wanted, dict(actual))
+    if isinstance(wanted, list) and isinstance(actual, list):
+        return len(wanted) == len(actual) and all(map(_matches, wanted, actual))
+    return bool(_as_type_of(actual, wanted) == actual)
 
 
-def _plain(wanted: Any, have: Any) -> Any:
-    """Return a value of YAML with the type of the value that it is compared with."""
+def _as_type_of(actual: Any, wanted: Any) -> Any:
+    """Return a value of YAML with the type of the value that it is compared with; unchanged if it has no such form."""
+    # YAML has no decimals and no bytes, and a test may write a time as text.
     try:
-        if isinstance(have, datetime):
+        if isinstance(actual, datetime):
             moment = datetime.fromisoformat(str(wanted).replace("Z", "+00:00"))
-            return moment if have.tzinfo is None or moment.tzinfo else moment.replace(tzinfo=timezone.utc)
-        if isinstance(have, date):
+            if actual.tzinfo and not moment.tzinfo:
+                moment = moment.replace(tzinfo=timezone.utc)
+            return moment
+        if isinstance(actual, date):
             return date.fromisoformat(str(wanted))
-        if isinstance(have, Decimal):
+        if isinstance(actual, Decimal):
             return Decimal(str(wanted))
     except (ValueError, ArithmeticError):
         return wanted
-    return str(wanted).encode() if isinstance(have, bytes) else wanted
+    return str(wanted).encode() if isinstance(actual, bytes) else wanted
 
 
-def _shown(rows: list[dict[str, Any]]) -> str:
-    return ", ".join(repr(row) for row in rows[:3]) + (f" and {len(rows) - 3} more" if len(rows) > 3 else "") or "none"
+def _show(rows: list[dict[str, Any]]) -> str:
+    text = ", ".join(repr(row) for row in rows[:3])
+    if len(rows) > 3:
+        text += f" and {len(rows) - 3} more"
+    return text or "none"
 
 
-def _about(found: list[dict[str, Any]]) -> str:
-    return _shown([{name: have[name] for name in ("stage", "reason", "route", "sink") if have[name]} for have in found])
+def _show_letters(rows: list[dict[str, Any]]) -> str:
+    shown = []
+    for row in rows:
+        shown.append({name: row[name] for name in ("stage", "reason", "route", "sink") if row[name]})
+    return _show(shown)

@@ -1,6 +1,6 @@
-"""Say how large a job must be: cores, partitions, memory, files and requests for a rate and a latency.
+"""Compute how large a job must be: cores, partitions, memory, files and requests for a rate and a latency.
 
-Computed from constants that were measured (sizing.yaml, each with where), not from a run: `router bench` measures. The
+Computed from measured constants (sizing.yaml, each with its source), not from a run: `router bench` measures. The
 model is a line: a batch takes a fixed time, some for each table that it touches, and some of a core for each event.
 A record waits for the batch that runs when it comes, then for its own: a latency holds two batches.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import yaml
 
@@ -20,6 +20,8 @@ from router.registry import parts_in
 from router.sinks import ApplyingSink, MergingSink, TableSink
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from router.config.models import Config
 
 BUSY = 0.7
@@ -52,12 +54,12 @@ class Constants:
 
     @classmethod
     def read(cls) -> Constants:
-        """Read the file of constants that is installed beside this module."""
+        """Read the file of constants that is installed next to this module."""
         text = files("router.engine.preflight").joinpath("sizing.yaml").read_text("utf-8")
         return cls(**{name: entry["value"] for name, entry in yaml.safe_load(text).items()})
 
     def fixed(self, tables: int) -> float:
-        """Return the seconds of a batch that its events have no part in."""
+        """Return the seconds that a batch takes without any event."""
         return self.batch_seconds + self.table_seconds * tables
 
     def batch(self, events: float, tables: int, cores: float, kind: str, event_bytes: int = USUAL_EVENT) -> float:
@@ -65,8 +67,11 @@ class Constants:
         return self.fixed(tables) + events * self.core_seconds(kind, event_bytes) / cores
 
     def core_seconds(self, kind: str, event_bytes: int = USUAL_EVENT, *, spark_rule: bool = False) -> float:
-        """Return the seconds of a core for an event; one that is larger takes as much more, a smaller one as much."""
-        return self.event_seconds[kind] * max(1.0, event_bytes / USUAL_EVENT) + self.spark_rule_seconds * spark_rule
+        """Return the seconds of a core for an event: in proportion for a larger one, not less for a smaller one."""
+        seconds = self.event_seconds[kind] * max(1.0, event_bytes / USUAL_EVENT)
+        if spark_rule:
+            seconds += self.spark_rule_seconds
+        return seconds
 
 
 @dataclass(frozen=True)
@@ -104,46 +109,53 @@ class Size:
 
 def size(config: Config, load: Load, constants: Constants | None = None) -> Size:
     """Return the size of a job; raise StartError for a latency that no number of cores reaches."""
-    known = constants or Constants.read()
-    kind, touched = decoded_as(config), load.tables + bool(config.bronze) + 1  # the ledger is a table, too
-    fixed = known.fixed(touched)
-    pause = interval(config.trigger.every).total_seconds() if config.trigger.every else 0.0
+    constants = constants or Constants.read()
+    kind = decoded_as(config)
+    touched_tables = load.tables + bool(config.bronze) + 1  # one is the ledger
+    fixed = constants.fixed(touched_tables)
+    pause = 0.0
+    if config.trigger.every:
+        pause = interval(config.trigger.every).total_seconds()
     if fixed + max(pause, fixed) >= load.latency_seconds:
+        pace = f" and begins every {pause:g} s" if pause else ""
         raise StartError(
-            f"a batch into {touched} tables takes {fixed:.1f} s before its first event"
-            f"{f' and begins every {pause:g} s' if pause else ''}, so no number of cores brings records there "
-            f"within {load.latency_seconds:g} s; allow more, route to fewer tables, or give tables a job of their own"
+            f"a batch into {touched_tables} tables takes {fixed:.1f} s before its first event{pace}, so no number of "
+            f"cores brings records there within {load.latency_seconds:g} s; allow more, route to fewer tables, or give "
+            "tables a job of their own"
         )
-    busy = load.events_per_second * known.core_seconds(kind, load.event_bytes, spark_rule=load.spark_rule)
+    # `busy` cores work on events all the time. The fixed part of each batch has to fit into what they leave.
+    busy = load.events_per_second * constants.core_seconds(kind, load.event_bytes, spark_rule=load.spark_rule)
     cores = _cores(busy, fixed, pause, load.latency_seconds)
     every = max(pause, fixed / (1 - busy / cores))
     batches = math.ceil(DAY / every)
-    partitions = cores
-    data_files = batches * _files(load.tables, partitions, bronze=config.bronze is not None)
-    stored = load.events_per_second * load.event_bytes * known.stored_share
-    executors = math.ceil(cores / EXECUTOR_CORES) if cores > ONE_MACHINE else 0
-    requests = (
-        DAY / known.lock_seconds
-        + batches * (known.requests_per_batch + known.requests_per_table * touched)
-        + data_files
-    )
-    merge = int(load.table_rows * known.merge_bytes_per_row) if _merges(config) else 0
+    data_files = batches * _files(load.tables, cores, bronze=config.bronze is not None)
+    stored = load.events_per_second * load.event_bytes * constants.stored_share
+    executors = 0
+    executor_cores = 0
+    if cores > ONE_MACHINE:
+        executors = math.ceil(cores / EXECUTOR_CORES)
+        executor_cores = EXECUTOR_CORES
+    requests_per_batch = constants.requests_per_batch + constants.requests_per_table * touched_tables
+    requests = DAY / constants.lock_seconds + batches * requests_per_batch + data_files
+    merge = 0
+    if _merges(config):
+        merge = int(load.table_rows * constants.merge_bytes_per_row)
     return Size(
         decoded_as=kind,
         cores=cores,
-        partitions=partitions,
+        partitions=cores,
         executors=executors,
-        executor_cores=EXECUTOR_CORES if executors else 0,
+        executor_cores=executor_cores,
         batch_seconds=round(every, 2),
         rows_per_batch=math.ceil(load.events_per_second * every),
         batches_per_day=batches,
-        driver_memory=int((1 << 30) + known.driver_bytes),
-        worker_memory=int(known.worker_bytes + merge),
+        driver_memory=int((1 << 30) + constants.driver_bytes),
+        worker_memory=int(constants.worker_bytes + merge),
         merge_memory=merge,
         files_per_day=data_files,
         requests_per_day=int(requests),
         stored_per_day=int(stored * DAY),
-        cost_drivers=tuple(_drivers(config, load, known, busy, fixed, every)),
+        cost_drivers=tuple(_cost_drivers(config, load, constants, busy=busy, fixed=fixed, every=every)),
     )
 
 
@@ -162,13 +174,15 @@ def _latency(busy: float, fixed: float, pause: float) -> float:
 
 def _files(tables: int, tasks: int, *, bronze: bool) -> int:
     """Return the data files of a batch before maintenance joins them; the ledger writes one."""
-    return tables * (tasks if tables < SMALL_FILES else 1) + tasks * bronze + 1
+    files_per_table = tasks if tables < SMALL_FILES else 1
+    return tables * files_per_table + tasks * bronze + 1
 
 
 def decoded_as(config: Config) -> str:
     """Return the format that a configuration's events are measured as: the dearest that its decoders may read."""
-    names = {type(part).__name__.lower() for part in parts_in(config.decode)}
-    names |= {part.part_name for part in parts_in(config.decode)}
+    names = set()
+    for part in parts_in(config.decode):
+        names |= {type(part).__name__.lower(), part.part_name}
     if names & {"avro", "auto"}:
         return "avro"
     return "protobuf" if "protobuf" in names else "json"
@@ -178,13 +192,17 @@ def _merges(config: Config) -> bool:
     return any(isinstance(sink, MergingSink) for _, _, sink in config.all_sinks())
 
 
-def _drivers(config: Config, load: Load, known: Constants, busy: float, fixed: float, every: float) -> Any:
+def _cost_drivers(
+    config: Config, load: Load, constants: Constants, *, busy: float, fixed: float, every: float
+) -> Iterator[str]:
     """Yield what the size comes from, the largest first, and what would lower it."""
-    kind, by_tables = decoded_as(config), known.table_seconds * load.tables
-    rule = ", with a rule that needs Spark" if load.spark_rule else ""
-    rate = f"{load.events_per_second:,.0f} events/s of {kind}{rule}"
-    yield f"{rate} take {busy:.1f} cores; another {1 / BUSY - 1:.0%} is for catching up"
-    yield f"a batch takes {fixed:.2f} s beside its events, of it {by_tables:.2f} s for its tables"
+    events = f"{load.events_per_second:,.0f} events/s of {decoded_as(config)}"
+    if load.spark_rule:
+        events += ", with a rule that needs Spark"
+    yield f"{events} take {busy:.1f} cores; another {1 / BUSY - 1:.0%} is for catching up"
+    for_tables = constants.table_seconds * load.tables
+    yield f"a batch takes {fixed:.2f} s without its events, {for_tables:.2f} s of them for its tables"
+    # More batches than the latency needs make files and requests for nothing.
     if every < load.latency_seconds / 4:
         longest = load.latency_seconds / 2
         yield (
@@ -212,9 +230,9 @@ def _drivers(config: Config, load: Load, known: Constants, busy: float, fixed: f
 
 def tables_of(config: Config) -> tuple[int, bool]:
     """Return how many tables a configuration names, and whether data may name more."""
-    named, open_ended = 0, False
+    templates = []
     for _, _, sink in config.all_sinks():
         if isinstance(sink, (TableSink, MergingSink)):
-            named += 1
-            open_ended = open_ended or "{" in (sink.table_template() or "{")
-    return max(1, named), open_ended
+            templates.append(sink.table_template())
+    open_ended = any(not template or "{" in template for template in templates)
+    return max(1, len(templates)), open_ended

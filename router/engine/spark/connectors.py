@@ -1,7 +1,7 @@
 """The jars that Spark needs in addition to its own: Delta, and the connectors that a configuration uses.
 
 Spark's own resolver fetches them once, in a process of its own, so that a failure is one sentence and not the hundred
-lines that it prints; from then on a list says where they are. `python -m router.engine.spark.connectors kafka avro`
+lines that it prints; from then on a list contains their paths. `python -m router.engine.spark.connectors kafka avro`
 fetches them ahead. Which Delta goes with which Spark: `PAIRS`.
 """
 
@@ -42,14 +42,14 @@ PAIRS = {"4.0.0": "4.0.1", "4.1.1": "4.3.1", "4.2.0": "4.4.0"}
 """Spark -> the Delta that was tested with it, oldest first. Delta's log classes, which Delta on Spark commits by,
 change with Spark's minor version."""
 CONNECTORS = {"avro": "spark-avro", "kafka": "spark-sql-kafka-0-10"}
-"""What a part or a source asks for -> the artifact of Spark."""
+"""What a part or a source requires -> the artifact of Spark."""
 PACKAGES = "spark.jars.packages"
 RESOLVING = (PACKAGES, "spark.jars.ivySettings", "spark.jars.repositories", "spark.jars.ivy", "spark.jars.excludes")
 """Settings that are for the resolver alone."""
 NETWORK = re.compile(
     r"UnknownHost|ConnectException|Socket(Timeout)?Exception|NoRouteToHost|Host (?!repos\.spark-packages)\S+ not found"
 )
-"""What the resolver prints where no repository can be reached. It asks spark-packages last, which has none of these."""
+"""What the resolver prints if no repository can be reached. It asks spark-packages last, which has none of these."""
 MAVEN_CACHE = "in local-m2-cache"
 """What the resolver prints of an artifact whose description is in ~/.m2."""
 IVY_FOLDER = ".ivy2.5.2"
@@ -59,19 +59,21 @@ MARK = "jars of spark-event-router: "
 
 
 def describe_untested_pair() -> str:
-    """Say in a sentence what was not tested about the installed Spark and Delta; empty for a tested pair."""
-    spark, delta = pyspark.__version__, delta_version()
+    """Return in a sentence what was not tested about the installed Spark and Delta; empty for a tested pair."""
+    spark = pyspark.__version__
+    delta = delta_version()
     if PAIRS.get(spark) == delta:
         return ""
     newest = f"the newest tested pair is {_newest_pair()}"
-    tested = next((pair for pair in PAIRS.items() if _minor(pair[0]) == _minor(spark)), None)
-    if tested is None:
-        return f"pyspark {spark} was not tested with the router; {newest}"
-    tested_spark, tested_delta = tested
-    if _minor(delta) != _minor(tested_delta):
+    for tested_spark, tested_delta in PAIRS.items():
+        if _minor(tested_spark) != _minor(spark):
+            continue
+        if _minor(delta) == _minor(tested_delta):
+            pair = f"{tested_spark} with {tested_delta}"
+            return f"pyspark {spark} with delta-spark {delta} was not tested, {pair} was; {newest}"
         installed = delta or "none"
         return f"pyspark {spark} was tested with delta-spark {tested_delta}, and {installed} is installed; {newest}"
-    return f"pyspark {spark} with delta-spark {delta} was not tested, {tested_spark} with {tested_delta} was; {newest}"
+    return f"pyspark {spark} was not tested with the router; {newest}"
 
 
 def refuse_newer_spark() -> None:
@@ -81,8 +83,8 @@ def refuse_newer_spark() -> None:
     """
     newest = list(PAIRS)[-1]
     if _number(pyspark.__version__) > _number(newest):
-        what = f"pyspark {pyspark.__version__} is newer than any that this router runs on"
-        raise MachineError(what, f"install a tested pair: {_newest_pair()}")
+        fault = f"pyspark {pyspark.__version__} is newer than any that this router runs on"
+        raise MachineError(fault, f"install a tested pair: {_newest_pair()}")
 
 
 def _newest_pair() -> str:
@@ -91,7 +93,7 @@ def _newest_pair() -> str:
 
 
 def delta_version() -> str:
-    """Return the version of delta-spark; nothing where it is not installed as a package, as on Databricks."""
+    """Return the version of delta-spark; an empty text if it is not installed as a package, as on Databricks."""
     try:
         return importlib.metadata.version("delta-spark")
     except importlib.metadata.PackageNotFoundError:
@@ -109,13 +111,20 @@ def _number(version: str) -> tuple[int, int]:
 
 
 def connectors_of(config: Config) -> frozenset[str]:
-    """Return the connectors that a configuration uses: of its source, and those that its parts ask for."""
-    source = getattr(config, "source", None)  # a session may be asked for without one
-    found = {name for part in parts_in(config) for name in part.connectors} if source else set()
-    found |= {"kafka"} if source and source.kafka else set()
-    found |= {source.format.name} if source and source.format else set()
-    found |= {source.files.format} if source and source.files else set()
-    return frozenset(found & set(CONNECTORS))
+    """Return the connectors that a configuration uses: those of its source, and those that its parts require."""
+    source = getattr(config, "source", None)  # a session may be built without one
+    if source is None:
+        return frozenset()
+    names: set[str] = set()
+    for part in parts_in(config):
+        names.update(part.connectors)
+    if source.kafka:
+        names.add("kafka")
+    if source.format:
+        names.add(source.format.name)
+    if source.files:
+        names.add(source.files.format)
+    return frozenset(names & set(CONNECTORS))
 
 
 def connectors_in(root: Node) -> frozenset[str]:
@@ -124,7 +133,9 @@ def connectors_in(root: Node) -> frozenset[str]:
     Avro may be named by a decoder, or found by one that takes all formats (`auto`).
     """
     words = set(re.findall(r"\w+", _text(root)))
-    return frozenset(({"kafka"} & words) | ({"avro"} if {"avro", "auto"} & words else set()))
+    if "auto" in words:
+        words.add("avro")
+    return frozenset(words & {"kafka", "avro"})
 
 
 def _text(node: object) -> str:
@@ -146,52 +157,52 @@ def packages(connectors: Collection[str]) -> list[str]:
     return spark_internals.options_of(builder)[PACKAGES].split(",")
 
 
-def known_jars(connectors: Collection[str] = tuple(CONNECTORS), asked: Mapping[str, str] | None = None) -> list[str]:
-    """Return the jars that were resolved for these connectors, or for more; none where there is no list of them.
-
-    The longest list comes first: an archive of classes fits one class path, and so all configurations have the same.
-    """
-    lists = (_list(set(names), asked or {}) for names in _supersets(connectors))
-    return next((jars for jars in map(_read, lists) if jars), [])
-
-
-def _supersets(connectors: Collection[str]) -> list[tuple[str, ...]]:
-    every = [names for size in range(len(CONNECTORS), -1, -1) for names in combinations(sorted(CONNECTORS), size)]
-    return [names for names in every if set(connectors) <= set(names)]
-
-
-def _read(known: Path) -> list[str]:
-    with suppress(OSError):
-        jars = known.read_text().split("\n")
-        return jars if all(Path(jar).is_file() for jar in jars) else []
+def known_jars(connectors: Collection[str] = tuple(CONNECTORS), settings: Mapping[str, str] | None = None) -> list[str]:
+    """Return the jars that were resolved for these connectors, or for more; none if there is no list of them."""
+    # The longest list comes first: an archive of classes fits one class path, and so all configurations have the same.
+    for size in range(len(CONNECTORS), len(connectors) - 1, -1):
+        for names in combinations(sorted(CONNECTORS), size):
+            if not set(connectors) <= set(names):
+                continue
+            jars = _read_list(_list_path(set(names), settings or {}))
+            if jars:
+                return jars
     return []
 
 
-def resolved_jars(connectors: Collection[str], asked: Mapping[str, str]) -> list[str]:
-    """Return the jars of Delta and of connectors; fetch them where they are not known.
+def _read_list(path: Path) -> list[str]:
+    """Return the jars of a list; none if one of them is gone."""
+    try:
+        jars = path.read_text().split("\n")
+    except OSError:
+        return []
+    return jars if all(Path(jar).is_file() for jar in jars) else []
 
-    `asked` are settings of a session: packages among them are fetched, too, from where they say. Raises MachineError,
-    in one sentence, where a jar cannot be had.
+
+def resolved_jars(connectors: Collection[str], settings: Mapping[str, str]) -> list[str]:
+    """Return the jars of Delta and of connectors; fetch them if they are not known.
+
+    `settings` are those of a session: further packages among them are fetched as well, from the repositories that they
+    name. Raises MachineError, in one sentence, if a jar cannot be fetched.
     """
-    if jars := known_jars(connectors, asked):
+    if jars := known_jars(connectors, settings):
         return jars
-    if (java := provide_java()).fault:
+    java = provide_java()
+    if java.fault:
         raise MachineError(java.fault, java.todo)
-    settings = {name: value for name, value in asked.items() if name in RESOLVING}
-    said = ""
-    for maven_cache in (True, False):
-        jars, said = _resolved_by_jvm(connectors, settings, maven_cache=maven_cache)
-        if jars:
-            return jars
-        # A resolver of Ivy's that finds an artifact's description in ~/.m2 does not look for its jar elsewhere. Any
-        # user of Maven may have the one without the other, so it is tried once without that folder.
-        if MAVEN_CACHE not in said:
-            break
-        log.info("~/.m2 describes %s and lacks their jars; fetching without it", ", ".join(_missing(said)[:3]))
-    raise _failure(said, connectors)
+    of_resolver = {name: value for name, value in settings.items() if name in RESOLVING}
+    jars, output = _resolve_by_jvm(connectors, of_resolver, maven_cache=True)
+    # A resolver of Ivy's that finds an artifact's description in ~/.m2 does not look for its jar elsewhere. Any user of
+    # Maven may have the one without the other, so it is tried once without that folder.
+    if not jars and MAVEN_CACHE in output:
+        log.info("~/.m2 describes %s and lacks their jars; fetching without it", ", ".join(_missing(output)[:3]))
+        jars, output = _resolve_by_jvm(connectors, of_resolver, maven_cache=False)
+    if not jars:
+        raise _failure(output, connectors)
+    return jars
 
 
-def _resolved_by_jvm(
+def _resolve_by_jvm(
     connectors: Collection[str], settings: dict[str, str], *, maven_cache: bool
 ) -> tuple[list[str], str]:
     """Return the jars that Spark's resolver finds in a JVM of its own, none if it fails, and what it has printed.
@@ -204,7 +215,7 @@ def _resolved_by_jvm(
         if not maven_cache:
             settings = {"spark.jars.ivy": str(Path.home() / IVY_FOLDER), **settings}
             environment[JVM_OPTIONS] = f"{environment.get(JVM_OPTIONS, '')} -Duser.home={empty}".strip()
-        job = json.dumps({"connectors": sorted(connectors), "asked": settings})
+        job = json.dumps({"connectors": sorted(connectors), "settings": settings})
         ended = subprocess.run(command, input=job, capture_output=True, text=True, check=False, env=environment)
     for line in ended.stdout.splitlines():
         if line.startswith(MARK):
@@ -212,81 +223,85 @@ def _resolved_by_jvm(
     return [], ended.stdout + ended.stderr
 
 
-def _failure(said: str, connectors: Collection[str]) -> MachineError:
+def _failure(output: str, connectors: Collection[str]) -> MachineError:
     """Return the error for what Spark's resolver has printed, which is kept in a file."""
-    missing = _missing(said)
-    last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "its resolver has failed")
-    what = f"jars that Spark needs cannot be fetched ({', '.join(missing[:3]) or last[:200]})"
-    offline = NETWORK.search(said) is not None
-    what += ": no repository can be reached" if offline else ""
-    log = cache_folder() / "spark-jars.log"
-    with suppress(OSError):
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text(said)
-        what += f"; all that it said is in {log}"
+    reason = ", ".join(_missing(output)[:3])
+    if not reason:
+        lines = [line.strip() for line in output.splitlines() if line.strip()]
+        reason = lines[-1][:200] if lines else "its resolver has failed"
+    fault = f"jars that Spark needs cannot be fetched ({reason})"
     todo = "check the network, or name a repository of your own by spark.jars.ivySettings under `spark:`"
-    if not offline and connectors:
+    if NETWORK.search(output):
+        fault += ": no repository can be reached"
+    elif connectors:
         todo += f"; or take another tested pair of pyspark and delta-spark: {_pairs()}"
-    return MachineError(what, todo)
+    path = cache_folder() / "spark-jars.log"
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(output)
+        fault += f"; its whole output is in {path}"
+    return MachineError(fault, todo)
 
 
-def _missing(said: str) -> list[str]:
+def _missing(output: str) -> list[str]:
     """Return the artifacts that the resolver names as missing."""
-    return sorted(set(re.findall(r"(?:unresolved dependency|download failed): ([\w.-]+#[\w.-]+;[\w.-]+)", said)))
+    return sorted(set(re.findall(r"(?:unresolved dependency|download failed): ([\w.-]+#[\w.-]+;[\w.-]+)", output)))
 
 
 def _pairs() -> str:
     return ", ".join(f"{spark} with {delta}" for spark, delta in PAIRS.items())
 
 
-def _resolve(connectors: Collection[str], asked: Mapping[str, str]) -> list[str]:
-    """Let Spark resolve packages in a JVM of this process, and note where they are."""
+def _resolve(connectors: Collection[str], settings: Mapping[str, str]) -> list[str]:
+    """Let Spark resolve packages in a JVM of this process, and note their paths."""
     os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))
-    wanted = [*packages(connectors), *filter(None, asked.get(PACKAGES, "").split(","))]
-    conf = SparkConf(loadDefaults=False).setAll([*asked.items(), (PACKAGES, ",".join(wanted))])
-    found = not_of_spark(spark_internals.jars_of_new_jvm(conf), Path(os.environ["SPARK_HOME"], "jars"))
-    known = _list(set(connectors), asked)
+    coordinates = [*packages(connectors), *filter(None, settings.get(PACKAGES, "").split(","))]
+    conf = SparkConf(loadDefaults=False).setAll([*settings.items(), (PACKAGES, ",".join(coordinates))])
+    jars = not_of_spark(spark_internals.jars_of_new_jvm(conf), Path(os.environ["SPARK_HOME"], "jars"))
+    path = _list_path(set(connectors), settings)
     with suppress(OSError):  # a read-only home costs seconds at the next start, no more
-        known.parent.mkdir(parents=True, exist_ok=True)
-        known.write_text("\n".join(found))
-    return found
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(jars))
+    return jars
 
 
 def not_of_spark(jars: list[str], shipped: Path) -> list[str]:
-    """Return the jars whose like Spark does not ship: on the class path they would come before its own.
+    """Return the jars that Spark does not ship in another version: on the class path they would come before its own.
 
-    Delta 4.3 asks for a Jackson that is years older than that of Spark 4.1, with which Spark does not plan a query.
+    Delta 4.3 requires a Jackson that is years older than that of Spark 4.1, with which Spark does not plan a query.
     """
     own = {_artifact(jar.name) for jar in shipped.glob("*.jar")}
     return [jar for jar in jars if _artifact(Path(jar).name.partition("_")[2]) not in own]
 
 
 def _artifact(file: str) -> str:
-    """Return a jar's name without its version; Ivy puts the organisation and _ in front, which is to be cut off."""
+    """Return a jar's name without its version; callers cut off the organisation and _ that Ivy puts in front."""
     return re.sub(r"-\d[^_]*\.jar$", "", file)
 
 
-def _list(connectors: set[str], asked: Mapping[str, str]) -> Path:
+def _list_path(connectors: set[str], settings: Mapping[str, str]) -> Path:
     """Return the file that lists the resolved jars of exactly these versions, connectors and further packages."""
-    names = "" if connectors == set(CONNECTORS) else "-" + "-".join(sorted(connectors) or ["delta"])
-    more = asked.get(PACKAGES, "")
-    names += f"-{hashlib.sha256(more.encode()).hexdigest()[:8]}" if more else ""
-    return cache_folder() / f"spark-jars-{versions_of_jars()}{names}.txt"
+    name = f"spark-jars-{versions_of_jars()}"
+    if connectors != set(CONNECTORS):
+        name += "-" + "-".join(sorted(connectors) or ["delta"])
+    if settings.get(PACKAGES):
+        name += f"-{hashlib.sha256(settings[PACKAGES].encode()).hexdigest()[:8]}"
+    return cache_folder() / f"{name}.txt"
 
 
 def versions_of_jars() -> str:
-    """Return the versions that the jars are of, as a part of a file's name."""
+    """Return the versions of Spark and Delta that the jars belong to, as a part of a file's name."""
     return f"{pyspark.__version__}-delta-{delta_version()}"
 
 
 def _main() -> None:
     if sys.argv[1:] == ["--job"]:
         job = json.load(sys.stdin)
-        sys.stdout.write(f"{MARK}{json.dumps(_resolve(job['connectors'], job['asked']))}\n")
+        sys.stdout.write(f"{MARK}{json.dumps(_resolve(job['connectors'], job['settings']))}\n")
         return
     try:
-        wanted = set(sys.argv[1:] or CONNECTORS) & set(CONNECTORS)  # `delta` alone: none of them
-        sys.stdout.write("\n".join(resolved_jars(wanted, {})) + "\n")
+        connectors = set(sys.argv[1:] or CONNECTORS) & set(CONNECTORS)  # `delta` alone: none of them
+        sys.stdout.write("\n".join(resolved_jars(connectors, {})) + "\n")
     except MachineError as error:
         sys.exit(f"router: {error}")
 

@@ -1,9 +1,8 @@
-"""Look at every executor before it works: does it have the driver's lake, its versions, and every selected part?
+"""Check every executor before it works: does it have the driver's lake, its versions, and every selected part?
 
-The look rides in the first task of each Python worker, so that executors which join later are looked at, too, and one
-machine pays nothing for it. A task finds a mark of the driver in the lake and leaves one of its own, which the driver
-looks for before it commits anything: a folder that is another one on each machine would take staged files that nobody
-finds again.
+The check is part of the first task of each Python worker, so that executors which join later are checked as well, and
+one machine pays nothing for it. A task finds a mark of the driver in the lake and leaves one of its own, which the
+driver looks for before it commits anything: staged files in a folder that is another one on each machine would be lost.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ import re
 import socket
 import time
 import uuid
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +39,9 @@ PACKAGES = ("pyspark", "deltalake", "pyarrow", "spark-event-router")
 MARKS = "_executors"
 """The folder of the lake with the marks."""
 FAULT = "this executor cannot work: "
-"""What the message of a task begins with that has found something missing."""
+"""The beginning of the message of a task that has found something missing."""
 PROBES = 8
+"""Tasks at most by which a start checks the executors."""
 LOOKS = 5
 PAUSE_SECONDS = 0.5
 """How often, and how far apart, the driver looks for the mark of an executor: a mounted folder may show it late."""
@@ -49,20 +50,19 @@ SHIP = "`router submit` sends what is missing; or install it on every machine"
 
 def versions() -> dict[str, str]:
     """Return the versions that driver and executors must have in common; a part that is not installed has none."""
-    found = {"Python": ".".join(platform.python_version_tuple()[:2])}
+    installed = {"Python": ".".join(platform.python_version_tuple()[:2])}
     for name in PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:  # on the path of a checkout
-            continue
-    return found
+        # Of a checkout there is no package.
+        with suppress(importlib.metadata.PackageNotFoundError):
+            installed[name] = importlib.metadata.version(name)
+    return installed
 
 
 @dataclass(frozen=True)
 class ExecutorCheck:
-    """What a Python worker looks for before its first task of a run. `token` names the run.
+    """What a Python worker checks before its first task of a run. `token` names the run.
 
-    `modules` are those of the parts, `lake` is None where driver and executors share one machine.
+    `modules` are those of the parts, `lake` is None if driver and executors share one machine.
     """
 
     token: str
@@ -72,7 +72,7 @@ class ExecutorCheck:
     mark: str = ""
 
     def faults(self) -> list[str]:
-        """Return what is missing here, as sentences. Raises OSError where the storage fails. Runs on an executor."""
+        """Return what is missing here, as sentences. Raises OSError if the storage fails. Runs on an executor."""
         return [*self._imports(), *self._versions(), *self._lake()]
 
     @property
@@ -91,17 +91,20 @@ class ExecutorCheck:
             yield f"it cannot import {', '.join(failed)}. {SHIP}"
 
     def _versions(self) -> Iterator[str]:
-        here = versions() if self.versions else {}
-        for name, wanted in self.versions.items():
-            if here.get(name, wanted) != wanted:
-                yield f"it has {name} {here[name]} and the driver {wanted}. Install the driver's version there"
+        if not self.versions:
+            return
+        installed = versions()
+        for name, of_driver in self.versions.items():
+            if installed.get(name, of_driver) != of_driver:
+                yield f"it has {name} {installed[name]} and the driver {of_driver}. Install the driver's version there"
 
     def _lake(self) -> Iterator[str]:
         """Look for the driver's mark, and leave one here."""
         if self.lake is None:
             return
-        there = not self.lake.local or Path(self.lake.root).is_dir()  # reading would make the folder
-        if not there or self.lake.read(self.mark) != self.token.encode():
+        # A missing folder is not read: that would create it.
+        is_missing = self.lake.local and not Path(self.lake.root).is_dir()
+        if is_missing or self.lake.read(self.mark) != self.token.encode():
             yield (
                 f"{self.lake.root} is not the driver's lake there, but another folder or none. Give `lake` a place "
                 "that all machines share: a folder mounted on each at the same path, or a URI such as s3://bucket/lake"
@@ -115,22 +118,24 @@ passed: set[str] = set()
 
 
 def look(check: ExecutorCheck) -> list[str]:
-    """Return what is missing on this executor; look once in each process that has everything."""
+    """Return what is missing on this executor; a process that lacks nothing is checked once."""
     if check.token in passed:
         return []
-    if not (found := check.faults()):
+    faults = check.faults()
+    if not faults:
         passed.add(check.token)
-    return [f"{fault} (host {socket.gethostname()})" for fault in found]
+    return [f"{fault} (host {socket.gethostname()})" for fault in faults]
 
 
 def guarded(task: Callable[..., Any], check: ExecutorCheck, *, reports: bool) -> Callable[..., Any]:
-    """Return a task that looks at its executor first; where something is missing it does nothing else.
+    """Return a task that checks its executor first; if something is missing it does nothing else.
 
-    With `reports` it says so in a row of its column `report`, after the mark of its process, and without it raises.
-    The function travels by value and unpacks the task only then: where the router is missing, nothing of it may be
-    named by what Spark unpickles.
+    With `reports` it returns that, and the mark of its process, in a row of its column `report`; without, it raises.
     """
-    about, work = cloudpickle.dumps(check), cloudpickle.dumps(task)  # type: ignore[no-untyped-call]
+    # The function travels by value, and unpacks check and task itself: if the executor lacks the router, nothing that
+    # Spark unpickles may refer to it.
+    pickled_check = cloudpickle.dumps(check)  # type: ignore[no-untyped-call]
+    pickled_task = cloudpickle.dumps(task)  # type: ignore[no-untyped-call]
 
     def run(batches: Any) -> Any:
         import pickle  # noqa: PLC0415 - here, and by value: see above
@@ -139,98 +144,104 @@ def guarded(task: Callable[..., Any], check: ExecutorCheck, *, reports: bool) ->
         try:
             from router.engine.spark.executors import look  # noqa: PLC0415
 
-            known = pickle.loads(about)
-            found = look(known)
-            mark = known.own_mark if known.lake else None
+            own_check = pickle.loads(pickled_check)
+            faults = look(own_check)
+            if own_check.lake:
+                mark = own_check.own_mark
         except ImportError as error:
-            found = [f"it cannot import the router ({error}). {SHIP}"]
-        if found and not reports:
-            raise RuntimeError(FAULT + "; ".join(found))
-        if reports and (found or mark):
-            told = json.dumps({"faults": found, "mark": mark})
-            yield pa.RecordBatch.from_arrays([pa.array([told], pa.string())], names=["report"])
-        if not found:
-            yield from pickle.loads(work)(batches)
+            faults = [f"it cannot import the router ({error}). {SHIP}"]
+        if faults and not reports:
+            raise RuntimeError(FAULT + "; ".join(faults))
+        if reports and (faults or mark):
+            report = json.dumps({"faults": faults, "mark": mark})
+            yield pa.RecordBatch.from_arrays([pa.array([report], pa.string())], names=["report"])
+        if not faults:
+            yield from pickle.loads(pickled_task)(batches)
 
     return run
 
 
 @dataclass
 class Executors:
-    """The executors of a run, looked at by its tasks. `seen` are the marks that the driver has found in the lake."""
+    """The executors of a run, checked by its tasks. `seen` are the marks that the driver has found in the lake."""
 
     check: ExecutorCheck = field(default_factory=lambda: ExecutorCheck(uuid.uuid4().hex))
     seen: set[str] = field(default_factory=set)
 
     @classmethod
     def of(cls, spark: SparkSession, modules: Iterable[str], lake: Lake, who: str) -> Executors:
-        """Return the executors of a session; leave the driver's mark where they are on other machines.
+        """Return the executors of a session; leave the driver's mark if they are on other machines.
 
         `who` names the run: it has one mark in the lake, however often it starts.
         """
-        token, found = uuid.uuid4().hex, tuple(modules)
+        check = ExecutorCheck(uuid.uuid4().hex, tuple(modules))
         if on_one_machine(spark):
-            return cls(ExecutorCheck(token, found))
+            return cls(check)
         mark = f"{MARKS}/{who}"
-        _forget(lake, mark)
-        lake.write(mark, token.encode())
-        return cls(ExecutorCheck(token, found, versions(), lake, mark))
+        _delete_old_marks(lake, mark)
+        lake.write(mark, check.token.encode())
+        return cls(replace(check, versions=versions(), lake=lake, mark=mark))
 
     def look(self, spark: SparkSession) -> None:
-        """Look at the executors that are there; raise StartError where one lacks something.
-
-        One task for each of the first cores: their Python workers are the ones that the first batch runs in. As landing
-        tasks are, by mapInArrow: workers of another kind of task are not taken for them.
-        """
+        """Check the executors that have started; raise StartError if one lacks something."""
+        # One task for each of the first cores: the first batch runs in their Python workers. By mapInArrow, as landing
+        # tasks are: Spark does not use workers of another kind of task for them.
         tasks = min(spark.sparkContext.defaultParallelism, PROBES)
         job = spark.range(tasks, numPartitions=tasks).mapInArrow(self.guarded(_read, reports=True), "report string")
         try:
             self.without_looks(json.loads(row["report"]) for row in job.collect())
         except Exception as error:
-            if refused := refusal(error):
-                raise refused from error
-            raise
+            reason = refusal(error)
+            if reason is None:
+                raise
+            raise reason from error
 
     def guarded(self, task: Callable[..., Any], *, reports: bool = False) -> Callable[..., Any]:
-        """Return a task that looks at its executor first; with `reports`, `without_looks` must be given its rows."""
+        """Return a task that checks its executor first; with `reports`, `without_looks` must be given its rows."""
         return guarded(task, self.check, reports=reports)
 
     def without_looks(self, reports: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return what tasks report beside their looks; raise StartError where one has found something missing."""
-        rest, faults, marks = [], set[str](), set[str]()
+        """Return the reports of tasks without those of their checks; raise StartError if one lacks something."""
+        of_work = []
+        faults = set()
+        marks = set()
         for report in reports:
             if "faults" not in report:
-                rest.append(report)
+                of_work.append(report)
                 continue
             faults.update(report["faults"])
-            marks |= {report["mark"]} if report["mark"] else set()
+            if report["mark"]:
+                marks.add(report["mark"])
         if faults:
             raise StartError(f"an executor cannot work: {'; '.join(sorted(faults))}")
         for mark in marks - self.seen:
             self._find(mark)
-        return rest
+        return of_work
 
     def _find(self, mark: str) -> None:
-        lake, host = self.check.lake, mark.rpartition("@")[2].rpartition("-")[0]
+        """Find the mark of an executor in the lake and delete it. Raises StartError if it is not there."""
+        lake = self.check.lake
         assert lake is not None  # a task that leaves a mark has one
-        for last in range(LOOKS):
+        for attempt in range(LOOKS):
+            if attempt:
+                time.sleep(PAUSE_SECONDS)
             if lake.read(mark) == self.check.token.encode():
                 lake.delete(mark)
                 self.seen.add(mark)
                 return
-            if last < LOOKS - 1:
-                time.sleep(PAUSE_SECONDS)
+        host = mark.rpartition("@")[2].rpartition("-")[0]
         raise StartError(
             f"an executor cannot work: the driver does not see what host {host} writes to {lake.root}, so its files "
             "would be lost. Give `lake` a place that all machines share"
         )
 
 
-def _forget(lake: Lake, mark: str) -> None:
-    """Delete the marks of executors that a driver which was killed did not look for; they have its mark's name."""
-    found = lake.files.get_file_info(fs.FileSelector(MARKS, allow_not_found=True))
-    if old := [info.path for info in found if info.path.startswith(f"{mark}@")]:
-        lake.delete(*old)
+def _delete_old_marks(lake: Lake, mark: str) -> None:
+    """Delete the marks of executors that a killed driver did not look for; they begin with the driver's mark."""
+    files = lake.files.get_file_info(fs.FileSelector(MARKS, allow_not_found=True))
+    old_marks = [file.path for file in files if file.path.startswith(f"{mark}@")]
+    if old_marks:
+        lake.delete(*old_marks)
 
 
 def _read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -240,7 +251,7 @@ def _read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def on_one_machine(spark: SparkSession) -> bool:
-    """Say whether the executors are threads of the driver's JVM."""
+    """Return whether the executors are threads of the driver's JVM."""
     return str(spark.sparkContext.master).partition("[")[0] == "local"
 
 
@@ -251,25 +262,24 @@ NO_MODULE = re.compile(r"(?:ModuleNotFoundError|ImportError): (No module named '
 
 
 def refusal(error: BaseException) -> StartError | None:
-    """Return why executors cannot work at all, where an error of a Spark job says that; None for other errors.
-
-    These come from Spark's worker before any code of the router runs there.
-    """
+    """Return why executors cannot work at all, by the error of a Spark job; None for other errors."""
     text = str(error)
+    reason = ""
+    # All but the first come from Spark's worker, before any code of the router runs there.
     if FAULT in text:
-        return StartError(f"an executor cannot work: {text.partition(FAULT)[2].splitlines()[0]}")
-    if found := OTHER_PYTHON.search(text):
-        return StartError(
-            f"an executor cannot work: it runs Python {found[1].strip()} and the driver {found[2].strip()}. Point "
-            "PYSPARK_PYTHON (spark.pyspark.python) to the driver's Python version on every machine"
+        reason = text.partition(FAULT)[2].splitlines()[0]
+    elif match := OTHER_PYTHON.search(text):
+        reason = (
+            f"it runs Python {match[1].strip()} and the driver {match[2].strip()}. Point PYSPARK_PYTHON "
+            "(spark.pyspark.python) to the driver's Python version on every machine"
         )
-    if found := NO_PYTHON.search(text):
-        return StartError(
-            f"an executor cannot work: there is no {found[1]} on its machine. Point PYSPARK_PYTHON "
-            "(spark.pyspark.python) to a Python that every machine has under the same path"
+    elif match := NO_PYTHON.search(text):
+        reason = (
+            f"there is no {match[1]} on its machine. Point PYSPARK_PYTHON (spark.pyspark.python) to a Python that "
+            "every machine has under the same path"
         )
-    if found := NO_MODULE.search(text):
-        return StartError(f"an executor cannot work: {found[1]}. {SHIP}")
-    if found := DEAD_PYTHON.search(text):
-        return StartError(f"an executor cannot work: its Python does not start: {found[1][:200]}")
-    return None
+    elif match := NO_MODULE.search(text):
+        reason = f"{match[1]}. {SHIP}"
+    elif match := DEAD_PYTHON.search(text):
+        reason = f"its Python does not start: {match[1][:200]}"
+    return StartError(f"an executor cannot work: {reason}") if reason else None

@@ -1,8 +1,9 @@
-"""Find the Java that Spark's launcher takes, and say what keeps Spark from running on it.
+"""Find the Java that Spark's launcher takes, and what keeps Spark from running on it.
 
-The launcher says none of it in a sentence: without a usable Java it ends after 45 lines of tracebacks, with one that is
-too new after a hundred. What a Java is stands in its file `release`, which is read in no time; only one without that
-file is asked. Sources: bin/spark-class of Spark 4 (which Java), docs/index.md of Spark 4 (which versions).
+The launcher does not report it in a sentence: without a usable Java it ends after 45 lines of tracebacks, with one that
+is too new after a hundred. The file `release` of a Java has its version and modules and is read in no time; a Java
+without that file is started to ask. Sources: bin/spark-class of Spark 4 (which Java), docs/index.md of Spark 4 (which
+versions).
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ SECONDS = 20
 class Java:
     """The Java that the launcher takes: its program (empty: there is none), its version, and why it is of no use.
 
-    `fault` is empty where Spark can; else one sentence without its next step, which is `todo`.
+    `fault` is empty if Spark can run on it; else one sentence without its next step, which is `todo`.
     """
 
     program: str = ""
@@ -62,8 +63,9 @@ class Java:
 
 
 def newest(spark: str = pyspark.__version__) -> int:
-    """Return the last Java that a Spark runs on: Hadoop below Spark 4.2 asks for a login that Java 24 took away."""
-    return 25 if tuple(map(int, spark.split(".")[:2])) >= (4, 2) else 23
+    """Return the last Java that a Spark runs on: Hadoop below Spark 4.2 needs a login that Java 24 took away."""
+    major, minor = spark.split(".")[:2]
+    return 25 if (int(major), int(minor)) >= (4, 2) else 23
 
 
 def find_java(environ: Mapping[str, str] = os.environ) -> Java:
@@ -78,13 +80,13 @@ def find_java(environ: Mapping[str, str] = os.environ) -> Java:
         program = shutil.which("java", path=environ.get("PATH", "")) or ""
         if not program:
             return Java("", "", "Spark needs Java, and there is none on PATH or in JAVA_HOME", f"{INSTALL}, {POINT}")
-    return _examined(program, "JAVA_HOME" if home else "PATH")
+    return _examine(program, "JAVA_HOME" if home else "PATH")
 
 
 def provide_java() -> Java:
     """Return the Java that Spark takes; first point JAVA_HOME at the packaged runtime if nothing else is here.
 
-    A JAVA_HOME that somebody has set is left alone, whatever it points at.
+    If JAVA_HOME is set, it stays as it is.
     """
     java = find_java()
     if not java.fault or os.environ.get("JAVA_HOME"):
@@ -100,7 +102,7 @@ def provide_java() -> Java:
 
 
 def is_packaged(program: str) -> bool:
-    """Say whether a program is the launcher of the packaged runtime."""
+    """Return whether a program is the launcher of the packaged runtime."""
     return Path(program).parent.parent.parent == cache_folder() / PACKAGE
 
 
@@ -121,52 +123,57 @@ def _write_launcher(program: Path) -> Path:
     return home
 
 
-def _examined(program: str, found_by: str) -> Java:
-    version, modules = _released(program)
+def _examine(program: str, found_by: str) -> Java:
+    version, modules = _read_release(program)
     if not version or modules is None:
-        version, modules = _asked(program)
+        version, modules = _ask(program)
+    java = f"{program} (by {found_by})"
+    todo = f"{INSTALL}, {POINT}"
     if not version:
-        fault = f"{program} (by {found_by}) is no Java that starts: {modules or 'it says no version'}"
-        return Java(program, "", fault, f"{INSTALL}, {POINT}")
+        return Java(program, "", f"{java} is no Java that starts: {modules or 'it prints no version'}", todo)
+    # Up to Java 8 the version begins with 1: 1.8.0.
     number = int(version.split(".")[1 if version.startswith("1.") else 0])
     if number < OLDEST:
-        fault = f"{program} (by {found_by}) is Java {version}, and Spark {pyspark.__version__} needs 17 or 21"
-        return Java(program, version, fault, f"{INSTALL}, {POINT}")
+        fault = f"{java} is Java {version}, and Spark {pyspark.__version__} needs 17 or 21"
+        return Java(program, version, fault, todo)
     if number > newest():
-        fault = f"{program} (by {found_by}) is Java {version}, which is too new for Spark {pyspark.__version__}"
-        return Java(program, version, fault, f"{INSTALL}, {POINT}")
+        fault = f"{java} is Java {version}, which is too new for Spark {pyspark.__version__}"
+        return Java(program, version, fault, todo)
     if VECTOR not in modules and not is_packaged(program):
-        fault = f"{program} (by {found_by}) is a Java {version} without the module {VECTOR}, which Spark starts with"
-        return Java(program, version, fault, f"{INSTALL}, {POINT}: a whole one, not a cut-down runtime")
+        fault = f"{java} is a Java {version} without the module {VECTOR}, which Spark starts with"
+        return Java(program, version, fault, f"{todo}: a whole one, not a cut-down runtime")
     return Java(program, version)
 
 
-def _released(program: str) -> tuple[str, str | None]:
-    """Return version and modules as the file `release` of an installation has them; no modules where it names none."""
+def _read_release(program: str) -> tuple[str, str | None]:
+    """Return version and modules as the file `release` of an installation has them; None for modules without a list."""
     try:
         text = Path(program).resolve().parent.parent.joinpath("release").read_text("utf-8", "replace")
     except OSError:
         return "", None
-    found = dict(re.findall(r'^(JAVA_VERSION|MODULES)="([^"]*)"', text, re.MULTILINE))
-    version = found.get("JAVA_VERSION", "")
-    return (version if _is_version(version) else ""), found.get("MODULES")
+    entries = dict(re.findall(r'^(JAVA_VERSION|MODULES)="([^"]*)"', text, re.MULTILINE))
+    version = entries.get("JAVA_VERSION", "")
+    return version if _is_version(version) else "", entries.get("MODULES")
 
 
-def _asked(program: str) -> tuple[str, str]:
-    """Return version and modules as the program says; no version, and its words, where it does not start."""
-    said = _said(program, "-version")
-    found = re.search(r'version "([^"]+)"', said)
-    if not found or not _is_version(found[1]):
-        return "", " ".join(said.split())[:200]
-    with_module = _said(program, "--add-modules", VECTOR, "-version")
-    return found[1], VECTOR if re.search(r'version "', with_module) else ""
+def _ask(program: str) -> tuple[str, str]:
+    """Return version and modules as the program prints them; no version, and its output, if it does not start."""
+    output = _run(program, "-version")
+    version = re.search(r'version "([^"]+)"', output)
+    if not version or not _is_version(version[1]):
+        return "", " ".join(output.split())[:200]
+    # A Java without the module does not start with it.
+    with_module = _run(program, "--add-modules", VECTOR, "-version")
+    return version[1], VECTOR if 'version "' in with_module else ""
 
 
 def _is_version(text: str) -> bool:
-    return re.match(r"\d+(\.\d+)?", text) is not None and (not text.startswith("1.") or text[2:3].isdigit())
+    # A number that comes behind `1.` if it begins so.
+    return re.match(r"1\.\d|(?!1\.)\d", text) is not None
 
 
-def _said(program: str, *arguments: str) -> str:
+def _run(program: str, *arguments: str) -> str:
+    """Return what a program prints, or why it does not start."""
     try:
         ended = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

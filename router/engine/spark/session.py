@@ -69,8 +69,8 @@ COMPILER = (
     "-XX:Tier4CompileThreshold=150000",
     "-XX:Tier4BackEdgeThreshold=400000",
 )
-"""Ten times the JVM's own: its second compiler takes a quarter of a cold run's CPU where it compiles all that is called
-5 000 times, and most of that is never called again. What a batch calls for every record comes to it all the same."""
+"""Ten times the JVM's own: its second compiler takes a quarter of a cold run's CPU if it compiles all that is called
+5 000 times, and most of that is never called again. Methods that a batch calls for every record are still compiled."""
 SLOWEST_CLASS = "org.apache.spark.sql.ml.InternalFunctionRegistration$"
 """MLlib's functions, which Spark registers in every session: a second, since Scala's reflection finds their types."""
 YOUNG = 96
@@ -81,7 +81,7 @@ LAUNCHER = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
 CONNECT_VARIABLES = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "IS_SERVERLESS")
 """Variables of a Python that has Spark Connect only; the last is of Databricks' serverless compute."""
 NO_CONTEXT = ("JVM_ATTRIBUTE_NOT_SUPPORTED", "CONTEXT_UNAVAILABLE", "Py4JSecurityException", "is not whitelisted")
-"""Parts of what Databricks says in shared clusters (standard access mode) of what needs a SparkContext."""
+"""Parts of the errors of Databricks in shared clusters (standard access mode) for code that needs a SparkContext."""
 NO_CONNECT = (
     "the router needs a Spark driver of its own, and {} (Spark Connect, serverless and shared clusters have none): run "
     "it with `router run`, spark-submit or `router submit`, on Databricks on a cluster with dedicated access mode"
@@ -118,21 +118,23 @@ SETTINGS = {
 
 
 def build_session(config: Config, master: str | None = None) -> SparkSession:
-    """Return the session of a configuration; under spark-submit what was submitted wins.
+    """Return the session of a configuration; under spark-submit the submitted settings win.
 
     `spark:` of the configuration overrides the router's settings. Raises StartError for Spark Connect.
     """
-    if by := connect_by(config.spark, master):
-        raise StartError(NO_CONNECT.format(by))
+    if connect := connect_by(config.spark, master):
+        raise StartError(NO_CONNECT.format(connect))
     refuse_newer_spark()
-    # A platform with a Delta of its own has no such package: what it brings is not compared.
-    if delta_version() and (difference := describe_untested_pair()):
+    difference = describe_untested_pair()
+    # A platform with a Delta of its own has no such package: its version is unknown.
+    if delta_version() and difference:
         log.warning("%s", difference)
-    submitted = _submitted()
-    connectors = connectors_of(config)
-    if not submitted:
+    if _is_submitted():
+        master = None
+    else:
+        master = master or local_master(config)
         _stop_other_jvm(config.spark, ready_to_start(config))
-    builder = session_builder(config.spark, None if submitted else master or local_master(config), connectors)
+    builder = session_builder(config.spark, master, connectors_of(config))
     for key, value in pools(config).items():
         builder = builder.config(key, value)
     return _session_of(builder.appName(f"router {config.name}"), config.name)
@@ -155,18 +157,20 @@ def _session_of(builder: SparkSession.Builder, name: str) -> SparkSession:
         if any(sign in str(error) for sign in NO_CONTEXT):
             raise StartError(NO_CONNECT.format("this cluster gives no SparkContext")) from error
         if "stopped SparkContext" in str(error):
-            what = "the cluster has ended the application before it began: its executors do not start"
-            raise SessionLost(f"{name}: {what}. Their logs on the workers say why") from error
+            reason = "the cluster has ended the application before it began: its executors do not start"
+            raise SessionLost(f"{name}: {reason}. Their logs on the workers say why") from error
         status = jvm_exit_status(error)
         if status is None and not isinstance(error, PySparkException | Py4JError | OSError | ValueError):
             raise
         starting.join()
         killed_by = _signal_of(status)
         if killed_by:
-            what = f"Spark's JVM was killed while it started ({killed_by}; the kernel does so for want of memory)"
-            raise SessionLost(f"{name}: {what}; start again, nothing was read yet") from error
+            reason = f"Spark's JVM was killed while it started ({killed_by}; the kernel does so for want of memory)"
+            raise SessionLost(f"{name}: {reason}; start again, nothing was read yet") from error
+        reason = f"its JVM ended by itself, with status {status}"
+        if status is None:
+            reason = _first_cause(error)
         todo = "look at what stands under `spark:`, and at the memory and Java of this machine: router doctor FILE"
-        reason = _root(error) if status is None else f"its JVM ended by itself, with status {status}"
         raise MachineError(f"Spark does not start: {reason}", todo) from error
     if interrupt is not signal.default_int_handler and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, interrupt)  # Spark's own handler would cancel the jobs of the current batch
@@ -180,86 +184,103 @@ def _signal_of(status: int | None) -> str:
     """
     if status is None or status == -signal.SIGABRT:
         return ""
-    ordered = {128 + number: number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGKILL)}
-    number = -status if status < 0 else ordered.get(status)
-    return signal.Signals(number).name if number else ""
+    number = -status
+    if status - 128 in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        number = status - 128
+    return signal.Signals(number).name if number > 0 else ""
 
 
-def _root(error: Exception) -> str:
-    """Return what the JVM said first: others only repeat that something could not be made."""
-    thrown, said = getattr(error, "_origin", None), first_line(error)
-    while thrown is not None and (cause := thrown.getCause()) is not None:
-        thrown, said = cause, str(cause.getMessage() or cause)
-    return said.splitlines()[0]
+def _first_cause(error: Exception) -> str:
+    """Return the message of the JVM's first exception: the others only report that something could not be made."""
+    message = first_line(error)
+    thrown = getattr(error, "_origin", None)
+    cause = thrown.getCause() if thrown is not None else None
+    while cause is not None:
+        message = str(cause.getMessage() or cause)
+        cause = cause.getCause()
+    return message.splitlines()[0]
 
 
 def pools(config: Config) -> dict[str, str]:
     """Return the settings with which jobs of batches come before those of views."""
-    file = Path(__file__).with_name("pools.xml")
     if not config.views or "spark.scheduler.mode" in config.spark:
         return {}
-    shares = {"spark.scheduler.allocation.file": file.as_uri()} if file.is_file() else {}  # not in a zip
-    return {"spark.scheduler.mode": "FAIR", **shares}
+    settings = {"spark.scheduler.mode": "FAIR"}
+    file = Path(__file__).with_name("pools.xml")
+    if file.is_file():  # not in a zip
+        settings["spark.scheduler.allocation.file"] = file.as_uri()
+    return settings
 
 
-def connect_by(asked: Mapping[str, str], master: str | None) -> str | None:
-    """Return what asks for Spark Connect, in which no code of the router can run; None for a Spark of its own."""
-    given = {**asked, "--master": master or ""}
-    if found := [name for name in ("--master", "spark.master", "spark.remote") if "sc://" in given.get(name, "")]:
-        return f"{found[0]} is {given[found[0]]}"
-    if asked.get("spark.api.mode", "").lower() == "connect":
+def connect_by(settings: Mapping[str, str], master: str | None) -> str | None:
+    """Return what selects Spark Connect, in which no code of the router can run; None for a Spark of its own."""
+    addresses = {"--master": master or ""}
+    for name in ("spark.master", "spark.remote"):
+        addresses[name] = settings.get(name, "")
+    for name, address in addresses.items():
+        if "sc://" in address:
+            return f"{name} is {address}"
+    if settings.get("spark.api.mode", "").lower() == "connect":
         return "spark.api.mode is connect"
-    return next((f"the environment has {name}" for name in CONNECT_VARIABLES if os.environ.get(name)), None)
+    for name in CONNECT_VARIABLES:
+        if os.environ.get(name):
+            return f"the environment has {name}"
+    return None
 
 
 def ready_to_start(config: Config) -> list[str]:
-    """Return the jars of a local session; raise MachineError, in a sentence, for want of a Java that fits or of jars.
+    """Return the jars of a local session; raise MachineError, in a sentence, without a usable Java or the jars.
 
     Spark's launcher would find both out itself, and print a hundred lines.
     """
-    if not has_jvm() and not spark_env() and (java := provide_java()).fault:
-        raise MachineError(java.fault, java.todo)
+    # A JVM that runs, and a script of the installation, have chosen their Java.
+    if not has_jvm() and not spark_env():
+        java = provide_java()
+        if java.fault:
+            raise MachineError(java.fault, java.todo)
     return resolved_jars(connectors_of(config), config.spark)
 
 
 def spark_env() -> Path | None:
-    """Return the script of an installed Spark that may choose another Java than the environment says."""
+    """Return the script of an installed Spark that may choose another Java than the environment names."""
     home = os.environ.get("SPARK_HOME") or str(Path(pyspark.__file__).parent)
     script = Path(os.environ.get("SPARK_CONF_DIR") or Path(home, "conf"), "spark-env.sh")
     return script if script.is_file() else None
 
 
-def _submitted() -> bool:
+def _is_submitted() -> bool:
     return "SPARK_ENV_LOADED" in os.environ or "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def session_builder(
-    asked: Mapping[str, str], master: str | None, connectors: Collection[str] = tuple(CONNECTORS)
+    settings: Mapping[str, str], master: str | None, connectors: Collection[str] = tuple(CONNECTORS)
 ) -> SparkSession.Builder:
-    """Return what a session is built from, and its JVM started with; no master where somebody else has chosen one.
+    """Return what a session is built from, and its JVM started with; `master` is None if spark-submit has chosen one.
 
-    With everything in one process the class path is enough for jars: Spark would copy them at every start, and no
-    archive holds their classes. Raises MachineError where they cannot be had.
+    `settings` are those of the configuration. Raises MachineError if jars cannot be fetched.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.Builder()
     if master is not None:
         os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))  # or a script asks a Python of its own
         os.environ.setdefault("SPARK_LAUNCHER_OPTS", LAUNCHER)
-        cores = str(_cores())
+        cores = str(usable_cores())
         builder = builder.master(master)
         builder = builder.config("spark.default.parallelism", cores)
         builder = builder.config("spark.sql.shuffle.partitions", cores).config("spark.ui.enabled", "false")
         builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
-        builder = builder.config("spark.driver.defaultJavaOptions", java_options(asked))
+        builder = builder.config("spark.driver.defaultJavaOptions", java_options(settings))
         builder = builder.config("spark.python.daemon.module", "router.engine.land.worker_daemon")
-        local = asked.get("spark.master", master).startswith("local")
-        jars = resolved_jars(connectors, asked)
-        on_class_path = local and CLASS_PATH not in asked
-        where, between = (CLASS_PATH, os.pathsep) if on_class_path else ("spark.jars", ",")
-        builder = builder.config(where, between.join(jars))
-        asked = {key: value for key, value in asked.items() if key not in RESOLVING}  # it is done
-    for key, value in {**SETTINGS, **asked}.items():
+        jars = resolved_jars(connectors, settings)
+        # With everything in one process the class path is enough for jars: Spark would copy them at every start, and no
+        # archive holds their classes.
+        if settings.get("spark.master", master).startswith("local") and CLASS_PATH not in settings:
+            builder = builder.config(CLASS_PATH, os.pathsep.join(jars))
+        else:
+            builder = builder.config("spark.jars", ",".join(jars))
+        # The jars are resolved: Spark must not do it again.
+        settings = {key: value for key, value in settings.items() if key not in RESOLVING}
+    for key, value in {**SETTINGS, **settings}.items():
         builder = builder.config(key, value)
     return builder
 
@@ -267,19 +288,19 @@ def session_builder(
 def start_jvm(path: Path, master: str | None) -> None:
     """Start the JVM of a local run, while Python imports plugins and reads the configuration in `path`.
 
-    Takes a second off a cold start. The JVM gets the settings that stand under `spark:`; where these cannot be read,
-    `build_session` starts it and the loader says why. Comes back at once: a session waits for the JVM by itself.
+    Takes a second off a cold start. The JVM gets the settings under `spark:`; if these cannot be read, `build_session`
+    starts it and the loader reports why. Returns at once: a session waits for the JVM by itself.
     """
-    asked = settings_in(path)
-    if connect_by(asked or {}, master):
+    settings = settings_in(path)
+    if settings is None or connect_by(settings, master):
         return
-    local = asked is not None and asked.get("spark.master", master or "local").startswith("local")
-    if asked is None or not local or _submitted() or has_jvm() or provide_java().fault:
+    is_local = settings.get("spark.master", master or "local").startswith("local")
+    if not is_local or _is_submitted() or has_jvm() or provide_java().fault:
         return
     root, _ = parse_yaml(path.read_text("utf-8-sig"), str(path))
     connectors = connectors_in(root) if root else frozenset[str]()
-    if jars := known_jars(connectors, asked):
-        starting.begin(asked, _conf(session_builder(asked, master or "local", connectors)), jars)
+    if jars := known_jars(connectors, settings):
+        starting.begin(settings, _conf(session_builder(settings, master or "local", connectors)), jars)
 
 
 class _Starting:
@@ -287,23 +308,24 @@ class _Starting:
 
     def __init__(self) -> None:
         self.thread: threading.Thread | None = None
-        self.asked: Mapping[str, str] = {}
+        self.settings: Mapping[str, str] = {}
         self.jars: list[str] = []
 
-    def begin(self, asked: Mapping[str, str], conf: SparkConf, jars: list[str]) -> None:
-        """Start the JVM, and load the slowest of a session's classes while Spark's context comes into being."""
+    def begin(self, settings: Mapping[str, str], conf: SparkConf, jars: list[str]) -> None:
+        """Start the JVM, and load the slowest of a session's classes while Spark's context is being created."""
         self.jars = jars
-        self.asked, self.thread = asked, threading.Thread(target=self._start, args=(conf,))
+        self.settings = settings
+        self.thread = threading.Thread(target=self._start, args=(conf,))
         self.thread.start()
 
     def join(self) -> None:
-        """Wait until it has done all."""
+        """Wait until the thread has ended."""
         if self.thread:
             self.thread.join()
             self.thread = None
 
     def _start(self, conf: SparkConf) -> None:
-        with suppress(Exception):  # the session tries it again, and says what is wrong
+        with suppress(Exception):  # the session tries it again, and reports what is wrong
             spark_internals.start_jvm(conf).java.lang.Class.forName(SLOWEST_CLASS)
 
 
@@ -314,15 +336,15 @@ def _conf(builder: SparkSession.Builder) -> SparkConf:
     return SparkConf(loadDefaults=False).setAll(list(options_of(builder).items()))
 
 
-def _stop_other_jvm(asked: Mapping[str, str], jars: list[str] | None = None) -> None:
+def _stop_other_jvm(settings: Mapping[str, str], jars: list[str] | None = None) -> None:
     """Stop a JVM that was started with other settings, or jars, than the configuration turns out to have."""
-    if starting.thread and (starting.asked != asked or jars not in (None, starting.jars)):
+    if starting.thread and (starting.settings != settings or jars not in (None, starting.jars)):
         starting.join()
         stop_jvm()
 
 
 def settings_in(path: Path) -> dict[str, str] | None:
-    """Return what stands under `spark:` in a configuration file; None where it cannot be read."""
+    """Return the settings under `spark:` in a configuration file; None if they cannot be read."""
     try:
         root, problems = parse_yaml(path.read_text("utf-8-sig"), str(path))
     except (OSError, ValueError):
@@ -343,34 +365,39 @@ def local_master(config: Config) -> str:
     A task that fails is tried again, as on a cluster: plain local mode would fail the batch at once.
     """
     detached = sum(sink.tasks_at_most for _, _, sink in config.detached_sinks())
-    return f"local[{_cores() + detached},4]"
+    return f"local[{usable_cores() + detached},4]"
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2
+def usable_cores() -> int:
+    """Return the cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 2
 
 
-def java_options(asked: Mapping[str, str]) -> str:
-    """Return the options that the JVM starts with; those that a session asks for come after them.
-
-    One process that drains as fast as it can wants throughput, not short pauses: with few cores the parallel collector
-    takes a sixth off a cold run. The JVM refuses two collectors, so one that is asked for stands alone. The archive of
-    classes takes seconds off a start; a JVM that it was not made by goes without it, and says nothing.
-    """
-    options, given = [*AVRO_LIMITS, *COMPILER], asked.get("spark.driver.extraJavaOptions", "")
-    if "GC" not in given:
+def java_options(settings: Mapping[str, str]) -> str:
+    """Return the options that the JVM starts with; those of a session's settings come after them."""
+    options = [*AVRO_LIMITS, *COMPILER]
+    extra_options = settings.get("spark.driver.extraJavaOptions", "")
+    # One process that drains as fast as it can needs throughput, not short pauses: with few cores the parallel
+    # collector takes a sixth off a cold run. The JVM refuses two collectors.
+    if "GC" not in extra_options:
         options.append("-XX:+UseParallelGC")
-    if "NewSize" not in given and "Xmn" not in given and 3 * (young := YOUNG * _cores()) < _megabytes(asked):
+    young = YOUNG * usable_cores()
+    if "NewSize" not in extra_options and "Xmn" not in extra_options and 3 * young < _heap_megabytes(settings):
         options.append(f"-XX:MaxNewSize={young}m")
-    if "Archive" not in given and class_archive().is_file():
+    # The archive of classes takes seconds off a start; another JVM than that which made it silently ignores it.
+    if "Archive" not in extra_options and class_archive().is_file():
         options += [f"-XX:SharedArchiveFile={class_archive()}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"]
     return " ".join(options)
 
 
-def _megabytes(asked: Mapping[str, str]) -> int:
-    """Return the size of the heap; 0 where it is written in another way."""
-    written = re.fullmatch(r"(\d+)([mgt])b?", asked.get("spark.driver.memory", "1g").lower())
-    return int(written[1]) << {"m": 0, "g": 10, "t": 20}[written[2]] if written else 0
+def _heap_megabytes(settings: Mapping[str, str]) -> int:
+    """Return the size of the heap; 0 if it is written in another way."""
+    size = re.fullmatch(r"(\d+)([mgt])b?", settings.get("spark.driver.memory", "1g").lower())
+    if size is None:
+        return 0
+    return int(size[1]) << {"m": 0, "g": 10, "t": 20}[size[2]]
 
 
 def class_archive() -> Path:
@@ -396,23 +423,24 @@ def quiet_failures(session: SparkSession) -> Iterator[None]:
 @contextmanager
 def quiet_gateway() -> Iterator[None]:
     """Keep py4j from logging each call to a JVM that fails or is gone, by its own loggers or by the root of all."""
-    gateway, root = logging.getLogger("py4j"), logging.getLogger()
-    former = gateway.level
+    gateway = logging.getLogger("py4j")
+    root = logging.getLogger()
+    former_level = gateway.level
 
-    def others(record: logging.LogRecord) -> bool:
+    def is_of_others(record: logging.LogRecord) -> bool:
         return "py4j" not in Path(record.pathname).parts
 
     gateway.setLevel(logging.CRITICAL)
-    root.addFilter(others)
+    root.addFilter(is_of_others)
     try:
         yield
     finally:
-        root.removeFilter(others)
-        gateway.setLevel(former)
+        root.removeFilter(is_of_others)
+        gateway.setLevel(former_level)
 
 
 def alive(session: SparkSession) -> bool:
-    """Say whether Spark runs: its JVM may be killed, or end itself for want of memory."""
+    """Return whether Spark runs: its JVM may be killed, or end itself for want of memory."""
     with quiet_gateway():
         return is_running(session)
 
@@ -424,7 +452,7 @@ def stop_session(session: SparkSession) -> None:
     artifacts = Path("artifacts")
     if artifacts.is_dir():
         for folder in artifacts.glob("spark-*"):
-            with suppress(OSError):  # not empty: somebody else uses it
+            with suppress(OSError):  # not empty: another session uses it
                 folder.rmdir()
         with suppress(OSError):
             artifacts.rmdir()

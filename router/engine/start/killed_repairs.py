@@ -1,6 +1,6 @@
-"""What a repair that was killed leaves in the lake: the table that it was merging anew, below the staging folder.
+"""What a repair that was killed leaves in the lake: the table that it was rebuilding, below the staging folder.
 
-The folder says whose repair it is and of which table, and the repair locks that table's file in the checkpoint.
+The name of the folder contains the query and the table, and the repair locks that table's file in the checkpoint.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = logging.getLogger("router")
 
 
 def staged_as(query: str, table: str) -> str:
-    """Return the name under which a query merges a table anew; it tells whose repair has left it there."""
+    """Return the name under which a query rebuilds a table, so that a killed repair's table has a known owner."""
     return f"_staged.{query}.repairs.{table}"
 
 
@@ -31,16 +31,17 @@ def lock_of(table: str) -> str:
 
 
 def clear_killed_repairs(lake: Lake, checkpoint: Lake, query: str) -> None:
-    """Delete what killed repairs of a query have left in the lake; one that is at work is left alone."""
+    """Delete the tables that killed repairs of a query have left in the lake, but not those of a running repair."""
     root = staged_as(query, "").replace(".", "/").rstrip("/")
-    tables = [one for layer in _folders(lake, root) for one in _folders(lake, layer)]
-    for folder in tables:
-        table = folder.removeprefix(f"{root}/").replace("/", ".")
-        with suppress(RunningError), locked(checkpoint, lock_of(table), f"{table} is repaired"):
-            lake.files.delete_dir(folder)
-            log.info("%s: deleted what a repair of %s has left, which was killed", query, table)
+    for layer in _folders(lake, root):
+        for folder in _folders(lake, layer):
+            table = folder.removeprefix(f"{root}/").replace("/", ".")
+            # A repair that runs holds the lock, which raises RunningError here.
+            with suppress(RunningError), locked(checkpoint, lock_of(table), f"{table} is repaired"):
+                lake.files.delete_dir(folder)
+                log.info("%s: deleted the staged table of a killed repair of %s", query, table)
 
 
 def _folders(lake: Lake, root: str) -> list[str]:
-    found = lake.files.get_file_info(fs.FileSelector(root, allow_not_found=True))
-    return [entry.path for entry in found if entry.type is fs.FileType.Directory]
+    entries = lake.files.get_file_info(fs.FileSelector(root, allow_not_found=True))
+    return [entry.path for entry in entries if entry.type is fs.FileType.Directory]

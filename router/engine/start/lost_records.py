@@ -1,8 +1,8 @@
-"""Records that Kafka deleted before they were read: which ones, and a batch that passes over them where that is wanted.
+"""Records that Kafka deleted before they were read: which ones, and a batch that passes over them.
 
-Kafka deletes by age and size, whether somebody has read or not. Spark then ends the query (KAFKA_DATA_LOSS), at every
-start anew. What is gone is gone, so a person decides: the refusal names partitions and offsets, and with
-`--accept lost-records` the missing range becomes a batch of its own, with no record and with its ledger rows.
+Kafka deletes by age and size, read or not. Spark then ends the query (KAFKA_DATA_LOSS), at every start again. The
+records cannot come back, so a person decides: the refusal names partitions and offsets, and with `--accept
+lost-records` the missing range becomes a batch of its own, with no record and with its ledger rows.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from router.engine.start.spark_checkpoint import NO_WATERMARK, SparkNotes, offse
 from router.errors import StartError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pyspark.sql import SparkSession
 
     from router.config.models import Config
@@ -48,7 +46,7 @@ class LostRange:
 
 @dataclass(frozen=True)
 class LostRecords:
-    """What a query would read next, held against what Kafka still has. Runs on the driver, while no query runs."""
+    """The records that a query would read next and Kafka does not have any more. Runs on the driver."""
 
     spark: SparkSession
     lake: Lake
@@ -63,108 +61,106 @@ class LostRecords:
         except StartError as other:
             return other
         if not lost:
-            return StartError(f"{self.config.name}: Kafka does not have the records that come next: {_first(error)}")
-        many = f" and {len(lost) - SHOWN} more partitions" if len(lost) > SHOWN else ""
-        total = sum(map(len, lost))
+            reason = str(error).split("\n")[0][:300]
+            return StartError(f"{self.config.name}: Kafka does not have the records that come next: {reason}")
+        ranges = ", ".join(map(str, lost[:SHOWN]))
+        if len(lost) > SHOWN:
+            ranges += f" and {len(lost) - SHOWN} more partitions"
         return StartError(
-            f"{self.config.name}: Kafka has deleted {total:,} records before they were read: "
-            f"{', '.join(map(str, lost[:SHOWN]))}{many}. Restore them; or run with --accept lost-records to go on "
-            "after them, and the ledger will say which are missing; and let the topic keep its records for longer"
+            f"{self.config.name}: Kafka has deleted {sum(map(len, lost)):,} records before they were read: {ranges}. "
+            "Restore them; or run with --accept lost-records to go on after them, and the ledger will say which are "
+            "missing; and let the topic keep its records for longer"
         )
 
     def ranges(self) -> list[LostRange]:
-        """Return what is gone of the records that come next, by topic and partition.
+        """Return the records that come next and that Kafka has deleted, by topic and partition.
 
-        Raises StartError where a topic ends before them: it was deleted and made anew, and has other records.
+        Raises StartError if a topic ends before them: it was deleted and created again, and has other records.
         """
         begin = self._begin(Checkpoint.read(self.checkpoint).last + 1)
         assert self.config.source.kafka is not None
-        kept = source.kept(self.spark, self.config.source.kafka, begin)
-        if anew := sorted(f"{t}/{p}" for t, p, at in _each(begin) if t in kept and p in kept[t] and at > kept[t][p][1]):
+        first: Offsets = {}
+        created_again = []
+        for topic, spans in source.kept(self.spark, self.config.source.kafka, begin).items():
+            first[topic] = {partition: first_offset for partition, (first_offset, _) in spans.items()}
+            # An end before the next record is that of another topic of the same name.
+            for partition, (_, end) in spans.items():
+                if begin[topic][partition] > end:
+                    created_again.append(f"{topic}/{partition}")
+        if created_again:
             raise StartError(
-                f"{self.config.name}: {', '.join(anew[:SHOWN])} ends before the record that comes next: the topic was "
-                "deleted and made anew. Give this configuration another name and checkpoint to read it from its "
-                "beginning"
+                f"{self.config.name}: {', '.join(sorted(created_again)[:SHOWN])} ends before the record that comes "
+                "next: the topic was deleted and made anew. Give this configuration another name and checkpoint to "
+                "read it from its beginning"
             )
-        first = {topic: {number: ends[0] for number, ends in by.items()} for topic, by in kept.items()}
-        return _between(begin, first)
+        return _ranges_between(begin, first)
 
     def pass_over(self) -> list[LostRange]:
-        """Make a batch of what is gone, so that the next one begins after it; return what it was.
+        """Make a batch of the lost records, so that the next one begins after them; return them.
 
-        First Spark's offsets, then the ledger under the batch's transaction id, then Spark's commit: whatever is cut
-        off is done again, with the same number and, once the ledger has it, with the same offsets.
+        First Spark's offsets, then the ledger under the batch's transaction id, then Spark's commit. Steps that a crash
+        cut off are done again, with the same number and, once the ledger has the batch, with the same offsets.
         """
         past = Checkpoint.read(self.checkpoint)
-        store, batch = CheckpointStore(self.checkpoint, past.run or ""), past.last + 1
-        if store.manifest(batch) is not None:
+        run = past.run or ""
+        batch = past.last + 1
+        if CheckpointStore(self.checkpoint, run).manifest(batch) is not None:
             raise StartError(
                 f"{self.config.name}: batch {batch} was decided and cut off, and Kafka does not have its records any "
                 "more; start without --accept, which ends that batch first"
             )
-        app = TransactionId("ledger", f"{self.config.name}:{past.run}")
-        entry = ledger.LedgerEntry(self.config.ledger, str(app), batch)
         begin = self._begin(batch)
-        if self._booked(entry):
-            lost = _between(begin, self._begin(batch + 1))
+        if ledger.last_batch(self.lake.open(self.config.ledger), self.config.name, past.run) >= batch:
+            lost = _ranges_between(begin, self._begin(batch + 1))
         else:
             lost = self.ranges()
             if not lost:
                 return []
-            for gone in lost:
-                begin[gone.topic][gone.partition] = gone.last + 1
-            self._write("offsets", batch, with_offsets(self._log("offsets", batch, batch - 1), begin))
-            ledger.append(self.committers, entry, _rows(self.config.name, past.run or "", batch, lost))
-        self._write("commits", batch, self._log("commits", batch - 1) or NO_WATERMARK)
+            for lost_range in lost:
+                begin[lost_range.topic][lost_range.partition] = lost_range.last + 1
+            # The settings of Spark are those of the batch that was cut off, or of the one before.
+            former = self._notes.text(f"offsets/{batch}") or self._notes.text(f"offsets/{batch - 1}")
+            self._notes.write(f"offsets/{batch}", with_offsets(former, begin))
+            app_id = str(TransactionId("ledger", f"{self.config.name}:{past.run}"))
+            entry = ledger.LedgerEntry(self.config.ledger, app_id, batch)
+            rows = [_ledger_row(self.config.name, run, batch, lost_range) for lost_range in lost]
+            ledger.append(self.committers, entry, rows)
+        self._notes.write(f"commits/{batch}", self._notes.text(f"commits/{batch - 1}") or NO_WATERMARK)
         return lost
-
-    def _booked(self, entry: ledger.LedgerEntry) -> bool:
-        table = self.lake.open(entry.table)
-        version = table.transaction_version(entry.app_id) if table else None
-        return version is not None and version >= entry.version
 
     def _begin(self, batch: int) -> Offsets:
         """Return the offsets that a batch begins with: where the one before it ends."""
-        text = self._log("offsets", batch - 1) if batch else self._notes.text("sources/0/0")
+        text = self._notes.text(f"offsets/{batch - 1}" if batch else "sources/0/0")
         if text is None:
             raise StartError(f"{self.config.name}: the checkpoint does not say where batch {batch} begins")
         return offsets_in(text)
-
-    def _log(self, folder: str, *batches: int) -> str | None:
-        """Return Spark's note about the first of some batches that has one."""
-        texts = (self._notes.text(f"{folder}/{batch}") for batch in batches)
-        return next((text for text in texts if text is not None), None)
-
-    def _write(self, folder: str, batch: int, text: str) -> None:
-        self._notes.write(f"{folder}/{batch}", text)
 
     @property
     def _notes(self) -> SparkNotes:
         return SparkNotes(self.checkpoint)
 
 
-def _between(begin: Offsets, end: Offsets) -> list[LostRange]:
-    """Return the records of each partition from where it begins to where it goes on."""
-    ends = {(topic, number): at for topic, number, at in _each(end)}
-    spans = ((topic, number, at, ends.get((topic, number), at)) for topic, number, at in _each(begin))
-    return [LostRange(topic, number, at, goes_on - 1) for topic, number, at, goes_on in spans if at < goes_on]
+def _ranges_between(begin: Offsets, end: Offsets) -> list[LostRange]:
+    """Return the records of each partition from `begin` to `end`; none of a partition that has no end."""
+    ranges = []
+    for topic, by_partition in begin.items():
+        for partition, first in by_partition.items():
+            next_offset = end.get(topic, {}).get(partition, first)
+            if first < next_offset:
+                ranges.append(LostRange(topic, partition, first, next_offset - 1))
+    return ranges
 
 
-def _rows(query: str, run: str, batch: int, lost: list[LostRange]) -> list[dict[str, Any]]:
-    """Return the ledger rows of a gap: nothing was read, and so many records are lost."""
-    nothing = dict.fromkeys(("read", "decoded", "failed", "bare", "unmatched"), 0)
-    return [
-        {
-            **{"query": query, "run": run, "batch_id": batch, "topic": gone.topic, "partition": gone.partition},
-            **{"from_offset": gone.first, "to_offset": gone.last, **nothing, "lost": len(gone)},
-        }
-        for gone in lost
-    ]
-
-
-def _each(offsets: Offsets) -> Iterator[tuple[str, int, int]]:
-    return ((topic, number, at) for topic, by in offsets.items() for number, at in by.items())
-
-
-def _first(error: BaseException) -> str:
-    return str(error).split("\n")[0][:300]
+def _ledger_row(query: str, run: str, batch: int, lost_range: LostRange) -> dict[str, Any]:
+    """Return the ledger row of a lost range: nothing was read."""
+    return {
+        "query": query,
+        "run": run,
+        "batch_id": batch,
+        "topic": lost_range.topic,
+        "partition": lost_range.partition,
+        "from_offset": lost_range.first,
+        "to_offset": lost_range.last,
+        **dict.fromkeys(("read", "decoded", "failed", "bare", "unmatched"), 0),
+        "lost": len(lost_range),
+    }

@@ -1,4 +1,4 @@
-"""Say which topics of the source the broker does not have: Spark's Kafka source only fails, again and again."""
+"""Name the topics of the source that the broker does not have: Spark's Kafka source only fails, again and again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NO_TOPIC = "UnknownTopicOrPartition"
 
 
 def missing_topics(spark: SparkSession, config: Config) -> str:
-    """Say that topics which the configuration names are missing; empty if all are there, and for a pattern.
+    """Return a sentence about the configured topics that are missing; empty if there are none, and for a pattern.
 
     Runs on the driver, asks the brokers with the login of the source.
     """
@@ -25,18 +25,20 @@ def missing_topics(spark: SparkSession, config: Config) -> str:
     if kafka is None or kafka.pattern:
         return ""
     existing = source.completed(spark, kafka, {})
-    absent = [topic for topic in kafka.topics if topic not in existing]
-    return f"the broker has no topic {', '.join(absent)}" if absent else ""
+    missing = [topic for topic in kafka.topics if topic not in existing]
+    if not missing:
+        return ""
+    return f"the broker has no topic {', '.join(missing)}"
 
 
 def refuse_missing_topics(spark: SparkSession, config: Config) -> None:
-    """Raise StartError where topics which the configuration names are missing."""
+    """Raise StartError if configured topics are missing."""
     if missing := missing_topics(spark, config):
         todo = "create it, or correct `topics`; with --wait-for-topic the run waits for it"
         raise StartError(f"{config.name}: {missing}; {todo}")
 
 
 def wait_for_topics(spark: SparkSession, config: Config) -> None:
-    """Raise OSError, which is tried again, where topics which the configuration names are missing."""
+    """Raise OSError, which is tried again, if configured topics are missing."""
     if missing := missing_topics(spark, config):
         raise OSError(f"waiting: {missing}")

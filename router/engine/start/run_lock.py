@@ -1,12 +1,12 @@
-"""One run at a time: the lock of a checkpoint, and of what must not run twice beside it. Runs on the driver.
+"""One run at a time: the lock of a checkpoint, and of other work that must not run twice. Runs on the driver.
 
-On a disk it is a lock of the operating system, which the end of a process gives back. An object store has none; there
-it is a file that its holder writes anew every few seconds, each time only over its own last one. Whoever finds such a
-file watches it: one that changes is held, and the start is refused; one that stays as it is for `EXPIRES` belongs to a
-run that was killed, and is taken over, by one only. No clock is compared with another machine's.
+On a disk it is a lock of the operating system, which the end of a process releases. An object store has no locks; there
+it is a file that its holder rewrites every few seconds, each time only over its own last one. A process that finds such
+a file watches it: a file that changes is held, and the start is refused; a file that stays as it is for `EXPIRES`
+belongs to a run that was killed, and one process takes it over. No clock is compared with another machine's.
 
-The file has the name of what holds it, where that is no stream, for a start that is refused to say it. Whoever only
-asks whether a run is alive (`is_running`) keeps no start away.
+The file contains the name of its holder if that is no stream, so that a refused start can name it. A question whether a
+run is alive (`is_running`) refuses no start.
 """
 
 from __future__ import annotations
@@ -38,25 +38,21 @@ RENEWED = 5.0
 EXPIRES = 20.0
 """Seconds without a renewal after which a lock is free: what a start waits after a run was killed."""
 PATIENCE = 2.0
-"""Seconds for which a start tries again on a disk: somebody may be asking whether a run is alive."""
+"""Seconds for which a start tries again on a disk: another process may be asking whether a run is alive."""
 
 
 @contextmanager
 def alone(checkpoint: Lake, name: str, lost: Callable[[], object] = lambda: None, holder: str = "") -> Iterator[None]:
     """Hold the lock of a checkpoint; raise RunningError while another run holds it.
 
-    `lost` is called where another run took the lock meanwhile, as after a pause of this machine; the block ends with
-    RunningError then. `holder` is the name of what holds it, for the message of a start that is refused meanwhile.
+    `lost` is called if another run took the lock meanwhile, as after a pause of this machine; the block ends with
+    RunningError then. `holder` is the name of the holder, for the message of a start that is refused meanwhile.
     """
     refusal = (
         f"{name} is running already: its checkpoint {checkpoint.root} is locked; stop that run, or give this "
         "one another name and checkpoint"
     )
-    if checkpoint.local:
-        with _flocked(checkpoint, RUN_LOCK, refusal, holder, PATIENCE):
-            yield
-        return
-    with _leased(checkpoint, RUN_LOCK, refusal, lost, holder):
+    with locked(checkpoint, RUN_LOCK, refusal, lost, holder=holder, patience=PATIENCE):
         yield
 
 
@@ -65,14 +61,17 @@ RUN_LOCK = "lock"
 
 
 def is_running(checkpoint: Lake) -> bool:
-    """Return whether a run holds the lock of a checkpoint. Waits up to `EXPIRES` where a killed run has left one.
+    """Return whether a run holds the lock of a checkpoint. Waits up to `EXPIRES` if a killed run has left one.
 
-    A start that comes meanwhile is not refused: on a disk the lock is shared with others that ask, for an instant,
-    and a start tries again; in an object store only the stamp of the file is read.
+    A start is not refused meanwhile: on a disk the lock is shared for an instant with others that ask, and a start
+    tries again; in an object store only the stamp of the file is read.
     """
     if not checkpoint.local:
         stamp = checkpoint.store.stamp(RUN_LOCK)
-        return stamp is not None and _next_stamp(checkpoint.store, RUN_LOCK, stamp) not in (None, stamp)
+        if stamp is None:
+            return False
+        # The file of a run that ends has no next stamp, and that of a killed one keeps its stamp.
+        return _next_stamp(checkpoint.store, RUN_LOCK, stamp) not in (None, stamp)
     try:
         with Path(checkpoint.root, RUN_LOCK).open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -84,32 +83,47 @@ def is_running(checkpoint: Lake) -> bool:
 
 
 @contextmanager
-def locked(checkpoint: Lake, file: str, refusal: str, lost: Callable[[], object] = lambda: None) -> Iterator[None]:
-    """Hold a lock that is a file in a checkpoint; raise RunningError while another process holds it."""
-    with _flocked(checkpoint, file, refusal) if checkpoint.local else _leased(checkpoint, file, refusal, lost):
+def locked(
+    checkpoint: Lake,
+    file: str,
+    refusal: str,
+    lost: Callable[[], object] = lambda: None,
+    *,
+    holder: str = "",
+    patience: float = 0.0,
+) -> Iterator[None]:
+    """Hold a lock that is a file in a checkpoint; raise RunningError while another process holds it.
+
+    `lost` and `holder` are those of `alone`. On a disk it is tried again for `patience` seconds.
+    """
+    if checkpoint.local:
+        lock = _flocked(checkpoint, file, refusal, holder, patience)
+    else:
+        lock = _leased(checkpoint, file, refusal, lost, holder)
+    with lock:
         yield
 
 
 @contextmanager
-def _flocked(checkpoint: Lake, file: str, refusal: str, holder: str = "", patience: float = 0.0) -> Iterator[None]:
+def _flocked(checkpoint: Lake, file: str, refusal: str, holder: str, patience: float) -> Iterator[None]:
     path = Path(checkpoint.root, file)
     path.parent.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + patience
     with path.open("a+") as lock:
-        while not _is_flocked(lock):
+        while not _try_flock(lock):
             if time.monotonic() >= end:
                 lock.seek(0)
-                raise RunningError(_refused(lock.read(), refusal))
+                raise RunningError(_reason(lock.read(), refusal))
             time.sleep(0.05)
-        # What a holder that was killed wrote is replaced, also by nothing.
+        # The name that a killed holder wrote is replaced, even by nothing.
         lock.truncate(0)
         lock.write(json.dumps({"holder": holder}) if holder else "")
         lock.flush()
         yield
 
 
-def _is_flocked(lock: TextIO) -> bool:
-    """Take the lock of a file that is open; return whether nobody else has it."""
+def _try_flock(lock: TextIO) -> bool:
+    """Take the lock of an open file; return False if another process holds it."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -117,16 +131,18 @@ def _is_flocked(lock: TextIO) -> bool:
     return True
 
 
-def _refused(content: str | bytes | None, refusal: str) -> str:
-    """Return why a start is refused, by the content of the lock's file: what holds it, where that has a name."""
+def _reason(content: str | bytes | None, refusal: str) -> str:
+    """Return why a start is refused: the holder's name if the lock's file contains one, else `refusal`."""
+    holder = None
     with suppress(ValueError, TypeError, AttributeError):
-        if content and (holder := json.loads(content).get("holder")):
-            return f"{holder} is at work, beside which nothing else may run; try again when it has ended"
-    return refusal
+        holder = json.loads(content or "{}").get("holder")
+    if not holder:
+        return refusal
+    return f"{holder} is at work, beside which nothing else may run; try again when it has ended"
 
 
 @contextmanager
-def _leased(checkpoint: Lake, file: str, refusal: str, lost: Callable[[], object], holder: str = "") -> Iterator[None]:
+def _leased(checkpoint: Lake, file: str, refusal: str, lost: Callable[[], object], holder: str) -> Iterator[None]:
     lease = Lease(checkpoint.store, file, refusal, lost, holder)
     lease.take()
     renewing = threading.Thread(target=lease.renew_until_ended, name=f"lock {file}", daemon=True)
@@ -157,37 +173,37 @@ class Lease:
     ended: threading.Event = field(default_factory=threading.Event)
 
     def take(self) -> None:
-        """Take the lock, at once or when the one that is there has expired. Raises RunningError."""
-        while (stamp := self._created()) is None:
-            found = self.files.stamp(self.path)
-            if found is not None:
-                self._watch(found)
-                if (stamp := self._replaced(found)) is None:
-                    raise self._refusal()
-                break
+        """Take the lock, at once or when the existing one has expired. Raises RunningError."""
+        stamp = self._create()
+        while stamp is None:
+            existing = self.files.stamp(self.path)
+            if existing is None:
+                stamp = self._create()  # its holder has just deleted it
+                continue
+            log.info("%s is there: waiting %.0f s to see whether its run is alive", self.path, EXPIRES)
+            if _next_stamp(self.files, self.path, existing) != existing:
+                raise self._refusal()
+            # Of several processes that have waited for it, one replaces it.
+            stamp = self._replace(existing)
+            if stamp is None:
+                raise self._refusal()
         self.stamp = stamp
 
-    def _watch(self, found: str) -> None:
-        """Return when a lock has stayed as it was for as long as it lasts."""
-        log.info("%s is there: waiting %.0f s to see whether its run is alive", self.path, EXPIRES)
-        if _next_stamp(self.files, self.path, found) != found:
-            raise self._refusal()
-
     def _refusal(self) -> RunningError:
-        return RunningError(_refused(self.files.read(self.path), self.refusal))
+        return RunningError(_reason(self.files.read(self.path), self.refusal))
 
     def renew_until_ended(self) -> None:
-        """Renew the lock every few seconds; call `lost` once where that failed for too long, or another run has it."""
+        """Renew the lock every few seconds; call `lost` once if that fails for too long, or another run has it."""
         renewed = time.monotonic()
         while not self.ended.wait(RENEWED):
             began = time.monotonic()
             try:
-                stamp = self._replaced(self.stamp)
+                stamp = self._replace(self.stamp)
+                renewed = began
             except OSError as error:
                 log.warning("%s could not be renewed: %s", self.path, first_line(error))
+                # It is given up while there is time for one more renewal: others may take it after `EXPIRES`.
                 stamp = self.stamp if began - renewed < EXPIRES - RENEWED else None
-            else:
-                renewed = began
             if stamp is None:
                 self.gone = True
                 self.lost()
@@ -195,42 +211,44 @@ class Lease:
             self.stamp = stamp
 
     def give_back(self) -> None:
-        """Delete the lock, if it is this one's still."""
+        """Delete the lock if this process still has it."""
         with suppress(OSError):
-            if not self.gone and self._mine():
+            if not self.gone and self._is_own():
                 self.files.delete([self.path])
 
-    def _created(self) -> str | None:
-        """Return the stamp of a new lock; one that is there may be of a request whose answer was lost."""
+    def _create(self) -> str | None:
+        """Return the stamp of a new lock; None if another process has one."""
         return self.files.create(self.path, self._content()) or self._own_stamp()
 
-    def _replaced(self, stamp: str) -> str | None:
+    def _replace(self, stamp: str) -> str | None:
+        """Return the new stamp of the lock; None if its stamp is not the given one any more."""
         self.number += 1
         return self.files.replace(self.path, self._content(), stamp) or self._own_stamp()
 
     def _own_stamp(self) -> str | None:
-        return self.files.stamp(self.path) if self._mine() else None
+        """Return the stamp of a lock that a request has made whose answer was lost."""
+        return self.files.stamp(self.path) if self._is_own() else None
 
-    def _mine(self) -> bool:
+    def _is_own(self) -> bool:
         content = self.files.read(self.path)
         with suppress(ValueError):
             return bool(content) and json.loads(content or b"{}")["owner"] == self.owner
         return False
 
     def _content(self) -> bytes:
-        about: dict[str, object] = {
+        content: dict[str, object] = {
             "owner": self.owner,
             "host": platform.node(),
             "process": os.getpid(),
             "renewed": self.number,
         }
         if self.holder:
-            about["holder"] = self.holder
-        return json.dumps(about).encode()
+            content["holder"] = self.holder
+        return json.dumps(content).encode()
 
 
 def _next_stamp(files: Storage, path: str, stamp: str) -> str | None:
-    """Return the stamp that a lock gets when its holder renews it; the same one where nobody has until it expired."""
+    """Return the stamp that a lock gets when its holder renews it; the same one if nobody does until it expires."""
     end = time.monotonic() + EXPIRES
     while time.monotonic() < end:
         time.sleep(min(RENEWED, EXPIRES) / 5)

@@ -1,4 +1,4 @@
-"""In which order the runs of a query began: records of a later run arrived later, whatever its batches are numbered."""
+"""The order in which the runs of a query began: records of a later run arrived later, whatever their batches are."""
 
 from __future__ import annotations
 
@@ -27,29 +27,33 @@ def ordinal_of(
 ) -> int:
     """Return how many runs of the query began before this one, and note it with the checkpoint.
 
-    A new checkpoint over old tables begins a new run: its records arrive after all of those. What a replay reads and
-    nobody has noted the arrival of came before all runs. With `by_spark` Spark reads the ledger, else delta-rs does.
+    A new checkpoint over old tables begins a new run: its records arrive after all of those. Records of a replay whose
+    arrival was not noted came before all runs. With `by_spark` Spark reads the ledger, else delta-rs does.
     """
     if store.run.startswith(REPLAY):
         return -1
-    noted: dict[str, int] = store.load(ORDINALS) or {}
-    if store.run in noted:
-        return noted[store.run]
-    runs = _runs(lake, ledger, query) if by_spark is None else _runs_by_spark(by_spark, lake, ledger, query)
-    earlier = {run for run in runs - {store.run} if not run.startswith(REPLAY)}
-    ordinal = max(len(earlier), *(number + 1 for number in noted.values()), 0)
-    store.write(ORDINALS, json.dumps({**noted, store.run: ordinal}).encode())
+    ordinals: dict[str, int] = store.load(ORDINALS) or {}
+    if store.run in ordinals:
+        return ordinals[store.run]
+    runs = _runs(lake, ledger, query, by_spark) - {store.run}
+    earlier = [run for run in runs if not run.startswith(REPLAY)]
+    # A run without rows is noted and not in the ledger, one of a former checkpoint the other way round.
+    ordinal = max(len(earlier), max(ordinals.values(), default=-1) + 1)
+    store.write(ORDINALS, json.dumps({**ordinals, store.run: ordinal}).encode())
     return ordinal
 
 
-def _runs(lake: Lake, ledger: str, query: str) -> set[str]:
+def _runs(lake: Lake, ledger: str, query: str, by_spark: SparkSession | None) -> set[str]:
+    """Return the runs of a query that the ledger has."""
+    if by_spark is not None:
+        return _runs_by_spark(by_spark, lake, ledger, query)
     table = lake.open(ledger)
     if table is None:
         return set()
     rows = table.to_pyarrow_dataset(filesystem=native_files(table))
     runs: set[str] = set()
     for part in rows.to_batches(columns=["run"], filter=pc.field("query") == query):
-        runs.update(run for run in pc.unique(part.column("run")).to_pylist() if run is not None)
+        runs.update(pc.unique(part.column("run")).drop_null().to_pylist())
     return runs
 
 

@@ -85,7 +85,7 @@ FAULTS = (
     Fault("`sources/0/0` of Spark", f"{SPARK}/sources/0/0", "end", "goes on", BEGINS),
     Fault("a checksum of Spark", f"{SPARK}/offsets/.*.crc", "commit", "goes on", "the checksum was cut off"),
     Fault("all of Spark's notes", f"{SPARK}/*/[0-9]*", "offsets", "goes on", MENDED, every=True),
-    Fault("the manifest of N", f"{STORE}/manifests/*/*.json", "manifest", "goes on", "which is decided anew"),
+    Fault("the manifest of N", f"{STORE}/manifests/*/*.json", "manifest", "goes on", "which is decided again"),
     Fault(
         "the manifest of N", f"{STORE}/manifests/*/*.json", "commit", "stops", "skip it when", "delete it", quick=True
     ),
