@@ -355,8 +355,8 @@ class Verification:
         if str(handle.metadata().id) != target.id:
             audit.wrong.append(f"another table stands in the place of the one that view {view} made")
         elif target.version > audit.version:
-            what = f"it has version {audit.version}, and view {view} left version {target.version}"
-            audit.wrong.append(f"{what}: it was put back from an older copy")
+            problem = f"it has version {audit.version}, and view {view} left version {target.version}"
+            audit.wrong.append(f"{problem}: it was put back from an older copy")
         elif target.version == audit.version and target.rows != audit.rows:
             audit.wrong.append(f"it has {audit.rows:,} rows, and view {view} left {target.rows:,}")
 
@@ -521,19 +521,19 @@ class Verification:
         for key, batch in sorted(last_batches.items()):
             version = handle.transaction_version(self._app_id(key, audit.table))
             if version is None and batch >= 0:
-                what = f"of {named(key)} it has nothing, and batch {batch} was committed to it"
-                audit.wrong.append(f"{what}: another table stands in its place")
+                problem = f"of {named(key)} it has nothing, and batch {batch} was committed to it"
+                audit.wrong.append(f"{problem}: another table stands in its place")
             elif version is not None and version < batch:
-                what = f"of {named(key)} it has batch {version}, and batch {batch} was committed to it"
-                audit.wrong.append(f"{what}: it was put back from an older copy")
+                problem = f"of {named(key)} it has batch {version}, and batch {batch} was committed to it"
+                audit.wrong.append(f"{problem}: it was put back from an older copy")
             else:
                 self._check_ledger_end(audit, key, version)
                 continue
             # One line is enough: the rows of its batches are not compared any more.
             audit.since[key] = recorded.last + 1
         if audit.table == self.config.ledger and recorded.committed > recorded.last:
-            what = f"it ends with batch {recorded.last}, and the checkpoint with batch {recorded.committed}"
-            audit.wrong.append(what)
+            problem = f"it ends with batch {recorded.last}, and the checkpoint with batch {recorded.committed}"
+            audit.wrong.append(problem)
 
     def _check_ledger_end(self, audit: TableAudit, key: str, version: int | None) -> None:
         """Compare the last batch of a sink in a table with that of the ledger, which may lack the newest batch."""
@@ -544,8 +544,8 @@ class Verification:
         with suppress(DeltaError, OSError):
             last = last_in_ledger(self.lake.open(self.config.ledger), self.config, self.recorded.run)
         if version > last + 1:
-            what = f"of {named(key)} it has batch {version}, and the ledger ends with batch {last}"
-            audit.wrong.append(f"{what}: ledger or checkpoint were put back from an older copy")
+            problem = f"of {named(key)} it has batch {version}, and the ledger ends with batch {last}"
+            audit.wrong.append(f"{problem}: ledger or checkpoint were put back from an older copy")
 
     def _app_id(self, key: str, table: str) -> str:
         return str(batch_id(f"{self.config.name}:{self.recorded.run}", key, table))
@@ -559,8 +559,8 @@ class Verification:
             for batch, rows in sorted(by_batch.items()):
                 rows_in_log = counted.get(batch, 0)
                 if batch >= first and rows_in_log != rows:
-                    what = f"batch {batch} of {named(key)} has {rows_in_log:,} rows in its log"
-                    wrong.append(f"{what}, {rows:,} in its manifest")
+                    problem = f"batch {batch} of {named(key)} has {rows_in_log:,} rows in its log"
+                    wrong.append(f"{problem}, {rows:,} in its manifest")
         audit.wrong += _some(wrong, "batches")
 
     def _check_files(self, audit: TableAudit, handle: DeltaTable) -> None:
@@ -643,8 +643,8 @@ class Verification:
             if not differences or broken & self._tables_of(key):
                 continue
             texts = [f"batch {batch}: {rows:,} in the ledger, {there:,} there" for batch, rows, there in differences]
-            what = f"the rows of its tables are not those of the ledger: {'; '.join(_some(texts, 'batches'))}"
-            yield TableAudit(named(key), [what], sums=True)
+            problem = f"the rows of its tables are not those of the ledger: {'; '.join(_some(texts, 'batches'))}"
+            yield TableAudit(named(key), [problem], sums=True)
 
     def _tables_of(self, key: str) -> set[str]:
         """Return the tables that have rows of a target, by the configuration and the manifests."""
@@ -716,11 +716,11 @@ def _describe_commit(commit: LogCommit, rows: dict[str, int]) -> str:
     return f"{who} changed rows"
 
 
-def _some(texts: list[str], what: str) -> list[str]:
+def _some(texts: list[str], noun: str) -> list[str]:
     more = len(texts) - SHOWN
     if more <= 0:
         return texts
-    return [*texts[:SHOWN], f"and {more:,} more {what}"]
+    return [*texts[:SHOWN], f"and {more:,} more {noun}"]
 
 
 def _first(names: list[str]) -> str:

@@ -171,8 +171,8 @@ class ViewFrames:
             used = {name for name in self.conflicts if name.lower() in sql.lower()}
         conflicts = [conflict for name, conflict in self.conflicts.items() if name in used]
         if conflicts:
-            what = f"its SQL uses a column that has different types: {'; '.join(conflicts)}"
-            raise ViewError(self.view.name, f"{what}; see `except`, or name the columns it needs")
+            problem = f"its SQL uses a column that has different types: {'; '.join(conflicts)}"
+            raise ViewError(self.view.name, f"{problem}; see `except`, or name the columns it needs")
 
     def rows(self, plan: RefreshPlan, targets: Mapping[str, Snapshot]) -> DataFrame:
         """Return the rows that the touched tables are to have; `targets` are the tables of the view."""

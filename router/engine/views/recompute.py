@@ -125,8 +125,8 @@ def _past(lake: Lake, view: View, name: str, version: int, identity: str) -> Pas
                 table.load_as_version(version)
             return PastSnapshot(name, table)
     except (TableError, DeltaError, OSError) as error:
-        what = f"version {version} of {name} can no longer be read ({first_line(error)})"
-        raise ViewError(view.name, f"{what}; `router views FILE --refresh --full` makes it of the newest") from error
+        problem = f"version {version} of {name} can no longer be read ({first_line(error)})"
+        raise ViewError(view.name, f"{problem}; `router views FILE --refresh --full` makes it of the newest") from error
     raise ViewError(view.name, f"{name} is no longer the table that it was made of")
 
 

@@ -191,8 +191,8 @@ class Refresher:
         recreated: list[str] = []
         for name, (_, identity) in note.sources.items():
             if name in view.joined and name not in joined:
-                what = f"{name}, which it joins, is gone; bring it back, or take it out of the view"
-                raise ViewError(view.name, what)
+                problem = f"{name}, which it joins, is gone; bring it back, or take it out of the view"
+                raise ViewError(view.name, problem)
             if name in note.accepted or not is_source(name):
                 continue
             if name not in readable:
@@ -207,8 +207,8 @@ class Refresher:
         if recreated:
             parts.append(f"{', '.join(sorted(recreated))}: deleted and made again")
         options = " ".join(f"--accept {name}" for name in sorted(gone + recreated))
-        what = f"its sources have changed: {'; '.join(parts)}. Bring them back, or run `router views FILE {options}`"
-        raise ViewError(view.name, what)
+        problem = f"its sources have changed: {'; '.join(parts)}. Bring them back, or run `router views FILE {options}`"
+        raise ViewError(view.name, problem)
 
     def _warn_of_left(self, view: View, note: Note) -> None:
         """Log the tables that have left a view, once in a process until there are others."""
@@ -218,8 +218,8 @@ class Refresher:
         if note.left:
             names = ", ".join(note.left)
             options = " ".join(f"--accept {name}" for name in note.left)
-            what = f"{note.origin} does not write {names} (any more), so the view has no rows of it"
-            log.warning("view %s: %s. `router views FILE %s` ends this warning", view.name, what, options)
+            problem = f"{note.origin} does not write {names} (any more), so the view has no rows of it"
+            log.warning("view %s: %s. `router views FILE %s` ends this warning", view.name, problem, options)
 
     def _still_unreadable(self, note: Note) -> tuple[str, ...]:
         """Return the accepted sources that still cannot be read; for the others acceptance has been used up."""
@@ -409,8 +409,8 @@ class _Commits:
         for name, snapshot in existing.items():
             if snapshot.table.transaction_version(str(self._id(name))) is None:
                 _discard(self.tables, staged)
-                what = f"{name} is there, and this view has not made it; drop it, or give `into` another name"
-                raise ViewError(self.view.name, what)
+                problem = f"{name} is there, and this view has not made it; drop it, or give `into` another name"
+                raise ViewError(self.view.name, problem)
         existing.update(targets)
         with ThreadPoolExecutor(THREADS) as pool:
             futures = {}

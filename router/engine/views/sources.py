@@ -317,11 +317,11 @@ class ViewTables:
             if isinstance(table, TableError):
                 if name in accepted:
                     continue
-                what = f"it needs {table}"
+                problem = f"it needs {table}"
                 # A table that it joins, or one of its own, cannot be left out.
                 if self.is_source(view)(name):
-                    what += f"; `router views FILE --accept {name}` continues without its rows"
-                raise ViewError(view.name, what) from table
+                    problem += f"; `router views FILE --accept {name}` continues without its rows"
+                raise ViewError(view.name, problem) from table
             if table is not None:
                 snapshots[name] = Snapshot(name, table)
         return snapshots
@@ -380,8 +380,8 @@ def _templates(config: Config, route: str) -> Iterator[str]:
                 continue
             names = names_of(sink)
             if not names:
-                what = f"the tables of route {route} are named by its rows only; name them by `tables`"
-                raise StartError(f"views: {what}")
+                problem = f"the tables of route {route} are named by its rows only; name them by `tables`"
+                raise StartError(f"views: {problem}")
             yield names
 
 
