@@ -108,7 +108,9 @@ def _add_ledger(counts: CountsByPlace, lake: Lake, config: Config) -> None:
 
     for row in rows.filter(pc.field("violated").is_valid()).to_pylist():
         for name, violated in row["violated"]:
-            if of_expectation := counts.get((row["route"], name)):
+            # The configuration may have lost the expectation meanwhile.
+            if (row["route"], name) in counts:
+                of_expectation = counts[row["route"], name]
                 of_expectation.add(row["period"], violated=violated)
                 of_expectation.last = max(row["finished"], of_expectation.last or row["finished"])
 

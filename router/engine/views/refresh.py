@@ -245,7 +245,7 @@ class Refresher:
         if shape.way == "full" or any(note.sources.get(name) != version for name, version in joined.items()):
             return RefreshPlan("full", shape.why, shape, changed)
 
-        way = shape.way
+        way: Way = shape.way
         if None in changed.values():
             way = "tables"
         elif any(changes and changes.removed for changes in changed.values()):

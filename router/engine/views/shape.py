@@ -67,7 +67,7 @@ def shape_of(query: DataFrame) -> QueryShape:
 
     # A plan that can be followed is a chain: row by row from `source`, at most one aggregate, row by row again.
     above, node = _skip_row_wise(plan)
-    below = []
+    below: list[Any] = []
     leaf = node
     if _name(node) == "Aggregate":
         below, leaf = _skip_row_wise(node.child())
