@@ -136,10 +136,7 @@ class Changes:
 
 
 def changes_since(lake: Lake, table: Snapshot, version: int) -> Changes | None:
-    """Return what has changed since a version; None if commits or files are gone, or if the table is not plain.
-
-    Raises TableError if the log is damaged.
-    """
+    """Return what has changed since a version; None if commits or files are gone, or if the table is not plain."""
     if not table.plain or version > table.version:
         return None
     added: dict[str, File] = {}
