@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from benchmarks.measurements import Measurement, Table
     from benchmarks.results import Results
-
+    from router_bench.machine import Label
 
 NOISE_NOTE = (
     "A figure with a star is of a cell during which other processes took part of the machine: "
@@ -25,70 +25,88 @@ NOISE_NOTE = (
 )
 
 
-def report(results: Results, asked: list[Measurement], console: Console, folder: Path) -> None:
+def report(results: Results, measurements: list[Measurement], console: Console, folder: Path) -> None:
     """Print and write everything that the measurements find in the results."""
-    tables = {item: item.table(results, results.scale) for item in asked}
-    for item, table in tables.items():
-        console.print(rich_table(item.title, table))
-    for line in summary(result.label for result in results.cells.values()):
+    tables = {measurement: measurement.table(results, results.scale) for measurement in measurements}
+    for measurement, table in tables.items():
+        console.print(rich_table(measurement.title, table))
+    for line in [*summary(result.label for result in results.cells.values()), *remarks(results)]:
         console.print(line, markup=False)
-    for remark in remarks(results):
-        console.print(remark, markup=False)
-    results.save({item.name: asdict(table) for item, table in tables.items()})
-    charts = _draw(results, asked, folder)
+    results.save({measurement.name: asdict(table) for measurement, table in tables.items()})
+    charts = _draw_charts(results, measurements, folder)
     (folder / "results.md").write_text(markdown(results, tables, charts))
 
 
 def rich_table(title: str, table: Table) -> RichTable:
     """Return a table for the terminal."""
-    shown = RichTable(title=title, title_justify="left", title_style="bold", caption="\n".join(table.notes))
-    shown.caption_justify = "left"
+    terminal_table = RichTable(title=title, title_justify="left", title_style="bold", caption="\n".join(table.notes))
+    terminal_table.caption_justify = "left"
     for index, column in enumerate(table.columns):
-        shown.add_column(column, justify="left" if index == 0 else "right")
+        terminal_table.add_column(column, justify="left" if index == 0 else "right")
     for row in table.rows:
-        shown.add_row(*row)
-    return shown
+        terminal_table.add_row(*row)
+    return terminal_table
 
 
 def markdown(results: Results, tables: dict[Measurement, Table], charts: dict[str, str]) -> str:
-    """Return the whole report as Markdown; `charts` holds the picture of a measurement by its name."""
+    """Return the whole report as Markdown; `charts`: name of a measurement -> its picture."""
     machines = summary(result.label for result in results.cells.values())
     parts = ["# Benchmark", f"`{results.command}`", "\n".join(f"- {line}" for line in machines) or "Nothing measured."]
-    for item, table in tables.items():
-        parts += [f"## {item.title}", markdown_table(table), *table.notes]
-        parts += [measured_on(results, item)] if len(machines) > 1 else []
-        parts += [f"![{item.title}]({charts[item.name]})"] if item.name in charts else []
+    for measurement, table in tables.items():
+        parts += [f"## {measurement.title}", markdown_table(table), *table.notes]
+        if len(machines) > 1:
+            parts.append(measured_on(results, measurement))
+        if measurement.name in charts:
+            parts.append(f"![{measurement.title}]({charts[measurement.name]})")
     parts += remarks(results)
     return "\n\n".join(parts) + "\n"
 
 
 def remarks(results: Results) -> list[str]:
     """Return what a reader must know about cells without a figure and cells that were disturbed."""
-    wrong = [f"ERROR in {key}: {result.problem}" for key, result in results.cells.items() if result.problem]
-    return wrong + ([NOISE_NOTE] if any(result.noisy for result in results.cells.values()) else [])
+    lines = [f"ERROR in {key}: {result.problem}" for key, result in results.cells.items() if result.problem]
+    if any(result.noisy for result in results.cells.values()):
+        lines.append(NOISE_NOTE)
+    return lines
 
 
 def markdown_table(table: Table) -> str:
     """Return one table as Markdown, the first column to the left, figures to the right."""
-    lines = [table.columns, ("---", *["---:"] * (len(table.columns) - 1)), *table.rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    alignment = ["---", *["---:"] * (len(table.columns) - 1)]
+    lines = []
+    for row in (table.columns, alignment, *table.rows):
+        cells = [cell.replace("|", "\\|") for cell in row]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
-def measured_on(results: Results, item: Measurement) -> str:
+def measured_on(results: Results, measurement: Measurement) -> str:
     """Return where the cells of a measurement were measured."""
-    labels = [found.label for cell in item.cells(results.scale) if (found := results.of(cell))]
-    machines = sorted({label.machine_text() for label in labels})
-    mixed = " Figures of several machines are not to be compared." if len(machines) > 1 else ""
-    return f"Measured on {'; '.join(machines)}.{mixed}" if machines else "Not measured."
+    machines = sorted({label.machine_text() for label in _labels(results, measurement)})
+    if not machines:
+        return "Not measured."
+    text = f"Measured on {'; '.join(machines)}."
+    if len(machines) > 1:
+        text += " Figures of several machines are not to be compared."
+    return text
 
 
-def _draw(results: Results, asked: list[Measurement], folder: Path) -> dict[str, str]:
+def _labels(results: Results, measurement: Measurement) -> list[Label]:
+    """Return the labels of the cells of a measurement that were measured."""
+    cell_results = [results.of(cell) for cell in measurement.cells(results.scale)]
+    return [result.label for result in cell_results if result]
+
+
+def _draw_charts(results: Results, measurements: list[Measurement], folder: Path) -> dict[str, str]:
+    """Draw the charts that have points; return their files by measurement."""
     files = {}
-    for item in asked:
-        chart = item.chart(results, results.scale) if item.chart else None
-        if chart and any(chart.lines.values()):
-            files[item.name] = f"throughput_{item.name}.png"
-            labels = [found.label for cell in item.cells(results.scale) if (found := results.of(cell))]
-            below = "   ".join(dict.fromkeys(label.text() for label in labels))
-            draw(replace(chart, below=below), folder / files[item.name])
+    for measurement in measurements:
+        if not measurement.chart:
+            continue
+        chart = measurement.chart(results, results.scale)
+        if not any(chart.lines.values()):
+            continue
+        labels = dict.fromkeys(label.text() for label in _labels(results, measurement))
+        files[measurement.name] = f"throughput_{measurement.name}.png"
+        draw(replace(chart, below="   ".join(labels)), folder / files[measurement.name])
     return files

@@ -28,12 +28,16 @@ class CellResult:
     @property
     def problem(self) -> str:
         """Return why this cell has no figure, or ""."""
-        return next((run.problem for run in self.runs if run.problem), "" if self.counted else "no run was finished")
+        problems = [run.problem for run in self.runs if run.problem]
+        if problems:
+            return problems[0]
+        return "" if self.counted else "no run was finished"
 
     @property
     def counted(self) -> list[Run]:
         """Return the runs that make the figure: of a warm cell all but the first ones."""
-        return list(self.runs[self.cell.warm_up if self.cell.mode == "warm" else 0 :])
+        warm_up = self.cell.warm_up if self.cell.mode == "warm" else 0
+        return list(self.runs[warm_up:])
 
     @property
     def first(self) -> Run | None:
@@ -42,16 +46,16 @@ class CellResult:
 
     @property
     def noisy(self) -> bool:
-        """Say whether other processes took so much of the machine that the cell should be repeated."""
+        """Return whether other processes used so much of the machine that the cell should be repeated."""
         return self.foreign_cores > NOISY
 
 
 @dataclass
 class Results:
-    """Results by cell; `add` saves the file at once, so that an interrupted session can go on.
+    """Results by cell; `add` saves the file at once, so that an interrupted session can be continued.
 
     `command` is the last one that wrote them. Machine, commit and date are those of each cell, not of the file: a file
-    grows over sessions, and it has been carried to other machines.
+    grows over sessions, and may be copied to other machines.
     """
 
     path: Path
@@ -60,30 +64,28 @@ class Results:
     cells: dict[str, CellResult] = field(default_factory=dict)
 
     def add(self, result: CellResult) -> None:
-        """Keep a result, in place of an older one of the same cell."""
+        """Add a result, in place of an older one of the same cell."""
         self.cells[result.cell.key] = result
         self.save()
 
     def of(self, cell: Cell) -> CellResult | None:
-        """Return the result of a cell; None when it was not measured."""
+        """Return the result of a cell; None if it was not measured."""
         return self.cells.get(cell.key)
 
     def complete(self, cell: Cell) -> bool:
-        """Say whether a cell was measured without a problem, as often as it asks."""
+        """Return whether a cell was measured without a problem, as often as it requires."""
         result = self.of(cell)
         return result is not None and not result.problem and len(result.counted) >= cell.repeat
 
     def save(self, findings: dict[str, Any] | None = None) -> None:
         """Write everything so that a crash leaves the old file or the new one."""
-        content = {
-            "command": self.command,
-            "scale": asdict(self.scale),
-            "cells": [
-                {"key": key, "median_seconds": median(result), "problem": result.problem, **asdict(result)}
-                for key, result in self.cells.items()
-            ],
-            **({"findings": findings} if findings is not None else {}),
-        }
+        cells = []
+        for key, result in self.cells.items():
+            summary = {"key": key, "median_seconds": median(result), "problem": result.problem}
+            cells.append({**summary, **asdict(result)})
+        content = {"command": self.command, "scale": asdict(self.scale), "cells": cells}
+        if findings is not None:
+            content["findings"] = findings
         self.path.parent.mkdir(parents=True, exist_ok=True)
         part = self.path.with_suffix(".part")
         part.write_text(json.dumps(content, indent=1))
@@ -93,37 +95,41 @@ class Results:
     def load(cls, path: Path) -> Results:
         """Return the results in a file."""
         content = json.loads(path.read_text())
-        cells = [_cell_result(item) for item in content["cells"]]
-        return cls(
-            path,
-            Scale(**content["scale"]),
-            content["command"],
-            {result.cell.key: result for result in cells},
-        )
+        results = cls(path, Scale(**content["scale"]), content["command"])
+        for item in content["cells"]:
+            result = _cell_result(item)
+            results.cells[result.cell.key] = result
+        return results
 
 
 def median(result: CellResult | None, value: str = "seconds") -> float | None:
-    """Return the median of a field of the counted runs; None when there is no valid figure."""
+    """Return the median of a field of the counted runs; None if there is no valid figure."""
     if result is None or result.problem:
         return None
-    values = [number for run in result.counted if (number := getattr(run, value)) is not None]
+    values = [getattr(run, value) for run in result.counted]
+    values = [number for number in values if number is not None]
     return statistics.median(values) if values else None
 
 
 def median_steps(runs: list[Run]) -> dict[str, float]:
     """Return the median seconds of each step over runs, in the order of the first run."""
-    names = dict.fromkeys(name for run in runs for name in run.steps)
+    names: dict[str, None] = {}
+    for run in runs:
+        names |= dict.fromkeys(run.steps)
     return {name: statistics.median(run.steps.get(name, 0.0) for run in runs) for name in names}
 
 
 def ratio(slower: float | None, faster: float | None) -> float | None:
-    """Return how many times longer the first took; None when one of the two has no figure."""
-    return slower / faster if slower is not None and faster else None
+    """Return how many times longer the first took; None if one of the two has no figure."""
+    if slower is None or not faster:
+        return None
+    return slower / faster
 
 
 def _cell_result(item: dict[str, Any]) -> CellResult:
-    known = {name.name for name in fields(Cell)}
-    cell = {name: value for name, value in item["cell"].items() if name in known}
+    # Files of earlier versions have fields that cells no longer have.
+    names = {cell_field.name for cell_field in fields(Cell)}
+    cell = {name: value for name, value in item["cell"].items() if name in names}
     cell["options"] = tuple((name, value) for name, value in cell.get("options", ()))
     runs = tuple(Run.of(run) for run in item["runs"])
     return CellResult(Cell(**cell), runs, item["load"], item["foreign_cores"], Label.of(item.get("label")))

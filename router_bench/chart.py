@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -24,7 +25,8 @@ FAINT = "#dedcd7"
 class Chart:
     """Lines over a logarithmic axis: per label the points (x, y).
 
-    With `log` the other axis is logarithmic too; `below` is small text at the foot: the machine, the commit, the date.
+    `across` and `up` are the names of the axes. With `log` the vertical axis is logarithmic as well. `below` is small
+    text at the foot: the machine, the commit, the date.
     """
 
     title: str
@@ -33,6 +35,11 @@ class Chart:
     up: str = "events per second"
     log: bool = False
     below: str = ""
+
+    @property
+    def points(self) -> list[tuple[int, float]]:
+        """Return the points of all lines."""
+        return list(chain.from_iterable(self.lines.values()))
 
 
 def draw(chart: Chart, path: Path) -> None:
@@ -44,7 +51,8 @@ def draw(chart: Chart, path: Path) -> None:
         _line(axes, chart, label, points, colour)
     _axes(axes, chart)
     figure.text(0.01, 0.01, chart.below, fontsize=6.5, color=QUIET, wrap=True)
-    figure.tight_layout(rect=(0, 0.05 if chart.below else 0, 1, 1))
+    foot = 0.05 if chart.below else 0
+    figure.tight_layout(rect=(0, foot, 1, 1))
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
 
@@ -52,33 +60,31 @@ def draw(chart: Chart, path: Path) -> None:
 def _line(axes: Axes, chart: Chart, label: str, points: list[tuple[int, float]], colour: str) -> None:
     if not points:
         return
-    across, values = zip(*points, strict=True)
-    axes.plot(across, values, color=colour, marker="o", markersize=6, linewidth=2.2, clip_on=False, zorder=3)
+    horizontal, vertical = zip(*points, strict=True)
+    axes.plot(horizontal, vertical, color=colour, marker="o", markersize=6, linewidth=2.2, clip_on=False, zorder=3)
     for x, y in points:
-        shift = (0, 9) if _room_above(chart, x, y) else (0, -16)
+        shift = (0, 9) if _is_room_above(chart, x, y) else (0, -16)
         _text(axes, _thousands(y), (x, y), shift, ha="center", fontsize=9, color=colour)
     _text(axes, label, points[-1], (14, 0), va="center", fontsize=10.5, fontweight="bold", color=colour)
 
 
-def _room_above(chart: Chart, x: int, y: float) -> bool:
-    """Say whether a figure goes above its point: on the highest line, and where the axis is too near below."""
-    points = [point for line in chart.lines.values() for point in line]
-    highest = max(value for _, value in points)
-    highest_here = max(value for place, value in points if place == x)
+def _is_room_above(chart: Chart, x: int, y: float) -> bool:
+    """Return whether the value is written above a point: on the highest line, or if the axis is too near below."""
+    highest = max(height for _, height in chart.points)
+    highest_here = max(height for place, height in chart.points if place == x)
     return y == highest_here or (y < 0.1 * highest and not chart.log)
 
 
-def _text(axes: Axes, text: str, at: tuple[float, float], shift: tuple[float, float], **look: Any) -> None:
-    axes.annotate(text, at, xytext=shift, textcoords="offset points", annotation_clip=False, **look)
+def _text(axes: Axes, text: str, point: tuple[float, float], shift: tuple[float, float], **look: Any) -> None:
+    axes.annotate(text, point, xytext=shift, textcoords="offset points", annotation_clip=False, **look)
 
 
 def _axes(axes: Axes, chart: Chart) -> None:
-    points = [point for line in chart.lines.values() for point in line]
-    ticks = sorted({x for x, _ in points})
+    ticks = sorted({x for x, _ in chart.points})
     axes.set_xscale("log")
     axes.set_xticks(ticks, [f"{tick:,}".replace(",", " ") for tick in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
-    heights = [y for _, y in points]
+    heights = [y for _, y in chart.points]
     if chart.log:
         axes.set_yscale("log")
         axes.yaxis.set_minor_locator(NullLocator())
@@ -87,7 +93,7 @@ def _axes(axes: Axes, chart: Chart) -> None:
     else:
         axes.set_ylim(0, max(heights) * 1.18)
         axes.set_ylabel(chart.up, color=INK)
-    # After the scale, which brings a formatter of its own.
+    # After the scale, which sets a formatter of its own.
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _thousands(value)))
     # Room to the right of the last point for the names of the lines, which take the place of a legend.
     right = ticks[-1] * 2

@@ -1,7 +1,6 @@
-"""What a figure depends on: the machine, the code and the day, what else was running, and what a process tree takes.
+"""What a figure depends on: the machine, the code, the day, and other processes; and the memory of a process tree.
 
-Every measured cell carries a `Label`. Figures of two machines are never put side by side as if they were of one:
-`same_machine` says whether they may be.
+Every measured cell has a `Label`. Only figures of the same machine (`same_machine`) may be compared.
 """
 
 from __future__ import annotations
@@ -30,21 +29,23 @@ PACKAGES = (
     "spark-event-router", "pyspark", "delta-spark", "deltalake", "pyarrow", "msgspec", "confluent-kafka",
 )  # fmt: skip
 IDENTITY = ("processor", "cores", "memory")
-"""What makes two machines the same one to a benchmark."""
+"""If these facts of two machines are equal, they are the same machine to a benchmark."""
 NOISY = 0.15
-"""Cores that others use from which a cell is called noisy."""
+"""A cell is noisy if other processes used more cores than this."""
 MB = 1 << 20
+KERNEL_THREADS = 2
+"""The id of the process that is the parent of all threads of the kernel."""
 NEIGHBOUR_SECONDS = 2.0
 FOOTPRINT_SECONDS = 0.5
-"""Between two looks at the memory of a process tree: the kernel walks every page for one."""
+"""The seconds between two samples of the memory of a process tree. For each the kernel walks all pages."""
 
 
 @dataclass(frozen=True)
 class Label:
     """Where, from which code and when a cell was measured.
 
-    `machine` names processor, cores, memory, system and versions; empty where nobody wrote it down. `commit` is that of
-    a checkout, "" for an installed package, whose version is in `machine`; `dirty` says that files differed from it.
+    `machine` has processor, cores, memory, system and versions; it is empty if it was not recorded. `commit` is that of
+    a checkout, "" for an installed package, whose version is in `machine`. `dirty`: files differed from the commit.
     """
 
     machine: dict[str, str] = field(default_factory=dict)
@@ -54,25 +55,25 @@ class Label:
 
     @classmethod
     def now(cls, date: str = "") -> Self:
-        """Return the label of this machine and this code; `date` in place of today."""
+        """Return the label of this machine and this code, with a date or today's."""
         commit, dirty = _commit(Path(__file__).resolve().parents[1])
         return cls(machine(), commit, dirty, date or f"{datetime.now().astimezone():%Y-%m-%d}")
 
     @classmethod
     def of(cls, content: Mapping[str, Any] | None) -> Self:
-        """Return the label in a result file; that of an unknown machine where there is none."""
+        """Return the label in a result file; that of an unknown machine if there is none."""
         return cls(**content) if content else cls()
 
     def same_machine(self, other: Label) -> bool:
-        """Say whether two labels are of the same processor, cores and memory; an unknown machine is like no other."""
+        """Return whether two labels are of the same processor, cores and memory; never for an unknown machine."""
         return bool(self.machine) and all(self.machine.get(key) == other.machine.get(key) for key in IDENTITY)
 
     def machine_text(self) -> str:
         """Return the machine in a few words."""
         if not self.machine:
             return "unknown machine"
-        facts = {key: self.machine.get(key, "?") for key in (*IDENTITY, "system")}
-        return f"{facts['processor']}, {facts['cores']} cores, {facts['memory']}, {facts['system']}"
+        processor, cores, memory, system = [self.machine.get(key, "?") for key in (*IDENTITY, "system")]
+        return f"{processor}, {cores} cores, {memory}, {system}"
 
     def code_text(self) -> str:
         """Return the commit, or the version of an installed package."""
@@ -87,12 +88,12 @@ class Label:
         return "; ".join((self.machine_text(), self.code_text(), self.date or "unknown date"))
 
     def asdict(self) -> dict[str, Any]:
-        """Return what a result file holds."""
+        """Return the label as it is in a result file."""
         return asdict(self)
 
 
 def summary(labels: Iterable[Label]) -> list[str]:
-    """Return a line for each machine that figures come from: its cells, its versions, the commits and dates."""
+    """Return a line for each machine of some figures: its cells, its versions, the commits and dates."""
     by_machine: dict[str, list[Label]] = {}
     for label in labels:
         by_machine.setdefault(label.machine_text(), []).append(label)
@@ -105,14 +106,11 @@ def _summary_of(labels: list[Label]) -> str:
     latest = max(labels, key=lambda label: label.date).machine
     versions = [f"{name} {value}" for name, value in latest.items() if name not in (*IDENTITY, "system")]
     cells = "1 cell" if len(labels) == 1 else f"{len(labels)} cells"
-    parts = [cells, codes, dates]
-    if versions:
-        parts.append(", ".join(versions))
-    return "; ".join(parts)
+    return "; ".join(filter(None, [cells, codes, dates, ", ".join(versions)]))
 
 
 def machine() -> dict[str, str]:
-    """Describe this machine and the versions that matter."""
+    """Return this machine, and the versions of the packages that a figure depends on."""
     memory = psutil.virtual_memory().total / (1 << 30)
     kernel = ".".join(platform.release().split(".")[:2])
     described = {
@@ -149,13 +147,13 @@ class Sampler:
 
     def _loop(self) -> None:
         while not self._stop.wait(self._seconds):
-            # A process or file may be gone by now.
+            # A process or file may have ended or vanished meanwhile.
             with contextlib.suppress(psutil.Error, OSError):
                 self._sample()
 
 
 class Neighbours:
-    """The cores that processes which are not ours use during a `with` block."""
+    """The cores that processes of others use during a `with` block."""
 
     def __init__(self) -> None:
         self._used = 0.0
@@ -182,7 +180,7 @@ class Neighbours:
 
     def _look(self) -> None:
         now = self._foreign()
-        # One that was not there before has used all of its seconds since.
+        # A process that has started since the last sample has used all of its seconds.
         self._used += sum(max(0.0, seconds - self._seen.get(pid, 0.0)) for pid, seconds in now.items())
         self._seen = now
 
@@ -190,19 +188,20 @@ class Neighbours:
         """Return the processor seconds of every process that is neither ours nor the kernel's."""
         # Kept: a child of a killed child belongs to the init process for a moment, but it is still ours.
         self._ours |= {os.getpid()} | {process.pid for process in psutil.Process().children(recursive=True)}
-        used = {}
+        seconds = {}
         for process in psutil.process_iter(["pid", "ppid", "cpu_times"]):
             info = process.info
-            if info["cpu_times"] and info["pid"] not in self._ours and 2 not in (info["pid"], info["ppid"]):
-                used[info["pid"]] = info["cpu_times"].user + info["cpu_times"].system
-        return used
+            is_of_kernel = KERNEL_THREADS in (info["pid"], info["ppid"])
+            if info["cpu_times"] and info["pid"] not in self._ours and not is_of_kernel:
+                seconds[info["pid"]] = info["cpu_times"].user + info["cpu_times"].system
+        return seconds
 
 
 class Footprint(Sampler):
-    """The peak memory of a process and all below it: the sum of their PSS (/proc/PID/smaps_rollup).
+    """The peak memory of a process and all its descendants: the sum of their PSS (/proc/PID/smaps_rollup).
 
-    PSS shares a page out among those that map it, so that the sum counts it once; the sum of resident sizes counts the
-    pages of forked Python workers many times. Linux only: elsewhere the peak stays 0.
+    PSS divides the size of a page by the number of processes that map it, so that the sum counts it once. The sum of
+    resident sizes counts the pages of forked Python workers many times. Linux only: elsewhere the peak stays 0.
     """
 
     def __init__(self, pid: int) -> None:
@@ -225,7 +224,7 @@ def _pss(pid: int) -> int:
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
-        # It has ended, or is somebody else's.
+        # The process has ended, or belongs to another user.
         return 0
     for line in lines:
         if line.startswith("Pss:"):
@@ -242,11 +241,11 @@ def bytes_on_disk(folder: Path) -> int:
 def _commit(package: Path) -> tuple[str, bool]:
     """Return the commit of the checkout that a package is part of, and whether files differ from it.
 
-    A package that was installed into somebody's project is no part of that project's repository.
+    A package that is installed in the folder of another project is no part of that project's repository.
     """
     if not _git(package, "ls-files", "--error-unmatch", "__init__.py"):
         return "", False
-    # What a benchmark writes down in its own checkout is no change of the code.
+    # The results that a benchmark writes into its own checkout are no change of the code.
     changes = _git(package, "status", "--porcelain", "--", ":(top)", ":(top,exclude)benchmarks/results")
     return _git(package, "rev-parse", "HEAD"), bool(changes)
 
@@ -272,7 +271,9 @@ def _processor() -> str:
 
 
 def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _java() -> str:

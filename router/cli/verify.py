@@ -54,10 +54,10 @@ def verify(
     is held against how the view left it, and with --recompute against its query. May run beside the stream; Spark is
     started for --recompute only. Exit code 1: something is wrong.
     """
-    from router.engine.audit.verify import verified
+    from router.engine.audit.verify import verify_tables
 
     config = load(file, load_registry(plugin_files)).config
-    audits = verified(config, tables, footers=footers)
+    audits = verify_tables(config, tables, footers=footers)
     absent = sorted(set(tables) - {audit.table for audit in audits})
     if absent:
         raise click.ClickException(f"{config.name} has no rows in {', '.join(absent)}")

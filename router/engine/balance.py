@@ -1,8 +1,9 @@
-"""Count where every record of a batch went, and check that none is missing.
+"""Count what became of every record of a batch, and check that none is missing.
 
 Per source partition: read = decoded + failed + bare; decoded = matched somewhere + unmatched. Per route and sink:
 matched = landed + refused + dropped + quarantined. Per table: the rows its sink counted = the rows in the footers of
-its files. Bronze holds what was read, less what it drops; dead letters hold what was failed, unmatched and refused.
+its files. Bronze has the records that were read, less those that it drops; dead letters have the failed, unmatched and
+refused ones.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ BRONZE = "/bronze"
 SUMS = ("read", "failed", "bare", "unmatched", "unknown")
 KEYED = ("matched", "refused", "dropped", "violated", "landed", "rejected", "frozen", "quarantined")
 NAMED = 50
-"""Different fields beyond the schema that are counted by name; a key made of data is another one in every record."""
+"""How many fields that the schema lacks are counted by name: keys that contain data differ from record to record."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def _blank_sums(count: dict[str, Any]) -> dict[str, Any]:
 
 
 def add_named(have: dict[str, int], more: Mapping[str, int]) -> None:
-    """Add counts of fields to others, and no more than `NAMED` names: those with the most first."""
+    """Add counts of fields to others, up to `NAMED` names: the most frequent first."""
     for name in sorted(more, key=lambda name: (-more[name], name)):
         if name in have or len(have) < NAMED:
             have[name] = have.get(name, 0) + more[name]
@@ -104,12 +105,12 @@ def add_named(have: dict[str, int], more: Mapping[str, int]) -> None:
 
 @dataclass
 class UnknownFieldReport:
-    """The fields beyond the schema that the log has named: each once, and as many as `NAMED`, while a process lives."""
+    """The fields that the schema lacks and that were logged: each once, up to `NAMED`, while a process lives."""
 
     named: set[str] = field(default_factory=set)
 
     def report(self, query: str, counted: tuple[Partition, ...]) -> None:
-        """Log the fields that no batch has had before."""
+        """Log the fields that no earlier batch had."""
         for name, count in sorted(keyed(counted, "unknown_fields").items()):
             if name in self.named or len(self.named) >= NAMED:
                 continue
@@ -136,7 +137,7 @@ def keyed(counted: Iterable[Partition], kind: str) -> Counter[str]:
 def imbalances(
     layout: Layout, counted: tuple[Partition, ...], files: Iterable[StagedFile], unmatched_are_dead: bool
 ) -> list[str]:
-    """Return a sentence for each sum that does not add up; none when the batch balances.
+    """Return a sentence for each sum that does not add up; none if the batch balances.
 
     The two sides of each comparison come from different places: labels of the plan, counts made while rows are
     sorted, and the footers of the files.

@@ -1,11 +1,11 @@
-"""Store small files of the router's own next to a Spark checkpoint, in the folder `store`; each is written atomically.
+"""Store small files of the router next to a Spark checkpoint, in the folder `store`; each is written atomically.
 
 | folder | file | contains |
 |---|---|---|
-| `manifests/RUN` | BATCH.json | what a batch was decided to be, before anything of it is committed |
-| `applied/RUN` | BATCH.json | what sinks have applied of a batch, by sink, and the tables that have got rows by it |
+| `manifests/RUN` | BATCH.json | the decision of a batch, before any of its rows are committed |
+| `applied/RUN` | BATCH.json | what sinks have applied of a batch, by sink, and the tables that merges have changed |
 | `backlog` | SINK.json | rows of an outbox whose table cannot be written at present |
-| `lost` | RUN.json | batches that tables lack, and a person went on without |
+| `lost` | RUN.json | batches that tables lack, accepted by a person |
 | `known` | SINK.json | tables that a sink has merged into: one that is gone was dropped |
 | `approvals` | ROUTE/SINK/TABLE.N.json | a table that may change, until its quarantined rows are in it |
 | `blocked` | ROUTE/SINK/TABLE.json | a table that cannot be written, until its quarantined rows are in it |
@@ -13,14 +13,14 @@
 | `replays` | dead_letters.json | a replay of dead letters that has begun and not ended |
 | `views` | NAME.json | which versions of its sources a view was made of, and how its tables were left |
 | `schemas` | the decoder's names | what a decoder has learnt |
-| | identities.json | the routes and sinks with another name than their ids, and that one |
-| | gone_sinks.json | sinks that a person let go though rows wait for them |
+| | identities.json | the routes and sinks whose names differ from their ids, with their names |
+| | gone_sinks.json | removed sinks with rows in their outboxes, accepted by a person |
 | | runs.json | in which order the runs of the query began |
-| | source | the source that the checkpoint counts |
-| | format | the version of all this |
+| | source | the source whose offsets are in the checkpoint |
+| | format | the version of this layout |
 
 A run is the life of one Spark checkpoint, which numbers its batches from 0: the decision of another run about a batch
-of the same number must never be taken for one of this run.
+with the same number must never be used for a batch of this run.
 """
 
 from __future__ import annotations
@@ -52,26 +52,26 @@ KEPT = 100
 """Manifests that are kept for operators to read; the router needs the last one only."""
 FORMAT = b"3"
 MERGED = "merged"
-"""The key of the merged tables in a mark; the keys of sinks have a slash."""
+"""The key of the merged tables in a mark; keys of sinks contain a slash."""
 RECOVERY_HINTS = {
-    "manifests": "It says what a batch was decided to be. Restore it from a copy",
-    "applied": "It says which sinks have a batch. Restore it from a copy; or delete it, and the sinks of a batch that "
-    "was cut off get its rows again, as after a crash before the mark",
-    "backlog": "It says which rows of an outbox wait for their table. Restore it from a copy; without it they stay in "
-    "the outbox, and no batch merges them",
-    "lost": "It says which lost batches somebody has accepted. Delete it, and the next start asks for them again",
-    "known": "It says which tables a sink has merged into. Restore it from a copy; or delete it, and one of them that "
-    "somebody drops before its next rows come is made anew",
+    "manifests": "It contains the decision of a batch. Restore it from a copy",
+    "applied": "It contains which sinks have applied a batch. Restore it from a copy; or delete it, and the sinks of "
+    "an interrupted batch get its rows again, as after a crash before the mark",
+    "backlog": "It contains which rows of an outbox wait for their table. Restore it from a copy; without it they stay "
+    "in the outbox, and no batch merges them",
+    "lost": "It contains which lost batches were accepted. Delete it, and the next start asks for them again",
+    "known": "It contains which tables a sink has merged into. Restore it from a copy; or delete it, and one of them "
+    "that is dropped before its next rows arrive is created again",
     "approvals": "It lets a table change. Delete it, and approve the change again",
-    "blocked": "It says that quarantined rows wait for a table. Restore it from a copy; without it rows of later "
+    "blocked": "It contains that quarantined rows wait for a table. Restore it from a copy; without it rows of later "
     "batches land before them",
-    "views": "It says what a view was made of. Delete it, and the next refresh computes all of the view anew",
-    "identities.json": "It says what routes and sinks were called before. Delete it, and a `was` that is removed is "
+    "views": "It contains what a view was made of. Delete it, and the next refresh computes all of the view again",
+    "identities.json": "It contains the former names of routes and sinks. Delete it, and a `was` that is removed is "
     "not noticed",
-    "gone_sinks.json": "It says which sinks somebody let go though rows wait for them. Delete it, and the next start "
-    "asks for them again",
-    "runs.json": "It says in which order runs began. Restore it from a copy; or delete it, and the ledger says so",
-    "replays": "It says which replay was cut off. Restore it from a copy; or delete it, and begin another",
+    "gone_sinks.json": "It contains which removed sinks were accepted with rows in their outboxes. Delete it, and the "
+    "next start asks for them again",
+    "runs.json": "It contains in which order runs began. Restore it from a copy; or delete it, and the ledger is used",
+    "replays": "It contains which replay was interrupted. Restore it from a copy; or delete it, and begin another",
 }
 """By folder or file: what it contains, and what a person can do if it is damaged."""
 
@@ -193,15 +193,15 @@ class CheckpointStore:
             return
         if written_format == b"":
             raise StartError(
-                f"{self.place('format')} is damaged: it is empty. It says which version of the router wrote the "
-                f"checkpoint; write {FORMAT.decode()} into it if that was this one"
+                f"{self.place('format')} is damaged: it is empty. It contains which version of the router wrote the "
+                f"checkpoint; write {FORMAT.decode()} into it if that was this version"
             )
         # The earliest versions wrote no format: a checkpoint with files but without a format is theirs.
         older_files = self.checkpoint.files.get_file_info(["spark/metadata", "manifests", "store/format"])
         if any(info.type is not fs.FileType.NotFound for info in older_files):
             raise StartError(
-                f"the checkpoint {self.checkpoint.root} was written by another version of the router, which this one "
-                "cannot go on from; give this run a new checkpoint and a new lake"
+                f"the checkpoint {self.checkpoint.root} was written by another version of the router, and this one "
+                "cannot continue from it; give this run a new checkpoint and a new lake"
             )
         self.write("format", FORMAT)
 

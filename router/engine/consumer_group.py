@@ -1,10 +1,10 @@
-"""The consumer group in which a stream shows lag monitors how far it is: `source: {kafka: {commit_group: NAME}}`.
+"""The consumer group that shows lag monitors the progress of a stream: `source: {kafka: {commit_group: NAME}}`.
 
-Offsets live in the checkpoint. Those of the group are written for others, after each batch, and never read back to
-begin from. A thread of its own writes them, and only the newest: brokers that are slow or away delay no batch.
+A stream starts from the offsets in its checkpoint. Those of the group are for others: a thread commits them after each
+batch, only the newest, so that brokers that are slow or unavailable delay no batch.
 
-Each offset says in its metadata which configuration wrote it. So a stream takes no group over that a consumer uses,
-whose offsets it would change.
+The metadata of each offset names the configuration that wrote it. So a stream never takes over the group of another
+consumer, whose offsets it would change.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("router")
 WRITTEN_BY = "spark-event-router: "
-"""What the metadata of an offset begins with, before the name of the configuration."""
+"""The beginning of the metadata of an offset, before the name of the configuration."""
 MISSING_GROUP = {KafkaError.GROUP_ID_NOT_FOUND, KafkaError.INVALID_GROUP_ID}
 NO_COORDINATOR_YET = {
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.NOT_COORDINATOR,
 }
-"""What brokers answer while it is not settled which of them coordinates a group: right after the start of a cluster."""
+"""The errors of brokers while none of them coordinates a group yet: right after the start of a cluster."""
 COORDINATOR_PAUSE_SECONDS = 0.2
 
 
 def refuse_foreign_group(config: Config) -> None:
-    """Raise StartError if consumers are in the group of a source, or offsets that another one wrote.
+    """Raise StartError if the group of a source has consumers, or offsets that another consumer wrote.
 
     Raises ConnectionError if the brokers do not answer.
     """
@@ -69,8 +69,8 @@ def refuse_foreign_group(config: Config) -> None:
         raise ConnectionError(f"{where}: its offsets cannot be read: {error}") from None
     for partition in partitions:
         if partition.offset >= 0 and partition.metadata != f"{WRITTEN_BY}{config.name}":
-            what = f"has an offset of {partition.topic}/{partition.partition} that no run of {config.name} wrote"
-            raise StartError(f"{where} {what}; name a group that is the stream's alone, or delete this one")
+            problem = f"has an offset of {partition.topic}/{partition.partition} that no run of {config.name} wrote"
+            raise StartError(f"{where} {problem}; name a group that is the stream's alone, or delete this one")
 
 
 def _members(admin: AdminClient, group: str) -> list[MemberDescription]:
@@ -115,7 +115,7 @@ class ConsumerGroup:
         self._thread.join(2 * SECONDS)
 
     def commit(self, offsets: Mapping[tuple[str, int], int]) -> None:
-        """Let the thread commit offsets, in place of those that it has not yet begun with. Returns at once."""
+        """Let the thread commit offsets, in place of those that it has not begun to commit. Returns at once."""
         if not offsets:
             return
         with self._changed:
@@ -138,7 +138,7 @@ class ConsumerGroup:
         partitions: list[TopicPartition] = []
         for (topic, number), offset in offsets.items():
             partitions.append(TopicPartition(topic, number, offset, metadata=written_by))
-        # Not by a consumer, whose commit waits for its coordinator for as long as that is away.
+        # Not by a consumer, whose commit waits for its coordinator for as long as that is unavailable.
         request = [ConsumerGroupTopicPartitions(self.group, partitions)]
         try:
             answers = self._admin.alter_consumer_group_offsets(request, request_timeout=SECONDS)
@@ -146,10 +146,10 @@ class ConsumerGroup:
                 if partition.error is not None:
                     raise KafkaException(partition.error)
         except (KafkaException, TimeoutError) as error:
-            # Once, and not for each batch: the next one commits all of it.
+            # Logged once, not for each batch: the next commit includes these offsets.
             if not self._fails:
-                what = "%s: the offsets of the group %s cannot be committed: %s; the stream goes on"
-                log.warning(what, self.config.name, self.group, first_line(error))
+                message = "%s: the offsets of the group %s cannot be committed: %s; the stream continues"
+                log.warning(message, self.config.name, self.group, first_line(error))
             self._fails = True
             return
         if self._fails:

@@ -1,7 +1,7 @@
-"""Judge a batch by the share of its records that become dead letters, before anything of it is committed.
+"""The share of a batch's records that become dead letters, found before any of its rows are committed.
 
-A schema that no longer fits makes a dead letter of every good record. The batch balances then, and nothing has failed:
-without a word in the log the loss is found by whoever misses the rows.
+A schema that no longer fits makes a dead letter of every good record. The counts of such a batch balance, and nothing
+has failed: without a log line the first to notice is a reader of the tables who misses the rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("router")
 DEAD_LETTERS = "/dead_letters"
 FEWEST = 100
-"""Records from which on a batch is judged: of a few records any share is chance."""
+"""Batches with fewer records are not checked: of a few records any share is chance."""
 SHARE = 0.5
 """The share of a batch above which its dead letters are logged as a warning."""
 REASONS = 3
@@ -32,7 +32,7 @@ RECORD = ["topic", "partition", "offset"]
 
 @dataclass(frozen=True)
 class DeadLetterShare:
-    """How many records of a batch become dead letters, of how many, and the most frequent reasons."""
+    """How many `records` of those that a batch has `read` become dead letters, and the most frequent reasons."""
 
     records: int
     read: int
@@ -44,17 +44,15 @@ class DeadLetterShare:
         return self.records / self.read
 
     def __str__(self) -> str:
-        return (
-            f"{self.records:,} of {self.read:,} records ({self.share:.1%}) become dead letters: "
-            f"{'; '.join(self.reasons)}"
-        )
+        share = f"{self.records:,} of {self.read:,} records ({self.share:.1%})"
+        return f"{share} become dead letters: {'; '.join(self.reasons)}"
 
 
 @dataclass
 class DeadLetterLimit:
-    """The share of a batch's records that a stream may make dead letters; one batch may have more where accepted.
+    """The share of a batch's records that may become dead letters, and one batch that may exceed it once accepted.
 
-    It is kept while the process runs: the accepted batch may be decided again after a failure, another may not pass.
+    The accepted batch is kept while the process runs: it may be decided again after a failure, and no other may pass.
     """
 
     at_most: float | None = None
@@ -63,11 +61,11 @@ class DeadLetterLimit:
 
     @property
     def smallest_share(self) -> float:
-        """Return the share above which a batch is looked at."""
+        """Return the share above which a batch is logged or stopped."""
         return SHARE if self.at_most is None else min(SHARE, self.at_most)
 
     def is_exceeded(self, share: DeadLetterShare, batch: int) -> bool:
-        """Say whether a batch has to stop; note the batch that passes because a person has accepted it."""
+        """Return whether a batch has to stop; note the batch that passes because a person has accepted it."""
         if self.at_most is None or share.share <= self.at_most:
             return False
         if self.accepts_one_batch and self.accepted_batch in (None, batch):
@@ -79,23 +77,24 @@ class DeadLetterLimit:
 def dead_letter_share(
     lake: Lake, files: Iterable[StagedFile], read: int, *, above: float = SHARE
 ) -> DeadLetterShare | None:
-    """Return the share of a batch of so many records; None if these are few, or the share cannot be above a number.
+    """Return the share of a batch that has `read` so many records; None if it is not `above` a share, or of few.
 
     Reads coordinates and reasons of the staged dead letters, on the driver. A record may have several: one for each
     route and sink that has refused it.
     """
-    dead = [file for file in files if file.target == DEAD_LETTERS]
-    if read < FEWEST or sum(file.rows for file in dead) <= above * read:
+    dead_letter_files = [file for file in files if file.target == DEAD_LETTERS]
+    if read < FEWEST or sum(file.rows for file in dead_letter_files) <= above * read:
         return None
     records: list[pa.Table] = []
     reasons: Counter[str] = Counter()
-    for file in dead:
+    for file in dead_letter_files:
         with lake.files.open_input_file(file.path) as source:
             rows = pq.read_table(source, columns=[*RECORD, "stage", "reason"])
         records.append(rows.select(RECORD))
         counts = rows.group_by(["stage", "reason"]).aggregate([([], "count_all")])
         for row in counts.to_pylist():
             reasons[f"{row['stage']}: {row['reason']}"] += row["count_all"]
+    # The dead letters of one record are one record.
     distinct = pa.concat_tables(records).group_by(RECORD).aggregate([]).num_rows
-    first_reasons = [f"{reason} ({count:,})" for reason, count in reasons.most_common(REASONS)]
-    return DeadLetterShare(distinct, read, tuple(first_reasons))
+    frequent_reasons = [f"{reason} ({count:,})" for reason, count in reasons.most_common(REASONS)]
+    return DeadLetterShare(distinct, read, tuple(frequent_reasons))

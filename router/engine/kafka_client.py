@@ -1,7 +1,7 @@
-"""Ask the brokers of a Kafka source from the driver's Python, without Spark: with librdkafka, by the source's options.
+"""Query the brokers of a Kafka source from the driver's Python, without Spark: by librdkafka, with its options.
 
-The options of the source are those of Kafka's client for Java. What librdkafka names otherwise is translated; a login
-that it does not know is refused with the option's name, and whoever only wants to look goes without.
+The options of the source are those of Kafka's Java client. Options with another name in librdkafka are translated. A
+login that librdkafka does not have is refused with the name of the option; callers that only show facts do without.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SECONDS = 5.0
 """Time limit for an answer of the brokers."""
 SECURITY = ("security.", "sasl.", "ssl.")
-"""What the options of a login begin with; others, such as sizes of fetches, are of no concern to a question."""
+"""The beginnings of options of a login. Other options, such as sizes of fetches, are not needed for queries."""
 EQUALS: dict[str, tuple[str, ...]] = {
     "security.protocol": ("security.protocol",),
     "sasl.mechanism": ("sasl.mechanism",),
@@ -57,7 +57,7 @@ Offsets = dict[tuple[str, int], int]
 def client_settings(kafka: KafkaSource) -> dict[str, str]:
     """Return the settings of librdkafka for the brokers of a source.
 
-    Raises StartError for an option of the login that librdkafka has no equal of.
+    Raises StartError for an option of the login that has no counterpart in librdkafka.
     """
     settings = {"bootstrap.servers": kafka.servers}
     options = {key.removeprefix("kafka."): value.get_secret_value() for key, value in kafka.options.items()}
@@ -80,31 +80,31 @@ def client_settings(kafka: KafkaSource) -> dict[str, str]:
         elif name in equals:
             settings |= dict.fromkeys(equals[name], value)
         else:
-            raise StartError(f"librdkafka has no equal of kafka.{name} as it is set for the source")
+            raise StartError(f"librdkafka has no counterpart of kafka.{name} as it is set for the source")
     return settings
 
 
 def _login(jaas: str) -> dict[str, str]:
     """Return user and password of a login as Java writes it."""
     if not LOGIN_MODULES.search(jaas):
-        raise StartError("librdkafka has no equal of the login module in kafka.sasl.jaas.config")
+        raise StartError("librdkafka has no counterpart of the login module in kafka.sasl.jaas.config")
     options = {name: re.sub(r"\\(.)", r"\1", value) for name, value in LOGIN_OPTION.findall(jaas)}
     return {"sasl.username": options.get("username", ""), "sasl.password": options.get("password", "")}
 
 
 def admin_client(kafka: KafkaSource) -> AdminClient:
-    """Return a client for questions about topics and groups. Raises StartError for options that it cannot take."""
+    """Return a client for queries about topics and groups. Raises StartError for options that librdkafka refuses."""
     settings: dict[str, Any] = {
         **client_settings(kafka),
         "socket.timeout.ms": str(int(SECONDS * 1000)),
-        # Else a question about a topic would create it.
+        # Otherwise a query about a topic would create it.
         "allow.auto.create.topics": "false",
         "logger": SILENT,
     }
     try:
         return AdminClient(settings)
     except KafkaException:
-        # Its text has the values of settings, and so secrets.
+        # The text of the error contains the values of settings, and so secrets.
         raise StartError("librdkafka refuses the options of the source") from None
 
 
@@ -127,7 +127,7 @@ def end_offsets(admin: AdminClient, kafka: KafkaSource) -> Offsets:
 
 
 def is_read(kafka: KafkaSource, topic: str) -> bool:
-    """Say whether a source reads a topic."""
+    """Return whether a source reads a topic."""
     if kafka.pattern:
         return re.fullmatch(kafka.pattern, topic) is not None
     return topic in kafka.topics

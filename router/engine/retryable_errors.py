@@ -1,4 +1,4 @@
-"""Which errors pass by themselves, how long to wait for that, and a log line while Spark waits for Kafka silently."""
+"""Which errors are temporary, how long to wait until they pass, and a log line while Spark waits for Kafka silently."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("router")
 QUIET_SECONDS = 3.0
 BUSY_SECONDS = 15.0
-"""Seconds of a query for offsets, or of a batch, after which the router tries the brokers itself, again and again."""
+"""Seconds of a query for offsets (QUIET) or of a batch (BUSY), after which the router itself connects to the brokers,
+and after which it repeats that."""
 CONNECT_SECONDS = 1.0
 PASSING = (
     "TimeoutException",
@@ -44,27 +45,26 @@ PASSING = (
     "UnknownHost",
     "UnknownTopicOrPartition",
 )
-"""Parts of the messages of Spark and Kafka that mean: the source or storage is away for a while."""
-
+"""Parts of the messages of Spark and Kafka that mean: the source or storage is unavailable for a while."""
 
 ERRNO = re.compile(r"(?:\[[Ee]rrno |\(os error )(\d+)[\])]")
-"""How Python and Arrow, and delta-rs, write the number of an error of the operating system: a task's error reaches us
-as text."""
+"""The number of an error of the operating system, as Python and Arrow, and as delta-rs write it: the error of a task
+reaches the driver as text."""
 PASSING_ERRNO = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ENXIO, errno.EACCES, errno.EPERM),  # storage
-    *(errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH),  # a mounted one
+    *(errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH),  # mounted storage
     *(errno.ENETUNREACH, errno.ENETDOWN, errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE),
     *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN),
 }
-"""Errors of the operating system that pass: somebody makes room, mounts the disk again, gives back rights."""
+"""Errors of the operating system that pass after a person makes room, mounts the disk again or grants rights."""
 
 LOST = ("KAFKA_DATA_LOSS", "data may have been lost", "data may have been missed")
-"""Parts of the messages of Spark's Kafka source (Spark 4's error class, and its texts) that mean: the records that come
-next are not there any more."""
+"""Parts of the messages of Spark's Kafka source (Spark 4's error class, and its texts) that mean: Kafka no longer has
+the next records."""
 
 
 def says_lost(error: BaseException) -> bool:
-    """Say whether a query ended because records are gone from Kafka."""
+    """Return whether a query ended because records are gone from Kafka."""
     return any(sign in str(error) for sign in LOST)
 
 
@@ -79,27 +79,30 @@ BY_KAFKA = re.compile(r"org\.apache\.kafka\.common\.errors\.(\w+): ([^\n]*?)(?: 
 
 
 def refusal_by_broker(config: Config, error: BaseException) -> StartError | None:
-    """Return in one sentence that the broker refuses the login, or that rights are missing; None for other errors."""
+    """Return in one sentence that a broker refuses the login, or that rights are missing; None for other errors."""
     kafka = config.source.kafka
     if kafka is None or isinstance(error, RouterError):
         return None
-    for kind, reason in BY_KAFKA.findall(str(error)):
+    broker = f"{config.name}: the broker at {kafka.servers}"
+    for kind, message in BY_KAFKA.findall(str(error)):
+        reason = message.rstrip(".")
         if kind in REFUSED_LOGIN:
-            what = f"the broker at {kafka.servers} refuses the login: {reason.rstrip('.')}"
-            return StartError(f"{config.name}: {what}; correct the options kafka.sasl.* and kafka.ssl.* of the source")
+            todo = "correct the options kafka.sasl.* and kafka.ssl.* of the source"
+            return StartError(f"{broker} refuses the login: {reason}; {todo}")
         if kind in MISSING_RIGHTS:
             topics = ", ".join(kafka.topics) or kafka.pattern
-            what = f"the broker at {kafka.servers} lets the user of the source not read {topics}: {reason.rstrip('.')}"
-            return StartError(f"{config.name}: {what}; give this user {MISSING_RIGHTS[kind]}")
+            todo = f"give this user {MISSING_RIGHTS[kind]}"
+            return StartError(f"{broker} does not let the user of the source read {topics}: {reason}; {todo}")
     return None
 
 
 def passing(error: BaseException) -> bool:
-    """Say whether a failure passes by itself: the source, the registry, the storage or a sink's API is away."""
+    """Return whether a failure is temporary: the source, the registry, the storage or a sink's API is unavailable."""
     if isinstance(error, SinkError):
         return isinstance(error.__cause__, OSError)
     if isinstance(error, RouterError):
         return isinstance(error, TableError)
+    # These contain the words of temporary errors as well.
     if says_lost(error) or any(sign in str(error) for sign in (*REFUSED_LOGIN, *MISSING_RIGHTS)):
         return False
     text = f"{type(error).__name__}: {error}"
@@ -115,67 +118,68 @@ NEVER_PASSES = (
     # naming
     *("DELTA_INVALID_CHARACTERS", "Invalid column name"),
 )
-"""Parts of the messages of delta-rs and of Delta on Spark that mean: the table can never take these rows, whatever
-comes back. A person has to change the table or the configuration."""
+"""Parts of the messages of delta-rs and of Delta on Spark that mean: the table can never store these rows, even if
+storage and network are well. A person has to change the table or the configuration."""
 
 
 def never_passes(error: TableError) -> bool:
-    """Say whether a table can never take what was to be written to it: for its schema, its protocol or a name.
+    """Return whether a table can never store the rows of a failed write, because of its schema, its protocol or a name.
 
-    All else may pass (storage, network, rights, room on a disk, another writer, a log that somebody puts back).
+    Other errors may pass: of storage, network, rights, room on a disk, another writer, or a log that is restored.
     """
     text = f"{error.what} {error.__cause__}"
     return any(sign in text for sign in NEVER_PASSES)
 
 
 VARIES = re.compile(r"[0-9a-fA-F-]{8,}|(?<!\d)(?![45]\d\d(?!\d))\d+")
-"""What differs from try to try in the message of the same failure: names of staged files, numbers, times. Not the
-status of an answer, of 400 to 599."""
+"""The parts of the message of one failure that differ from try to try: names of staged files, numbers, times. The
+status of an answer, 400 to 599, is none of them."""
 
 
 @dataclass
 class GrowingPauses(wait_base):
-    """The pauses between tries: from one second on each is about twice as long, and the first again after a success.
+    """The pauses between tries: the first is a second, each is about twice as long, up to the longest.
 
-    A query is tried again and again for as long as a run lives: without the success its thousandth hiccup would cost
-    the longest pause.
+    A query is tried again for as long as a run lives. After a success its pauses begin with a second again: otherwise
+    its thousandth short failure would cost the longest pause.
     """
 
     longest: float = 60.0
-    before: int = 0
-    tried: int = 0
-    made: wait_exponential_jitter = field(init=False)
+    tries_before_success: int = 0
+    tries: int = 0
+    backoff: wait_exponential_jitter = field(init=False)
 
     def __post_init__(self) -> None:
-        self.made = wait_exponential_jitter(initial=1, max=self.longest)
+        self.backoff = wait_exponential_jitter(initial=1, max=self.longest)
 
     def succeeded(self) -> None:
-        """Begin again with the shortest pause: what is tried has done something."""
-        self.before = self.tried
+        """Begin again with the shortest pause: the last try has made progress."""
+        self.tries_before_success = self.tries
 
     def __call__(self, retry_state: RetryCallState) -> float:
         """Return the seconds before the next try."""
-        self.tried = retry_state.attempt_number
-        since = copy(retry_state)
-        since.attempt_number = max(1, self.tried - self.before)
-        return self.made(since)
+        self.tries = retry_state.attempt_number
+        # Tenacity counts all tries: the back-off gets a copy that counts those since the success.
+        since_success = copy(retry_state)
+        since_success.attempt_number = max(1, self.tries - self.tries_before_success)
+        return self.backoff(since_success)
 
 
 @dataclass
 class RepeatedTrouble:
-    """What the log has of a trouble that repeats: a line when it begins, when its kind changes, and when it is over."""
+    """The log lines of a trouble that repeats: one when it begins, when its kind changes, and when it is over."""
 
     kind: str = ""
 
     def is_new(self, message: str) -> bool:
-        """Say whether a failure is of another kind than the one before: the numbers and names in it do not count."""
+        """Return whether a failure is of another kind than the one before, whatever numbers and names it contains."""
         kind = VARIES.sub("*", message)
         changed = kind != self.kind
         self.kind = kind
         return changed
 
     def is_over(self) -> bool:
-        """Say, once after a trouble, that it is over. Call it after a success."""
+        """Return, once after a trouble, whether it is over. Call it after a success."""
         was_there = bool(self.kind)
         self.kind = ""
         return was_there
@@ -183,10 +187,10 @@ class RepeatedTrouble:
 
 @dataclass
 class Outage:
-    """The outage of the source: one log line when no broker takes a connection any more, one when one does again.
+    """The outage of the source: one log line when no broker accepts connections any more, one when one does again.
 
-    Kafka's client goes on trying for minutes before it fails, which is right; but an operator should see why
-    nothing comes. `enter` is told the state of the stream, and what it waits for. Runs on the driver.
+    Kafka's client tries for minutes before it fails, which is right; but an operator should see why no records arrive.
+    `enter` is called with the state of the stream, and what it waits for. Runs on the driver.
     """
 
     config: Config
@@ -195,30 +199,32 @@ class Outage:
     noted: bool = False
 
     def notice(self, query: StreamingQuery, *, busy: bool) -> None:
-        """Look at the query; call it a few times a second. `busy`: a batch is being worked on."""
-        if not busy and not query.status["message"].startswith(("Getting offsets", "Initializing sources")):
-            self._tell(away=False)
+        """Look at the query; call it a few times a second. `busy`: a batch is being processed."""
+        kafka = self.config.source.kafka
+        needs_source = busy or query.status["message"].startswith(("Getting offsets", "Initializing sources"))
+        if kafka is None or not needs_source:
+            self._note("")
             self.since = None
             return
         now = time.monotonic()
         self.since = self.since or now
         if now - self.since > (BUSY_SECONDS if busy else QUIET_SECONDS):
             self.since = now
-            kafka = self.config.source.kafka
-            self._tell(away=kafka is not None and not any(_answers(server) for server in kafka.servers.split(",")))
+            is_available = any(_accepts_connections(server) for server in kafka.servers.split(","))
+            self._note("" if is_available else f"no broker answers at {kafka.servers}")
 
-    def _tell(self, *, away: bool) -> None:
-        if away and not self.noted and (kafka := self.config.source.kafka):
-            what = f"no broker answers at {kafka.servers}"
-            log.warning("%s: waiting for the source: %s", self.config.name, what)
-            self.enter("waiting", what)
-        elif self.noted and not away:
+    def _note(self, outage: str) -> None:
+        """Log that an outage has begun, or is over if the text is empty; once each."""
+        if outage and not self.noted:
+            log.warning("%s: waiting for the source: %s", self.config.name, outage)
+            self.enter("waiting", outage)
+        elif self.noted and not outage:
             log.info("%s: the source answers again", self.config.name)
             self.enter("running", "")
-        self.noted = away
+        self.noted = bool(outage)
 
 
-def _answers(server: str) -> bool:
+def _accepts_connections(server: str) -> bool:
     host, _, port = server.strip().rpartition(":")
     with suppress(OSError, ValueError), socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS):
         return True

@@ -1,4 +1,4 @@
-"""The steps of a batch, timed, for those who watch it."""
+"""The steps of a batch: their times, and their progress for an observer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Steps:
 
     @contextmanager
     def step(self, name: str, of: int = 1) -> Iterator[None]:
-        """Time a step; the watcher sees its start and, unless it failed, its end."""
+        """Time a step; the observer sees its start and, unless it failed, its end."""
         self.tell(name, 0, of)
         started = time.perf_counter()
         try:

@@ -1,4 +1,4 @@
-"""Check plugins and routes: what a test of your own needs."""
+"""Checks for the tests of your own plugins."""
 
 from router.testing.contracts import (
     GARBAGE,

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from router.config.loader import load
-from router.engine.audit.verify import verified
+from router.engine.audit.verify import verify_tables
 from router.engine.checkpoint_store import lake_and_checkpoint
 from router.engine.reprocess.context import ReprocessContext
 from router.engine.reprocess.refresh import Refresh
@@ -84,4 +84,4 @@ def test_tables_are_made_anew_beside_a_stream_of_another_process(router_run, new
     assert done >= rounds * len(sent)
     found = lakes.contents(tmp_path / "lake")
     assert {game: found[f"silver.{game}"].total() for game in sent} == sent
-    assert [problem for audit in verified(loaded) for problem in audit.problems] == []
+    assert [problem for audit in verify_tables(loaded) for problem in audit.problems] == []

@@ -11,7 +11,7 @@ from router import StartError
 from router.config.models import Bronze, Route
 from router.engine import ledger
 from router.engine.audit.expectation_counts import expectation_counts
-from router.engine.audit.verify import verified
+from router.engine.audit.verify import verify_tables
 from router.errors import BatchError
 from router_decoders import Json
 from router_rules import Sql
@@ -59,7 +59,7 @@ def test_records_are_judged_counted_and_vanish(
     assert [source[name] for name in ("read", "failed", "bare", "dropped")] == ([5, 1, 2, 2] if drop else [5, 3, 0, 0])
     assert sum(made.letters("stage").values()) == (1 if drop else 3)
     made.take(records([None, None], first=10))
-    assert [problem for audit in verified(made.config) for problem in audit.problems] == []
+    assert [problem for audit in verify_tables(made.config) for problem in audit.problems] == []
     (made.folder / "lake/silver/all").rename(tmp_path / "gone")
     repaired(made, spark, "silver.all")
     assert sorted(row["n"] for row in made.rows("silver.all")) == [1, 2]

@@ -14,7 +14,7 @@ from router import StartError
 from router.config.models import Route
 from router.delta.keyed.key_property import KEYED_BY, keyed_by, repeated_keys
 from router.delta.table_cache import TableCache
-from router.engine.audit.verify import verified
+from router.engine.audit.verify import verify_tables
 from router.engine.merge.key_checks import refuse_changed_keys
 from router.engine.reprocess.refresh import Refresh
 from router.sinks import KeyedTable
@@ -117,11 +117,11 @@ def test_a_table_that_was_ordered_by_offsets_alone_is_refused_until_it_is_rebuil
 
 def test_verify_finds_several_rows_of_a_key(query: Query) -> None:
     """Without it a table that somebody has appended to counts every gamer twice, and nothing says so."""
-    assert [audit.problems for audit in verified(query.config, [TABLE])] == [[]]
+    assert [audit.problems for audit in verify_tables(query.config, [TABLE])] == [[]]
     table = query.open(TABLE)
     write_deltalake(table, table.to_pyarrow_table().slice(0, 2), mode="append")
 
-    (audit,) = verified(query.config, [TABLE])
+    (audit,) = verify_tables(query.config, [TABLE])
     assert any("several rows for" in what for what in audit.wrong)
 
 

@@ -14,7 +14,7 @@ from deltalake import CommitProperties, write_deltalake
 import router.cli
 from router.config.loader import load
 from router.delta.lake import Lake
-from router.engine.audit.verify import verified
+from router.engine.audit.verify import verify_tables
 from router.engine.label.layout import DEAD_SCHEMA
 from router.engine.spark import session
 from router.engine.start.run_lock import alone, locked
@@ -138,7 +138,7 @@ class Stages:
         assert sums["all/flock"]["landed"] == sums["all/flock"]["applied"] + sums["all/flock"]["dead"]
         assert sums["all/flock"]["applied"] == self.flown().total()
         assert sums["high/delta"]["landed"] == len(self.rows("silver.high"))
-        assert [audit.table for audit in verified(load(self.file, load_registry([self.plugin]), environ={}).config)
+        assert [audit.table for audit in verify_tables(load(self.file, load_registry([self.plugin]), environ={}).config)
                 if audit.problems] == []  # fmt: skip
 
 

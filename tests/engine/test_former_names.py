@@ -11,7 +11,7 @@ import pytest
 from router import ApplyingSink, Batch, ConfigError, Outcome, SinkError, StartError
 from router.config.loader import load
 from router.engine import ledger
-from router.engine.audit.verify import verified
+from router.engine.audit.verify import verify_tables
 from router.engine.preflight.lake_changes import refuse_changes
 from router.engine.quarantine.table import approve, quarantined
 from router.registry import load_registry
@@ -91,7 +91,7 @@ def test_quarantined_and_approved_rows_stay_with_a_renamed_route(make_query: Mak
     assert sorted(row["n"] for row in after.rows("silver.calls")) == [0, 1, 2, 7]
     after.take(records([{"game": "uno", "n": 0}], first=20))
     assert [part.rows for part in quarantined(after.config, after.lake)] == [1]
-    assert [problem for audit in verified(after.config) for problem in audit.problems] == []
+    assert [problem for audit in verify_tables(after.config) for problem in audit.problems] == []
 
 
 def test_unmerged_rows_stay_with_a_renamed_route_and_sink(make_query: MakeQuery, tmp_path: Path) -> None:

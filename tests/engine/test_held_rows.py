@@ -9,7 +9,7 @@ import pytest
 
 from router.config.models import Route
 from router.engine import ledger
-from router.engine.audit.verify import verified
+from router.engine.audit.verify import verify_tables
 from router.engine.quarantine.table import approve, pending_releases, quarantined
 from router.errors import StartError, TableError
 from router_rules import Sql
@@ -95,7 +95,7 @@ def test_rows_wait_until_they_are_let_in_or_refused(
     }
     assert sums(made) == {"matched": 7, "landed": 3, "refused": 2, "quarantined": 2, "released": 2}
     assert [*quarantined(made.config, made.lake)] == []
-    assert [problem for audit in verified(made.config) for problem in audit.problems] == []
+    assert [problem for audit in verify_tables(made.config) for problem in audit.problems] == []
     with pytest.raises(TableError, match=r"`router quarantine release` let 2 rows in.* --accept"):
         repaired(made, spark, "silver.uno")
     made.take(records([{"game": "uno"}], first=20))

@@ -11,7 +11,7 @@ import pytest
 
 from router import StartError, TableError
 from router.config.models import Route
-from router.engine.audit.verify import verified
+from router.engine.audit.verify import verify_tables
 from router.engine.quarantine.table import quarantined, try_now
 from router_sinks import Upsert
 from tests.engine.parts import Copy, Events, Fixed, Where, copied
@@ -127,7 +127,7 @@ def test_an_outbox_that_can_never_take_rows_holds_back_nobody(
     final = after.restarted()
     final.again(3)
     assert sums(final, sink) == {"matched": 6, "landed": 6, "applied": 6}
-    assert [problem for audit in verified(final.config) for problem in audit.wrong] == []
+    assert [problem for audit in verify_tables(final.config) for problem in audit.wrong] == []
 
 
 def test_what_may_pass_is_waited_for(query: Query) -> None:

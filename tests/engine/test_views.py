@@ -398,11 +398,14 @@ def test_the_plan_says_which_way_and_why(make_query: MakeQuery, tmp_path: Path) 
     lake.take(event("uno", 1))
     ways = {
         SESSIONS: ("merge", "can be merged"),
-        "SELECT table, avg(amount) AS a FROM source GROUP BY table": ("keys", "beside `count` of the same"),
+        "SELECT table, avg(amount) AS a FROM source GROUP BY table": ("keys", "if `count` of the same is a column"),
         "SELECT table, avg(amount) AS a, count(id) AS n FROM source GROUP BY table": ("keys", "a cannot be merged"),
         MEANS: ("merge", "can be merged"),
         "SELECT count(DISTINCT gamer) AS n, table FROM source GROUP BY table": ("keys", "n cannot be merged"),
-        "SELECT count(*) AS n, gamer FROM source GROUP BY gamer, table": ("full", "groups by what is in no column"),
+        "SELECT count(*) AS n, gamer FROM source GROUP BY gamer, table": (
+            "full",
+            "an expression that is none of its columns",
+        ),
         "SELECT table, count(*) AS n FROM source GROUP BY table HAVING count(*) > 1": ("tables", "filtered"),
         "SELECT table, id FROM source": ("rows", "table"),
         "SELECT id FROM source": ("full", "no column"),
@@ -505,7 +508,7 @@ def test_what_must_hold_of_rows_is_counted_dropped_or_stops_the_refresh(make_que
     lake.refresh(one)
     note = lake.refresher.note(one)
     assert {(r["table"], r["gamer"]) for r in lake.gold()} == {("uno", 1), ("chess", 2)}
-    assert (note.violated, note.judged) == ({"known": 1, "many": 2}, 3)
+    assert (note.violated, note.checked) == ({"known": 1, "many": 2}, 3)
     config = lake.query.config.model_copy(update={"views": (one,)})
     counted = [(c.of, c.expectation.name, c.events, c.violated, c.trend[-1]) for c in expectation_counts(config)]
     assert counted == [("view sessions", "known", 3, 1, (3, 1)), ("view sessions", "many", 3, 2, (3, 2))]
@@ -671,10 +674,10 @@ def test_a_schedule_refreshes_after_batches_and_goes_on_after_faults(make_query:
     schedule = ViewSchedule(lake.refresher, in_order([bad, good]), observer=board)
     lake.take(event("uno", 1))
     assert schedule.batch({"silver.uno"}) == set()
-    assert not schedule._due(good)
+    assert not schedule._is_due(good)
     schedule.batch({"silver.other"})
     schedule.batch({"silver.uno"})
-    assert schedule._due(good)
+    assert schedule._is_due(good)
     schedule.finish(refresh=True)
     assert told(lake.gold()) == sessions(lake.silver())
     assert schedule.batch(set()) == {"gold.uno_sessions"}
@@ -695,7 +698,7 @@ def test_a_lake_that_cannot_be_listed_does_not_stop_a_batch(make_query: MakeQuer
     folder.symlink_to(folder)  # listing the lake raises OSError
 
     assert schedule.batch({"silver.uno"}) == set()
-    assert schedule._due(one)
+    assert schedule._is_due(one)
     schedule._refresh(one)
     assert "sessions" in schedule.failed
 

@@ -19,7 +19,7 @@ import router.cli
 from router.config.loader import load
 from router.config.models import Route, View
 from router.engine.audit.table_states import table_states
-from router.engine.audit.verify import verified
+from router.engine.audit.verify import verify_tables
 from router.engine.reprocess.repair import Repair
 from router.engine.spark import session
 from router.engine.views.note import Note, note_path
@@ -260,7 +260,7 @@ def test_a_source_that_a_repair_made_again_needs_no_acceptance(make_query: MakeQ
 
 def audits(query: Query) -> dict[str, list[str]]:
     """Return what `router verify` finds wrong, by table."""
-    return {audit.table: audit.problems for audit in verified(query.config)}
+    return {audit.table: audit.problems for audit in verify_tables(query.config)}
 
 
 def test_gold_is_listed_and_verified(gold: Query) -> None:

@@ -1,7 +1,7 @@
-"""Audit: whether tables hold what they should, after their batches.
+"""Audit: whether tables have the rows that they should have, after their batches.
 
 In: a configuration, and the lake, manifests and ledger that its query has written. `table_states` lists the tables with
-their state, `verify` holds each against what was committed, counted and kept in bronze, `expectation_counts` adds up
-what expectations found, `dead_letters` counts what was refused by reason. Out: one line for each table, or group.
-Nothing is changed; `reprocess` does that.
+their states, `verify` compares each with manifests, ledger and bronze, `expectation_counts` adds up the violations of
+expectations, `dead_letters` counts dead letters by reason. Out: one line for each table, or group. Nothing is changed;
+`reprocess` does that.
 """

@@ -1,8 +1,8 @@
 """Count dead letters by stage, route, sink and reason: `router dead-letters`. Without Spark.
 
-The files of the table are read part by part, and only the columns that are needed. A reason that contains data is
-another one in every record: the most frequent `REASONS` are kept, and the dead letters with all others are one group
-for each stage, route and sink.
+The files of the table are read part by part, and only the columns that are needed. Reasons that contain data differ
+from record to record: the most frequent `REASONS` have groups of their own, and the dead letters with all other reasons
+are one group for each stage, route and sink.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ GROUP = ["stage", "route", "sink", "reason"]
 REASONS = 300
 """Reasons that are listed; dead letters with others are counted together."""
 SINGLE_REASONS = 10
-"""Reasons that are listed if there are too many and each has one dead letter: they say what the others are like."""
+"""Reasons that are listed if there are too many and each has one dead letter: examples of the others."""
 CANDIDATES = 5_000
-"""Groups that are held while the most frequent reasons are looked for."""
+"""Groups that are kept in memory during the search for the most frequent reasons."""
 SAMPLE = ["topic", "partition", "offset", "timestamp", "value"]
 VALUE_BYTES = 1_000
 """Bytes of a sample's value that are kept."""
 ROWS_AT_ONCE = 65_536
 SAMPLED_ROWS_AT_ONCE = 4_096
-"""Rows that are held with their values, of which each may have a megabyte."""
+"""Rows that are read at once with their values, each of which may have a megabyte."""
 REPLAYED = "replayed"
 
 
 @dataclass(frozen=True)
 class DeadLetterSelection:
-    """Which dead letters are counted. What is empty or None chooses all; `since` is in seconds since 1970.
+    """Which dead letters are counted. A field that is empty or None selects all; `since` is in seconds since 1970.
 
-    Without `replayed` those that a replay has taken are left out.
+    Without `replayed` those that a replay has processed are left out.
     """
 
     stages: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ class DeadLetterSelection:
     replayed: bool = False
 
     def condition(self) -> pc.Expression:
-        """Return the selection as a filter, without what replays have taken."""
+        """Return the selection as a filter, except for `replayed`."""
         chosen = pc.scalar(True)
         if self.stages:
             chosen &= pc.field("stage").isin(list(self.stages))
@@ -75,7 +75,7 @@ class DeadLetterSelection:
 
 @dataclass
 class DeadLetterGroup:
-    """Dead letters of one stage, route, sink and reason; without a reason those with all other reasons.
+    """Dead letters of one stage, route, sink and reason; if the reason is None, those with all other reasons.
 
     `first` and `last` are the times of the records. `samples` are the newest records, with `SAMPLE`.
     """
@@ -138,7 +138,7 @@ def _count(letters: ds.Dataset, selection: DeadLetterSelection) -> tuple[pa.Tabl
     if not left_out:
         return _merge_rows(_without_rare_reasons(candidates, reasons)), reasons
 
-    # What was left out may have been counted in part: count again, now with few groups.
+    # Groups that were left out may have been counted in part: count again, now with few groups.
     groups = _empty_groups(letters)
     for part in _parts(letters, selection, [*GROUP, "timestamp"], ROWS_AT_ONCE):
         counted = _count_part(_without_rare_reasons(part, reasons), groups)
@@ -160,7 +160,7 @@ def _parts(letters: ds.Dataset, selection: DeadLetterSelection, columns: list[st
     for batch in reading:
         part = pa.Table.from_batches([batch])
         if marked:
-            # Not in the filter above: delta-rs 1.6 says of a file without the column that it is no null there, and
+            # Not in the filter above: for a file without the column delta-rs 1.6 reports that it has no null there, and
             # Arrow then leaves out all rows of the file.
             part = part.filter(part[REPLAYED].is_null()).select(columns)
         if len(part):
@@ -181,7 +181,7 @@ def _count_part(part: pa.Table, groups: pa.Table) -> pa.Table:
 
 
 def _most_frequent(groups: pa.Table) -> pa.Table:
-    """Return the most frequent groups, half as many as are held."""
+    """Return the most frequent groups, half as many as are kept."""
     return groups.take(pc.select_k_unstable(groups, CANDIDATES // 2, [("count", "descending")]))
 
 

@@ -1,8 +1,7 @@
-"""How often expectations do not hold, by ledger, dead letters and notes of views: `router expectations`. No Spark."""
+"""How often expectations are violated, by ledger, dead letters and notes of views: `router expectations`. No Spark."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -23,18 +22,18 @@ if TYPE_CHECKING:
     from router.delta.lake import Lake
 
 PERIODS = REFRESHES
-"""The parts of equal length that the time of a ledger is divided into, for a trend."""
-COLUMNS = ("route", "sink", "read", "dropped", "matched", "violated", "finished")
-SAMPLE = ("topic", "partition", "offset", "timestamp")
+"""Into how many parts of equal length the time of a ledger is divided, for a trend."""
+COLUMNS = ["route", "sink", "read", "dropped", "matched", "violated", "finished"]
+SAMPLE = ["topic", "partition", "offset", "timestamp"]
 
 
 @dataclass
 class ExpectationCounts:
-    """One expectation of a route, or of bronze: the events that it was asked of, and those on which it does not hold.
+    """The counts of an expectation of a route, of bronze or of a view: checked events, and those that violate it.
 
-    `trend` are the same two numbers of each period, the oldest first. `samples` are the places of the newest records
-    that it made dead letters, without their content; the other kinds of expectations keep none. Of a view it is about
-    the rows of its tables as they are, and each period is a refresh; `of` is `view NAME` then.
+    `trend`: the same two numbers of each period, the oldest first. `samples` are the places of the newest records that
+    it made dead letters, without their content; other kinds of expectations have none. For a view, `of` is `view NAME`,
+    events are the present rows of its tables, and each period is a refresh.
     """
 
     of: str
@@ -47,92 +46,105 @@ class ExpectationCounts:
 
     def add(self, period: int, events: int = 0, violated: int = 0) -> None:
         """Add counts of a period."""
-        self.events, self.violated = self.events + events, self.violated + violated
-        before = self.trend[period]
-        self.trend[period] = before[0] + events, before[1] + violated
+        self.events += events
+        self.violated += violated
+        period_events, period_violated = self.trend[period]
+        self.trend[period] = (period_events + events, period_violated + violated)
+
+
+CountsByPlace = dict[tuple[str | None, str], ExpectationCounts]
+"""Counts by the id of a route (None: bronze) and the name of the expectation."""
 
 
 def expectation_counts(config: Config, samples: int = 0) -> list[ExpectationCounts]:
-    """Return the counts of every expectation, in the order of the configuration."""
+    """Return the counts of every expectation, in the order of the configuration, with so many samples at most."""
     lake, checkpoint = lake_and_checkpoint(config)
-    of_bronze = config.bronze.expect if config.bronze else ()
-    found: dict[tuple[str | None, str], ExpectationCounts] = {
-        (None, one.name): ExpectationCounts("bronze", one) for one in of_bronze
-    }
-    found |= {
-        (route.identity, one.name): ExpectationCounts(route.name, one)
-        for route in config.routes
-        for one in route.expect
-    }
-    counted = _counted(lake, config) if found else None
-    if counted is not None and len(counted):
-        _add_up(found, counted.append_column("period", pa.array(_periods(counted.column("finished")))))
-    for place, rows in _samples(lake, config, samples).items() if samples else ():
-        if place in found:
-            found[place].samples = rows
-    return [*found.values(), *_of_views(config, CheckpointStore(checkpoint))]
+    counts: CountsByPlace = {}
+    for rule in config.bronze.expect if config.bronze else ():
+        counts[None, rule.name] = ExpectationCounts("bronze", rule)
+    for route in config.routes:
+        for expectation in route.expect:
+            counts[route.identity, expectation.name] = ExpectationCounts(route.name, expectation)
+    if counts:
+        _add_ledger(counts, lake, config)
+        if samples:
+            _add_samples(counts, lake, config, samples)
+    return [*counts.values(), *_counts_of_views(config, CheckpointStore(checkpoint))]
 
 
-def _of_views(config: Config, store: CheckpointStore) -> Iterator[ExpectationCounts]:
+def _counts_of_views(config: Config, store: CheckpointStore) -> Iterator[ExpectationCounts]:
     for view in config.views:
-        note = Note.of(store.load(note_path(view.name)) if view.expect else None)
-        for one in view.expect:
-            trend = [(rows, violated.get(one.name, 0)) for rows, violated in note.trend]
-            trend = [*[(0, 0)] * (PERIODS - len(trend)), *trend]
-            last = datetime.fromisoformat(note.at) if note.violated.get(one.name) else None
-            counts = note.judged, note.violated.get(one.name, 0), last, trend
-            yield ExpectationCounts(f"view {view.name}", one, *counts)
+        if not view.expect:
+            continue
+        note = Note.of(store.load(note_path(view.name)))
+        for expectation in view.expect:
+            counts = ExpectationCounts(f"view {view.name}", expectation, events=note.checked)
+            counts.violated = note.violated.get(expectation.name, 0)
+            if counts.violated:
+                counts.last = datetime.fromisoformat(note.at)
+            trend = [(rows, violated.get(expectation.name, 0)) for rows, violated in note.trend]
+            counts.trend = counts.trend[len(trend) :] + trend
+            yield counts
 
 
-def _periods(finished: pa.ChunkedArray) -> Any:
-    """Return the number of the period of each time."""
-    times = finished.cast(pa.int64()).to_numpy()
+def _add_ledger(counts: CountsByPlace, lake: Lake, config: Config) -> None:
+    """Add the counts of the ledger, by period."""
+    rows = _read_ledger(lake, config)
+    if rows is None or not len(rows):
+        return
+    times = rows.column("finished").cast(pa.int64()).to_numpy()
     length = max(1, times.max() - times.min())
-    return np.minimum((times - times.min()) * PERIODS // length, PERIODS - 1)
+    periods = np.minimum((times - times.min()) * PERIODS // length, PERIODS - 1)
+    rows = rows.append_column("period", pa.array(periods))
+    sums = rows.group_by(["route", "period"]).aggregate([(name, "sum") for name in ("matched", "read", "dropped")])
+    for row in sums.to_pylist():
+        events = row["matched_sum"]
+        # Bronze lacks the records of `drop: nulls`, and its expectations do not check them.
+        if row["route"] is None:
+            events = row["read_sum"] - (row["dropped_sum"] or 0)
+        for (route, _), of_expectation in counts.items():
+            if route == row["route"]:
+                of_expectation.add(row["period"], events=events)
 
-
-def _add_up(found: dict[tuple[str | None, str], ExpectationCounts], counted: pa.Table) -> None:
-    sums = [(column, "sum") for column in ("matched", "read", "dropped")]
-    events = counted.group_by(["route", "period"]).aggregate(sums).to_pylist()
-    for (route, _), counts in found.items():
-        for row in (row for row in events if row["route"] == route):
-            if route is None:  # bronze has no records that `drop: nulls` lets vanish, and nothing is expected of them
-                counts.add(row["period"], events=row["read_sum"] - (row["dropped_sum"] or 0))
-            else:
-                counts.add(row["period"], events=row["matched_sum"])
-    for row in counted.filter(pc.field("violated").is_valid()).to_pylist():
+    for row in rows.filter(pc.field("violated").is_valid()).to_pylist():
         for name, violated in row["violated"]:
-            if of := found.get((row["route"], name)):
-                of.add(row["period"], violated=violated)
-                of.last = max(row["finished"], of.last or row["finished"])
+            # The configuration may have lost the expectation meanwhile.
+            if (row["route"], name) in counts:
+                of_expectation = counts[row["route"], name]
+                of_expectation.add(row["period"], violated=violated)
+                of_expectation.last = max(row["finished"], of_expectation.last or row["finished"])
 
 
-def _counted(lake: Lake, config: Config) -> pa.Table | None:
-    """Return the ledger's rows of the source, and of routes with expectations: of one sink, all have the same."""
+def _read_ledger(lake: Lake, config: Config) -> pa.Table | None:
+    """Return the rows of the source, and for each route with expectations those of its first sink.
+
+    The counts of expectations are the same for all sinks of a route. None if the ledger has none.
+    """
     table = lake.open(config.ledger)
     if table is None or "violated" not in {column.name for column in table.schema().fields}:
         return None
-    one = {route.identity: next(iter(route.named_sinks)) for route in config.routes if route.expect}
-    of_one = pc.field("route").is_null() & pc.field("read").is_valid()
-    for route, sink in one.items():
-        of_one |= (pc.field("route") == route) & (pc.field("sink") == sink) & pc.field("matched").is_valid()
-    mine = (pc.field("query") == config.name) & of_one
-    return table.to_pyarrow_dataset(filesystem=native_files(table)).to_table(columns=list(COLUMNS), filter=mine)
+    chosen = pc.field("route").is_null() & pc.field("read").is_valid()
+    for route in config.routes:
+        if route.expect:
+            first_sink = (pc.field("route") == route.identity) & (pc.field("sink") == next(iter(route.named_sinks)))
+            chosen |= first_sink & pc.field("matched").is_valid()
+    dataset = table.to_pyarrow_dataset(filesystem=native_files(table))
+    return dataset.to_table(columns=COLUMNS, filter=(pc.field("query") == config.name) & chosen)
 
 
-def _samples(lake: Lake, config: Config, most: int) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """Return the places of the newest records that each expectation has refused, as many as asked for."""
+def _add_samples(counts: CountsByPlace, lake: Lake, config: Config, most: int) -> None:
+    """Add the places of the newest records that each expectation of a route has made dead letters."""
     table = lake.open(config.dead_letters)
     if table is None:
-        return {}
-    found: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
-    names = {UNMET.format(one.name): one.name for route in config.routes for one in route.expect}
-    refused = (pc.field("stage") == "expect") & pc.field("reason").isin([*names])
-    columns = ["route", "reason", *SAMPLE]
-    for part in table.to_pyarrow_dataset(filesystem=native_files(table)).to_batches(columns=columns, filter=refused):
+        return
+    names = {UNMET.format(name): name for route, name in counts if route is not None}
+    refused = (pc.field("stage") == "expect") & pc.field("reason").isin(list(names))
+    dataset = table.to_pyarrow_dataset(filesystem=native_files(table))
+    for part in dataset.to_batches(columns=["route", "reason", *SAMPLE], filter=refused):
         for row in part.to_pylist():
-            rows = found[row.pop("route"), names[row.pop("reason")]]
-            rows.append(row)
-            rows.sort(key=lambda one: one["timestamp"], reverse=True)
-            del rows[most:]
-    return dict(found)
+            of_expectation = counts.get((row.pop("route"), names[row.pop("reason")]))
+            if of_expectation is None:
+                continue
+            of_expectation.samples.append(row)
+            of_expectation.samples.sort(key=lambda sample: sample["timestamp"], reverse=True)
+            del of_expectation.samples[most:]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,11 +34,11 @@ NAMES = {"arrow": "delta-rs", "spark": "Spark"}
 
 @dataclass(frozen=True)
 class TableState:
-    """What is to be known of a table at a glance.
+    """The state of a table at a glance.
 
-    `state` is ok, behind (it lacks rows that are decided), blocked (it cannot be written), unreadable, gone, or none
-    where its first row has yet to come. `rows` are None where nobody knows, `lag` are rows that it will get,
-    `quarantined` those that wait elsewhere.
+    `state` is ok, behind (it lacks rows that are decided), blocked (it cannot be written), unreadable, gone, or none if
+    it has no row yet. `rows` is None if the number is unknown, `lag` is how many rows it will get, `quarantined` how
+    many rows for it are in the quarantine.
     """
 
     table: str
@@ -51,9 +53,9 @@ class TableState:
 def table_states(config: Config) -> list[TableState]:
     """Return the states of all tables of a configuration, by name."""
     overview = _Overview(config)
+    names = sorted(overview.verification.tables() | overview.merged.keys())
     with ThreadPoolExecutor(THREADS) as pool:
-        found = pool.map(overview.state, sorted(overview.verification.tables() | set(overview.merged)))
-        return [state for state in found if state]
+        return [state for state in pool.map(overview.state, names) if state]
 
 
 class _Overview:
@@ -65,51 +67,56 @@ class _Overview:
         self.verification = Verification.of(config, pending=True)
         notes = pending_releases(CheckpointStore(checkpoint), "blocked")
         self.blocked = {note.place.table: note.cause for note in notes}
-        self.waiting: dict[str, int] = {}
-        for found in quarantined(config, self.lake):
-            self.waiting[found.place.table] = self.waiting.get(found.place.table, 0) + found.rows
+        self.quarantined: Counter[str] = Counter()
+        for quarantine in quarantined(config, self.lake):
+            self.quarantined[quarantine.place.table] += quarantine.rows
         self.merged: dict[str, KeyedTable] = {}
-        self.backlog = self._unsent()
+        self.backlog = self._rows_in_outboxes()
         for route, name, sink in config.all_sinks():
             if isinstance(sink, MergingSink):
-                store, key = CheckpointStore(checkpoint), f"{route}/{name}"
-                fixed = {fixed_table(sink)} - {""}
-                self.merged |= dict.fromkeys(MergedTables(store, key).names | fixed, self._keyed(sink))
-                for table, backlog in BacklogStore(store, key).now().items():
-                    self.backlog[table] = self.backlog.get(table, 0) + backlog.rows
+                self._read_merge(CheckpointStore(checkpoint), f"{route}/{name}", sink)
 
-    def _keyed(self, sink: MergingSink) -> KeyedTable:
-        return asked(sink.keyed(), self.config.commit == "spark")
+    def _read_merge(self, store: CheckpointStore, key: str, sink: MergingSink) -> None:
+        """Add the tables of a sink that merges, and the rows that it has not merged yet."""
+        keyed = asked(sink.keyed(), self.config.commit == "spark")
+        for table in (*MergedTables(store, key).names, fixed_table(sink)):
+            if table:
+                self.merged[table] = keyed
+        for table, backlog in BacklogStore(store, key).now().items():
+            self.backlog[table] += backlog.rows
 
     def state(self, table: str) -> TableState | None:
-        """Return the state of a table; None where it is not one of the router's."""
+        """Return the state of a table; None if it is not one of the router's."""
         try:
             handle = self.lake.open(table)
         except (DeltaError, OSError) as error:
-            return self._told(table, None, "unreadable", why=self.verification.unreadable(table, error))
+            return self._table_state(table, None, "unreadable", why=self.verification.unreadable(table, error))
         if handle is None:
-            written = self.verification.written
-            committed = table in written.manifests or table in written.views or bool(self._booked(table))
-            if not committed and table.startswith(OWN_LAYERS):
-                return None  # nothing had to wait yet
-            return self._told(table, None, "gone" if committed else "none")
+            recorded = self.verification.recorded
+            has_rows = table in recorded.manifests or table in recorded.views or self._rows_in_ledger(table) > 0
+            # An outbox or a quarantine is created with its first rows.
+            if not has_rows and table.startswith(OWN_LAYERS):
+                return None
+            return self._table_state(table, None, "gone" if has_rows else "none")
         if table in self.blocked:
-            return self._told(table, handle, "blocked", why=self.blocked[table])
-        if table not in self.merged and not self.verification.ours(table, handle):
+            return self._table_state(table, handle, "blocked", why=self.blocked[table])
+        if table not in self.merged and not self.verification.is_own_table(table, handle):
             return None
-        return self._told(table, handle, "behind" if self._decided(table, handle) else "ok")
+        return self._table_state(table, handle, "behind" if self._missing_rows(table, handle) else "ok")
 
-    def _told(self, table: str, handle: DeltaTable | None, state: str, why: str = "") -> TableState:
+    def _table_state(self, table: str, handle: DeltaTable | None, state: str, why: str = "") -> TableState:
         engine, reason = self._committer(table, handle)
-        if table in self.verification.written.views:
-            reason = f"view {self.verification.written.views[table][0]}: {reason}"
+        views = self.verification.recorded.views
+        if table in views:
+            view, _ = views[table]
+            reason = f"view {view}: {reason}"
         rows = None
         if handle is not None:
             actions: Any = pa.table(handle.get_add_actions())
             counts = actions.column("num_records").to_pylist()
             rows = None if None in counts else sum(counts)
-        lag = self.backlog.get(table, 0) + self._decided(table, handle)
-        return TableState(table, state, rows, lag, engine, why or reason, self.waiting.get(table, 0))
+        lag = self.backlog[table] + self._missing_rows(table, handle)
+        return TableState(table, state, rows, lag, engine, why or reason, self.quarantined[table])
 
     def _committer(self, table: str, handle: DeltaTable | None) -> tuple[str, str]:
         """Return who writes a table, and why."""
@@ -118,37 +125,37 @@ class _Overview:
             return NAMES[chosen.engine], chosen.why
         if self.config.commit == "spark":
             return "Spark", "commit: spark"
-        if handle is not None and (features := unsupported(handle) - self._divided_as_asked(handle)):
-            return "Spark", f"it has {', '.join(sorted(features))}"
+        if handle is not None:
+            features = unsupported(handle)
+            # Files for a table with the partitions of the configuration are staged by partition.
+            partition_columns = set(handle.metadata().partition_columns)
+            if any(partition_columns == set(options.partition_by) for options in self.config.table_options().values()):
+                features = features - {"partitioning"}
+            if features:
+                return "Spark", f"it has {', '.join(sorted(features))}"
         return "delta-rs", "it has no feature that delta-rs lacks"
 
-    def _divided_as_asked(self, handle: DeltaTable) -> set[str]:
-        """Return what keeps delta-rs from other tables with partitions: files for this one are staged by them."""
-        asked = [{*options.partition_by} for options in self.config.table_options().values()]
-        return {"partitioning"} if {*handle.metadata().partition_columns} in asked else set()
+    def _missing_rows(self, table: str, handle: DeltaTable | None) -> int:
+        """Return how many rows manifests have decided and the table does not have."""
+        recorded = self.verification.recorded
+        missing = 0
+        for key, by_batch in recorded.manifests.get(table, {}).items():
+            app_id = str(batch_id(f"{self.config.name}:{recorded.run}", key, table))
+            version = handle.transaction_version(app_id) if handle is not None else None
+            missing += sum(rows for batch, rows in by_batch.items() if version is None or batch > version)
+        return missing
 
-    def _decided(self, table: str, handle: DeltaTable | None) -> int:
-        """Return the rows that manifests have decided and the table does not have."""
-        written, rows = self.verification.written, 0
-        for key, by_batch in written.manifests.get(table, {}).items():
-            name = str(batch_id(f"{self.config.name}:{written.run}", key, table))
-            version = handle.transaction_version(name) if handle is not None else None
-            rows += sum(count for batch, count in by_batch.items() if version is None or batch > version)
+    def _rows_in_ledger(self, table: str) -> int:
+        recorded = self.verification.recorded
+        keys = self.verification.fixed.get(table, ())
+        return sum(int(recorded.in_ledger(recorded.run, key).rows.sum()) for key in keys)
+
+    def _rows_in_outboxes(self) -> Counter[str]:
+        """Return by outbox the rows that its sink has not applied yet, by the ledger."""
+        rows: Counter[str] = Counter()
+        # Without a ledger that can be read, no backlog is shown.
+        with suppress(DeltaError, OSError):
+            for (route, sink), counts in ledger.totals(self.config).items():
+                if route is not None and sink is not None and counts.get("backlog", 0) > 0:
+                    rows[outbox_of(self.config.name, route, sink)] = counts["backlog"]
         return rows
-
-    def _booked(self, table: str) -> int:
-        written = self.verification.written
-        ledgers = (written.ledger.get((written.run, key)) for key in self.verification.fixed.get(table, ()))
-        return sum(int(booked.rows.sum()) for booked in ledgers if booked)
-
-    def _unsent(self) -> dict[str, int]:
-        """Return the rows of outboxes that their sinks have yet to deal with, by the ledger."""
-        try:
-            sums = ledger.totals(self.config)
-        except (DeltaError, OSError):
-            return {}
-        return {
-            outbox_of(self.config.name, route, sink): counts["backlog"]
-            for (route, sink), counts in sums.items()
-            if route is not None and sink is not None and counts.get("backlog", 0) > 0
-        }

@@ -1,17 +1,17 @@
-"""Hold tables against what the router wrote down about them: `router verify`.
+"""Compare tables with what the router has recorded about them: `router verify`.
 
-| held | against |
+| checked | against |
 |---|---|
-| a table's transaction ids | its last batch in the manifests, and in the ledger where a sink has one table |
-| the rows that each commit of its log brought | the manifest of that batch; the ledger, for all tables of a sink |
-| bronze | what the ledger says was read |
-| a table of a view | how the view left it; against its query: `router.engine.views.recompute` |
-| a table with one row per key | its keys: there is one row for each, or one current row with a history |
-| the files of its current version | the disk: there, and of the size that the log says; on request their footers |
-| commits that are not the router's | nothing: who made them, and what they did, is said |
+| a table's transaction ids | its last batch in the manifests, and in the ledger if a sink has one table |
+| the rows of each commit in its log | the manifest of that batch; for all tables of a sink together, the ledger |
+| bronze | how many records were read, by the ledger |
+| a table of a view | how the view left it (against its query: `router.engine.views.recompute`) |
+| a table with one row per key | its keys: one row for each, or one current row with a history |
+| the files of its current version | the storage: they exist, with the size in the log; on request their footers |
+| commits of others | nothing: it lists who made them, and what they did |
 
-Needs no Spark, and may run beside the stream: the ledger is read first, and batches after its last one are left out.
-What is held in memory is bounded by the manifests that are kept (100), and by 8 bytes for each batch of a sink.
+Needs no Spark, and may run while the stream runs: the ledger is read first, and batches after its last one are left
+out. Memory is bounded by the manifests that are kept (100), and by 8 bytes for each batch of a sink.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -41,7 +42,7 @@ from router.engine.label.layout import outbox_of, quarantine_of
 from router.engine.preflight.explain import fixed_table
 from router.engine.start.checks import Checkpoint
 from router.engine.views.note import Note, ViewTarget, note_path
-from router.errors import StartError, TableError
+from router.errors import StartError, TableError, first_line
 from router.sinks import TableSink
 
 if TYPE_CHECKING:
@@ -55,12 +56,13 @@ if TYPE_CHECKING:
 TRIES = 2
 SHOWN = 3
 """How many files, batches or commits a sentence names, at most."""
+FILES_AT_ONCE = 1_000
 OWN_LAYERS = ("outbox.", "quarantine.")
-"""Layers in which the router, and who discards rows, delete as they like."""
+"""Layers in which the router, and people who discard rows, may delete any rows."""
 RELEASED = "//released"
-"""What follows the key of a sink for its released rows. No name has a slash, so no sink has a key that ends so."""
+"""The end of a sink's key for its released rows. No name has a slash, so no sink has a key with this end."""
 COUNTED = {"read": "/bronze", "landed": "", "released": RELEASED}
-"""Columns of the ledger that count rows of tables, and what they add to the key of a sink; bronze lacks `dropped`."""
+"""Columns of the ledger that count rows of tables, and what they append to the key of a sink."""
 
 
 class BatchRows:
@@ -75,30 +77,31 @@ class BatchRows:
             self.rows = np.concatenate([self.rows, np.zeros(max(batch + 1, len(self.rows)), np.int64)])
         self.rows[batch] += rows
 
-    def extend(self, other: BatchRows | None) -> None:
-        """Count the rows of others, too."""
-        for batch in np.flatnonzero(other.rows) if other else ():
-            self.add(int(batch), int(other.rows[batch]))  # type: ignore[union-attr] # there is no batch of None
+    def extend(self, other: BatchRows) -> None:
+        """Count the rows of others as well."""
+        for batch in np.flatnonzero(other.rows):
+            self.add(int(batch), int(other.rows[batch]))
 
     def last(self) -> int:
-        """Return the last batch with rows, -1 for none."""
+        """Return the last batch with rows, -1 if there is none."""
         return int(np.flatnonzero(self.rows)[-1]) if self.rows.any() else -1
 
-    def differing(self, other: BatchRows, first: int, last: int) -> list[tuple[int, int, int]]:
-        """Return the batches, from first to last, that have other rows there: batch, rows here, rows there."""
-        end = min(last + 1, max(len(self.rows), len(other.rows)))
-        mine, others = (np.resize(np.append(one.rows, np.zeros(end, np.int64)), max(end, 0)) for one in (self, other))
-        found = np.flatnonzero(mine != others)
-        return [(int(batch), int(mine[batch]), int(others[batch])) for batch in found if batch >= first]
+    def differences(self, other: BatchRows, first: int, last: int) -> list[tuple[int, int, int]]:
+        """Return the batches, from first to last, whose rows differ: batch, rows here, rows of the other."""
+        size = max(len(self.rows), len(other.rows))
+        rows = np.pad(self.rows, (0, size - len(self.rows)))
+        other_rows = np.pad(other.rows, (0, size - len(other.rows)))
+        differing = np.flatnonzero(rows != other_rows)
+        return [(int(batch), int(rows[batch]), int(other_rows[batch])) for batch in differing if first <= batch <= last]
 
 
 @dataclass(frozen=True)
-class WrittenDown:
-    """What the router wrote down: the ledger's rows by run and target key, those of manifests by table, key and batch.
+class RecordedCounts:
+    """What the router has recorded: rows of the ledger by run and target key, of manifests by table, key and batch.
 
-    `run` is the run of the checkpoint, `committed` its last batch there, `last` its last batch in the ledger (-1 for
-    none); `runs` are all that the ledger knows, those of detached sinks, too; `damaged` are files of the store, and
-    what is wrong with each; `views` are the tables that views have made, with the view and how it left each.
+    `run` is the run of the checkpoint, `committed` its last batch there, `last` its last batch in the ledger (-1 if
+    there is none). `runs` are all runs of the ledger, those of detached sinks included. `damaged`: file of the store ->
+    what is wrong with it. `views`: table -> the view that has made it, and how that left it.
     """
 
     run: str
@@ -111,31 +114,52 @@ class WrittenDown:
     views: dict[str, tuple[str, ViewTarget]] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, config: Config, lake: Lake, checkpoint: Lake, *, pending: bool = False) -> WrittenDown:
-        """Read ledger and manifests, also of a batch that is `pending`; a ledger that cannot be read says nothing."""
+    def read(cls, config: Config, lake: Lake, checkpoint: Lake, *, pending: bool = False) -> RecordedCounts:
+        """Read ledger and manifests; with `pending` also that of a batch which the ledger does not have yet.
+
+        A ledger that cannot be read counts as empty.
+        """
         views, damaged_notes = _views(config, CheckpointStore(checkpoint))
-        past = Checkpoint.read(checkpoint)  # before the ledger, which has a batch first
+        # A batch is in the ledger before it is in the checkpoint: so the checkpoint is read first.
+        past = Checkpoint.read(checkpoint)
         run = past.run or ""
+        ledger: dict[tuple[str, str], BatchRows] = {}
+        first_batches: dict[str, int] = {}
         try:
             table = lake.open(config.ledger)
-            last = booked(table, config, run)
-            ledger, begun = _ledger(table, config.name) if table else ({}, {})
+            last = last_in_ledger(table, config, run)
+            if table:
+                ledger, first_batches = _ledger(table, config.name)
         except (DeltaError, OSError):
-            last, ledger, begun = past.last, {}, {}
+            last = past.last
         if config.bronze is None:
             ledger = {place: rows for place, rows in ledger.items() if place[1] != "/bronze"}
-        manifests, damaged = _manifests(CheckpointStore(checkpoint, run), begun.get(run, 0), last + pending)
-        return cls(run, past.last, last, ledger, manifests, frozenset({run, *begun}), damaged | damaged_notes, views)
+        store = CheckpointStore(checkpoint, run)
+        manifests, damaged = _manifests(store, first_batches.get(run, 0), last + pending)
+        return cls(
+            run=run,
+            committed=past.last,
+            last=last,
+            ledger=ledger,
+            manifests=manifests,
+            runs=frozenset({run, *first_batches}),
+            damaged=damaged | damaged_notes,
+            views=views,
+        )
 
     @property
     def keys(self) -> set[str]:
         """Return the target keys that rows were counted for."""
-        booked = {key.removesuffix(RELEASED) for _, key in self.ledger}
-        return booked | {key for by in self.manifests.values() for key in by}
+        keys = {key.removesuffix(RELEASED) for _, key in self.ledger}
+        return keys.union(*self.manifests.values())
+
+    def in_ledger(self, run: str, key: str) -> BatchRows:
+        """Return the rows of a target in the ledger; none if it counts none."""
+        return self.ledger.get((run, key), BatchRows())
 
 
-def booked(ledger: DeltaTable | None, config: Config, run: str) -> int:
-    """Return the last batch of a run in the ledger, -1 for none."""
+def last_in_ledger(ledger: DeltaTable | None, config: Config, run: str) -> int:
+    """Return the last batch of a run in the ledger, -1 if there is none."""
     app_id = str(TransactionId("ledger", f"{config.name}:{run}"))
     version = ledger.transaction_version(app_id) if ledger else None
     return -1 if version is None else version
@@ -143,29 +167,36 @@ def booked(ledger: DeltaTable | None, config: Config, run: str) -> int:
 
 def _ledger(table: DeltaTable, query: str) -> tuple[dict[tuple[str, str], BatchRows], dict[str, int]]:
     """Return the rows of a ledger by run and target key, and the first batch that it has of each run."""
-    there = {column.name for column in table.schema().fields}
-    counted = [name for name in COUNTED if name in there]
-    more = [*counted, *({"dropped"} & there)]
-    columns = ["query", "run", "batch_id", "route", "sink", *more]
-    found: dict[tuple[str, str], BatchRows] = defaultdict(BatchRows)
-    begun: dict[str, int] = {}
-    for part in table.to_pyarrow_dataset(filesystem=native_files(table)).scanner(columns=columns).to_batches():
-        sums = pa.table(part).group_by(columns[:5]).aggregate([(name, "sum") for name in more])
+    # Ledgers of earlier versions lack some of the columns.
+    names = {column.name for column in table.schema().fields}
+    counted = [name for name in COUNTED if name in names]
+    summed = [*counted, *({"dropped"} & names)]
+    group = ["query", "run", "batch_id", "route", "sink"]
+    dataset = table.to_pyarrow_dataset(filesystem=native_files(table))
+    counts: dict[tuple[str, str], BatchRows] = defaultdict(BatchRows)
+    first_batches: dict[str, int] = {}
+    for part in dataset.scanner(columns=[*group, *summed]).to_batches():
+        sums = pa.table(part).group_by(group).aggregate([(name, "sum") for name in summed])
         for row in sums.to_pylist():
-            if row["query"] != query or row["batch_id"] is None:
+            run = row["run"]
+            batch = row["batch_id"]
+            if row["query"] != query or batch is None:
                 continue
-            begun[row["run"]] = min(row["batch_id"], begun.get(row["run"], row["batch_id"]))
+            first_batches[run] = min(batch, first_batches.get(run, batch))
+            key = "" if row["route"] is None else f"{row['route']}/{row['sink']}"
             for name in counted:
-                gone = row.get("dropped_sum") if name == "read" and row["route"] is None else 0
-                if rows := (row[f"{name}_sum"] or 0) - (gone or 0):
-                    place = "" if row["route"] is None else f"{row['route']}/{row['sink']}"
-                    found[row["run"], place + COUNTED[name]].add(row["batch_id"], rows)
-    return dict(found), begun
+                rows = row[f"{name}_sum"] or 0
+                # Bronze lacks the records that it drops.
+                if name == "read" and row["route"] is None:
+                    rows -= row.get("dropped_sum") or 0
+                if rows:
+                    counts[run, key + COUNTED[name]].add(batch, rows)
+    return dict(counts), first_batches
 
 
 def _views(config: Config, store: CheckpointStore) -> tuple[dict[str, tuple[str, ViewTarget]], dict[str, str]]:
     """Return the tables that views have made, and what is wrong with notes that cannot be read, by path."""
-    made: dict[str, tuple[str, ViewTarget]] = {}
+    tables: dict[str, tuple[str, ViewTarget]] = {}
     damaged: dict[str, str] = {}
     for view in config.views:
         path = note_path(view.name)
@@ -175,8 +206,8 @@ def _views(config: Config, store: CheckpointStore) -> tuple[dict[str, tuple[str,
             damaged[path] = str(error)
             continue
         for table, target in note.targets.items():
-            made[table] = (view.name, target)
-    return made, damaged
+            tables[table] = (view.name, target)
+    return tables, damaged
 
 
 def _manifests(
@@ -186,28 +217,32 @@ def _manifests(
 
     And what is wrong with those that cannot be read, by path.
     """
-    found: dict[str, dict[str, dict[int, int]]] = defaultdict(lambda: defaultdict(dict))
+    decided: dict[str, dict[str, dict[int, int]]] = defaultdict(lambda: defaultdict(dict))
     damaged: dict[str, str] = {}
     for path in store.paths(f"manifests/{store.run}"):
         try:
-            said = store.load(path)
+            content = store.load(path)
         except StartError as error:
             damaged[path] = str(error)
             continue
-        manifest = Manifest.of(said) if said else None  # the stream deletes the oldest
-        if manifest is None or not first <= manifest.batch <= last:
+        # The stream has deleted it meanwhile, as the oldest.
+        if not content:
             continue
-        for work in (one for one in manifest.commits if one.place not in manifest.quarantined):
-            found[work.table][work.target][work.version] = work.rows
-    return found, damaged
+        manifest = Manifest.of(content)
+        if not first <= manifest.batch <= last:
+            continue
+        for commit in manifest.commits:
+            if commit.place not in manifest.quarantined:
+                decided[commit.table][commit.target][commit.version] = commit.rows
+    return decided, damaged
 
 
 @dataclass
 class TableAudit:
-    """What was found out about one table: what is wrong, and the rows that its log says the router brought.
+    """The result for one table: what is `wrong`, what `others` did, and the rows that the router committed by its log.
 
-    `counted`: (run, target key) -> batch -> rows; `since`: target key -> the first batch whose rows the log has whole.
-    With `sums` it is about all tables of a sink, and `table` names that.
+    `counted`: (run, target key) -> batch -> rows. `since`: target key -> the first batch that is in the log with all
+    its rows. With `sums` it is about all tables of a sink, and `table` is the name of the sink.
     """
 
     table: str
@@ -226,16 +261,16 @@ class TableAudit:
         return [*self.wrong, *self.others]
 
 
-def verified(config: Config, chosen: Iterable[str] = (), *, footers: bool = False) -> list[TableAudit]:
-    """Return what is found out about the chosen tables, or about all, and about the sinks whose sums are wrong.
+def verify_tables(config: Config, chosen: Iterable[str] = (), *, footers: bool = False) -> list[TableAudit]:
+    """Return the audits of the chosen tables, or of all, and of the sinks whose sums are wrong.
 
-    Rows that are released from the quarantine while tables are read count in their table before the ledger has them:
-    where a sum is wrong all is read once more.
+    Rows that are released from the quarantine meanwhile are in their table before they are in the ledger: if a sum is
+    wrong, everything is read again.
     """
-    found = Verification.of(config, footers=footers).audits(chosen)
-    if any(audit.sums for audit in found):
+    audits = Verification.of(config, footers=footers).audits(chosen)
+    if any(audit.sums for audit in audits):
         return Verification.of(config, footers=footers).audits(chosen)
-    return found
+    return audits
 
 
 @dataclass(frozen=True)
@@ -244,89 +279,89 @@ class Verification:
 
     config: Config
     lake: Lake
-    written: WrittenDown
+    recorded: RecordedCounts
     footers: bool = False
 
     @classmethod
     def of(cls, config: Config, *, footers: bool = False, pending: bool = False) -> Verification:
         """Return the verification of a configuration's tables."""
         lake, checkpoint = lake_and_checkpoint(config)
-        return cls(config, lake, WrittenDown.read(config, lake, checkpoint, pending=pending), footers)
+        return cls(config, lake, RecordedCounts.read(config, lake, checkpoint, pending=pending), footers)
 
     def audits(self, chosen: Iterable[str] = ()) -> list[TableAudit]:
-        """Return what is found out about the chosen tables, or about all; sums of sinks stand after the tables."""
-        names = sorted(set(chosen) or self.tables())
+        """Return the audits of the chosen tables, or of all; those of sinks follow after those of tables."""
+        chosen = set(chosen)
+        audits: list[TableAudit] = []
         sums: dict[tuple[str, str], BatchRows] = defaultdict(BatchRows)
         since: dict[str, int] = {}
-        found: list[TableAudit] = []
         with ThreadPoolExecutor(THREADS) as pool:
-            for audit in pool.map(self.audit, names):
+            for audit in pool.map(self.audit, sorted(chosen or self.tables())):
                 if audit is None:
                     continue
-                found.append(audit)
-                for (run, key), by_batch in audit.counted.items():
+                audits.append(audit)
+                for place, by_batch in audit.counted.items():
                     for batch, rows in by_batch.items():
-                        sums[run, key].add(batch, rows)
+                        sums[place].add(batch, rows)
                 for key, first in audit.since.items():
                     since[key] = max(first, since.get(key, 0))
+                # The sums have them: of thousands of tables they would take too much memory.
                 audit.counted = {}
-        broken = {audit.table for audit in found if audit.wrong}
-        if set(chosen):
-            return found
-        damaged = [
-            TableAudit("note" if path.startswith("views/") else "manifest", [what])
-            for path, what in self.written.damaged.items()
-        ]
-        return [*found, *damaged, *self._sums(sums, since, broken)]
+        if chosen:
+            return audits
+        broken = {audit.table for audit in audits if audit.wrong}
+        for path, damage in self.recorded.damaged.items():
+            audits.append(TableAudit("note" if path.startswith("views/") else "manifest", [damage]))
+        return [*audits, *self._check_sums(sums, since, broken)]
 
     def tables(self) -> set[str]:
-        """Return the names of all tables of the lake, and those that the router wrote down."""
-        there = {*self.lake.every_table()}
+        """Return the names of all tables of the lake, and of those that the router has recorded."""
         fixed_by_views = {view.into for view in self.config.views if "{" not in view.into}
-        return there | set(self.written.manifests) | set(self.fixed) | set(self.written.views) | fixed_by_views
+        recorded = self.recorded.manifests.keys() | self.recorded.views.keys()
+        return {*self.lake.every_table(), *self.fixed, *recorded, *fixed_by_views}
 
     def audit(self, table: str) -> TableAudit | None:
-        """Return what is found out about a table; None where it is not one of the router's."""
-        for attempt in range(TRIES):  # maintenance may delete an old file of the log, or a repair replace it, meanwhile
+        """Return the audit of a table; None if it is not one of the router's."""
+        # Meanwhile maintenance may delete an old file of the log, or a repair replace the log.
+        for attempt in range(TRIES):
             audit = TableAudit(table)
             try:
                 handle = self.lake.open(table)
                 if handle is None:
-                    return self._gone(audit)
-                if not self.ours(table, handle):
+                    return self._audit_of_lost_table(audit)
+                if not self.is_own_table(table, handle):
                     return None
-                self._look_at(audit, handle)
+                self._check(audit, handle)
                 break
             except (TableError, DeltaError, OSError) as error:
                 if attempt == TRIES - 1:
                     audit.wrong.append(self.unreadable(table, error))
         return audit
 
-    def _look_at(self, audit: TableAudit, handle: DeltaTable) -> None:
+    def _check(self, audit: TableAudit, handle: DeltaTable) -> None:
         audit.version = handle.version()
         self._read_log(audit, handle)
-        self._hold_transactions(audit, handle)
-        self._hold_batches(audit)
-        self._hold_files(audit, handle)
-        self._hold_deletions(audit)
-        self._hold_keys(audit, handle)
-        self._hold_view(audit, handle)
+        self._check_transactions(audit, handle)
+        self._check_batches(audit)
+        self._check_files(audit, handle)
+        self._check_deletions(audit)
+        self._check_keys(audit, handle)
+        self._check_view(audit, handle)
 
-    def _hold_view(self, audit: TableAudit, handle: DeltaTable) -> None:
-        """Hold a table of a view against how the view left it; a newer version may be that of a refresh under way."""
-        if audit.table not in self.written.views:
+    def _check_view(self, audit: TableAudit, handle: DeltaTable) -> None:
+        """Compare a table of a view with how the view left it; a newer version may be that of a refresh under way."""
+        if audit.table not in self.recorded.views:
             return
-        view, target = self.written.views[audit.table]
+        view, target = self.recorded.views[audit.table]
         if str(handle.metadata().id) != target.id:
             audit.wrong.append(f"another table stands in the place of the one that view {view} made")
         elif target.version > audit.version:
-            what = f"it has version {audit.version}, and view {view} left version {target.version}"
-            audit.wrong.append(f"{what}: it was put back from an older copy")
+            problem = f"it has version {audit.version}, and view {view} left version {target.version}"
+            audit.wrong.append(f"{problem}: it was put back from an older copy")
         elif target.version == audit.version and target.rows != audit.rows:
             audit.wrong.append(f"it has {audit.rows:,} rows, and view {view} left {target.rows:,}")
 
-    def _hold_keys(self, audit: TableAudit, handle: DeltaTable) -> None:
-        """Look for several rows of a key in a table that says its keys. Reads the keys of all rows."""
+    def _check_keys(self, audit: TableAudit, handle: DeltaTable) -> None:
+        """Search for several rows of a key if the properties of the table have its keys. Reads the keys of all rows."""
         keyed = keyed_of(handle)
         if keyed is None:
             return
@@ -334,107 +369,127 @@ class Verification:
         if repeated:
             audit.wrong.append(several_rows(repeated))
 
-    def _gone(self, audit: TableAudit) -> TableAudit | None:
-        if audit.table in self.written.views:
-            view, target = self.written.views[audit.table]
+    def _audit_of_lost_table(self, audit: TableAudit) -> TableAudit | None:
+        """Return the audit of a table that does not exist; None if no row was committed to it so far."""
+        recorded = self.recorded
+        if audit.table in recorded.views:
+            view, target = recorded.views[audit.table]
             audit.wrong.append(f"it is gone: view {view} left {target.rows:,} rows in it, and makes it again when due")
             return audit
-        rows = sum(sum(by.values()) for by in self.written.manifests.get(audit.table, {}).values())
-        last = max((max(by) for by in self.written.manifests.get(audit.table, {}).values()), default=-1)
+        rows = 0
+        last = -1
+        for by_batch in recorded.manifests.get(audit.table, {}).values():
+            rows += sum(by_batch.values())
+            last = max(last, *by_batch)
         for key in self.fixed.get(audit.table, ()):
-            counted = self.written.ledger.get((self.written.run, key), BatchRows())
-            rows, last = max(rows, int(counted.rows.sum())), max(last, counted.last())
+            counted = recorded.in_ledger(recorded.run, key)
+            rows = max(rows, int(counted.rows.sum()))
+            last = max(last, counted.last())
         if last < 0:
-            return None  # its first row has yet to come
+            return None
         audit.wrong.append(f"it is gone: {rows:,} rows at least were committed to it, the last in batch {last}")
         return audit
 
     def unreadable(self, table: str, error: Exception) -> str:
-        """Return why a table cannot be read; the name of the file where one of its log is damaged."""
-        what = error.what if isinstance(error, TableError) else str(error).split("\n", maxsplit=1)[0]
-        return f"it cannot be read: {log_damage(self.lake, table) or what}"
+        """Return why a table cannot be read: which file of its log is damaged, or else the error."""
+        cause = error.what if isinstance(error, TableError) else first_line(error)
+        return f"it cannot be read: {log_damage(self.lake, table) or cause}"
 
-    def ours(self, table: str, handle: DeltaTable) -> bool:
-        """Say whether the router has rows in a table."""
-        if table in self.written.manifests or table in self.fixed or table in self.written.views:
+    def is_own_table(self, table: str, handle: DeltaTable) -> bool:
+        """Return whether the router has rows in a table."""
+        if table in self.recorded.manifests or table in self.fixed or table in self.recorded.views:
             return True
-        keys = self.written.keys | {f"{route}/{name}" for route, name, _ in self.config.all_sinks()}
-        for run in self.written.runs:
+        keys = self.recorded.keys | {f"{route}/{name}" for route, name, _ in self.config.all_sinks()}
+        for run in self.recorded.runs:
             query = f"{self.config.name}:{run}"
-            names = [str(batch_id(query, key, table)) for key in keys]
-            # A sink's own tables, as receipts, have the id of the sink; its quarantine is no sink.
-            sinks = [key.split("/") for key in keys if key.count("/") == 1 and not key.startswith("/")]
-            names += [str(TransactionId("sink", query, route, sink)) for route, sink in sinks]
-            if any(handle.transaction_version(name) is not None for name in names):
+            app_ids = [str(batch_id(query, key, table)) for key in keys]
+            # A sink's own tables, such as receipts, have the id of the sink. Other keys are of no sink.
+            for key in keys:
+                route, *names = key.split("/")
+                if route and len(names) == 1:
+                    app_ids.append(str(TransactionId("sink", query, route, names[0])))
+            if any(handle.transaction_version(app_id) is not None for app_id in app_ids):
                 return True
         return False
 
     @cached_property
     def fixed(self) -> dict[str, set[str]]:
-        """Return the tables that the configuration names, and the keys of the targets that they have rows of."""
+        """Return the tables that the configuration names, and the keys of the targets whose rows they have."""
         config = self.config
-        found: dict[str, set[str]] = defaultdict(set)
-        found[config.dead_letters].add("/dead_letters")
-        found[config.ledger].add("/ledger")
-        if (bronze := config.bronze_tables()) and not bronze.per_topic:
-            found[bronze.template].add("/bronze")
+        keys: dict[str, set[str]] = defaultdict(set)
+        keys[config.dead_letters].add("/dead_letters")
+        keys[config.ledger].add("/ledger")
+        bronze = config.bronze_tables()
+        if bronze and not bronze.per_topic:
+            keys[bronze.template].add("/bronze")
         for route, name, sink in config.all_sinks():
             key = f"{route}/{name}"
             if isinstance(sink, TableSink):
-                found[quarantine_of(config.name, route, name)].add(f"{key}/quarantine")
+                keys[quarantine_of(config.name, route, name)].add(f"{key}/quarantine")
                 if table := fixed_table(sink):
-                    found[table].add(key)
+                    keys[table].add(key)
             else:
-                found[outbox_of(config.name, route, name)].add(key)
-        return found
+                keys[outbox_of(config.name, route, name)].add(key)
+        return keys
 
     @cached_property
     def _outboxes(self) -> set[str]:
-        """Return the keys of sinks whose rows the ledger counts in an outbox, not where they are merged into."""
+        """Return the keys of sinks whose rows the ledger counts in an outbox, not in the table of a merge."""
         return {f"{route}/{name}" for route, name, sink in self.config.all_sinks() if not isinstance(sink, TableSink)}
 
     def _read_log(self, audit: TableAudit, handle: DeltaTable) -> None:
-        """Add up the rows that the router's commits brought, and note what others did."""
+        """Add up the rows of the router's commits, and note what others did."""
         versions = [version for version in log_versions(self.lake, audit.table) if version <= audit.version]
+        log_is_complete = bool(versions) and versions[0] == 0
         others: list[LogCommit] = []
         for commit in log_commits(self.lake, audit.table, versions):
             if REPAIRED in commit.notes:
                 others = []
-                self._begin_anew(audit, json.loads(commit.notes[REPAIRED]))
+                self._forget_rebuilt(audit, json.loads(commit.notes[REPAIRED]))
             elif not commit.changes:
                 continue
             elif self._is_refresh(audit.table, commit):
-                others = []  # it has replaced all rows
-            elif brought := next(ids_of(self.config.name, audit.table, commit), None):
-                transaction_id, batch = brought
-                run, key = transaction_id.run, counted_as(transaction_id)
-                if key not in self._outboxes or audit.table.startswith("outbox."):
-                    by_batch = audit.counted.setdefault((run, key), {})
-                    by_batch[batch] = by_batch.get(batch, 0) + commit.rows
-                if (versions[0] > 0 or key == "/bronze") and run == self.written.run:
-                    audit.since.setdefault(key, batch)  # where the log begins; bronze may be younger than its ledger
-            elif not own(self.config.name, commit) and not self._shared(audit.table, commit):
+                # It has replaced all rows.
+                others = []
+            elif committed := next(committed_rows(self.config.name, audit.table, commit), None):
+                transaction_id, batch = committed
+                self._count(audit, transaction_id, batch, commit.rows, log_is_complete=log_is_complete)
+            elif not is_own_commit(self.config.name, commit) and not self._is_of_other_query(audit.table, commit):
                 others.append(commit)
-        if not versions or versions[0] > 0:
-            self._note_cleaned(audit, handle)
+        if not log_is_complete:
+            self._note_missing_commits(audit, handle)
         if not audit.table.startswith(OWN_LAYERS):
-            audit.others = _some(done_by(self.lake, audit.table, versions, others), "commits of others")
+            audit.others = _some(describe_commits(self.lake, audit.table, versions, others), "commits of others")
 
-    def _note_cleaned(self, audit: TableAudit, handle: DeltaTable) -> None:
-        """Note the sinks none of whose commits are in a log that was cleaned: their last batch is known by its id."""
-        for key in self.written.keys:
+    def _count(
+        self, audit: TableAudit, transaction_id: TransactionId, batch: int, rows: int, *, log_is_complete: bool
+    ) -> None:
+        """Count the rows of one of the router's commits."""
+        run = transaction_id.run
+        key = counted_as(transaction_id)
+        if key not in self._outboxes or audit.table.startswith("outbox."):
+            by_batch = audit.counted.setdefault((run, key), {})
+            by_batch[batch] = by_batch.get(batch, 0) + rows
+        # The first commit in the log. Bronze may be younger than the ledger, even if its log is complete.
+        if run == self.recorded.run and (key == "/bronze" or not log_is_complete):
+            audit.since.setdefault(key, batch)
+
+    def _note_missing_commits(self, audit: TableAudit, handle: DeltaTable) -> None:
+        """Note sinks whose commits were all deleted from the log: their ids have only the last batch."""
+        for key in self.recorded.keys:
             last = handle.transaction_version(self._app_id(key, audit.table))
             if last is not None:
                 audit.since.setdefault(key, last + 1)
 
-    def _shared(self, table: str, commit: LogCommit) -> bool:
-        """Say whether another query of the lake made a commit to a table that queries share."""
-        shared = table in (self.config.ledger, self.config.dead_letters)
-        ids = map(parse, commit.transactions) if shared else ()
+    def _is_of_other_query(self, table: str, commit: LogCommit) -> bool:
+        """Return whether another query of the lake made a commit to a table that queries share."""
+        if table not in (self.config.ledger, self.config.dead_letters):
+            return False
+        ids = map(parse, commit.transactions)
         return any(transaction_id is not None and transaction_id.kind in SHARED for transaction_id in ids)
 
     def _is_refresh(self, table: str, commit: LogCommit) -> bool:
-        """Say whether a view made a commit to a table of its own."""
+        """Return whether a view made a commit to a table of its own."""
         for transaction_id in map(parse, commit.transactions):
             if transaction_id is None or transaction_id.kind != "view":
                 continue
@@ -442,129 +497,160 @@ class Verification:
                 return True
         return False
 
-    def _begin_anew(self, audit: TableAudit, ends: dict[str, int]) -> None:
-        """Forget the batches that a repair has made anew; one that came while it was at work has stayed."""
+    def _forget_rebuilt(self, audit: TableAudit, ends: dict[str, int]) -> None:
+        """Forget the batches that a repair has written again; one that was committed during the repair stays.
+
+        `ends`: target key -> the last batch of the repair.
+        """
         audit.since = {key: last + 1 for key, last in ends.items()}
-        audit.counted = {
-            (run, key): {batch: rows for batch, rows in by_batch.items() if batch > ends[key]}
-            for (run, key), by_batch in audit.counted.items()
-            if run == self.written.run and key in ends
-        }
+        counted = audit.counted
+        audit.counted = {}
+        for (run, key), by_batch in counted.items():
+            if run == self.recorded.run and key in ends:
+                newer = {batch: rows for batch, rows in by_batch.items() if batch > ends[key]}
+                audit.counted[run, key] = newer
 
-    def _hold_transactions(self, audit: TableAudit, handle: DeltaTable) -> None:
-        """Hold the last batch of each sink in a table against what was committed to it."""
-        written = self.written
-        wanted = {key: max(by) for key, by in written.manifests.get(audit.table, {}).items()}
+    def _check_transactions(self, audit: TableAudit, handle: DeltaTable) -> None:
+        """Compare the last batch of each sink in a table with what was committed to it."""
+        recorded = self.recorded
+        last_batches = {key: max(by_batch) for key, by_batch in recorded.manifests.get(audit.table, {}).items()}
         for key in self.fixed.get(audit.table, ()):
-            if rows := written.ledger.get((written.run, key)):
-                wanted[key] = max(wanted.get(key, -1), min(rows.last(), written.last))
-        for key, batch in sorted(wanted.items()):
+            if (recorded.run, key) in recorded.ledger:
+                last = min(recorded.in_ledger(recorded.run, key).last(), recorded.last)
+                last_batches[key] = max(last_batches.get(key, -1), last)
+        for key, batch in sorted(last_batches.items()):
             version = handle.transaction_version(self._app_id(key, audit.table))
-            have = -1 if version is None else version
-            if have < batch:
-                what = "nothing" if have < 0 else f"batch {have}"
-                old = "another table stands in its place" if have < 0 else "it was put back from an older copy"
-                audit.wrong.append(f"of {named(key)} it has {what}, and batch {batch} was committed to it: {old}")
-                audit.since[key] = written.last + 1  # said already
-            elif have > written.last + 1 and have > (last := self._booked_now()) + 1:
-                what = f"of {named(key)} it has batch {have}, and the ledger ends with batch {last}"
-                audit.wrong.append(f"{what}: ledger or checkpoint were put back from an older copy")
-        if audit.table == self.config.ledger and written.committed > written.last:
-            audit.wrong.append(f"it ends with batch {written.last}, and the checkpoint with batch {written.committed}")
+            if version is None and batch >= 0:
+                problem = f"of {named(key)} it has nothing, and batch {batch} was committed to it"
+                audit.wrong.append(f"{problem}: another table stands in its place")
+            elif version is not None and version < batch:
+                problem = f"of {named(key)} it has batch {version}, and batch {batch} was committed to it"
+                audit.wrong.append(f"{problem}: it was put back from an older copy")
+            else:
+                self._check_ledger_end(audit, key, version)
+                continue
+            # One line is enough: the rows of its batches are not compared any more.
+            audit.since[key] = recorded.last + 1
+        if audit.table == self.config.ledger and recorded.committed > recorded.last:
+            problem = f"it ends with batch {recorded.last}, and the checkpoint with batch {recorded.committed}"
+            audit.wrong.append(problem)
 
-    def _booked_now(self) -> int:
-        """Return the last batch in the ledger by now: the stream may have gone on."""
-        try:
-            return booked(self.lake.open(self.config.ledger), self.config, self.written.run)
-        except (DeltaError, OSError):
-            return self.written.last
+    def _check_ledger_end(self, audit: TableAudit, key: str, version: int | None) -> None:
+        """Compare the last batch of a sink in a table with that of the ledger, which may lack the newest batch."""
+        if version is None or version <= self.recorded.last + 1:
+            return
+        # The stream may have continued since the ledger was read.
+        last = self.recorded.last
+        with suppress(DeltaError, OSError):
+            last = last_in_ledger(self.lake.open(self.config.ledger), self.config, self.recorded.run)
+        if version > last + 1:
+            problem = f"of {named(key)} it has batch {version}, and the ledger ends with batch {last}"
+            audit.wrong.append(f"{problem}: ledger or checkpoint were put back from an older copy")
 
     def _app_id(self, key: str, table: str) -> str:
-        return str(batch_id(f"{self.config.name}:{self.written.run}", key, table))
+        return str(batch_id(f"{self.config.name}:{self.recorded.run}", key, table))
 
-    def _hold_batches(self, audit: TableAudit) -> None:
-        """Hold the rows that came with each batch against its manifest."""
-        wrong, written = [], self.written
-        for key, by_batch in sorted(written.manifests.get(audit.table, {}).items()):
-            came = audit.counted.get((written.run, key), {})
+    def _check_batches(self, audit: TableAudit) -> None:
+        """Compare the rows of each batch in the log with its manifest."""
+        wrong = []
+        for key, by_batch in sorted(self.recorded.manifests.get(audit.table, {}).items()):
+            counted = audit.counted.get((self.recorded.run, key), {})
             first = audit.since.get(key, 0)
             for batch, rows in sorted(by_batch.items()):
-                if batch >= first and came.get(batch, 0) != rows:
-                    what = f"batch {batch} of {named(key)} has {came.get(batch, 0):,} rows in its log"
-                    wrong.append(f"{what}, {rows:,} in its manifest")
+                rows_in_log = counted.get(batch, 0)
+                if batch >= first and rows_in_log != rows:
+                    problem = f"batch {batch} of {named(key)} has {rows_in_log:,} rows in its log"
+                    wrong.append(f"{problem}, {rows:,} in its manifest")
         audit.wrong += _some(wrong, "batches")
 
-    def _hold_files(self, audit: TableAudit, handle: DeltaTable) -> None:
+    def _check_files(self, audit: TableAudit, handle: DeltaTable) -> None:
         actions: Any = pa.table(handle.get_add_actions())
-        audit.files, audit.rows = len(actions), sum(filter(None, actions.column("num_records").to_pylist()))
-        audit.wrong += self._damaged(audit.table, actions)
+        audit.files = len(actions)
+        audit.rows = sum(filter(None, actions.column("num_records").to_pylist()))
+        audit.wrong += self._faults_of_files(audit.table, actions)
 
-    def _hold_deletions(self, audit: TableAudit) -> None:
-        """Look at what a table with one row per key remembers of its deletions: without it they come undone."""
+    def _check_deletions(self, audit: TableAudit) -> None:
+        """Check the remembered deletions of a table with one row per key: without them deleted rows come back."""
         table = f"{audit.table}.{DELETIONS}"
         try:
-            if (handle := deletions_table(self.lake, audit.table)) is None:
+            handle = deletions_table(self.lake, audit.table)
+            if handle is None:
                 return
-            found = self._damaged(table, pa.table(handle.get_add_actions()))
+            faults = self._faults_of_files(table, pa.table(handle.get_add_actions()))
         except (DeltaError, OSError) as error:
-            found = [self.unreadable(table, error)]
-        audit.wrong += [f"its remembered deletions in {self.lake.address(table)}: {what}" for what in found]
+            faults = [self.unreadable(table, error)]
+        audit.wrong += [f"its remembered deletions in {self.lake.address(table)}: {fault}" for fault in faults]
 
-    def _damaged(self, table: str, actions: pa.Table) -> list[str]:
+    def _faults_of_files(self, table: str, actions: pa.Table) -> list[str]:
         """Return what is wrong with the files of a table."""
-        paths, sizes = actions.column("path").to_pylist(), actions.column("size_bytes").to_pylist()
-        counts = actions.column("num_records").to_pylist()
-        folder, missing, changed = table.replace(".", "/"), [], []
-        mine = [i for i, path in enumerate(paths) if "://" not in path and not path.startswith("/")]
-        for begin in range(0, len(mine), 1000):
-            part = mine[begin : begin + 1000]
-            found = self.lake.files.get_file_info([f"{folder}/{unquote(paths[i])}" for i in part])
-            for i, info in zip(part, found, strict=True):
-                if info.type is not fs.FileType.File:
-                    missing.append(paths[i])
-                elif info.size != sizes[i]:
-                    changed.append(f"{paths[i]} has {info.size:,} bytes, {sizes[i]:,} in the log")
-                elif self.footers and (what := self._footer(f"{folder}/{unquote(paths[i])}", counts[i])):
-                    changed.append(f"{paths[i]} {what}")
-        found = [f"{_number(missing, 'file')} missing: {_first(missing)}"] if missing else []
-        return found + ([f"{_number(changed, 'file')} damaged: {_first(changed)}"] if changed else [])
+        folder = table.replace(".", "/")
+        missing: list[str] = []
+        damaged: list[str] = []
+        # Files of a shallow clone are in the folder of another table.
+        rows = actions.select(["path", "size_bytes", "num_records"]).to_pylist()
+        rows = [row for row in rows if "://" not in row["path"] and not row["path"].startswith("/")]
+        for begin in range(0, len(rows), FILES_AT_ONCE):
+            part = rows[begin : begin + FILES_AT_ONCE]
+            files = [f"{folder}/{unquote(row['path'])}" for row in part]
+            for row, file, entry in zip(part, files, self.lake.files.get_file_info(files), strict=True):
+                path = row["path"]
+                size = row["size_bytes"]
+                if entry.type is not fs.FileType.File:
+                    missing.append(path)
+                elif entry.size != size:
+                    damaged.append(f"{path} has {entry.size:,} bytes, {size:,} in the log")
+                elif self.footers and (fault := self._fault_of_footer(file, row["num_records"])):
+                    damaged.append(f"{path} {fault}")
+        faults = []
+        if missing:
+            faults.append(f"{_files_are(missing)} missing: {_first(missing)}")
+        if damaged:
+            faults.append(f"{_files_are(damaged)} damaged: {_first(damaged)}")
+        return faults
 
-    def _footer(self, path: str, rows: int | None) -> str:
-        """Return what the footer of a file says against the log; nothing where they agree."""
+    def _fault_of_footer(self, path: str, rows: int | None) -> str:
+        """Return how the footer of a file differs from the log; an empty text if it does not."""
         try:
             with self.lake.files.open_input_file(path) as source:
-                counted = pq.ParquetFile(source).metadata.num_rows
+                rows_in_file = pq.ParquetFile(source).metadata.num_rows
         except (OSError, pa.ArrowException) as error:
-            return f"cannot be read ({str(error).splitlines()[0]})"
-        return "" if rows in (None, counted) else f"has {counted:,} rows, {rows:,} in the log"
+            return f"cannot be read ({first_line(error)})"
+        if rows in (None, rows_in_file):
+            return ""
+        return f"has {rows_in_file:,} rows, {rows:,} in the log"
 
-    def _sums(
+    def _check_sums(
         self, sums: dict[tuple[str, str], BatchRows], since: dict[str, int], broken: set[str]
     ) -> Iterator[TableAudit]:
-        """Hold the rows of all tables of a sink against the ledger, batch by batch as far as every log reaches."""
-        written = self.written
-        for run, key in sorted(written.ledger):
-            first = since.get(key, 0)
-            if key.endswith(RELEASED) or (run != written.run and first):
-                continue  # they count with their sink; the logs do not reach back to that run
-            last = written.last if run == written.run else len(written.ledger[run, key].rows)
-            want, came = BatchRows(), BatchRows()
-            for name in (key, key + RELEASED):
-                want.extend(written.ledger.get((run, name)))
-            for name in (key, *(f"{release}/{key}" for release in RELEASES)):
-                came.extend(sums.get((run, name)))
-            differing = want.differing(came, first, last)
-            if not differing or self._explained(key, broken):
-                continue
-            listed = [f"batch {batch}: {here:,} in the ledger, {there:,} there" for batch, here, there in differing]
-            what = f"the rows of its tables are not those of the ledger: {'; '.join(_some(listed, 'batches'))}"
-            yield TableAudit(named(key), [what], sums=True)
+        """Compare the rows of all tables of a sink with the ledger, for the batches that are in every log.
 
-    def _explained(self, key: str, broken: set[str]) -> bool:
-        """Say whether a table is known to be wrong that rows of this sink are in."""
+        `broken` are the tables that are known to be wrong.
+        """
+        recorded = self.recorded
+        for run, key in sorted(recorded.ledger):
+            first = since.get(key, 0)
+            # Released rows count with their sink. Logs that were cleaned do not reach back to an earlier run.
+            if key.endswith(RELEASED) or (run != recorded.run and first):
+                continue
+            last = recorded.last if run == recorded.run else len(recorded.ledger[run, key].rows)
+            in_ledger = BatchRows()
+            for name in (key, key + RELEASED):
+                in_ledger.extend(recorded.in_ledger(run, name))
+            in_tables = BatchRows()
+            for name in (key, *[f"{release}/{key}" for release in RELEASES]):
+                in_tables.extend(sums.get((run, name), BatchRows()))
+            differences = in_ledger.differences(in_tables, first, last)
+            if not differences or broken & self._tables_of(key):
+                continue
+            texts = [f"batch {batch}: {rows:,} in the ledger, {there:,} there" for batch, rows, there in differences]
+            problem = f"the rows of its tables are not those of the ledger: {'; '.join(_some(texts, 'batches'))}"
+            yield TableAudit(named(key), [problem], sums=True)
+
+    def _tables_of(self, key: str) -> set[str]:
+        """Return the tables that have rows of a target, by the configuration and the manifests."""
         fixed = {table for table, keys in self.fixed.items() if key in keys}
-        known = {table for table, by in self.written.manifests.items() if key in by}
-        return bool((fixed | known) & broken)
+        decided = {table for table, by_key in self.recorded.manifests.items() if key in by_key}
+        return fixed | decided
 
 
 SHARED: frozenset[Kind] = frozenset({
@@ -578,59 +664,68 @@ def named(key: str) -> str:
     return key.removeprefix("/")
 
 
-def own(query: str, commit: LogCommit) -> bool:
-    """Say whether a query made a commit: each of its own has a transaction id of the query."""
-    ids = map(parse, commit.transactions)
-    return any(written is not None and written.run and written.query_name == query for written in ids)
+def is_own_commit(query: str, commit: LogCommit) -> bool:
+    """Return whether a query made a commit: each of its own has a transaction id of the query."""
+    for transaction_id in map(parse, commit.transactions):
+        if transaction_id is not None and transaction_id.run and transaction_id.query_name == query:
+            return True
+    return False
 
 
-BROUGHT: frozenset[Kind] = frozenset({"rows", "quarantine", "bronze", "dead_letters", *RELEASES})
+WITH_ROWS: frozenset[Kind] = frozenset({"rows", "quarantine", "bronze", "dead_letters", *RELEASES})
 """Kinds of transaction ids that name the table whose log they are in."""
 
 
-def ids_of(query: str, table: str, commit: LogCommit) -> Iterator[tuple[TransactionId, int]]:
-    """Yield the id and number of what a commit of a query brought into a table: rows of a batch, or of a release."""
+def committed_rows(query: str, table: str, commit: LogCommit) -> Iterator[tuple[TransactionId, int]]:
+    """Yield the id and number of the rows that a query committed to a table: those of a batch, or of a release."""
     for name, number in commit.transactions.items():
         transaction_id = parse(name)
-        if transaction_id is None or transaction_id.kind not in BROUGHT:
+        if transaction_id is None or transaction_id.kind not in WITH_ROWS:
             continue
         if transaction_id.query_name == query and transaction_id.table == table:
             yield transaction_id, number
 
 
-def counted_as(brought: TransactionId) -> str:
-    """Return the key that rows count under: that of their target, which the kind of a release stands before."""
-    return brought.target or f"{brought.kind}/{brought.route}/{brought.sink}"
+def counted_as(transaction_id: TransactionId) -> str:
+    """Return the key that rows count under: that of their target; for a release with its kind before it."""
+    return transaction_id.target or f"{transaction_id.kind}/{transaction_id.route}/{transaction_id.sink}"
 
 
-def done_by(lake: Lake, table: str, versions: list[int], commits: list[LogCommit]) -> list[str]:
+def describe_commits(lake: Lake, table: str, versions: list[int], commits: list[LogCommit]) -> list[str]:
     """Return what commits did to rows, and who made them; `versions` are those of the log."""
-    gone = {file.path for commit in commits for file in commit.removed if file.changes}
-    rows = rows_of(lake, table, versions, gone) if gone else {}
-    return [f"version {commit.version}: {_deed(commit, rows)}" for commit in commits]
+    removed: set[str] = set()
+    for commit in commits:
+        removed |= {file.path for file in commit.removed if file.changes}
+    # A commit has no numbers of rows of the files that it removes: the commits that added them do.
+    rows = rows_of(lake, table, versions, removed) if removed else {}
+    return [f"version {commit.version}: {_describe_commit(commit, rows)}" for commit in commits]
 
 
-def _deed(commit: LogCommit, rows: dict[str, int]) -> str:
-    """Return what a commit of somebody else did to rows, and who it was."""
-    gone = [rows.get(file.path) for file in commit.removed if file.changes]
-    came = [file.rows for file in commit.added if file.changes]
+def _describe_commit(commit: LogCommit, rows: dict[str, int]) -> str:
+    """Return what a commit of another writer did to rows; `rows`: file that it removed -> its rows."""
+    removed = [rows.get(file.path) for file in commit.removed if file.changes]
+    added = [file.rows for file in commit.added if file.changes]
     who = f"{commit.operation} by {commit.author}"
-    if None in gone or None in came:
+    if None in removed or None in added:
         return f"{who} changed rows"
-    more = sum(filter(None, came)) - sum(filter(None, gone))
-    if not more:
-        return f"{who} changed rows"
-    return f"{who} added {more:,} rows" if more > 0 else f"{who} removed {-more:,} rows"
+    more = sum(filter(None, added)) - sum(filter(None, removed))
+    if more > 0:
+        return f"{who} added {more:,} rows"
+    if more < 0:
+        return f"{who} removed {-more:,} rows"
+    return f"{who} changed rows"
 
 
-def _some(texts: list[str], what: str) -> list[str]:
+def _some(texts: list[str], noun: str) -> list[str]:
     more = len(texts) - SHOWN
-    return texts if more <= 0 else [*texts[:SHOWN], f"and {more:,} more {what}"]
+    if more <= 0:
+        return texts
+    return [*texts[:SHOWN], f"and {more:,} more {noun}"]
 
 
 def _first(names: list[str]) -> str:
-    return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+    return ", ".join([*names[:SHOWN], "..."] if len(names) > SHOWN else names)
 
 
-def _number(found: list[str], what: str) -> str:
-    return f"{len(found):,} {what} is" if len(found) == 1 else f"{len(found):,} {what}s are"
+def _files_are(files: list[str]) -> str:
+    return "1 file is" if len(files) == 1 else f"{len(files):,} files are"

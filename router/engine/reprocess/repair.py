@@ -55,7 +55,7 @@ from router.delta.schema_diff import compare, delta_schema
 from router.delta.transaction_id import TransactionId, batch_id, parse
 from router.delta.widening import way, wider_schema
 from router.engine import ledger
-from router.engine.audit.verify import WrittenDown, done_by, ids_of, own
+from router.engine.audit.verify import RecordedCounts, committed_rows, describe_commits, is_own_commit
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.commit.committers import Committers, only_spark_appends
 from router.engine.decision import STAGING
@@ -131,7 +131,7 @@ class Repair:
         self.spark = self.context.spark
         self.lake = self.context.lake
         self.checkpoint = self.context.checkpoint
-        self.written = WrittenDown.read(self.config, self.lake, self.checkpoint)
+        self.written = RecordedCounts.read(self.config, self.lake, self.checkpoint)
         self.query = f"{self.config.name}:{self.written.run}"
         self.store = CheckpointStore(self.checkpoint, self.written.run)
         self.committers = Committers.of(self.config, self.spark, self.lake)
@@ -219,7 +219,7 @@ class Repair:
                 return handle, damage
             if time.monotonic() > end or self.context.stop.wait(0.5):
                 raise TableError(self.table, f"batch {self.last + 1} has not ended yet; try again after it")
-            self.written = WrittenDown.read(self.config, self.lake, self.checkpoint)
+            self.written = RecordedCounts.read(self.config, self.lake, self.checkpoint)
 
     def _opened(self) -> tuple[DeltaTable | None, bool]:
         try:
@@ -245,7 +245,7 @@ class Repair:
             return
         read, others, released = self._changes()
         if others:
-            shown = "; ".join(done_by(self.lake, self.table, read, others)[:5])
+            shown = "; ".join(describe_commits(self.lake, self.table, read, others)[:5])
             todo = "With --accept deleted rows are restored and added rows are deleted"
             raise TableError(self.table, f"others have changed it: {shown}. {todo}")
         if released:
@@ -264,7 +264,7 @@ class Repair:
                 if REPAIRED in commit.notes:
                     others.clear()
                     released.clear()
-                elif commit.changes and not own(self.config.name, commit):
+                elif commit.changes and not is_own_commit(self.config.name, commit):
                     others.append(commit)
                 elif commit.changes and _let_in(commit):
                     released.append(commit)
@@ -389,13 +389,13 @@ class Repair:
                 break
             if batches and commit.rows:
                 found.append(commit)
-            elif commit.rows and version > self.seen and own(self.config.name, commit):
+            elif commit.rows and version > self.seen and is_own_commit(self.config.name, commit):
                 raise TableError(self.table, "rows left the quarantine for it meanwhile; repair it again")
         return found
 
     def _batches(self, commit: LogCommit) -> Iterator[tuple[str, int]]:
         """Yield target key and batch of the rows that a commit brought in batches of the current run."""
-        for transaction_id, batch in ids_of(self.config.name, self.table, commit):
+        for transaction_id, batch in committed_rows(self.config.name, self.table, commit):
             if transaction_id.run == self.written.run and transaction_id.target:
                 yield transaction_id.target, batch
 

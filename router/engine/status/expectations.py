@@ -79,7 +79,7 @@ def with_view(
         trend = tuple((rows, by_name.get(status.name, 0)) for rows, by_name in note.trend)
         count = violated.get(status.name, 0)
         updated[key] = replace(
-            status, events=note.judged, violated=count, last=time if count else status.last, trend=trend
+            status, events=note.checked, violated=count, last=time if count else status.last, trend=trend
         )
     return updated
 

@@ -1,4 +1,4 @@
-"""The note about a view, beside the checkpoint: what it was made of, and what was made. Without Spark."""
+"""The note about a view, in the checkpoint: what it was made of, and how its tables were left. Without Spark."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ REFRESHES = 8
 
 
 class ViewTarget(NamedTuple):
-    """A table of a view as it was left: its version, its id, and what its rows were; -1: others have changed it.
+    """A table of a view as it was left: its version (-1 if others have changed it), its id, and what its rows were.
 
-    `violated`: expectation -> how many of the rows it does not hold for, those that were `dropped` included.
+    `violated`: expectation -> how many rows violate it, those that were `dropped` included.
     """
 
     version: int
     id: str
     hash: int | None
     rows: int
-    violated: dict[str, int] = {}  # noqa: RUF012 - a tuple's default, which nobody changes
+    violated: dict[str, int] = {}  # noqa: RUF012 - the default of a tuple, which is never changed
     dropped: int = 0
 
 
@@ -38,8 +38,8 @@ class Note:
     """What a view was made of, and what was made: versions of its sources with their ids, and its tables.
 
     `accepted` are sources that are gone or unreadable, and that the view may be made without. `origin` is the route or
-    the view that it read, `left` are tables that the view has no more since these do not write them, until accepted.
-    `trend` has the rows that its expectations judged, and how many each did not hold for, of its last refreshes.
+    the view that it read; `left` are tables that the view no longer reads since these do not write them, until
+    accepted. `trend`: of each of the last refreshes the checked rows, and expectation -> how many violated it.
     """
 
     number: int = 0
@@ -60,13 +60,13 @@ class Note:
     left: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, found: Mapping[str, Any] | None) -> Note:
-        """Return a note from what `dump` made of one; an empty one where there is none."""
-        if found is None:
+    def of(cls, content: Mapping[str, Any] | None) -> Note:
+        """Return a note from the JSON object that `dump` wrote; an empty one if there is none."""
+        if content is None:
             return cls()
-        sources = {name: tuple(pair) for name, pair in found["sources"].items()}
-        targets = {name: ViewTarget(*entry) for name, entry in found["targets"].items()}
-        return cls(**{**found, "sources": sources, "targets": targets})
+        sources = {name: tuple(version) for name, version in content["sources"].items()}
+        targets = {name: ViewTarget(*fields) for name, fields in content["targets"].items()}
+        return cls(**{**content, "sources": sources, "targets": targets})
 
     def dump(self) -> bytes:
         """Return the note as JSON."""
@@ -79,34 +79,35 @@ class Note:
 
     @property
     def violated(self) -> dict[str, int]:
-        """Return how many rows of all tables each expectation does not hold for."""
-        found = Counter[str]()
+        """Return how many rows of all tables violate each expectation; without those that no row violates."""
+        violated: Counter[str] = Counter()
         for target in self.targets.values():
-            found.update(target.violated)
-        return dict(+found)
+            violated.update(target.violated)
+        return dict(+violated)
 
     @property
-    def judged(self) -> int:
-        """Return the rows that its expectations were asked of: those of all tables, and those that they dropped."""
+    def checked(self) -> int:
+        """Return how many rows the expectations have checked: those of all tables, and those that they dropped."""
         return self.rows + sum(target.dropped for target in self.targets.values())
 
     def lacks(self, name: str, table: Any) -> bool:
-        """Return whether a source is not there as it was: `table` is its open table, None, or why it is unreadable."""
+        """Return whether a source is gone, replaced or unreadable: `table` is its open table, None, or an error."""
         if isinstance(table, TableError):
             return True
         if name not in self.sources:
             return False
         return table is None or str(table.metadata().id) != self.sources[name][1]
 
-    def counted(self) -> Note:
-        """Return this with its counts at the end of the trend."""
-        return replace(self, trend=(*self.trend, (self.judged, self.violated))[-REFRESHES:])
+    def with_trend(self) -> Note:
+        """Return the note with its counts at the end of the trend."""
+        trend = (*self.trend, (self.checked, self.violated))
+        return replace(self, trend=trend[-REFRESHES:])
 
 
 def accept_lost(store: CheckpointStore, view: View, lost: set[str]) -> None:
     """Note that a view may be made without some of its sources, as long as they are gone or unreadable.
 
-    Those that have left the view, since what it reads does not write them, are not named any more.
+    Tables that have left the view, since its route or view does not write them, are no longer named.
     """
     note = Note.of(store.load(note_path(view.name)))
     left = tuple(name for name in note.left if name not in lost)
@@ -122,5 +123,8 @@ def note_path(view: str) -> str:
 def tables_by_view(config: Config) -> dict[str, tuple[tuple[str, int], ...]]:
     """Return the tables that each view has made, with their rows."""
     store = CheckpointStore(lake_and_checkpoint(config)[1])
-    notes = {view.name: Note.of(store.load(note_path(view.name))) for view in config.views}
-    return {name: tuple((table, left.rows) for table, left in note.targets.items()) for name, note in notes.items()}
+    tables = {}
+    for view in config.views:
+        note = Note.of(store.load(note_path(view.name)))
+        tables[view.name] = tuple((table, target.rows) for table, target in note.targets.items())
+    return tables

@@ -1,14 +1,14 @@
-"""Hold a view against its query: compute it again over the versions that it was made of, and compare the rows.
+"""Compare a view with its query, computed again over the versions of its sources that the view was made of.
 
 | of each table | compared |
 |---|---|
 | its rows | their number |
 | columns whose values are the same each time | the sum of the rows' hashes |
-| floating-point numbers | their sums, to 1e-8: whoever adds them in another order gets other last digits |
+| floating-point numbers | their sums, to 1e-8: the last digits depend on the order in which they are added |
 | arrays, maps, bytes, and structs with such or with floating-point numbers | nothing |
 
-Collected values may have another order each time, and sketches other bytes.
-Two Spark jobs, whatever the number of tables, and no commit. Runs on the driver.
+Collected values may have another order each time, and sketches other bytes. It takes two Spark jobs, whatever the
+number of tables, and no commit. Runs on the driver.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from pyspark.sql import types as T
 from router.columns import quoted
 from router.delta.schema_diff import delta_schema
 from router.delta.table_cache import THREADS
-from router.engine.views.refresh import TARGET, VIOLATED, definition_of, target_name, violations
+from router.engine.views.frames import definition_of
 from router.engine.views.relation import TablePart
 from router.engine.views.row_hash import row_hash
 from router.engine.views.sources import PastSnapshot
+from router.engine.views.stage import TARGET, VIOLATED, target_name, violations
 from router.errors import TableError, ViewError, first_line
 from router.spark_internals import to_arrow_columns
 from router.table_names import folded
@@ -43,12 +44,13 @@ if TYPE_CHECKING:
     from router.engine.views.refresh import Refresher
 
 TOLERANCE = 1e-8
-ROWS, HASHES = "_rows", "_hashes"
+ROWS = "_rows"
+HASHES = "_hashes"
 
 
 @dataclass
 class Totals:
-    """What rows add up to. `sums` and `sizes` are those of floating-point columns and of their absolute values."""
+    """Sums over rows. `sums`: floating-point column -> the sum of its values, `sizes`: of their absolute values."""
 
     rows: int = 0
     hashes: int = 0
@@ -56,7 +58,7 @@ class Totals:
     sizes: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def difference(self, query: Totals) -> str:
-        """Return how these rows of a table differ from those of the query; nothing if they do not."""
+        """Return how these rows of a table differ from those of the query; an empty text if they do not."""
         if self.rows != query.rows:
             return f"it has {self.rows:,} rows, and its query gives {query.rows:,}"
         if self.hashes != query.hashes:
@@ -69,10 +71,10 @@ class Totals:
 
 
 def differences(refresher: Refresher, view: View) -> dict[str, str]:
-    """Return the tables of a view whose rows are not those of its query, and what differs; each as it was left.
+    """Return by table what differs from the query, for the tables of a view whose rows do; each as it was left.
 
-    Raises ViewError, which says why the view cannot be held against its query: a version of a source is not kept any
-    more, its values change by themselves, or it was changed since its last refresh.
+    Raises ViewError if the view cannot be compared: a version of a source is no longer kept, its values change by
+    themselves, or the view was changed since its last refresh.
     """
     note = refresher.note(view)
     if not note.number:
@@ -80,9 +82,9 @@ def differences(refresher: Refresher, view: View) -> dict[str, str]:
     if note.definition != definition_of(view):
         raise ViewError(view.name, "it has been changed since its last refresh; refresh it first")
     lake = refresher.tables.lake
-    sources = dict[str, PastSnapshot]()
-    joined = dict[str, PastSnapshot]()
-    # A table that others have changed at the same time has no version that is the view's own.
+    sources: dict[str, PastSnapshot] = {}
+    joined: dict[str, PastSnapshot] = {}
+    # If others have changed a table at the same time, no version of it has the rows of the view.
     targets = {name: (target.version, target.id) for name, target in note.targets.items() if target.version >= 0}
     with ThreadPoolExecutor(THREADS) as pool:
 
@@ -91,30 +93,31 @@ def differences(refresher: Refresher, view: View) -> dict[str, str]:
             return _past(lake, view, name, version, identity)
 
         for table in pool.map(open_past, note.sources.items()):
-            kind = joined if table.name in view.joined else sources
-            kind[table.name] = table
+            tables_by_name = joined if table.name in view.joined else sources
+            tables_by_name[table.name] = table
         parts = [TablePart(table) for table in pool.map(open_past, targets.items())]
-    work = refresher.work(view, sources, joined)
-    shaped = work.shape()
+    frames = refresher.frames(view, sources, joined)
+    shaped = frames.shape()
     if shaped.shape.timed:
         raise ViewError(view.name, f"its values change by themselves ({shaped.shape.why}): there is nothing to compare")
     columns = delta_schema(to_arrow_columns(shaped.schema))
     try:
-        made = _totals(work.relations.frame(parts, columns, named=False), view)
-        wanted = _totals(_without_dropped(work.over(sources), view), view)
-    except PySparkException as error:  # a file of a former version was deleted, for example
+        by_table = _totals(frames.relations.frame(parts, columns, named=False), view)
+        by_table_of_query = _totals(_without_dropped(frames.over(sources), view), view)
+    except PySparkException as error:
+        # For example, a file of a former version was deleted.
         raise ViewError(view.name, first_line(error)) from error
-    differing = dict[str, str]()
-    tables = {part.table.name for part in parts} | (wanted.keys() - note.targets.keys())
-    for name in sorted(tables):
-        difference = made.get(name, Totals()).difference(wanted.get(name, Totals()))
+    names = {part.table.name for part in parts} | (by_table_of_query.keys() - note.targets.keys())
+    differences_by_table: dict[str, str] = {}
+    for name in sorted(names):
+        difference = by_table.get(name, Totals()).difference(by_table_of_query.get(name, Totals()))
         if difference:
-            differing[name] = difference
-    return differing
+            differences_by_table[name] = difference
+    return differences_by_table
 
 
 def _past(lake: Lake, view: View, name: str, version: int, identity: str) -> PastSnapshot:
-    """Return a table at a version. Raises ViewError if it is not there any more."""
+    """Return a table at a version. Raises ViewError if it is gone."""
     try:
         table = lake.open(name)
         if table is not None and str(table.metadata().id) == identity:
@@ -122,9 +125,9 @@ def _past(lake: Lake, view: View, name: str, version: int, identity: str) -> Pas
                 table.load_as_version(version)
             return PastSnapshot(name, table)
     except (TableError, DeltaError, OSError) as error:
-        what = f"version {version} of {name} cannot be read any more ({first_line(error)})"
-        raise ViewError(view.name, f"{what}; `router views FILE --refresh --full` makes it of the newest") from error
-    raise ViewError(view.name, f"{name} is not the table any more that it was made of")
+        problem = f"version {version} of {name} can no longer be read ({first_line(error)})"
+        raise ViewError(view.name, f"{problem}; `router views FILE --refresh --full` makes it of the newest") from error
+    raise ViewError(view.name, f"{name} is no longer the table that it was made of")
 
 
 def _without_dropped(rows: DataFrame, view: View) -> DataFrame:
@@ -137,7 +140,7 @@ def _without_dropped(rows: DataFrame, view: View) -> DataFrame:
 
 
 def _totals(rows: DataFrame, view: View) -> dict[str, Totals]:
-    """Return what the rows of each table add up to; rows that name no table are left out."""
+    """Return what the rows of each table add up to, without rows that have no table name."""
     exact = [column.name for column in rows.schema if _is_exact(column.dataType)]
     floats = [column.name for column in rows.schema if isinstance(column.dataType, (T.FloatType, T.DoubleType))]
     hashes = row_hash(rows.select(*map(quoted, exact)))
@@ -161,7 +164,7 @@ def _totals(rows: DataFrame, view: View) -> dict[str, Totals]:
 
 
 def _is_exact(kind: Any) -> bool:
-    """Return whether a value of a type is the same each time that it is computed of the same rows."""
+    """Return whether a value of a type is the same each time that it is computed from the same rows."""
     if isinstance(kind, T.StructType):
         return all(_is_exact(child.dataType) for child in kind)
     inexact = (T.FloatType, T.DoubleType, T.ArrayType, T.MapType, T.BinaryType)
@@ -169,7 +172,7 @@ def _is_exact(kind: Any) -> bool:
 
 
 def _are_close(total: float, other: float, most: float) -> bool:
-    """Return whether two sums differ by so much at most; infinite ones have to be the same."""
+    """Return whether two sums differ by so much at most; infinite ones must be the same."""
     if math.isnan(total) or math.isnan(other):
         return math.isnan(total) and math.isnan(other)
     return total == other or abs(total - other) <= most

@@ -1,7 +1,7 @@
-"""A hash of a row that tells unlike rows apart, whatever they have inside.
+"""A hash of a row that differs for different rows, whatever types they have inside.
 
-Spark's own `xxhash64` passes over what is null, and reads arrays and structs as the values inside one after another: it
-is the same for (null, 5) and (5, null), for ([1], [2]) and ([1, 2], []), for 0.0 and -0.0. Here each value is preceded
+Spark's own `xxhash64` skips nulls, and reads arrays and structs as the values inside one after another: it is the same
+for (null, 5) and (5, null), for ([1], [2]) and ([1, 2], []), for 0.0 and -0.0. Here each value is preceded
 by whether it is null, each array by its length, and each element is a hash of its own.
 """
 
@@ -42,7 +42,7 @@ def _has_hash(kind: T.DataType) -> bool:
 
 
 def _parts(value: Column, kind: T.DataType) -> list[Column]:
-    """Return columns that say together what a value is: none of them is null where the value is not."""
+    """Return columns whose values together differ for different values; none of them is null unless the value is."""
     is_null = value.isNull()
     if isinstance(kind, T.StructType):
         parts = [is_null]

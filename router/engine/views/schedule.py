@@ -1,7 +1,7 @@
-"""When views are refreshed: beside the stream, in a thread and a job pool of their own; at the end of a run that ends.
+"""When views are refreshed: while the stream runs, by a thread of their own; and at the end of a run that ends.
 
-The batches go on meanwhile: their jobs come first (router/engine/spark/pools.xml). A view that cannot be refreshed is
-tried again when it is due the next time, and holds back no other.
+Batches continue meanwhile: their jobs come first, refreshes have a job pool of their own (router/engine/spark/
+pools.xml). A view that cannot be refreshed is tried again when it is due the next time, and does not stop others.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ ENDING_SECONDS = 60.0
 
 
 class RefreshObserver(Protocol):
-    """Whoever is told how refreshes went, by the thread that makes them."""
+    """An observer of refreshes. The thread that makes them calls it."""
 
     def view_refreshed(self, view: str, note: Note | None) -> None:
-        """Note a refresh that went well, also if nothing had changed; None if the view reads nothing yet."""
+        """Note a refresh that succeeded, also if nothing had changed; `note` is None if the view reads nothing yet."""
 
     def view_failed(self, view: str, cause: str) -> None:
         """Note a refresh that failed."""
@@ -52,26 +52,35 @@ class RefreshObserver(Protocol):
 def refresher(
     config: Config, spark: SparkSession, lake: Lake, store: CheckpointStore, executors: Executors | None = None
 ) -> Refresher:
-    """Return what refreshes the views of a configuration."""
+    """Return the object that refreshes the views of a configuration."""
     only_spark = config.commit == "spark"
-    tables = ViewTables(config, lake, SparkTables(spark, lake) if only_spark else TableCache(lake))
+    cache = SparkTables(spark, lake) if only_spark else TableCache(lake)
     folder = f"_staged/{config.name}" if only_spark else None
-    return Refresher(tables, spark, store, executors or Executors(), folder)
+    return Refresher(ViewTables(config, lake, cache), spark, store, executors or Executors(), folder)
 
 
 def in_order(views: Iterable[View]) -> list[View]:
     """Return views so that each comes after those it reads: validation has refused circles."""
-    left, found = list(views), list[View]()
-    while left:
-        ready = [view for view in left if not any(reads(view, other) for other in left if other is not view)]
-        found += ready or left[:1]
-        left = [view for view in left if view not in found]
-    return found
+    pending = list(views)
+    ordered: list[View] = []
+    while pending:
+        ready = [view for view in pending if not _reads_any(view, pending)]
+        ordered += ready
+        pending = [view for view in pending if view not in ordered]
+    return ordered
+
+
+def _reads_any(view: View, others: Iterable[View]) -> bool:
+    return any(other is not view and reads(view, other) for other in others)
 
 
 @dataclass
 class ViewSchedule:
-    """The refreshes of a run. `batch` counts what the batches bring; `finish` ends the thread."""
+    """The refreshes of a run.
+
+    `pending`: view -> batches since its last refresh. `last`: view -> when that was (monotonic seconds). `written` are
+    tables that refreshes have written since `batch` was called. `failed`: view -> why its last refresh failed.
+    """
 
     refresher: Refresher
     views: list[View]
@@ -85,25 +94,26 @@ class ViewSchedule:
     observer: RefreshObserver | None = None
 
     def start(self) -> None:
-        """Refresh views that are due, beside the caller, until `finish`."""
+        """Refresh views that are due in a thread, until `finish` is called."""
         if any(not view.on_demand for view in self.views) and self.thread is None:
             self.thread = threading.Thread(target=self._work, name="views", daemon=True)
             self.thread.start()
 
     def batch(self, tables: Iterable[str]) -> set[str]:
-        """Count one batch more into some tables; return the tables that refreshes have written since the last call."""
+        """Count a batch into some tables, or into unknown ones; return the tables that refreshes have written since."""
         if not self.views:
             return set()
-        touched = [*tables]
+        batch_tables = list(tables)
         with self.lock:
             for view in self.views:
-                if view.commits and (not touched or self._has(view, touched)):
+                if view.commits and (not batch_tables or self._reads(view, batch_tables)):
                     self.pending[view.name] += 1
-            written, self.written = self.written, set()
+            written = self.written
+            self.written = set()
         return written
 
     def finish(self, *, refresh: bool) -> None:
-        """End the thread. `refresh`: afterwards every view that nobody has to ask for is refreshed once more."""
+        """End the thread. `refresh`: afterwards refresh each view that is not `on_demand`, once."""
         self.stop.set()
         if self.thread:
             self.refresher.spark.sparkContext.cancelJobGroup(GROUP)
@@ -114,8 +124,8 @@ class ViewSchedule:
                 if not view.on_demand:
                     self._refresh(view)
 
-    def _has(self, view: View, tables: list[str]) -> bool:
-        """Return whether a view reads some of these tables.
+    def _reads(self, view: View, tables: list[str]) -> bool:
+        """Return whether a view may read some of these tables.
 
         It runs on the batch's thread, so it looks at names only: a fault of storage here would restart the query.
         """
@@ -130,10 +140,10 @@ class ViewSchedule:
         context.setJobGroup(GROUP, "a view", interruptOnCancel=True)
         while not self.stop.wait(LOOK_SECONDS):
             for view in self.views:
-                if not self.stop.is_set() and self._due(view):
+                if not self.stop.is_set() and self._is_due(view):
                     self._refresh(view)
 
-    def _due(self, view: View) -> bool:
+    def _is_due(self, view: View) -> bool:
         if view.commits:
             with self.lock:
                 return self.pending[view.name] >= view.commits
@@ -144,27 +154,33 @@ class ViewSchedule:
             self.pending[view.name] = 0
         self.last[view.name] = time.monotonic()
         try:
-            done = self.refresher.refresh(view)
-        except Exception as error:  # a view holds nobody back, whatever is wrong with it
+            refreshed = self.refresher.refresh(view)
+        except Exception as error:  # no error of a view stops the others
+            # `finish` has cancelled the jobs of this refresh.
             if self.stop.is_set() and self.thread is threading.current_thread():
-                return  # it was cancelled
-            said = str(error) if isinstance(error, ViewError) else f"view {view.name}: {first_line(error)}"
-            if self.failed.get(view.name) != said:
-                log.warning("%s; its tables stay as they are, and it is tried again", said)
-            self.failed[view.name] = said
-            if self.observer:
-                self.observer.view_failed(view.name, said)
+                return
+            self._note_failure(view, error)
             return
         self.failed.pop(view.name, None)
         if self.observer:
-            self.observer.view_refreshed(view.name, done.note)
-        tell(done)
+            self.observer.view_refreshed(view.name, refreshed.note)
+        log_refresh(refreshed)
         with self.lock:
-            self.written |= set(done.commits)
+            self.written |= set(refreshed.commits)
+
+    def _note_failure(self, view: View, error: Exception) -> None:
+        """Log why a refresh failed, once while the cause stays the same."""
+        cause = str(error) if isinstance(error, ViewError) else f"view {view.name}: {first_line(error)}"
+        if self.failed.get(view.name) != cause:
+            log.warning("%s; its tables stay as they are, and it is tried again", cause)
+        self.failed[view.name] = cause
+        if self.observer:
+            self.observer.view_failed(view.name, cause)
 
 
-def tell(done: RefreshedView) -> None:
-    """Log what a refresh did, where it did anything."""
-    if done.way:
-        what = f"{len(done.commits)} of {done.tables} tables ({done.way}: {done.why}), {done.rows:,} rows"
-        log.info("view %s: %s, %.1f s", done.view, what, done.seconds)
+def log_refresh(refreshed: RefreshedView) -> None:
+    """Log what a refresh did, if it did anything."""
+    if not refreshed.way:
+        return
+    tables = f"{len(refreshed.commits)} of {refreshed.tables} tables ({refreshed.way}: {refreshed.why})"
+    log.info("view %s: %s, %s rows, %.1f s", refreshed.view, tables, f"{refreshed.rows:,}", refreshed.seconds)

@@ -1,15 +1,15 @@
-"""What a view's query is made of, and so how the view follows changes of its sources.
+"""How a view can follow changes of its sources, by the plan of its query.
 
-| way | query | when rows came | when rows went |
+| way | query | rows were added | rows were removed |
 |---|---|---|---|
-| merge | groups, of what merges (`MERGED`) | the query over new files is merged into the table | as `keys` |
-| keys | groups, of anything else too | groups of changed rows are computed anew | the same |
-| rows | rows with the column `table` | the query over new files is added | as `tables` |
-| tables | groups by `table`, not all of the keys shown | tables that changed are computed anew | the same |
-| full | joins, windows, random values, the time | everything is computed anew | the same |
+| merge | groups whose values can be merged (`MERGED`) | the query over new files is merged into the table | as `keys` |
+| keys | other groups | groups of changed rows are computed again | the same |
+| rows | rows with the column `table` | the query over new files is appended | as `tables` |
+| tables | groups by `table`, with a key that is no column | changed tables are computed again | the same |
+| full | joins, windows, random values, the time | everything is computed again | the same |
 
-Spark's analysed plan says it. A literal like `DATE 'today'` is the only thing looked for in the SQL: the plan has the
-day in its place.
+The way is read from Spark's analysed plan. Only literals like `DATE 'today'` are searched for in the SQL: the plan
+contains the day instead.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ MERGED = {
     **{name: name for name in ("bool_and", "bool_or", "bit_and", "bit_or", "bit_xor")},
     **{"hll_sketch_agg": "hll_union_agg", "bitmap_construct_agg": "bitmap_or_agg"},
 }
-"""What merges the values of an aggregate. An average is merged beside the count of the same values."""
+"""Aggregate function -> the function that merges its values. An average needs the count of the same values as well."""
 ROW_WISE = {"Project", "Filter", "SubqueryAlias"}
-LEAF, SOURCE = "View", "source"
-"""What stands for `source`, and for other relations, in a plan: what is below it is not the query's."""
+LEAF = "View"
+"""The node of `source`, and of other relations, in a plan. The nodes below it are not part of the query."""
+SOURCE = "source"
 CURRENT = "CURRENT_LIKE"
 """Spark's mark of functions whose value is fixed for one run of a query only: the time, the user, the zone, ..."""
 SPECIAL_TIMES = ("now", "today", "tomorrow", "yesterday")
-"""Texts that are a time of their own when Spark casts them to one."""
+"""Texts that Spark casts to the current time or day."""
 TIME_LITERAL = re.compile(rf"\b(?:date|timestamp\w*)\s*r?(['\"])\s*(?:{'|'.join(SPECIAL_TIMES)})\b", re.IGNORECASE)
 
 
@@ -46,8 +47,8 @@ TIME_LITERAL = re.compile(rf"\b(?:date|timestamp\w*)\s*r?(['\"])\s*(?:{'|'.join(
 class QueryShape:
     """How a view follows changes, and why not in a better way.
 
-    `keys` are the columns that say which group a row is, `merged` has the SQL that merges each other column, `table` is
-    that with the source table of a row, nothing where none has it. `timed`: the result changes with time alone.
+    `keys` are the columns that identify a group. `merged`: other column -> the SQL that merges it. `table` is the
+    column with the source table of a row, empty if there is none. `timed`: the result changes with time alone.
     """
 
     way: Way
@@ -63,18 +64,28 @@ def shape_of(query: DataFrame) -> QueryShape:
     plan = analysed(query)
     if reason := unstable_part(plan):
         return QueryShape("full", reason, timed=True)
-    above, node = _through(plan)
-    below, leaf = _through(node.child()) if _name(node) == "Aggregate" else ([], node)
-    read = leaf.desc().identifier().table() if _name(leaf) == LEAF else ""
-    if read != SOURCE:
-        return QueryShape("full", f"it reads {read} in place of `source`" if read else f"it has a {_name(leaf)}")
-    if any(one.subqueries().nonEmpty() for one in (*above, node, *below)):
+
+    # A plan that can be followed is a chain: row by row from `source`, at most one aggregate, row by row again.
+    above, node = _skip_row_wise(plan)
+    below: list[Any] = []
+    leaf = node
+    if _name(node) == "Aggregate":
+        below, leaf = _skip_row_wise(node.child())
+    if _name(leaf) != LEAF:
+        return QueryShape("full", f"it has a {_name(leaf)}")
+    relation = leaf.desc().identifier().table()
+    if relation != SOURCE:
+        return QueryShape("full", f"it reads {relation} in place of `source`")
+    if any(part.subqueries().nonEmpty() for part in (*above, node, *below)):
         return QueryShape("full", "it has a subquery")
+
+    table = _table_column(plan, leaf)
     if node is not leaf:
-        return _grouped(plan, node, leaf, above)
-    table = _shown(plan, leaf)
-    why = f"rows of one table each, with `{table}`" if table else "no column of it says which table a row is from"
-    return QueryShape("rows" if table else "full", why, table=table)
+        is_filtered = any(_name(part) == "Filter" for part in above)
+        return _shape_of_groups(plan, node, table, is_filtered=is_filtered)
+    if not table:
+        return QueryShape("full", "no column of it has the table of a row")
+    return QueryShape("rows", f"rows of one table each, with `{table}`", table=table)
 
 
 def unstable_part(plan: Any) -> str:
@@ -124,7 +135,7 @@ def _unstable_expression(expression: Any) -> str:
         children = _list(part.children())
         if not part.deterministic() and all(child.deterministic() for child in children):
             return f"its values are random: {part.prettyName()}()"
-        # Some functions are nothing but a name for other expressions: to_date(x) for a cast.
+        # Some functions are only a name for other expressions: to_date(x) for a cast.
         if "RUNTIME_REPLACEABLE" in patterns:
             children.append(part.replacement())
         pending += children
@@ -142,87 +153,102 @@ def _is_special_time(cast: Any) -> bool:
     return str(text.value()).strip().lower().startswith(SPECIAL_TIMES)
 
 
-def _grouped(plan: Any, node: Any, leaf: Any, above: list[Any]) -> QueryShape:
-    """Return the shape of a query with groups."""
-    table = _shown(plan, leaf)
-    if any(_name(one) == "Filter" for one in above):  # groups of changed rows alone say nothing about it
-        return QueryShape("tables" if table else "full", "its groups are filtered", table=table)
-    grouping, names = _list(node.groupingExpressions()), {one.exprId().id(): one.name() for one in _list(plan.output())}
-    keys, values = dict[int, str](), dict[str, Any]()
-    for expression in _list(node.aggregateExpressions()):
-        column = names.pop(expression.exprId().id(), None)
+def _shape_of_groups(plan: Any, aggregate: Any, table: str, *, is_filtered: bool) -> QueryShape:
+    """Return the shape of a query with groups. `is_filtered`: by the values of groups."""
+    way_by_table: Way = "tables" if table else "full"
+    # Which groups a filter leaves out cannot be known of changed rows alone.
+    if is_filtered:
+        return QueryShape(way_by_table, "its groups are filtered", table=table)
+    grouping = _list(aggregate.groupingExpressions())
+    # Columns that are none of the aggregate's expressions are computed of them afterwards.
+    computed = {column.exprId().id(): column.name() for column in _list(plan.output())}
+    keys: dict[int, str] = {}
+    values: dict[str, Any] = {}
+    for expression in _list(aggregate.aggregateExpressions()):
+        name = computed.pop(expression.exprId().id(), None)
+        if name is None:
+            continue
         inner = expression.child() if _name(expression) == "Alias" else expression
-        at = next((i for i, key in enumerate(grouping) if key.semanticEquals(inner)), None)
-        if column is not None and at is not None:
-            keys[at] = column
-        elif column is not None:
-            values[column] = inner
+        numbers = [number for number, key in enumerate(grouping) if key.semanticEquals(inner)]
+        if numbers:
+            keys[numbers[0]] = name
+        else:
+            values[name] = inner
     if len(keys) < len(grouping):
-        return QueryShape("tables" if table else "full", "it groups by what is in no column of it", table=table)
-    merged, shown = _merged(values), tuple(keys.values())
-    unmerged = [name for name in (*values, *names.values()) if name not in merged]  # some computed of a group's values
+        return QueryShape(way_by_table, "it groups by an expression that is none of its columns", table=table)
+
+    key_columns = tuple(keys.values())
+    merged = _merging_sql(values)
+    unmerged = [name for name in (*values, *computed.values()) if name not in merged]
     if not unmerged:
-        return QueryShape("merge", "its values can be merged", shown, merged, table)
+        return QueryShape("merge", "its values can be merged", key_columns, merged, table)
     why = f"{', '.join(unmerged)} cannot be merged"
-    if any(_aggregate(values.get(name)) == "avg" for name in unmerged):
-        why += "; an average can beside `count` of the same"
-    return QueryShape("keys" if keys else "full", why, shown, table=table)
+    if any(_aggregate_function(values.get(name)) == "avg" for name in unmerged):
+        why += "; an average can if `count` of the same is a column"
+    return QueryShape("keys" if keys else "full", why, key_columns, table=table)
 
 
-def _merged(values: dict[str, Any]) -> dict[str, str]:
-    """Return the SQL that merges each of the aggregates that can be merged."""
-    kinds = {column: _aggregate(one) for column, one in values.items()}
-    found = {column: f"{MERGED[kind]}({quoted(column)})" for column, kind in kinds.items() if kind in MERGED}
-    counts = {column: one for column, one in values.items() if kinds[column] == "count"}
-    for column, one in values.items():
-        # an average of decimals is rounded, so that it cannot be merged
-        if kinds[column] == "avg" and one.dataType().typeName() == "double":
-            count = next((quoted(name) for name, other in counts.items() if _of_the_same(one, other)), None)
-            if count:
-                found[column] = f"try_divide(sum({quoted(column)} * {count}), sum({count}))"
-    return found
+def _merging_sql(values: dict[str, Any]) -> dict[str, str]:
+    """Return by column the SQL that merges its values, for the aggregates that can be merged."""
+    merged: dict[str, str] = {}
+    for column, value in values.items():
+        function = _aggregate_function(value)
+        if function in MERGED:
+            merged[column] = f"{MERGED[function]}({quoted(column)})"
+        # An average of decimals is rounded, so that it cannot be merged.
+        if function != "avg" or value.dataType().typeName() != "double":
+            continue
+        counts = [quoted(name) for name, other in values.items() if _is_count_of(other, value)]
+        if counts:
+            merged[column] = f"try_divide(sum({quoted(column)} * {counts[0]}), sum({counts[0]}))"
+    return merged
 
 
 def used_columns(query: DataFrame) -> set[str]:
     """Return the columns of its sources that a query uses, a `*` included."""
-    found, nodes = set[str](), [analysed(query)]
+    used: set[str] = set()
+    nodes = [analysed(query)]
     while nodes:
         node = nodes.pop()
         if _name(node) == LEAF:
             continue
-        found |= {one.name() for one in _list(node.references().toSeq())}
+        used |= {column.name() for column in _list(node.references().toSeq())}
         nodes += _list(node.children())
         nodes += _list(node.subqueries())
-    return found
+    return used
 
 
-def _through(node: Any) -> tuple[list[Any], Any]:
-    """Return the nodes from one down that make a row of a row, and the first that does not."""
-    passed = []
+def _skip_row_wise(node: Any) -> tuple[list[Any], Any]:
+    """Return the nodes from this one downwards that make one row of one, and the first other node."""
+    row_wise = []
     while _name(node) in ROW_WISE:
-        passed.append(node)
+        row_wise.append(node)
         node = node.child()
-    return passed, node
+    return row_wise, node
 
 
-def _shown(plan: Any, leaf: Any) -> str:
-    """Return the column of a plan that is the relation's `table`; nothing where there is none."""
-    mine = {one.exprId().id() for one in _list(leaf.output()) if one.name() == TABLE}
-    return next((str(one.name()) for one in _list(plan.output()) if one.exprId().id() in mine), "")
+def _table_column(plan: Any, leaf: Any) -> str:
+    """Return the column of a plan that is the relation's `table`; an empty text if there is none."""
+    tables = {column.exprId().id() for column in _list(leaf.output()) if column.name() == TABLE}
+    return next((str(column.name()) for column in _list(plan.output()) if column.exprId().id() in tables), "")
 
 
-def _aggregate(expression: Any) -> str:
-    """Return the name of an aggregate function that stands alone; nothing where it does not."""
+def _aggregate_function(expression: Any) -> str:
+    """Return the name of the aggregate function that an expression is; an empty text if it is none, or distinct."""
     if expression is None or _name(expression) != "AggregateExpression" or expression.isDistinct():
         return ""
     return str(expression.aggregateFunction().prettyName())
 
 
-def _of_the_same(one: Any, other: Any) -> bool:
-    """Say whether two aggregates are of the same values of the same rows."""
-    mine, its = (_list(each.aggregateFunction().children()) for each in (one, other))
-    same = len(mine) == len(its) == 1 and mine[0].semanticEquals(its[0])
-    return same and str(one.filter().toString()) == str(other.filter().toString())
+def _is_count_of(count: Any, average: Any) -> bool:
+    """Return whether an aggregate counts the values that an average is of, in the same rows."""
+    if _aggregate_function(count) != "count":
+        return False
+    counted = _list(count.aggregateFunction().children())
+    (averaged,) = _list(average.aggregateFunction().children())
+    if len(counted) != 1 or not averaged.semanticEquals(counted[0]):
+        return False
+    return str(average.filter().toString()) == str(count.filter().toString())
 
 
 def _name(node: Any) -> str:
@@ -231,4 +257,4 @@ def _name(node: Any) -> str:
 
 def _list(sequence: Any) -> list[Any]:
     """Return the elements of a sequence of Scala."""
-    return [sequence.apply(at) for at in range(sequence.size())]
+    return [sequence.apply(index) for index in range(sequence.size())]

@@ -1,7 +1,7 @@
 """The tables that views read and write: which there are, and what has changed in one since a version.
 
-What has changed are the files whose rows came, and those whose rows went, as the commits since say. A file that came
-and went in between, or that maintenance only joined with others, is in neither. Runs on the driver.
+Changes are the files that commits have added and removed since. A file that was added and removed in between is in
+neither, nor one that a compaction has written or replaced. Runs on the driver.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from router.sinks import MergingSink, TableSink
 from router.table_names import template_pattern
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from router.config.models import Config, View
     from router.delta.lake import Lake
     from router.engine.views.writers import LogWriters
 
 READ_BY_NAME = {"timestampNtz", "typeWidening", "typeWidening-preview", "v2Checkpoint", "vacuumProtocolCheck"}
-"""Reader features of tables whose files say all about their rows: Spark reads them by the columns' names."""
+"""Reader features of tables whose files contain all of their rows: Spark reads them by the columns' names."""
 
 
 class File(NamedTuple):
-    """A data file: its path as the table's log has it, encoded as in a URL, and its rows where a commit says them."""
+    """A data file: its path as in the table's log, encoded as in a URL, and its rows if a commit has their number."""
 
     path: str
     rows: int | None = None
@@ -52,13 +52,13 @@ class File(NamedTuple):
 
     @property
     def simple(self) -> bool:
-        """Say whether Spark reads it by its path: it lies in the table's folder, and is no pattern of names."""
+        """Return whether Spark reads it by its path: it is in the table's folder, and is no pattern of names."""
         return re.fullmatch(r"[\w.=+-]+", self.name, re.ASCII) is not None
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A version of a table. `id` is that of the table: one that was dropped and made again has another."""
+    """A version of a table. `id` is that of the table: one that was dropped and created again has another."""
 
     name: str
     table: Any
@@ -69,13 +69,15 @@ class Snapshot:
         return self.table if isinstance(self.table, SparkTable) else self.table.newest()
 
     def pin(self) -> None:
-        """Let what delta-rs has at this moment be the version; it takes milliseconds, and may be newer than before."""
+        """Fix the version to the newest that delta-rs has now; that takes milliseconds."""
         _ = self._pinned
 
     @property
     def version(self) -> int:
-        """Return the version: as it was seen at first, or as it was pinned."""
-        return int((self._pinned if "_pinned" in vars(self) else self.table).version())
+        """Return the version that it had when it was opened, or that it is pinned to."""
+        # A cached property is among the attributes once it was read.
+        table = self._pinned if "_pinned" in vars(self) else self.table
+        return int(table.version())
 
     @property
     def id(self) -> str:
@@ -91,13 +93,14 @@ class Snapshot:
 
     @cached_property
     def plain(self) -> bool:
-        """Say whether the table's files, read by the columns' names, are all of it."""
+        """Return whether the table's files, read by the columns' names, are all of it."""
         if isinstance(self.table, SparkTable):
             return False
-        about = self.table.metadata()
-        mapped = about.configuration.get("delta.columnMapping.mode", "none") != "none"
-        features = {*(self.table.protocol().reader_features or ())}
-        return not mapped and not about.partition_columns and features <= READ_BY_NAME
+        metadata = self.table.metadata()
+        if metadata.configuration.get("delta.columnMapping.mode", "none") != "none":
+            return False
+        features = set(self.table.protocol().reader_features or ())
+        return not metadata.partition_columns and features <= READ_BY_NAME
 
     @property
     def short(self) -> str:
@@ -119,58 +122,70 @@ class PastSnapshot(Snapshot):
         return self.table
 
 
+def versions_of(tables: Mapping[str, Snapshot]) -> dict[str, tuple[int, str]]:
+    """Return the version and the id of each table."""
+    return {name: (table.version, table.id) for name, table in tables.items()}
+
+
 @dataclass(frozen=True)
 class Changes:
-    """What has come to a table, and gone from it, since a version."""
+    """The files whose rows were added to a table, and those whose rows were removed from it, since a version."""
 
     added: tuple[File, ...] = ()
     removed: tuple[File, ...] = ()
 
-    def __bool__(self) -> bool:
-        return bool(self.added or self.removed)
 
-
-def changes(lake: Lake, table: Snapshot, since: int) -> Changes | None:
-    """Return what has changed since a version; None where that cannot be told: commits or files are gone, or not plain.
-
-    Raises TableError where the log is damaged.
-    """
-    if not table.plain or since > table.version:
+def changes_since(lake: Lake, table: Snapshot, version: int) -> Changes | None:
+    """Return what has changed since a version; None if commits or files are gone, or if the table is not plain."""
+    if not table.plain or version > table.version:
         return None
-    came, gone, rows = set[str](), set[str](), dict[str, int | None]()
+    added: dict[str, File] = {}
+    removed: set[str] = set()
     try:
-        for commit in log_commits(lake, table.name, range(since + 1, table.version + 1)):
-            if commit.schema_changed and commit.removed:  # rewritten with other types
+        for commit in log_commits(lake, table.name, range(version + 1, table.version + 1)):
+            # The table was rewritten with other types.
+            if commit.schema_changed and commit.removed:
                 return None
-            for file in (one for one in commit.removed if one.changes):
-                (came.discard if file.path in came else gone.add)(file.path)
-            for file in (one for one in commit.added if one.changes):
-                (gone.discard if file.path in gone else came.add)(file.path)
-                rows[file.path] = file.rows
+            for file in commit.removed:
+                if file.changes and added.pop(file.path, None) is None:
+                    removed.add(file.path)
+            for file in commit.added:
+                if not file.changes:
+                    continue
+                if file.path in removed:
+                    removed.discard(file.path)
+                else:
+                    added[file.path] = File(file.path, file.rows)
     except TableError:
         return None  # expired; a log that is damaged cannot be opened
-    found = Changes(tuple(File(path, rows[path]) for path in sorted(came)), tuple(map(File, sorted(gone))))
-    every = (*found.added, *found.removed)
-    return found if all(file.simple for file in every) and _there(lake, table.name, every) else None
+    changes = Changes(tuple(sorted(added.values())), tuple(File(path) for path in sorted(removed)))
+    files = (*changes.added, *changes.removed)
+    if not all(file.simple for file in files) or not _all_exist(lake, table.name, files):
+        return None
+    return changes
 
 
 def replaced_by(lake: Lake, table: Snapshot) -> tuple[File, ...] | None:
-    """Return all files of a table whose newest commit has replaced its rows, as a refresh does; None for another one.
+    """Return all files of a table if its newest commit has replaced its rows, as a refresh does; else None.
 
-    delta-rs says the same after milliseconds: for hundreds of tables that is longer than they are read.
+    delta-rs finds the same files in milliseconds: for hundreds of tables that takes longer than reading them.
     """
     if not table.plain:
         return None
     (commit,) = log_commits(lake, table.name, [table.version])
-    whole = commit.operation == "WRITE" and commit.notes.get("operationParameters", {}).get("mode") == "Overwrite"
-    whole = whole or table.version == 0
-    return tuple(File(file.path, file.rows) for file in commit.added) if whole else None
+    mode = commit.notes.get("operationParameters", {}).get("mode")
+    is_overwrite = commit.operation == "WRITE" and mode == "Overwrite"
+    # The first commit of a table has all of its files, whatever it was.
+    if not is_overwrite and table.version > 0:
+        return None
+    return tuple(File(file.path, file.rows) for file in commit.added)
 
 
-def _there(lake: Lake, table: str, files: Iterable[File]) -> bool:
-    """Say whether files are there still: a VACUUM takes those that no version refers to."""
-    inside = [f"{table.replace('.', '/')}/{file.name}" for file in files]
-    return all(info.type is fs.FileType.File for info in lake.files.get_file_info(inside))
+def _all_exist(lake: Lake, table: str, files: Iterable[File]) -> bool:
+    """Return whether files still exist: a VACUUM deletes those that no version refers to."""
+    folder = table.replace(".", "/")
+    entries = lake.files.get_file_info([f"{folder}/{file.name}" for file in files])
+    return all(entry.type is fs.FileType.File for entry in entries)
 
 
 class Relation(NamedTuple):
@@ -185,30 +200,31 @@ def together(tables: Iterable[Snapshot]) -> Relation:
 
     A column that some lack is null in these. One whose types no type holds together is in the conflicts.
     """
-    found, first, conflicts = dict[str, pa.Field](), dict[str, str](), dict[str, str]()
-    known = dict[str, pa.Schema]()
+    columns: dict[str, pa.Field] = {}
+    first_tables: dict[str, str] = {}
+    conflicts: dict[str, str] = {}
+    # Most tables of a view have the same columns: each schema is looked at once.
+    schemas: set[str] = set()
     for table in tables:
-        if (text := str(table.columns)) in known:
+        text = str(table.columns)
+        if text in schemas:
             continue
-        known[text] = table.columns
+        schemas.add(text)
         for column in table.columns:
             key = column.name.lower()
-            have = found.setdefault(key, pa.field(column.name, column.type))
-            first.setdefault(key, table.name)
-            kind = common_type(have.type, column.type)
+            present = columns.setdefault(key, pa.field(column.name, column.type))
+            first_table = first_tables.setdefault(key, table.name)
+            kind = common_type(present.type, column.type)
             if kind is None:
-                what = f"{have.name} is {have.type} in {first[key]}, and {column.type} in {table.name}"
-                conflicts.setdefault(have.name, what)
+                conflict = f"{present.name} is {present.type} in {first_table}, and {column.type} in {table.name}"
+                conflicts.setdefault(present.name, conflict)
             else:
-                found[key] = pa.field(have.name, kind)
-    return Relation(pa.schema([one for one in found.values() if one.name not in conflicts]), conflicts)
+                columns[key] = pa.field(present.name, kind)
+    return Relation(pa.schema([column for column in columns.values() if column.name not in conflicts]), conflicts)
 
 
 class ViewSources(NamedTuple):
-    """The tables that a view reads, and those whose names it could read by, which its route, or view, does not write.
-
-    Both by name.
-    """
+    """The tables that a view reads, by name, and others: their names fit, but its route or view does not write them."""
 
     tables: dict[str, Snapshot]
     others: dict[str, Snapshot]
@@ -218,13 +234,12 @@ class ViewSources(NamedTuple):
 class ViewTables:
     """The tables of a configuration's views. `cache` opens tables, and keeps them open.
 
-    `writers` has who wrote a table, by table and by what the view reads: a log is read to the first writer of that.
+    `writers`: (table, what the view reads) -> the writers of the table. A log is read to the first one that is wanted.
     """
 
     config: Config
     lake: Lake
     cache: Any
-    listed: dict[str, list[str]] = field(default_factory=dict)
     writers: dict[tuple[str, str], LogWriters] = field(default_factory=dict)
 
     def sources(self, view: View, accepted: Iterable[str] = ()) -> ViewSources:
@@ -235,24 +250,25 @@ class ViewTables:
         candidates = self.opened(view, self.names(view), accepted)
         with ThreadPoolExecutor(THREADS) as pool:
             are_written = [*pool.map(lambda table: self._is_written(view, table), candidates.values())]
-        tables = dict[str, Snapshot]()
-        others = dict[str, Snapshot]()
+        tables: dict[str, Snapshot] = {}
+        others: dict[str, Snapshot] = {}
         for (name, table), is_written in zip(candidates.items(), are_written, strict=True):
             if is_written:
                 tables[name] = table
             else:
                 others[name] = table
-        short = dict[str, str]()
-        for name in tables:
-            if (other := short.setdefault(name.partition(".")[2], name)) != name:
-                raise ViewError(view.name, f"{other} and {name} would both be `{name.partition('.')[2]}`; see `except`")
+        by_short_name: dict[str, str] = {}
+        for name, table in tables.items():
+            other = by_short_name.setdefault(table.short, name)
+            if other != name:
+                raise ViewError(view.name, f"{other} and {name} would both be `{table.short}`; see `except`")
         return ViewSources(tables, others)
 
     def _is_written(self, view: View, table: Snapshot) -> bool:
-        """Return whether the route, or the view, that a view reads writes a table. Raises TableError.
+        """Return whether a table is written by the route or view that a view reads. Raises TableError.
 
-        A table that is named as a whole is its table. One whose name only fits a template may be another's, or one that
-        a sink wrote until its configuration changed: its log tells.
+        A table with a fixed name is its table. One whose name only fits a template may be another's, or one that a sink
+        wrote until its configuration changed: its log contains its writers.
         """
         source = view.source
         if source.tables or table.name in self._named(view):
@@ -266,20 +282,21 @@ class ViewTables:
         elif writers.version < table.version and not writers.has(wanted):
             try:
                 writers = read_on(self.lake, query, table.name, writers, table.version)
-            except TableError:  # its commits were deleted meanwhile
+            except TableError:
+                # Its commits were deleted meanwhile.
                 writers = read_writers(self.lake, query, table.name, table.table, wanted)
         self.writers[place] = writers
         return writers.has(wanted)
 
     def is_repaired(self, table: Snapshot) -> bool:
-        """Return whether a repair, or a refresh, of the router has made the rows of a table. Raises TableError."""
+        """Return whether a repair of the router has written the rows of a table. Raises TableError."""
         return REPAIR in read_writers(self.lake, self.config.name, table.name, table.table).writers
 
     def _wanted_writers(self, view: View, table: str) -> frozenset[str]:
         """Return the view, or the sinks of the route as they are configured today, that could write a table."""
         if view.source.view:
             return frozenset({view_writer(view.source.view)})
-        writers = set[str]()
+        writers: set[str] = set()
         for route, name, sink in self.config.all_sinks():
             if route != view.source.route or not isinstance(sink, (TableSink, MergingSink)):
                 continue
@@ -288,37 +305,37 @@ class ViewTables:
         return frozenset(writers)
 
     def opened(self, view: View, names: Iterable[str], accepted: Iterable[str] = ()) -> dict[str, Snapshot]:
-        """Return tables by name, those that are there; without those of `accepted` that cannot be read.
+        """Return the tables that exist, by name; without those of `accepted` that cannot be read.
 
         Raises ViewError if another one cannot be read.
         """
-        found = dict[str, Snapshot]()
+        snapshots: dict[str, Snapshot] = {}
         for name, table in self.cache.readable(names).items():
             if isinstance(table, TableError):
                 if name in accepted:
                     continue
-                what = f"it needs {table}"
+                problem = f"it needs {table}"
                 # A table that it joins, or one of its own, cannot be left out.
                 if self.is_source(view)(name):
-                    what += f"; `router views FILE --accept {name}` continues without its rows"
-                raise ViewError(view.name, what) from table
+                    problem += f"; `router views FILE --accept {name}` continues without its rows"
+                raise ViewError(view.name, problem) from table
             if table is not None:
-                found[name] = Snapshot(name, table)
-        return found
+                snapshots[name] = Snapshot(name, table)
+        return snapshots
 
     def names(self, view: View) -> list[str]:
-        """Return the names of the tables that a view reads, as far as they are there, sorted."""
+        """Return the names of the existing tables that a view may read, sorted."""
         is_source = self.is_source(view)
-        wanted = (*self._named(view), *view.source.tables)
+        patterns = [*self._named(view), *view.source.tables]
         names = []
         for layer in self.lake.layers():
-            # Listing a layer takes long where it has many tables.
-            if any(_of_layer(layer, pattern) for pattern in wanted):
+            # Listing a layer takes long if it has many tables.
+            if any(_is_in_layer(layer, pattern) for pattern in patterns):
                 names += [table for table in self.lake.tables(layer) if is_source(table)]
         return sorted(names)
 
     def is_source(self, view: View) -> Callable[[str], bool]:
-        """Return what tells by its name whether a table may be one that a view reads. Looks at no file."""
+        """Return a function that decides by its name whether a view may read a table. Looks at no file."""
         source = view.source
         named = self._named(view)
         patterns = [template_pattern(template) for template in named]
@@ -335,7 +352,7 @@ class ViewTables:
         return is_source
 
     def _named(self, view: View) -> list[str]:
-        """Return the templates of the tables that a view's route, or the view it reads, writes."""
+        """Return the templates of the tables that are written by the route or view that a view reads."""
         if view.source.view:
             return [other.into for other in self.config.views if other.name == view.source.view]
         if view.source.route:
@@ -344,22 +361,31 @@ class ViewTables:
 
 
 def origin(view: View) -> str:
-    """Return the route or the view that a view reads; nothing if it reads tables by their names."""
+    """Return the route or the view that a view reads; an empty text if it reads tables by their names."""
     if view.source.route:
         return f"route {view.source.route}"
     return f"view {view.source.view}" if view.source.view else ""
 
 
 def _templates(config: Config, route: str) -> Iterator[str]:
-    sinks = [sink for candidate in config.routes if candidate.name == route for sink in candidate.sinks]
-    for sink in sinks:
-        if isinstance(sink, (TableSink, MergingSink)):
+    """Yield the names of the tables of a route. Raises StartError if a sink takes them from its rows only."""
+    for candidate in config.routes:
+        if candidate.name != route:
+            continue
+        for sink in candidate.sinks:
+            if not isinstance(sink, (TableSink, MergingSink)):
+                continue
             names = names_of(sink)
             if not names:
-                what = f"the tables of route {route} are named by its rows only; name them by `tables`"
-                raise StartError(f"views: {what}")
+                problem = f"the tables of route {route} are named by its rows only; name them by `tables`"
+                raise StartError(f"views: {problem}")
             yield names
 
 
-def _of_layer(layer: str, names: str) -> bool:
-    return fnmatchcase(layer, names.partition(".")[0]) if "{" not in names.partition(".")[0] else True
+def _is_in_layer(layer: str, pattern: str) -> bool:
+    """Return whether a pattern of table names may have tables in a layer."""
+    layer_pattern, _, _ = pattern.partition(".")
+    # The layer itself is named by the rows.
+    if "{" in layer_pattern:
+        return True
+    return fnmatchcase(layer, layer_pattern)

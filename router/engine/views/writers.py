@@ -1,8 +1,8 @@
-"""Which sinks and views have written a table: told by the transaction ids in its log. Without Spark's help.
+"""Which sinks and views have written a table, by the transaction ids in its log. Without Spark.
 
-A table's name does not say who writes it: two routes may have one template, and a table that a sink has left behind
-still has a name that another sink could make. A Delta log keeps transaction ids for good: a checkpoint has those of the
-commits before it, which maintenance deletes. Runs on the driver.
+A table's name does not tell who writes it: two routes may have one template, and a table that a sink no longer writes
+still has a name that another sink could make. A Delta log keeps transaction ids for good: a checkpoint contains those
+of the commits before it, which maintenance deletes. Runs on the driver.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REPAIR = "/repair"
 class LogWriters:
     """The writers of a table up to a version: those that its log names, as far as it was read.
 
-    `id` is the table's: of one that was dropped and made again nothing is known.
+    `id` is that of the table. One that was dropped and created again has another id, and unknown writers.
     """
 
     id: str
@@ -39,7 +39,7 @@ class LogWriters:
         """Return whether one of some writers has written the table.
 
         A table that Spark made in a repair, and that no sink has written since, has no writer but the repair once its
-        first commits are deleted. It is theirs then: a repair takes no table that no sink's name fits.
+        first commits are deleted. It is theirs then: a repair writes no table whose name fits no sink.
         """
         return not wanted.isdisjoint(self.writers) or self.writers == {REPAIR}
 
@@ -59,7 +59,7 @@ def writers_of(query: str, table: str, ids: Iterable[str], notes: Mapping[str, A
 
     An id with another table's name came with a copy of that table's folder.
     """
-    writers = set[str]()
+    writers: set[str] = set()
     for app_id in ids:
         transaction_id = parse(app_id)
         if transaction_id is None or transaction_id.query_name != query:
@@ -81,39 +81,41 @@ def writers_of(query: str, table: str, ids: Iterable[str], notes: Mapping[str, A
 
 
 def read_writers(lake: Lake, query: str, name: str, table: Any, wanted: frozenset[str] = frozenset()) -> LogWriters:
-    """Return the writers of an open table; reading ends as soon as one of those that are wanted is among them.
+    """Return the writers of an open table. Reading ends as soon as it has found one that is wanted.
 
     Raises TableError if a file of the log cannot be read.
     """
-    writers = set[str]()
-    for some in _newest_first(lake, query, name, table):
-        writers |= some
+    writers: set[str] = set()
+    for commit_writers in _newest_first(lake, query, name, table):
+        writers |= commit_writers
         if not wanted.isdisjoint(writers):
             break
     return LogWriters(str(_table_id(table)), table.version(), frozenset(writers))
 
 
-def read_on(lake: Lake, query: str, name: str, known: LogWriters, version: int) -> LogWriters:
-    """Return the writers of a table with those of the commits that came since. Raises TableError."""
-    writers = set(known.writers)
-    for commit in log_commits(lake, name, range(known.version + 1, version + 1)):
+def read_on(lake: Lake, query: str, name: str, earlier: LogWriters, version: int) -> LogWriters:
+    """Return earlier writers of a table with those of the commits since. Raises TableError."""
+    writers = set(earlier.writers)
+    for commit in log_commits(lake, name, range(earlier.version + 1, version + 1)):
         writers |= writers_of(query, name, commit.transactions, commit.notes)
-    return LogWriters(known.id, version, frozenset(writers))
+    return LogWriters(earlier.id, version, frozenset(writers))
 
 
 def _table_id(table: Any) -> Any:
-    return table.snapshot.metadata().id() if isinstance(table, SparkTable) else table.metadata().id
+    if isinstance(table, SparkTable):
+        return table.snapshot.metadata().id()
+    return table.metadata().id
 
 
 def _newest_first(lake: Lake, query: str, name: str, table: Any) -> Iterator[set[str]]:
-    """Yield the writers of each commit, from the newest back to the last checkpoint, then those that this has."""
+    """Yield the writers of each commit, from the newest back to the last checkpoint, then those in the checkpoint."""
     if isinstance(table, SparkTable):
         yield writers_of(query, name, _spark_ids(table), {})
         return
     checkpoint = LogCheckpoint(-1, ())
     newest = table.version()
     for version in range(newest, -1, -1):
-        # Most tables are told by their newest commit; only for the others is the log listed, which takes long.
+        # For most tables the newest commit is enough; only for the others the log is listed, which takes long.
         if version == newest - 1:
             checkpoint = last_checkpoint(lake, name, newest)
         if version <= checkpoint.version:
@@ -124,7 +126,7 @@ def _newest_first(lake: Lake, query: str, name: str, table: Any) -> Iterator[set
 
 
 def _spark_ids(table: SparkTable) -> list[str]:
-    ids = list[str]()
+    ids: list[str] = []
     names = table.snapshot.transactions().keysIterator()
     while names.hasNext():
         ids.append(str(names.next()))

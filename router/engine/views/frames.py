@@ -1,0 +1,286 @@
+"""The frames of a refresh: the query of a view over its sources, and the rows that its tables are to have.
+
+| way (`shape`) | rows of the touched tables |
+|---|---|
+| full | the query over all rows of all sources |
+| tables | those of other source tables as they are; the query over all rows of the changed ones |
+| rows | those that are there, and the query over new files |
+| merge | those that are there, merged with the query over new files |
+| keys | those of other groups as they are; the query over all rows, for the groups of changed rows |
+
+All of them are lazy, and read the pinned versions of the tables. Runs on the driver.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+from pyspark.errors import AnalysisException, ParseException
+from pyspark.sql import functions as F
+
+from router.columns import quoted
+from router.delta.commit import to_delta
+from router.delta.schema_diff import delta_schema
+from router.engine.lookup.let import define
+from router.engine.views.relation import TABLE, Relations, TablePart, are_few
+from router.engine.views.shape import (
+    QueryShape,
+    Way,
+    shape_of,
+    special_time_literal,
+    unstable_part,
+    used_columns,
+)
+from router.engine.views.sources import replaced_by, together, versions_of
+from router.engine.views.stage import HASH, TARGET, VIOLATED, violations
+from router.errors import ViewError, first_line
+from router.spark_internals import analysed, to_arrow_columns
+from router.table_names import pieces_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+    from router.config.models import View
+    from router.engine.views.sources import Changes, Snapshot
+
+FORMAT = 3
+"""Part of the definition of a view: if it changes, all of the view is computed once."""
+
+
+class Shaped(NamedTuple):
+    """What a view's query is over the columns of its sources: its shape, and its columns, also as text."""
+
+    shape: QueryShape
+    columns: str
+    schema: StructType
+
+
+@dataclass(frozen=True)
+class RefreshPlan:
+    """How a refresh proceeds: which sources have changed, and which tables of the view that concerns.
+
+    `changed`: source -> its new and removed files, None if they are unknown. `touched` is None if any table may be
+    concerned.
+    """
+
+    way: Way
+    why: str
+    shape: QueryShape
+    changed: dict[str, Changes | None] = field(default_factory=dict)
+    touched: frozenset[str] | None = None
+
+
+@dataclass
+class ViewFrames:
+    """The frames of one refresh. `few`: they have so few rows that one task takes them all."""
+
+    view: View
+    session: SparkSession
+    relations: Relations
+    sources: dict[str, Snapshot]
+    joined: dict[str, Snapshot]
+    shapes: dict[str, Shaped]
+    few: bool = False
+
+    def __post_init__(self) -> None:
+        relation = together(self.sources.values())
+        self.conflicts = relation.conflicts
+        # `table` is the name of the source table. A column of this name in a source is not visible.
+        self.columns = pa.schema([column for column in relation.columns if column.name.lower() != TABLE])
+
+    def versions(self) -> dict[str, tuple[int, str]]:
+        """Return the versions that the view is made of, with the ids of the tables."""
+        return versions_of({**self.joined, **self.sources})
+
+    def shape(self) -> Shaped:
+        """Return the shape of the query, and its columns as text. Raises ViewError."""
+        key = f"{definition_of(self.view)} {self.columns} {self.conflicts}"
+        if key not in self.shapes:
+            self._refuse_conflicts()
+            query = self._query(self.relations.empty(self.columns))
+            self._refuse_columns(query.columns)
+            shape = self._with_expectations(shape_of(query))
+            if reason := self._unstable_expectation(query) or self._special_time_literal():
+                shape = QueryShape("full", reason, timed=True)
+            text = to_delta(delta_schema(to_arrow_columns(query.schema)))
+            self.shapes[key] = Shaped(shape, text, query.schema)
+        return self.shapes[key]
+
+    def _refuse_columns(self, columns: list[str]) -> None:
+        """Raise ViewError if names of columns are reserved or repeated, or if `into` needs another column."""
+        reserved = any(name.startswith((TARGET, HASH, VIOLATED)) for name in columns)
+        if reserved or len(set(columns)) < len(columns):
+            raise ViewError(self.view.name, "each of its columns needs a name of its own")
+        for name, _ in pieces_of(self.view.into):
+            if name and name not in columns:
+                raise ViewError(self.view.name, f"`into` asks for {name}, which is no column of its SQL")
+
+    def _with_expectations(self, shape: QueryShape) -> QueryShape:
+        """Return the shape without merging if an expectation drops groups: their former values would be lost."""
+        drops = any(expectation.otherwise == "drop" for expectation in self.view.expect)
+        if shape.way != "merge" or not drops:
+            return shape
+        return replace(shape, way="keys" if shape.keys else "full", why="an expectation drops groups")
+
+    def _unstable_expectation(self, query: DataFrame) -> str:
+        """Return why an expectation may hold for other rows though no source has changed. Raises ViewError."""
+        reason = ""
+        for number, expectation in enumerate(self.view.expect):
+            try:
+                plan = analysed(query.select(violations(self.view)[f"{VIOLATED}{number}"]))
+            except (AnalysisException, ParseException) as error:
+                raise ViewError(self.view.name, f"its expectation {expectation.name}: {first_line(error)}") from error
+            reason = reason or unstable_part(plan)
+        return reason
+
+    def _special_time_literal(self) -> str:
+        """Return why the SQL of the view, of its expectations or its `let` is other SQL each day."""
+        texts = [self.view.sql or ""]
+        texts += [expectation.sql for expectation in self.view.expect]
+        # A query of `let` has those that it reads inside.
+        queries = [*self.view.let]
+        while queries:
+            query = queries.pop()
+            texts.append(query.sql)
+            queries += query.let
+        for text in texts:
+            if reason := special_time_literal(text):
+                return reason
+        return ""
+
+    def _refuse_conflicts(self) -> None:
+        """Raise ViewError if the query uses a column that has types in its tables which no type holds together."""
+        if not self.conflicts:
+            return
+        all_columns = self.columns
+        for name in self.conflicts:
+            all_columns = all_columns.append(pa.field(name, pa.string()))
+        try:
+            used = used_columns(self._query(self.relations.empty(all_columns)))
+        except ViewError:
+            # With one type for all of them the query may be wrong. Its text tells as well which columns it uses.
+            sql = self.view.sql or _source_code(self.view.query)
+            used = {name for name in self.conflicts if name.lower() in sql.lower()}
+        conflicts = [conflict for name, conflict in self.conflicts.items() if name in used]
+        if conflicts:
+            problem = f"its SQL uses a column that has different types: {'; '.join(conflicts)}"
+            raise ViewError(self.view.name, f"{problem}; see `except`, or name the columns it needs")
+
+    def rows(self, plan: RefreshPlan, targets: Mapping[str, Snapshot]) -> DataFrame:
+        """Return the rows that the touched tables are to have; `targets` are the tables of the view."""
+        if plan.way == "full":
+            return self.over(self.sources)
+
+        parts = []
+        for name, table in targets.items():
+            if plan.touched is None or name in plan.touched:
+                parts.append(TablePart(table, replaced_by(self.relations.lake, table)))
+        schema = self.shape().schema
+        rows_before = self.relations.frame(parts, delta_schema(to_arrow_columns(schema)), named=False)
+        if plan.way == "tables":
+            short_names = [name.partition(".")[2] for name in plan.changed]
+            others = rows_before.filter(~F.col(quoted(plan.shape.table)).isin(short_names))
+            # Sources that are gone have changed as well: they have no rows any more.
+            changed = {name: self.sources[name] for name in plan.changed if name in self.sources}
+            return others.unionByName(self.over(changed))
+
+        added = []
+        removed = []
+        for name, changes in plan.changed.items():
+            if changes is not None:
+                added.append(TablePart(self.sources[name], changes.added))
+                removed.append(TablePart(self.sources[name], changes.removed))
+        if plan.way == "keys":
+            return self._with_groups_replaced(rows_before, plan, [*added, *removed])
+
+        self.few = are_few([*parts, *added])
+        rows = self._one_task(rows_before.unionByName(self._frame(added)))
+        if plan.way == "rows":
+            return rows
+        # Sums may have wider types than the columns of the tables.
+        values = [F.expr(sql).cast(schema[name].dataType).alias(name) for name, sql in plan.shape.merged.items()]
+        return rows.groupBy(*map(quoted, plan.shape.keys)).agg(*values).select(*map(quoted, schema.names))
+
+    def _with_groups_replaced(self, rows_before: DataFrame, plan: RefreshPlan, parts: list[TablePart]) -> DataFrame:
+        """Return the rows, those of the groups of changed rows computed again; `parts` have the changed rows."""
+        shape = plan.shape
+        # Keys get other names for the joins: the rows have columns of the same names.
+        names = {key: f"_key{number}" for number, key in enumerate(shape.keys)}
+        keys = self._frame(parts).select(*(F.col(quoted(key)).alias(name) for key, name in names.items())).distinct()
+        sources = self.sources
+        if shape.table:
+            # A group has rows of one source table.
+            sources = {name: self.sources[name] for name in plan.changed}
+        unchanged = _join(rows_before, keys, names, "leftanti")
+        return unchanged.unionByName(_join(self.over(sources), keys, names, "leftsemi"))
+
+    def over(self, tables: Mapping[str, Snapshot]) -> DataFrame:
+        """Return the rows of the query over all rows of some tables."""
+        return self._frame([TablePart(table) for table in tables.values()])
+
+    def _frame(self, parts: Iterable[TablePart]) -> DataFrame:
+        return self._query(self._one_task(self.relations.frame(parts, self.columns)))
+
+    def _one_task(self, rows: DataFrame) -> DataFrame:
+        """Return rows in one task if they are few: what groups them then needs no exchange."""
+        return rows.coalesce(1) if self.few else rows
+
+    def _joined_table(self, table: str) -> DataFrame:
+        return self.relations.frame([TablePart(self.joined[table])], self.joined[table].columns, named=False)
+
+    def _query(self, relation: DataFrame) -> DataFrame:
+        """Return the query over a relation. Raises ViewError."""
+        relation.createOrReplaceTempView("source")
+        try:
+            for let in self.view.let:
+                define(self.session, let, self._joined_table)
+        except (AnalysisException, ParseException) as error:
+            raise ViewError(self.view.name, first_line(error)) from error
+        for name, table in self.view.tables.items():
+            self._joined_table(table).createOrReplaceTempView(name)
+        if self.view.query is None:
+            try:
+                return self.session.sql(str(self.view.sql))
+            except (AnalysisException, ParseException) as error:
+                raise ViewError(self.view.name, f"its SQL: {first_line(error)}") from error
+        names = [*self.view.tables, *[let.name for let in self.view.let]]
+        joined = {name: self.session.table(name) for name in names}
+        try:
+            return self.view.query.rows(self.session.table("source"), joined)
+        except Exception as error:  # an error of a plugin must not stop other views
+            raise ViewError(self.view.name, f"its query {self.view.query.part_name}: {first_line(error)}") from error
+
+
+def _join(rows: DataFrame, keys: DataFrame, names: Mapping[str, str], how: str) -> DataFrame:
+    """Return the rows whose key is, or is not, among the keys; null is a value like any other."""
+    condition = F.lit(True)
+    for column, key in names.items():
+        condition &= rows[quoted(column)].eqNullSafe(keys[key])
+    return rows.join(keys, condition, how)
+
+
+def definition_of(view: View) -> str:
+    """Return a fingerprint of a view: of its query, its sources, and where its rows go."""
+    query = view.sql
+    if view.query:
+        query = f"{view.query!r} {_source_code(view.query)}"
+    lets = [let.model_dump() for let in view.let]
+    expectations = [expectation.model_dump() for expectation in view.expect]
+    parts = [query, view.into, view.source.model_dump(), view.tables, *lets, expectations, FORMAT]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _source_code(query: object) -> str:
+    """Return the code of a query's class; its name if the code cannot be read, as in a zip."""
+    try:
+        return inspect.getsource(type(query))
+    except (OSError, TypeError):
+        return type(query).__qualname__
