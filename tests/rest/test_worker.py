@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -13,6 +14,8 @@ import pytest
 
 from router_demo.api import Api, Failure, Items, Poison, Token
 from router_rest.auth import Auth
+from router_rest.credentials import Credentials
+from router_rest.delivery import worker
 from router_rest.delivery.answer import BulkResults
 from router_rest.delivery.batcher import CallSize
 from router_rest.delivery.receipts import ReceiptWriter
@@ -142,6 +145,33 @@ def test_what_comes_without_an_answer_is_in_doubt(sending: Tasks) -> None:
     assert set(arrived) == set(range(100))
     assert {at for at, times in arrived.items() if times > 1} <= doubtful
     assert len(doubtful) == 5
+
+
+def test_a_sink_that_stops_waits_briefly_for_answers(sending: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it Ctrl-C ends a run only after the longest time that a call may take."""
+    monkeypatch.setattr(worker, "LAST_ANSWERS", 0.2)
+    sending.api.play(failures=[Failure(how="silent")])
+    stop = threading.Event()
+    patient = {**CLIENT, "read": 900.0, "total": 900.0}  # longer than a test may take
+    job = sending.job(client=patient)
+    sending.leases.admit(OWNER.name, "api", sending.pace, credentials=Credentials(None).current, stop=stop.is_set)
+
+    def stop_when_calls_are_in_flight() -> None:
+        while not sending.leases.totals("api")["sent"]:
+            stop.wait(0.01)
+        stop.set()
+
+    watcher = threading.Thread(target=stop_when_calls_are_in_flight)
+    watcher.start()
+    sent = sending.run(job, rows(range(100)))
+    watcher.join()
+
+    assert sent.counts["left"] == 100
+    in_flight = int(sending.leases.totals("api")["sent"])
+    sending.api.play()
+    while sent.counts["left"]:
+        sent = sending.run(sending.job(), rows(range(100)))
+    assert {row["offset"] for row in sending.receipts() if row["in_doubt"]} == set(range(in_flight))
 
 
 def test_the_key_keeps_an_api_from_taking_a_call_twice(sending: Tasks) -> None:

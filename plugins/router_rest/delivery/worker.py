@@ -217,6 +217,16 @@ def _report(found: list[dict[str, Any]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(found, schema=_COLUMNS)
 
 
+async def _cut_off_when_stopped(lease: LeaseClient, delivery: Delivery, client: HttpClient) -> None:
+    """End all retries when the sink stops, and some seconds later calls in flight: they are in doubt then."""
+    await lease.stopped.wait()
+    delivery.end()
+    await asyncio.sleep(LAST_ANSWERS)
+    await client.close()
+
+
+LAST_ANSWERS = 4.0
+"""Seconds that a sink which stops waits for answers. With what Spark takes to stop a run ends within ten."""
 _AHEAD = 4
 """Calls that are cut ahead, and rows that are reserved at least, for each that can be in flight."""
 ENDED = "ended"
@@ -403,7 +413,11 @@ class TaskWorker:
                 self._settle,
                 admitted=self._admitted,
             )
-            await self._deliver(batches)
+            cutting = asyncio.create_task(_cut_off_when_stopped(lease, self._delivery, client))
+            try:
+                await self._deliver(batches)
+            finally:
+                cutting.cancel()
         except (LeaseEnded, LookupError) as error:  # before anything was sent
             self._end("away", str(error))
             await self._feed(batches)

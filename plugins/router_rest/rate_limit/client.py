@@ -84,6 +84,8 @@ class LeaseClient:
         self._sized, self._keyed = sized, keyed
         self._tokens = TaskTokens()
         self._ended: LeaseEnded | None = None
+        self.stopped = asyncio.Event()
+        """Set when the sink stops."""
         self._waiting: deque[WaitingCall] = deque()
         self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._ahead: deque[float] = deque(maxlen=SAMPLES)
@@ -318,9 +320,11 @@ class LeaseClient:
     def _granted(self, grant: Grant) -> None:
         tokens, cap = self._tokens, self._tokens.cap
         tokens.may(grant.number, grant.cap, grant.retries)
-        if grant.state in {"hold", "leave"}:
+        if grant.state in {"hold", "leave", "stop"}:
             tokens.drop()
-        if grant.state == "leave":
+        if grant.state in {"leave", "stop"}:
+            if grant.state == "stop":
+                self.stopped.set()
             self._end(Leave(grant.again))
             return
         # The fastest message says best how far the clocks are apart: with it no token is used too early.

@@ -333,7 +333,8 @@ class Coordinator:
                     opens = min(self._opens(now, who), now + LONGEST_USED_UP)
                     self._used_up = opens if self._used_up <= now else min(opens, self._used_up)
                 draft, task.away = self._draft(who), True
-                draft.state, draft.again = "leave", self.outlook().again
+                draft.state = "stop" if task.stopped else "leave"
+                draft.again = self.outlook().again
 
     def _draft(self, who: str) -> GrantDraft:
         return self._drafts.setdefault(who, GrantDraft())

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-State = Literal["go", "probe", "hold", "leave"]
+State = Literal["go", "probe", "hold", "leave", "stop"]
 
 
 @dataclass(frozen=True)
@@ -134,8 +134,8 @@ class Grant:
     """The tokens of one task, and what it has to do.
 
     `go`: use the tokens. `probe`: the same; the circuit is open, and this call finds out whether the API works again.
-    `hold`: drop all tokens. `leave`: end the task, for nothing may be sent for about `again` seconds. The times of
-    tokens are those of the driver's clock.
+    `hold`: drop all tokens. `leave`: end the task, for nothing may be sent for about `again` seconds. `stop`: the same,
+    and soon, for the sink stops. The times of tokens are those of the driver's clock.
     """
 
     state: State = "go"
