@@ -16,7 +16,7 @@ from router.delta.transaction_id import batch_id
 from router.engine import ledger
 from router.engine.audit.verify import OWN_LAYERS, Verification
 from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
-from router.engine.label.layout import asked, outbox_of
+from router.engine.label.layout import merge_options, outbox_of
 from router.engine.merge.coordinator import BacklogStore, MergedTables
 from router.engine.preflight.explain import fixed_table
 from router.engine.quarantine.table import pending_releases, quarantined
@@ -79,7 +79,7 @@ class _Overview:
                     self.backlog[table] = self.backlog.get(table, 0) + backlog.rows
 
     def _keyed(self, sink: MergingSink) -> KeyedTable:
-        return asked(sink.keyed(), self.config.commit == "spark")
+        return merge_options(sink.keyed(), self.config.commit == "spark")
 
     def state(self, table: str) -> TableState | None:
         """Return the state of a table; None where it is not one of the router's."""

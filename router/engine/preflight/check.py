@@ -157,10 +157,10 @@ def _expressions(config: Config) -> list[tuple[Place, Callable[[], Column]]]:
 
 def _names(frame: DataFrame, planner: RoutePlanner) -> Iterator[tuple[Place, str | None]]:
     """Yield the place of each sink with a name from data, and its fault; what `select` makes may be in a name."""
-    for k, column in planner.named().items():
+    for k, column in planner.table_columns().items():
         place = ("routes", planner.index, "sinks", k)
         with suppress(AnalysisException):  # of the projection, which has a fault of its own
-            yield place, _fault(planner.naming(frame), partial(F.coalesce, column))
+            yield place, _fault(planner.frame_for_names(frame), partial(F.coalesce, column))
 
 
 def _deletes(sink: MergingSink) -> Column:
