@@ -220,7 +220,7 @@ def _part(node: Node, value: pa.Array) -> pa.Array:
     delimiter, number = node.with_
 
     def part(text: str) -> str:
-        parts = text.split(delimiter)
+        parts: list[str] = text.split(delimiter)
         if abs(number) > len(parts):
             return ""
         return parts[number - 1 if number > 0 else number]
