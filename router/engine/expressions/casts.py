@@ -404,6 +404,7 @@ def _clock(text: str) -> dict[str, str | None] | None:
 
 def _offset(zone: str, local: int) -> int | None:
     """Return by how many seconds a zone is ahead of UTC at a local time; None if there is no such zone."""
+    # Spark takes hours and minutes of one digit as well: +2:30, +02:3.
     zone = re.sub(r"([+-])(\d):", r"\g<1>0\2:", zone, count=1)
     zone = re.sub(r"([+-])(\d\d):(\d)$", r"\1\2:0\3", zone, count=1)
     zone = SHORT_NAMES.get(zone, zone)

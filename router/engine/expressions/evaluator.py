@@ -309,6 +309,7 @@ def _apply(node: Node, values: list[Any]) -> tuple[Any, Any]:
     Returns the value, and the rows on which the operation itself raises, if it can.
     """
     constant = bool(values) and all(isinstance(value, pa.Scalar) for value in values)
+    # The functions of operations take arrays: constants become arrays of one row.
     if constant:
         values = [repeat(value, 1) for value in values]
     value = OPERATIONS[node.op](node, *values)

@@ -223,7 +223,8 @@ def _part(node: Node, value: pa.Array) -> pa.Array:
         parts: list[str] = text.split(delimiter)
         if abs(number) > len(parts):
             return ""
-        return parts[number - 1 if number > 0 else number]
+        place: int = number - 1 if number > 0 else number
+        return parts[place]
 
     return by_value(value, part, pa.string())
 

@@ -260,6 +260,7 @@ class RoutePlanner:
         matched = F.col(labels.matched)
         guarded: dict[str, Column] = {}
 
+        # All of these read the column of the rule: they are one level, behind that of the rule.
         checks = []
         for k, check in enumerate(columns.checks):
             name = f"_check{self.index}_{k}"
@@ -305,6 +306,7 @@ class RoutePlanner:
         if names_of_rows is not None:
             names = names_of_rows
         merges = {}
+        # The order columns of all sinks stand one after another: each sink takes as many as it has.
         remaining = iter(newest)
         for (j, sink), node in zip(self.merging.items(), deletes, strict=True):
             target = labels.targets[j]
@@ -389,6 +391,7 @@ class RoutePlanner:
             zero_is_absent=config.decode.zero_is_absent,
             held=f"_held{self.index}" if holding else None,
         )
+        # Made of the target as it is now: a quarantine is one table with a fixed name and no partitions.
         target = replace(target, quarantine=_quarantine(frame, target, config), partition_by=sink.partition_by)
         table = sink.table()
         if isinstance(table, str):

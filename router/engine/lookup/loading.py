@@ -207,6 +207,7 @@ class Lookups:
             table = table.select(current.schema.names)
         elif lookup.columns:
             table = table.select(list(dict.fromkeys([*lookup.on, *lookup.columns])))
+        # A new version with the same content is none for tasks: they keep the rows that they have.
         stream = _to_stream(table)
         state = hashlib.sha256(stream + repr((*lookup.on, lookup.columns)).encode()).hexdigest()[:16]
         if current and state == current.state:
@@ -219,6 +220,7 @@ class Lookups:
         if table.num_rows > lookup.at_most:
             fault = f"the table has more than {lookup.at_most:,} rows (`at_most`), and every executor keeps all of them"
             raise LookupTableError(lookup.name, fault)
+        # The first load sets columns and types: expressions of routes are made for them.
         former = former or pa.schema([])
         required = list(dict.fromkeys([*_named_columns(lookup), *former.names]))
         lost = [name for name in required if name not in table.schema.names]
@@ -270,6 +272,7 @@ class Lookups:
 
         def read() -> pa.Table:
             assert self.spark
+            # A session of its own, since the temporary views take names of tables.
             session = self.spark.newSession()
             try:
                 define(session, let, lambda table: snapshots[table].rows(session))
