@@ -93,10 +93,10 @@ class Plan:
             return frame, stages.labelling
 
         # Spark's expressions need decoded records: an earlier task decodes them.
-        fields = [*stages.decoded, *(field for field in frame.schema if field.name == "_big")]
-        columns = [field.name for field in fields]
+        decoded = StructType([*stages.decoded, *(field for field in frame.schema if field.name == "_big")])
         if stages.arrow or stages.decoding.tombstones or stages.decoding.lookups:
-            frame = frame.mapInArrow(decoding_task(stages.decoding, columns), StructType(fields))
+            frame = frame.mapInArrow(decoding_task(stages.decoding, decoded.names), decoded)
+        columns = [*decoded.names]
         for level in stages.levels:
             frame = frame.withColumns(level)
             columns += level
@@ -203,11 +203,11 @@ class Planner:
         frame = spark.createDataFrame([], StructType(fields))
         tombstone_events = tombstones(config, frame)
         if tombstone_events:
-            fields.append(StructField(TOMBSTONE, BooleanType()))
+            fields = [*fields, StructField(TOMBSTONE, BooleanType())]
             frame = spark.createDataFrame([], StructType(fields))
         lookup_keys = self.lookups.on(frame)
         if lookup_keys:
-            fields += self.lookups.fields(frame.columns)
+            fields = [*fields, *self.lookups.fields(frame.columns)]
             frame = spark.createDataFrame([], StructType(fields))
 
         decoding = Decoding(
