@@ -83,7 +83,7 @@ LOCATION = "a place outside of the lake's layout, with fields of the table's nam
 
 
 Reset = Literal["allowed", "never"]
-RESET = "never: `router refresh` refuses to make the tables anew"
+RESET = "never: `router refresh` refuses to rebuild the tables"
 
 Privilege = Annotated[str, StringConstraints(to_upper=True, pattern=r"^[A-Za-z]+( [A-Za-z]+){0,3}$")]
 

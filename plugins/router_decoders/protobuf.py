@@ -81,8 +81,8 @@ class Protobuf(RegistryDecoder):
 
     A version that no single table column can hold together with the older ones (int32 became string) is reported with
     both versions and the field, and its records become dead letters. So do records with an unknown id, of another
-    format, or that google's parser refuses. While the registry is away, ids that were seen before are decoded, and a
-    batch with a new one waits.
+    format, or that google's parser refuses. While the registry is unavailable, ids that were seen before are decoded,
+    and a batch with a new one waits.
 
     Adds `schema_id`, `schema_version`, `subject` and `message` (full name), which rules and `select` may use.
     How types are mapped: docs/reference/formats.md. Runs in Python, on record batches.
