@@ -64,5 +64,5 @@ def _known() -> str:
 
 
 def is_local(place: str) -> bool:
-    """Say whether a place is a folder; the place as `normalized` returns it."""
+    """Return whether a place is a folder; the place as `normalized` returns it."""
     return "://" not in place

@@ -1,4 +1,4 @@
-"""Spark's columns: by any name, as one struct, and guarded: what raises on a row is null on that row.
+"""Spark's columns: by any name, as one struct, and guarded: an expression that raises on a row is null on it.
 
 Why guarded: docs/decisions/0001.
 """
@@ -37,19 +37,19 @@ def row(names: Iterable[str]) -> Column:
 
 
 def tried(column: Column) -> Column:
-    """Return the column with null wherever evaluating it raises.
+    """Return the column with null on the rows on which its evaluation raises.
 
     Spark has no public form of this: its own try_* functions are built on the same expression. The column must be
     guarded by a condition that cannot be folded away (`F.when(...)`): Spark would otherwise compute a subexpression
-    shared with another column ahead of the guard, and raise there. Around a struct, since its optimiser moves what
-    catches into the branches of a bare CASE, and leaves the conditions outside.
+    shared with another column ahead of the guard, and raise there. The guard is around a struct, since the optimiser
+    moves it into the branches of a bare CASE, and leaves the conditions outside.
     """
     return spark_internals.tried(column)
 
 
-def holds(given: Column, condition: Column) -> Column:
-    """Return whether a condition is true on the rows where `given` is; null and what raises are false."""
-    return F.coalesce(tried(F.when(given, condition)), F.lit(False))
+def holds(guard: Column, condition: Column) -> Column:
+    """Return whether a condition is true on the rows on which `guard` is; null and an error are false."""
+    return F.coalesce(tried(F.when(guard, condition)), F.lit(False))
 
 
 def any_of(columns: Iterable[Column]) -> Column:

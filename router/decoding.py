@@ -113,8 +113,10 @@ def _join(pieces: list[Any], decoding: ArrowDecoding) -> pa.RecordBatch:
     import pyarrow as pa  # noqa: PLC0415 - `import router` is quick without pyarrow
 
     decoded = [piece for piece in pieces if not isinstance(piece, str)]
-    # A function may return other Arrow types than those of `adds`, as large_string: its own come first.
-    schema = decoded[0].schema if decoded else to_arrow_columns(decoding.adds)
+    schema = to_arrow_columns(decoding.adds)
+    if decoded:
+        # A function may return other Arrow types than those of `adds`, such as large_string: its own come first.
+        schema = decoded[0].schema
     columns = []
     for number, field in enumerate(schema):
         arrays = []

@@ -5,7 +5,7 @@ RouterError
 ├── PluginError     a plugin that is broken, misspelt or clashes with another
 ├── StartError      a start refused: lake and checkpoint do not belong together, records are lost, ...
 │   ├── LookupTableError  a table that events cannot be looked up in
-│   ├── RunningError  another run of the same configuration goes on
+│   ├── RunningError  another run of the same configuration is active
 │   └── MachineError  Spark cannot start here: no Java, jars that cannot be fetched, ...
 ├── SessionLost     Spark's JVM has ended under the router
 ├── BatchError      a batch that must stop: it does not balance, or an expectation says `fail`
@@ -23,35 +23,37 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 CAUSE_SIGN = "\N{DOWNWARDS ARROW WITH TIP RIGHTWARDS}"
-"""What delta-rs writes before each cause of an error of the storage, in colours."""
+"""The sign that delta-rs writes before each cause of an error of the storage, in colours."""
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def printable(text: str) -> str:
-    """Return a text of which a terminal or a log obeys nothing: what is no visible character or blank is escaped.
+    """Return a text that gives no orders to a terminal or a log: all but visible characters and blanks are escaped.
 
-    Names of topics and columns and the answers of APIs stand in messages, and anybody may have written them.
+    Messages contain names of topics and columns and answers of APIs, and anyone may have written them.
     """
     if text.isprintable():
         return text
-    characters = []
+    safe = ""
     for character in text:
-        characters.append(character if character.isprintable() else character.encode("unicode_escape").decode())
-    return "".join(characters)
+        if not character.isprintable():
+            character = character.encode("unicode_escape").decode()  # noqa: PLW2901
+        safe += character
+    return safe
 
 
 def first_line(error: BaseException | None) -> str:
-    """Return the first line of an error's message, cut off where it is too long for a log.
+    """Return the first line of an error's message, cut off if it is too long for a log.
 
-    Of what a Python task raised that is the last line of its traceback, and of what the JVM raised its second line:
-    before them stand words of Spark and Py4J only. An error of delta-rs has a line for each of its causes, and the last
-    is what the disk has said.
+    Of an error of a Python task it is the last line of the traceback, and of an error of the JVM the second line: the
+    lines before are by Spark and Py4J. An error of delta-rs has a line for each of its causes, and the last one is by
+    the disk.
     """
     text = str(error).strip() or type(error).__name__
     lines = _without_xml(text).split("JVM stacktrace")[0].strip().splitlines()
     causes = [number for number, line in enumerate(lines) if CAUSE_SIGN in line]
     if causes:
-        # The line before the first cause says what went wrong.
+        # The line before the first cause names the failed operation.
         first = max(0, causes[0] - 1)
         last = causes[-1]
         chain = [COLOUR.sub("", line).replace(CAUSE_SIGN, "").strip() for line in lines[first : last + 1]]
@@ -99,7 +101,7 @@ class RouterError(Exception):
     """The root of every error that the router raises on purpose."""
 
     exit_code: ClassVar[int] = 2
-    """What `router run` exits with: 2 where a person has to act first, 1 where a start later may succeed."""
+    """The exit code of `router run`: 2 if a person has to act first, 1 if a later start may succeed."""
 
 
 class ConfigError(RouterError):
@@ -163,7 +165,7 @@ class MachineError(StartError):
 
 
 class SessionLost(RouterError):  # noqa: N818 - it says what happened
-    """The end of Spark's JVM, or of its context, under a run. The next start goes on where this one ended."""
+    """The end of Spark's JVM, or of its context, under a run. The next start continues where this one ended."""
 
     exit_code = 1
 

@@ -1,11 +1,11 @@
 """Places of tables that lie outside of their lake's own layout: `location` of a sink, or of bronze.
 
 A location is a place with fields of the table's name in braces: `s3://lake-{topic}/events`, a bucket for each topic.
-What stands for a field is read from the table's name, after the naming rule (router.table_names), and not from data: it
+The value of a field is read from the table's name, after the naming rule (router.table_names), and not from data: it
 has small letters, digits and underscores, and can be no path, no host and no other bucket's name. Buckets have no
 underscores; those of a name become hyphens there.
 
-Where a table lies follows from its name alone, so driver, executors and readers agree on it without asking each other.
+The place of a table follows from its name alone, so driver, executors and readers agree on it without any exchange.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def location(value: object) -> object:
 
 @dataclass(frozen=True)
 class Location:
-    """The place of the tables that a template names, but for those in `others`.
+    """The place of the tables that a template names, except for those in `others`.
 
     `options` may hold secrets and stay out of `repr`.
     """
@@ -75,9 +75,9 @@ class Location:
     others: frozenset[str] = frozenset()
 
     def of(self, table: str) -> str | None:
-        """Return where a table lies; None where the template does not make its name. Raises ValueError.
+        """Return the place of a table; None if the template does not make its name.
 
-        The error says why no place can be made of the name: it has no bucket of its own.
+        Raises ValueError if no bucket can have the name that is made of the table's.
         """
         match = _pattern(self.names).fullmatch(table)
         if match is None or table in self.others:
@@ -95,7 +95,7 @@ class Location:
     @staticmethod
     def _filled(text: str, table: str, value: str) -> str:
         whole = table.partition(".")[2]
-        return FIELD.sub(lambda found: whole if found[1] == WHOLE_NAME else value, text)
+        return FIELD.sub(lambda match: whole if match[1] == WHOLE_NAME else value, text)
 
     @property
     def _scheme(self) -> str:
@@ -104,21 +104,21 @@ class Location:
 
     @property
     def _parts(self) -> tuple[str, str, str]:
-        """Return the bucket and what comes after it; a path has no bucket."""
+        """Return the bucket, a slash and the rest; a path has no bucket."""
         if not self._scheme:
             return "", "", self.place
         return self.place.removeprefix(self._scheme).partition("/")
 
     @property
     def bucket(self) -> str | None:
-        """Return the one bucket of all the tables; None for a path, and where each table may have its own."""
+        """Return the one bucket of all the tables; None for a path, and if each table may have its own."""
         name, _, _ = _bucket(self.place).partition("@")
         if not name or FIELD.search(name):
             return None
         return name
 
     def faults(self) -> str:
-        """Return what keeps two tables from having places of their own; nothing where each has."""
+        """Return why two tables cannot have places of their own; an empty text if each has one."""
         if not self.names:
             return "the names of the sink's tables are not known before its rows, so none can have a place of its own"
         names_fields = FIELD.findall(self.names)
@@ -136,24 +136,24 @@ class Location:
         return ""
 
     def meets(self, other: Location) -> bool:
-        """Say whether a name may be made by both templates."""
+        """Return whether a name may be made by both templates."""
         return _alike(_pieces(self.names), _pieces(other.names))
 
     def overlaps(self, place: str) -> bool:
-        """Say whether a table of this may lie in a place (which may have fields), or the place in the table's."""
+        """Return whether a table of this may lie in a place (which may have fields), or the place in the table's."""
         # The longer of the two lies within the other if it begins with its names.
         segments = zip(_segments(self.place), _segments(place), strict=False)
         return all(_alike(_pieces(segment), _pieces(other)) for segment, other in segments)
 
 
 def makes(names: str, table: str) -> bool:
-    """Say whether a template may make a table's name; nothing is the template of names that only rows tell."""
+    """Return whether a template may make a table's name; nothing is the template of names that only rows tell."""
     return not names or _pattern(names).fullmatch(table) is not None
 
 
 @lru_cache(CACHED)
 def _pattern(names: str) -> re.Pattern[str]:
-    """Return what the names of a template look like: of one with one field, its value is the group."""
+    """Return the pattern of the names of a template: if it has one field, its value is the group."""
     texts = FIELD.split(names.lower())[::2]
     if len(texts) == 2:
         return re.compile(rf"{re.escape(texts[0])}([a-z0-9_]+){re.escape(texts[1])}")
@@ -188,7 +188,7 @@ def _pieces(text: str) -> tuple[str | None, ...]:
 
 @lru_cache(CACHED)
 def _alike(first: tuple[str | None, ...], second: tuple[str | None, ...]) -> bool:
-    """Say whether two texts may be the same, whatever stands for their fields."""
+    """Return whether two texts may be the same, for any values of their fields."""
     if not first or not second:
         return all(piece is None for piece in first + second)
     # A field ends here, or it takes one more piece of the other text.

@@ -1,7 +1,7 @@
-"""Every call to what Spark and Delta keep for themselves, one function for each.
+"""Every call to private parts of Spark and Delta, one function for each.
 
-A new Spark may change any of them without a word. `tests/test_spark_internals.py` tries each one and says what users
-would lose; outside this module nothing private of PySpark or of the JVM is touched.
+A new Spark may change any of them silently. `tests/test_spark_internals.py` tries each one and names what users would
+lose; no other module uses anything private of PySpark or of the JVM.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def start_jvm(conf: SparkConf) -> Any:
 
 
 def has_jvm() -> bool:
-    """Say whether this process has started a JVM, or is just starting one."""
+    """Return whether this process has started a JVM, or is just starting one."""
     return bool(SparkContext._gateway)
 
 
@@ -90,10 +90,10 @@ def jars_of_new_jvm(conf: SparkConf) -> list[str]:
 
 
 def is_running(session: SparkSession) -> bool:
-    """Say whether Spark runs: its JVM may be killed, or end itself for want of memory."""
+    """Return whether Spark runs: its JVM may be killed, or end itself for want of memory."""
     try:
         return not session.sparkContext._jsc.sc().isStopped()
-    except (Py4JError, OSError, AttributeError):  # nobody listens, or PySpark has let go of it
+    except (Py4JError, OSError, AttributeError):  # the JVM does not answer, or PySpark has dropped it
         return False
 
 
@@ -103,7 +103,7 @@ def options_of(builder: SparkSession.Builder) -> dict[str, str]:
 
 
 def quiet_accumulators(session: SparkSession) -> None:
-    """Keep PySpark's server of accumulators from printing a stack when the JVM is gone: that is said in a sentence."""
+    """Keep PySpark's server of accumulators from printing a stack when the JVM is gone: the router logs a sentence."""
     vars(session.sparkContext._accumulatorServer)["handle_error"] = lambda request, address: None
 
 
@@ -111,7 +111,7 @@ QUERY_CLASSES = (
     "org.apache.spark.sql.execution.streaming.MicroBatchExecution",
     "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution",
 )
-"""The class that runs a query and logs why one fails: of Spark 4.0, and where 4.2 has moved it."""
+"""The class that runs a query and logs why one fails: its names in Spark 4.0 and 4.2."""
 
 
 def set_query_log_level(session: SparkSession, level: str) -> None:
@@ -132,7 +132,7 @@ def collect_garbage(session: SparkSession) -> None:
 
 
 def python_daemon() -> Callable[[], None]:
-    """Return what PySpark runs in the process that it forks Python workers from."""
+    """Return the main function of the process from which PySpark forks Python workers."""
     from pyspark.daemon import manager  # noqa: PLC0415 - of that process only
 
     return manager
@@ -182,8 +182,9 @@ def to_arrow_columns(columns: StructType) -> pa.Schema:
 
 
 def _utc(function: Callable[..., Any]) -> dict[str, Any]:
-    known = inspect.signature(function).parameters
-    return {"timestamp_utc": True} if "timestamp_utc" in known else {"timezone": "UTC"}
+    if "timestamp_utc" in inspect.signature(function).parameters:
+        return {"timestamp_utc": True}
+    return {"timezone": "UTC"}
 
 
 def to_spark_columns(columns: pa.Schema, *, ntz: bool = False) -> StructType:
@@ -204,14 +205,14 @@ def to_spark_type(kind: pa.DataType) -> DataType:
 
 
 def set_hadoop(spark: SparkSession, settings: Mapping[str, str]) -> None:
-    """Set what Hadoop's file systems read; unlike the settings of a session it is shown nowhere."""
+    """Set settings of Hadoop's file systems; unlike the settings of a session they are shown nowhere."""
     hadoop: Any = spark.sparkContext._jsc.hadoopConfiguration()
     for name, value in settings.items():
         hadoop.set(name, value)
 
 
 def hadoop_lacks(spark: SparkSession, address: str) -> str:
-    """Say why Hadoop has no file system for an address; nothing where it has one."""
+    """Return why Hadoop has no file system for an address; an empty text if it has one."""
     classes: Any = jvm(spark)
     try:
         classes.org.apache.hadoop.fs.Path(address).getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
@@ -226,11 +227,13 @@ def hadoop_version(spark: SparkSession) -> str:
 
 
 def delta_snapshot(spark: SparkSession, address: str) -> Any:
-    """Return the newest snapshot of a Delta table as Delta on Spark has it; None where there is no table."""
+    """Return the newest snapshot of a Delta table as Delta on Spark has it; None if there is no table."""
     classes: Any = jvm(spark)
     log = classes.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, address)
+    if not log.tableExists():
+        return None
     nothing = classes.scala.Option.empty()
-    return log.update(False, nothing, nothing) if log.tableExists() else None
+    return log.update(False, nothing, nothing)
 
 
 def recompute_statistics(spark: SparkSession, address: str) -> None:

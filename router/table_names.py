@@ -1,4 +1,4 @@
-"""How tables are named: which names from data may be tables, what topics and queries add to a name, bronze's tables.
+"""Names of tables: the rule for names from data, the parts that topics and queries add, and bronze's tables.
 
 A table's name is `layer.table` after folding ASCII capitals to lower case. Each part has letters, digits and
 underscores, begins with a letter or digit, is at most 64 (layer) and 128 (table) characters long, and is no device name
@@ -19,17 +19,17 @@ _DEVICE = r"(?i:con|prn|aux|nul|com[0-9]|lpt[0-9])"
 _LAYER = rf"(?!{_DEVICE}\.)[A-Za-z0-9][A-Za-z0-9_]{{0,63}}"
 _TABLE = rf"(?!{_DEVICE}\Z)[A-Za-z0-9][A-Za-z0-9_]{{0,127}}"
 _NAME = re.compile(rf"\A{_LAYER}\.{_TABLE}\Z")
-"""Each part is looked at for a device where it begins, so that a name is gone through once."""
+"""Each part is checked for a device at its beginning, so that a name is read once."""
 
 NAME_CHARACTERS_SHOWN = 120
 """Characters of a refused name that a reason shows."""
 TOPIC = "{topic}"
 OTHER_TOPICS = "other_topics"
-"""What stands in the name of a bronze table for the topics that no table can be named after."""
+"""The part of a bronze table's name for the topics that no table can be named after."""
 
 
 def folded(name: str | None) -> str | None:
-    """Return the table name for a name from data, None where the rule refuses it."""
+    """Return the table name for a name from data, None if the rule refuses it."""
     if name is None or not usable(name):
         return None
     return name.lower()
@@ -43,7 +43,7 @@ def refused(name: str | None) -> str:
 
 
 def usable(name: str) -> bool:
-    """Say whether the rule accepts a name."""
+    """Return whether the rule accepts a name."""
     return _NAME.match(name) is not None
 
 
@@ -54,9 +54,9 @@ def underscored(name: str) -> str:
 
 @dataclass(frozen=True)
 class BronzeTables:
-    """The tables of every record as received: one, or one per topic where `template` has `{topic}` in it.
+    """The tables of every record as received: one, or one per topic if `template` has `{topic}` in it.
 
-    `taken` are the router's own other tables. What the template could name belongs to bronze, and to no sink.
+    `taken` are the router's own other tables. All names that the template can make belong to bronze, and to no sink.
     """
 
     template: str
@@ -64,7 +64,7 @@ class BronzeTables:
 
     @property
     def per_topic(self) -> bool:
-        """Say whether each topic has a table."""
+        """Return whether each topic has a table."""
         return TOPIC in self.template
 
     @property
@@ -78,7 +78,7 @@ class BronzeTables:
         return self.template.replace(TOPIC, OTHER_TOPICS)
 
     def named_after(self, topic: str) -> str | None:
-        """Return the table that the naming rule makes of a topic; None where it refuses the name, or it is taken."""
+        """Return the table that the naming rule makes of a topic; None if it refuses the name, or it is taken."""
         name = folded(self.template.replace(TOPIC, underscored(topic)))
         return None if name in self.taken else name
 
@@ -86,8 +86,8 @@ class BronzeTables:
         """Return the table of a topic.
 
         A topic that no table can be named after shares one with others of its kind. A stream that subscribes to a
-        pattern meets such topics while it runs: stopping would hold back all others, and a dead letter says that a
-        record went nowhere, which these did not. Each row has its topic, so nothing is lost by sharing.
+        pattern meets such topics while it runs: stopping would hold back all others, and a dead letter is for a record
+        that went nowhere, which these did not. Each row has its topic, so nothing is lost by sharing.
         """
         return self.named_after(topic) or self.others
 
@@ -122,12 +122,12 @@ def template_pattern(template: str) -> re.Pattern[str]:
 
 
 def templates_meet(first: str, second: str) -> bool:
-    """Say whether two templates can make one name, by how they begin and end: gold.{a}_x and gold.{b}_y cannot."""
+    """Return whether two templates can make one name, by how they begin and end: gold.{a}_x and gold.{b}_y cannot."""
     if "{" not in first:
         return template_pattern(second).fullmatch(first.lower()) is not None
     if "{" not in second:
         return template_pattern(first).fullmatch(second.lower()) is not None
-    # What stands before the first field and after the last one is in every name.
+    # Every name has the texts before the first field and after the last one.
     begin, _, _ = first.lower().partition("{")
     other_begin, _, _ = second.lower().partition("{")
     if not begin.startswith(other_begin) and not other_begin.startswith(begin):
@@ -138,7 +138,7 @@ def templates_meet(first: str, second: str) -> bool:
 
 
 def may_collide(template: str, values: Mapping[str, frozenset[str]]) -> bool:
-    """Say whether rows that differ in a field may name one table: `a_b` and `c`, `a` and `b_c` in {x}_{y}.
+    """Return whether rows that differ in a field may name one table: `a_b` and `c`, `a` and `b_c` in {x}_{y}.
 
     `values` are those that a field may have, where they are known. Read from its beginning, a name says what each field
     was as long as it says where that ends: digits before a text that begins with none, one of some values none of which
@@ -157,7 +157,7 @@ def may_collide(template: str, values: Mapping[str, frozenset[str]]) -> bool:
 def _count_readable(pieces: Sequence[Piece], values: Mapping[str, frozenset[str]]) -> int:
     """Return how many pieces can be told from each other, from the first one on."""
     for index, (field, _) in enumerate(pieces):
-        # At the end of a name stands what no value that makes a table has.
+        # The end of a name is like a character that no value can have.
         after = pieces[index + 1][1] if index + 1 < len(pieces) else "."
         if field in WHOLE_NUMBERS:
             if not after or after[0].isdigit():
@@ -168,6 +168,6 @@ def _count_readable(pieces: Sequence[Piece], values: Mapping[str, frozenset[str]
 
 
 def _end_is_known(values: frozenset[str], after: str) -> bool:
-    """Say whether a name tells which of some values a field has, by the text after it: none begins another one."""
+    """Return whether a name shows which of some values a field has, by the text after it: none begins another one."""
     texts = {value.lower() + after for value in values}
     return bool(texts) and not any(other.startswith(text) for text, other in permutations(texts, 2))

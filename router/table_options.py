@@ -1,4 +1,4 @@
-"""How tables are made: division, properties, comments, as options of whatever writes a table."""
+"""Options of everything that makes tables: partitions, clustering, properties, comments, rights in a catalog."""
 
 from __future__ import annotations
 
@@ -58,14 +58,16 @@ def check_property(name: str, value: str, refused: Mapping[str, str] = MappingPr
         raise ValueError(f"{name}: Spark keeps properties of this name for itself; take another name, or `comment`")
     if not name.startswith("delta."):
         return value
-    never = {**REFUSED_PROPERTIES, **refused}
-    if name in never and value not in ("false", "classic"):
-        raise ValueError(f"{name}: {never[name]}")
+    all_refused = {**REFUSED_PROPERTIES, **refused}
+    if name in all_refused and value not in ("false", "classic"):
+        raise ValueError(f"{name}: {all_refused[name]}")
     if name.startswith("delta.constraints."):
-        raise ValueError(f"{name}: a CHECK is added when the table is there: ALTER TABLE ... ADD CONSTRAINT")
-    if name not in PROPERTIES and name not in never:
-        near = get_close_matches(name, PROPERTIES, n=1)
-        raise ValueError(f"{name}: Delta knows no such property{f'; did you mean {near[0]}?' if near else ''}")
+        raise ValueError(f"{name}: a CHECK is added to an existing table: ALTER TABLE ... ADD CONSTRAINT")
+    if name not in PROPERTIES and name not in all_refused:
+        hint = ""
+        for similar in get_close_matches(name, PROPERTIES, n=1):
+            hint = f"; did you mean {similar}?"
+        raise ValueError(f"{name}: Delta knows no such property{hint}")
     if name in PROPERTIES and not PROPERTIES[name].fullmatch(value):
         raise ValueError(f"{name}: {value!r} is not a value of it; {_form(PROPERTIES[name])}")
     return value
@@ -81,7 +83,7 @@ LOCATION = "a place outside of the lake's layout, with fields of the table's nam
 
 
 Reset = Literal["allowed", "never"]
-RESET = "never: `router refresh` refuses to make the tables anew"
+RESET = "never: `router refresh` refuses to rebuild the tables"
 
 Privilege = Annotated[str, StringConstraints(to_upper=True, pattern=r"^[A-Za-z]+( [A-Za-z]+){0,3}$")]
 
@@ -136,5 +138,5 @@ class TableOptions(CatalogOptions):
 
     @property
     def plain(self) -> bool:
-        """Say whether a table is made as without any of these options."""
+        """Return whether a table is made as without any of these options."""
         return not (self.partition_by or self.cluster_by or self.properties or self.comment)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import reduce
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pyspark.sql import types as T
@@ -32,19 +31,19 @@ DECODERS: dict[Kind, type[RegistryDecoder]] = {"AVRO": Avro, "PROTOBUF": Protobu
 
 
 class Auto(RegistryDecoder):
-    """Decode a record in whatever format the registry says that its schema has: Avro, Protobuf or JSON Schema.
+    """Decode a record in the format that its schema has in the registry: Avro, Protobuf or JSON Schema.
 
     The value is in the wire format of a Confluent-compatible schema registry, or the record has the header
     `__value_schema_id` with the schema's GUID. One topic may hold all three formats. Each record is decoded as by the
-    decoders `avro`, `protobuf` and `json_schema`, whose manual pages say how.
+    decoders `avro`, `protobuf` and `json_schema`: see their manual pages.
 
     All records share one event, as messages of one topic do: a field has one type in all formats, and is null in
-    records that lack it. The format that came first says what the type is; JSON integers are read as the int, bigint,
-    double or decimal that is there. A message of another format whose field has another type is refused with both
+    records that lack it. The format that came first determines the type; JSON integers are read as the int, bigint,
+    double or decimal that it has. A message of another format whose field has another type is refused with both
     versions and the field, and its records become dead letters.
 
-    Adds `schema_id`, `schema_version`, `subject` and `message`. Runs in Python, on record batches; Avro's
-    values are read by Spark's from_avro before. Protobuf needs `pip install 'spark-event-router[protobuf]'` when its
+    Adds `schema_id`, `schema_version`, `subject` and `message`. Runs in Python, on record batches; Avro's values are
+    read by Spark's from_avro before. Protobuf needs `pip install 'spark-event-router[protobuf]'` when its
     first schema comes, on every node.
     """
 
@@ -64,7 +63,7 @@ class Auto(RegistryDecoder):
         memory = preparation.memory
         counted = self.counted(preparation)
 
-        def opened(kind: Kind) -> RegistryLibrary[Any, Any]:
+        def open_library(kind: Kind) -> RegistryLibrary[Any, Any]:
             if kind == "AVRO":
                 from router_schemas.avro.library import Writers
 
@@ -75,7 +74,7 @@ class Auto(RegistryDecoder):
                 return Documents(schemas, memory, counted=counted, header=self.header)
             return Protobuf.messages(schemas, memory, counted, self.header)
 
-        return AnyFormat(schemas, memory, self.subjects, self.header, opened, fields)
+        return AnyFormat(schemas, memory, self.subjects, self.header, open_library, fields)
 
     def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OfflineRegistry:
         """Return a registry that has files of all formats, told by their names."""
@@ -95,44 +94,44 @@ class Auto(RegistryDecoder):
     def wanted_by(self, records: pa.RecordBatch, known: Formats) -> frozenset[str]:
         """Return the schemas and messages that records name and that are not known."""
         wanted = super().wanted_by(records, known)
-        for kind, made in known.made.items():
-            if kind == "PROTOBUF":  # a schema that is known, and another message of it
-                found = self._part(kind, made).wanted_by(records, made)
-                wanted |= frozenset(place for place in found if place.startswith("message "))
-        return wanted
+        messages = known.made.get("PROTOBUF")
+        if messages is None:
+            return wanted
+        # A record may have a schema that is known, and another message of it.
+        of_protobuf = self._part("PROTOBUF", messages).wanted_by(records, messages)
+        return wanted | frozenset(want for want in of_protobuf if want.startswith("message "))
 
     def decoding(self) -> ArrowDecoding:
         """Return how tasks decode: as the one format there is, or each row as its own."""
-        made = [(kind, decoder.decoding()) for kind, decoder in self._parts()]
-        return made[0][1] if len(self.known.made) == 1 else combined(self.known, made)
-
-    def _parts(self) -> list[tuple[Kind, RegistryDecoder]]:
-        """Return the decoders of the formats that can be read; where none can, one that says why."""
         made = self.known.made
         if len(made) == 1:
-            return [(kind, self._part(kind, one)) for kind, one in made.items()]
-        readable = [kind for kind in made if fields(kind, made[kind])] or [kind for kind in made if kind != "JSON"][:1]
-        return [(kind, self._part(kind, made[kind])) for kind in readable]
+            ((kind, one_format),) = made.items()
+            return self._part(kind, one_format).decoding()
+        # If no format has fields, one of them gives the reasons.
+        kinds = [kind for kind in made if fields(kind, made[kind])] or [kind for kind in made if kind != "JSON"][:1]
+        return combine(self.known, {kind: self._part(kind, made[kind]).decoding() for kind in kinds})
 
     def _part(self, kind: Kind, made: Any) -> RegistryDecoder:
         return DECODERS[kind].model_validate({"registry": self.registry, "header": self.header}).reading(made)
 
 
 def fields(kind: Kind, made: Any) -> Taken:
-    """Return the fields of a format's event as columns, each with its type and what brought it."""
+    """Return the fields of a format's event as columns, each with its type and origin."""
     if kind == "PROTOBUF":
         from router_schemas.protobuf.model import spark_struct
 
         event = spark_struct(made.event)
     else:
         event = made.event if kind == "AVRO" else made.struct
-    pairs = zip(column_names(event.fieldNames()).values(), event, strict=True)
-    return {column: (table_type(one.dataType), made.origins[one.name]) for column, one in pairs}
+    columns = {}
+    for name, field in zip(column_names(event.fieldNames()).values(), event, strict=True):
+        columns[name] = (table_type(field.dataType), made.origins[field.name])
+    return columns
 
 
 @dataclass(frozen=True)
 class AnyFormatRows:
-    """How rows are told apart: `written` is by prefix, and its `message` is the format; `parts` are by format."""
+    """How the format of a row is found: `written` is by prefix, its `message` is the format; `parts` are by format."""
 
     written: dict[bytes, SchemaInfo]
     header: str
@@ -140,49 +139,61 @@ class AnyFormatRows:
     event: T.StructType
 
 
-def combined(known: Formats, made: Sequence[tuple[str, ArrowDecoding]]) -> ArrowDecoding:
+def combine(known: Formats, decodings: Mapping[Kind, ArrowDecoding]) -> ArrowDecoding:
     """Return the decoding of rows of several formats. Runs on the driver."""
     from router_schemas.wire_format import ADDED_FIELDS
 
-    structs: list[Any] = [one.adds["event"].dataType for _, one in made]
-    fields = {field.name: field.dataType for struct in structs for field in struct}
-    event = T.StructType([T.StructField(name, kind) for name, kind in fields.items()])
-    parts = {kind: replace(one, before=None) for kind, one in made}
-    adds = T.StructType([T.StructField("event", event), *ADDED_FIELDS, UNKNOWN])
-    before = joined([one.before for _, one in made if one.before])
-    return ArrowDecoding(any_format_events, AnyFormatRows(known.written, known.header, parts, event), adds, before)
+    kinds: dict[str, T.DataType] = {}
+    for decoding in decodings.values():
+        struct: Any = decoding.adds["event"].dataType
+        kinds.update({field.name: field.dataType for field in struct})
+    event = T.StructType([T.StructField(name, kind) for name, kind in kinds.items()])
+    parts: dict[str, ArrowDecoding] = {kind: replace(decoding, before=None) for kind, decoding in decodings.items()}
+    return ArrowDecoding(
+        function=any_format_events,
+        argument=AnyFormatRows(known.written, known.header, parts, event),
+        adds=T.StructType([T.StructField("event", event), *ADDED_FIELDS, UNKNOWN]),
+        before=in_turn([decoding.before for decoding in decodings.values() if decoding.before]),
+    )
 
 
-def joined(some: Sequence[Callable[[DataFrame], DataFrame]]) -> Callable[[DataFrame], DataFrame] | None:
-    """Return a function that adds the columns of all; their names differ."""
-    return (lambda raw: reduce(lambda frame, one: one(frame), some, raw)) if some else None
+def in_turn(befores: Sequence[Callable[[DataFrame], DataFrame]]) -> Callable[[DataFrame], DataFrame] | None:
+    """Return a function that adds the columns of all, whose names differ; None if there is none."""
+    if not befores:
+        return None
+
+    def before(raw: DataFrame) -> DataFrame:
+        for add_columns in befores:
+            raw = add_columns(raw)
+        return raw
+
+    return before
 
 
 def any_format_events(records: pa.RecordBatch, known: AnyFormatRows) -> pa.RecordBatch:
-    """Return `event`, the columns of ADDED and `_unknown`. Runs on executors; never raises for what a row holds."""
+    """Return `event`, the columns of ADDED and `_unknown`. Runs on executors; never raises on any row."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
 
     from router_schemas.wire_format import about, framed_rows, schema_bytes, wanted, why
 
-    found = framed_rows(records, "confluent", known.header, indexed=False)
-    written = [known.written.get(schema_bytes(WriterSchema.of(writer))) for writer in found.writers]
-    formats = [one.message if one is not None and one.reason is None else None for one in written]
-    of_row = np.array([*formats, None], object)[found.groups]  # a row without a writer has the group -1: the last one
-    read = _read(records, of_row, known)
-    ids = pc.coalesce(read["schema_id"], about(found, written)[0])
-    columns = {
-        **read,
-        "_error": pc.coalesce(why(found, written), read["_error"]),
-        "_wanted": pc.coalesce(wanted(found, written), read["_wanted"]),
-        "schema_id": ids,
-    }
+    rows = framed_rows(records, "confluent", known.header, indexed=False)
+    written = [known.written.get(schema_bytes(WriterSchema.of(writer))) for writer in rows.writers]
+    formats: list[str | None] = []
+    for schema in written:
+        formats.append(schema.message if schema is not None and schema.reason is None else None)
+    # A row without a writer has the group -1: the last one.
+    format_of_row = np.array([*formats, None], object)[rows.groups]
+    columns = _read(records, format_of_row, known)
+    columns["_error"] = pc.coalesce(why(rows, written), columns["_error"])
+    columns["_wanted"] = pc.coalesce(wanted(rows, written), columns["_wanted"])
+    columns["schema_id"] = pc.coalesce(columns["schema_id"], about(rows, written)[0])
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
-def _read(records: pa.RecordBatch, of_row: Any, known: AnyFormatRows) -> dict[str, pa.Array]:
-    """Return what the formats' decoders add, each for its rows; null for rows of none."""
+def _read(records: pa.RecordBatch, format_of_row: Any, known: AnyFormatRows) -> dict[str, pa.Array]:
+    """Return the columns that the formats' decoders add, each for its rows; null on rows of none."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -190,16 +201,16 @@ def _read(records: pa.RecordBatch, of_row: Any, known: AnyFormatRows) -> dict[st
     from router_schemas.wire_format import ADDED, at_rows, widened
 
     event, unknown = to_arrow_columns(T.StructType([T.StructField("event", known.event), UNKNOWN]))
-    adds = pa.schema([event, *ADDED, unknown])
-    parts: list[pa.StructArray] = []
-    order: list[Any] = []
-    for kind, made in known.parts.items():
-        rows = np.flatnonzero(of_row == kind)
+    adds = [event, *ADDED, unknown]
+    decoded: list[pa.StructArray] = []
+    rows_of_decoded: list[Any] = []
+    for kind, decoding in known.parts.items():
+        rows = np.flatnonzero(format_of_row == kind)
         if len(rows):
-            part = made.function(records.take(pa.array(rows)), made.argument)
-            parts.append(widened(part.to_struct_array(), pa.struct(list(adds))))
-            order.append(rows)
-    if not parts:
+            added = decoding.function(records.take(pa.array(rows)), decoding.argument)
+            decoded.append(widened(added.to_struct_array(), pa.struct(adds)))
+            rows_of_decoded.append(rows)
+    if not decoded:
         return {field.name: pa.nulls(records.num_rows, field.type) for field in adds}
-    read = at_rows(parts, order, records.num_rows)
-    return {field.name: pc.struct_field(read, [at]) for at, field in enumerate(adds)}
+    struct = at_rows(decoded, rows_of_decoded, records.num_rows)
+    return {field.name: pc.struct_field(struct, [place]) for place, field in enumerate(adds)}

@@ -1,17 +1,17 @@
 """Decode Avro records whose schemas are in a registry or in a file.
 
 Spark's from_avro reads the values before the tasks, and tasks decide what each value is. from_avro adds native columns
-that read each row once. What starts where is what `router_schemas.wire_format` says, to which tests hold these columns;
-tasks say why a row is in no wire format. The expressions are small on purpose: a method of more than 8000 bytes is not
-compiled
-by the JVM, and all of a plan's stage is one method. For the same reason nothing here uses a lambda where there is
-another way: it would take the projection out of whole-stage code generation.
+that read each row once. `router_schemas.wire_format` defines where a value begins, and tests compare these columns with
+it; tasks give the reason why a row is in no wire format.
+
+The expressions are small on purpose: the JVM does not compile a method of more than 8000 bytes, and all of a plan's
+stage is one method. For the same reason nothing here uses a lambda if there is another way: it would take the
+projection out of whole-stage code generation.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import reduce
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -40,14 +40,16 @@ if TYPE_CHECKING:
     from router_schemas.wire_format import FramedRows
 
 READ = "_avro"
-"""The column with a row's `event`, or the `reason` why its value could not be read; null where nothing reads it."""
+"""The column with a row's `event`, or the `reason` why its value could not be read; null if nothing reads it."""
 OBJECT_KEY = 10
 """Bytes before the value of a single object: C3 01 and the fingerprint."""
 NO_OBJECT = "wire format: the value does not start with C3 01 and the 8 bytes of a fingerprint"
 TEMPORARY = ("_header", "_key", "_body", "_writer")
 TO_THE_END = 2**31 - 1
-ID_KEY, GUID_KEY = 5, 17
-"""Bytes of a key: a zero and the id; a one and the GUID."""
+ID_KEY = 5
+"""Bytes of a key with an id: a zero and the id."""
+GUID_KEY = 17
+"""Bytes of a key with a GUID: a one and the GUID."""
 
 
 class Avro(RegistryDecoder):
@@ -119,11 +121,13 @@ class Avro(RegistryDecoder):
         from router_schemas.wire_format import pack
 
         number, path = self.chosen(schema)
-        read = parse_text(path.read_text(encoding="utf-8"))
-        record = encoded_event(event, read)
+        parsed = parse_text(path.read_text(encoding="utf-8"))
+        record = encoded_event(event, parsed)
         if self.wire_format == "single_object":
-            return single_object_header(read) + record
-        return record if self.wire_format == "none" else pack(number, None, record)
+            return single_object_header(parsed) + record
+        if self.wire_format == "none":
+            return record
+        return pack(number, None, record)
 
     def decoding(self) -> ArrowDecoding:
         """Return how tasks decode: from_avro before them, and the rest in them."""
@@ -142,18 +146,21 @@ class Avro(RegistryDecoder):
 def with_records(raw: DataFrame, known: Records) -> DataFrame:
     """Return raw records with the column READ."""
     numbers = {key: number for number, key in enumerate(known.written)}
-    read = {f"_r{k}": _read(record, numbers) for k, record in enumerate(known.records)}
-    frame = framed(raw, known).withColumns({"_writer": _writer(numbers)}).withColumns(read)
-    parts = [_Part(f"_r{k}", record) for k, record in enumerate(known.records)]
-    found = F.struct(_event(known, parts).alias("event"), _reason(parts).alias("reason"))
-    return frame.withColumn(READ, found).drop(*TEMPORARY, *read)
+    columns = {}
+    parts = []
+    for k, record in enumerate(known.records):
+        columns[f"_r{k}"] = _read(record, numbers)
+        parts.append(_Part(f"_r{k}", record))
+    frame = framed(raw, known).withColumns({"_writer": _writer(numbers)}).withColumns(columns)
+    result = F.struct(_event(known, parts).alias("event"), _reason(parts).alias("reason"))
+    return frame.withColumn(READ, result).drop(*TEMPORARY, *columns)
 
 
 class _Part:
     """One kind of record, decoded into a column of envelopes (`value`, `end`), which is null on rows of other kinds."""
 
     def __init__(self, column: str, record: RecordReader) -> None:
-        self.is_mine = F.col(column).isNotNull()
+        self.is_read = F.col(column).isNotNull()
         self.end = F.col(f"{column}.end")
         self.whole = F.coalesce(self.end == _binary(END), F.lit(False))
         self.value = F.col(f"{column}.value")
@@ -165,63 +172,74 @@ def _read(record: RecordReader, numbers: dict[bytes, int]) -> Column:
     """Return the envelope of one record's values, null on other rows: a CASE, so that each row is decoded once."""
     options = {"avroSchema": record.reader, "mode": "PERMISSIVE"}
     body = F.concat("_body", _binary(END))
-    cases = [(F.col("_writer") == numbers[key], from_avro(body, text, options)) for key, text in record.writers.items()]
-    return reduce(lambda case, one: case.when(*one), cases[1:], F.when(*cases[0]))
+    return _first_case(
+        [(F.col("_writer") == numbers[key], from_avro(body, text, options)) for key, text in record.writers.items()]
+    )
+
+
+def _first_case(cases: list[tuple[Column, Column]]) -> Column:
+    """Return a CASE of conditions and values."""
+    (condition, value), *others = cases
+    case = F.when(condition, value)
+    for condition, value in others:
+        case = case.when(condition, value)
+    return case
 
 
 def _reason(parts: list[_Part]) -> Column:
-    """Return why a value could not be read; null where it could, and where nothing reads it."""
+    """Return why a value could not be read; null if it could, and if nothing reads it."""
     case = F.when(F.lit(False), F.lit(None).cast("string"))
     for part in parts:
         case = case.when(part.good, F.lit(None).cast("string"))
-        case = case.when(part.is_mine & part.end.isNull(), "avro: the value is broken or cut off")
+        case = case.when(part.is_read & part.end.isNull(), "avro: the value is broken or cut off")
         case = case.when(part.whole, "avro: a string is not UTF-8")
-        case = case.when(part.is_mine, "avro: there are more bytes behind the value")
+        case = case.when(part.is_read, "avro: there are more bytes behind the value")
     return case
 
 
 def _event(known: Records, parts: list[_Part]) -> Column:
     """Return the event: the fields of the row's record, the others null."""
-    cases = [(part.good, F.struct(*_fields(known, part))) for part in parts]
-    none = F.lit(None).cast(known.event)
-    return reduce(lambda case, one: case.when(*one), cases[1:], F.when(*cases[0])) if cases else none
+    if not parts:
+        return F.lit(None).cast(known.event)
+    return _first_case([(part.good, F.struct(*_fields(known, part))) for part in parts])
 
 
 def _fields(known: Records, part: _Part) -> list[Column]:
-    found = {
-        one: part.value.getField(one.name) if one.name in part.names else F.lit(None).cast(one.dataType)
-        for one in known.event
-    }
-    return [column.alias(one.name) for one, column in found.items()]
+    columns = []
+    for field in known.event:
+        column = F.lit(None).cast(field.dataType)
+        if field.name in part.names:
+            column = part.value.getField(field.name)
+        columns.append(column.alias(field.name))
+    return columns
 
 
-# Keys: what names the schema of a row, as the bytes of its prefix
+# Keys: the bytes of a row's prefix, which name its schema
 
 
 def framed(raw: DataFrame, known: Records) -> DataFrame:
-    """Return raw records with `_header` (that may hold a GUID), `_key` and `_body`, null where there is none."""
+    """Return raw records with `_header` (that may hold a GUID), `_key` and `_body`, null if there is none."""
+    header = _header(known) if known.wire_format == "confluent" else F.lit(None).cast("binary")
     key, body = _key_and_body(known)
-    frame = raw.withColumn(
-        "_header", _header(known) if known.wire_format == "confluent" else F.lit(None).cast("binary")
-    )
-    return frame.withColumns({"_key": key, "_body": body})
+    return raw.withColumn("_header", header).withColumns({"_key": key, "_body": body})
 
 
 def _header(known: Records) -> Column:
-    """Return the last header of that name, no bytes where it has no value; null where there is none."""
-    at = F.array_position(F.reverse("headers.key"), known.header).cast("int")
-    return F.when(at > 0, F.coalesce(F.get(F.reverse("headers.value"), at - 1), _binary(b"")))
+    """Return the last header of that name, no bytes if it has no value; null if there is none."""
+    place = F.array_position(F.reverse("headers.key"), known.header).cast("int")
+    return F.when(place > 0, F.coalesce(F.get(F.reverse("headers.value"), place - 1), _binary(b"")))
 
 
 def _key_and_body(known: Records) -> tuple[Column, Column]:
-    value, header = F.col("value"), F.col("_header")
+    value = F.col("value")
+    header = F.col("_header")
     if known.wire_format == "none":
         return F.when(value.isNotNull(), _binary(b"")), value
     if known.wire_format == "single_object":
-        good = _begins(value, MARKER) & (F.length(value) >= OBJECT_KEY)
-        return F.when(good, F.substring(value, 1, OBJECT_KEY)), F.substring(value, OBJECT_KEY + 1, TO_THE_END)
-    good = _begins(header, b"\1") & (F.length(header) >= GUID_KEY)
-    key = F.when(header.isNotNull(), F.when(good & value.isNotNull(), F.substring(header, 1, GUID_KEY)))
+        has_key = _begins(value, MARKER) & (F.length(value) >= OBJECT_KEY)
+        return F.when(has_key, F.substring(value, 1, OBJECT_KEY)), F.substring(value, OBJECT_KEY + 1, TO_THE_END)
+    has_guid = _begins(header, b"\1") & (F.length(header) >= GUID_KEY)
+    key = F.when(header.isNotNull(), F.when(has_guid & value.isNotNull(), F.substring(header, 1, GUID_KEY)))
     key = key.when(_prefixed(value), F.substring(value, 1, ID_KEY))
     if known.only:
         key = F.when(key.isNotNull(), _binary(b""))
@@ -230,8 +248,12 @@ def _key_and_body(known: Records) -> tuple[Column, Column]:
 
 def _writer(numbers: dict[bytes, int]) -> Column:
     """Return the number of a key, looked up in a literal map: a branch for every key would be code for every key."""
-    pairs = [column for key, number in numbers.items() for column in (_binary(key), F.lit(number))]
-    return F.try_element_at(F.create_map(*pairs), F.col("_key")) if pairs else F.lit(None).cast("int")
+    if not numbers:
+        return F.lit(None).cast("int")
+    keys_and_numbers = []
+    for key, number in numbers.items():
+        keys_and_numbers += [_binary(key), F.lit(number)]
+    return F.try_element_at(F.create_map(*keys_and_numbers), F.col("_key"))
 
 
 def _prefixed(value: Column) -> Column:
@@ -248,7 +270,7 @@ def _binary(value: bytes) -> Column:
     return F.lit(bytearray(value))
 
 
-# Strings: Spark takes their bytes as they are, and a table with one that is not UTF-8 cannot be read
+# Strings: Spark takes their bytes unchecked, and a table with one that is not UTF-8 cannot be read
 
 
 def are_utf8(value: Column, kind: T.StructType) -> Column:
@@ -258,7 +280,9 @@ def are_utf8(value: Column, kind: T.StructType) -> Column:
     projection out of whole-stage code generation.
     """
     texts = list(_texts(value, kind))
-    return F.coalesce(F.is_valid_utf8(F.concat_ws(" ", *texts)), F.lit(True)) if texts else F.lit(True)
+    if not texts:
+        return F.lit(True)
+    return F.coalesce(F.is_valid_utf8(F.concat_ws(" ", *texts)), F.lit(True))
 
 
 def _texts(value: Column, kind: T.DataType) -> Iterator[Column]:
@@ -282,7 +306,7 @@ def _elements(values: Column, kind: T.DataType) -> Iterator[Column]:
     elif isinstance(kind, T.StructType):
         for field in kind:
             yield from _elements(values.getField(field.name), field.dataType)
-    elif isinstance(kind, T.ArrayType):  # flatten is null where one of the arrays is
+    elif isinstance(kind, T.ArrayType):  # flatten is null if one of the arrays is
         yield from _elements(F.flatten(F.array_compact(values)), kind.elementType)
     elif isinstance(kind, T.MapType):
         yield F.flatten(F.transform(F.array_compact(values), F.map_keys))
@@ -294,9 +318,9 @@ def _elements(values: Column, kind: T.DataType) -> Iterator[Column]:
 
 @dataclass(frozen=True)
 class AvroRows:
-    """How rows are told apart. `written` is by prefix: the bytes before a value, or those in its `header`.
+    """How the schema of a row is found. `written` is by prefix: the bytes before a value, or those in its `header`.
 
-    `only` names the file whose schema reads all values, whatever their ids and GUIDs; empty where these count.
+    `only` names the file whose schema reads all values, with any ids and GUIDs; empty if these count.
     """
 
     written: dict[bytes, SchemaInfo]
@@ -306,28 +330,28 @@ class AvroRows:
 
 
 def avro_events(records: pa.RecordBatch, known: AvroRows) -> pa.RecordBatch:
-    """Return `event` and the columns of ADDED, of which `_wanted` is left out where one file reads everything.
+    """Return `event` and the columns of ADDED, of which `_wanted` is left out if one file reads everything.
 
-    Needs the columns `value`, `headers` and READ. Runs on executors; never raises for what a row holds.
+    Needs the columns `value`, `headers` and READ. Runs on executors; never raises on any row.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
 
     from router_schemas.wire_format import ADDED, about, wanted, why
 
-    found = _framed(records, known)
-    written = [_info(writer, known) for writer in found.writers]
+    rows = _framed(records, known)
+    written = [_info(writer, known) for writer in rows.writers]
     read = records.column(READ)
-    reasons = pc.coalesce(why(found, written), pc.struct_field(read, "reason"))
-    columns = dict(zip(ADDED.names, [reasons, wanted(found, written), *about(found, written)], strict=True))
+    reasons = pc.coalesce(why(rows, written), pc.struct_field(read, "reason"))
+    added = zip(ADDED.names, [reasons, wanted(rows, written), *about(rows, written)], strict=True)
+    columns = {"event": pc.struct_field(read, "event"), **dict(added)}
     if known.only:
         del columns["_wanted"]
-    names = ["event", *columns]
-    return pa.RecordBatch.from_arrays([pc.struct_field(read, "event"), *columns.values()], names=names)
+    return pa.RecordBatch.from_arrays([*columns.values()], names=[*columns])
 
 
 def _framed(records: pa.RecordBatch, known: AvroRows) -> FramedRows:
-    """Return what records were written with."""
+    """Return the writers of records and their payloads."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -338,23 +362,25 @@ def _framed(records: pa.RecordBatch, known: AvroRows) -> FramedRows:
         return framed_rows(records, known.wire_format, known.header, indexed=False)
     values = records.column("value")
     heads = pc.binary_slice(values, 0, OBJECT_KEY)
-    good = pc.and_(pc.starts_with(heads, MARKER), pc.equal(pc.binary_length(heads), OBJECT_KEY)).fill_null(False)
-    coded = pc.if_else(good, heads, pa.scalar(None, heads.type)).dictionary_encode()
+    is_head = pc.and_(pc.starts_with(heads, MARKER), pc.equal(pc.binary_length(heads), OBJECT_KEY)).fill_null(False)
+    coded = pc.if_else(is_head, heads, pa.scalar(None, heads.type)).dictionary_encode()
     groups = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
     writers = tuple(f"{FINGERPRINT}{head[len(MARKER) :].hex()}" for head in coded.dictionary.to_pylist())
     unread = pc.if_else(values.is_null(), "value is null", NO_OBJECT)
-    reasons = pc.if_else(good, pa.scalar(None, pa.string()), unread)
+    reasons = pc.if_else(is_head, pa.scalar(None, pa.string()), unread)
     return FramedRows(values, groups, writers, reasons, pa.nulls(len(values), pa.int32()))
 
 
 def _info(writer: str, known: AvroRows) -> SchemaInfo | None:
-    """Return what is known of a writer's schema; None where that is to be fetched."""
+    """Return the known schema of a writer; None if it is to be fetched."""
     from router_schemas.wire_format import schema_bytes
 
     if known.wire_format == "single_object":
-        found = known.written.get(MARKER + bytes.fromhex(writer.removeprefix(FINGERPRINT)))
+        info = known.written.get(MARKER + bytes.fromhex(writer.removeprefix(FINGERPRINT)))
     elif known.only:
-        found = known.written[b""]
+        info = known.written[b""]
     else:
-        found = known.written.get(schema_bytes(WriterSchema.of(writer)))
-    return SchemaInfo(reason=f"{writer} is not that of {known.only}") if found is None and known.only else found
+        info = known.written.get(schema_bytes(WriterSchema.of(writer)))
+    if info is None and known.only:
+        return SchemaInfo(reason=f"{writer} is not that of {known.only}")
+    return info

@@ -42,14 +42,14 @@ INFERENCE = {
     "allowSingleQuotes": "false",
     "allowNonNumericNumbers": "false",
     "inferTimestamp": "true",
-    # a year alone would make a timestamp of every text of four digits
+    # A year alone would make a timestamp of every text of four digits.
     "timestampFormat": "yyyy-MM-dd['T'][ ]HH:mm[:ss[.SSSSSSSSS]][XXX]",
 }
 
 
 KINDS = r"\.(schema\.json|ddl)$"
 DEBUG = re.compile(KINDS)
-"""What follows the name of a schema's file."""
+"""The end of the name of a schema's file."""
 UNKNOWN = T.StructField("_unknown", T.ArrayType(T.StringType()))
 """The column with the names of the fields that the schema lacks."""
 
@@ -116,11 +116,12 @@ class Json(ArrowDecoder):
 
     @model_validator(mode="after")
     def _one_schema(self) -> Self:
-        ways = {"schema": self.ddl, "schema_file": self.schema_file, "infer": self.infer}
-        given = [name for name, value in ways.items() if value is not None]
-        if len(given) != 1:
-            found = f"{' and '.join(given)} are given" if given else "none is given"
-            raise ValueError(f"give exactly one of {', '.join(ways)}; {found}")
+        options = {"schema": self.ddl, "schema_file": self.schema_file, "infer": self.infer}
+        set_options = [name for name, value in options.items() if value is not None]
+        if not set_options:
+            raise ValueError(f"give exactly one of {', '.join(options)}; none is given")
+        if len(set_options) > 1:
+            raise ValueError(f"give exactly one of {', '.join(options)}; {' and '.join(set_options)} are given")
         return self
 
     def prepare(self, preparation: Preparation) -> Self:
@@ -151,7 +152,7 @@ def json_decoding(ddl: str) -> ArrowDecoding:
 
 @lru_cache(maxsize=16)
 def _decoding(ddl: str, zone: str, rescue: bool) -> ArrowDecoding:
-    """Return how tasks decode to a schema; made once, because Spark is asked what the DDL means."""
+    """Return how tasks decode to a schema; made once, because Spark parses the DDL."""
     from router_decoders.json_arrow import RESCUED, JsonEvents, events
     from router_decoders.json_types import nullable, shape
 
@@ -167,7 +168,7 @@ def _decoding(ddl: str, zone: str, rescue: bool) -> ArrowDecoding:
 
 
 def session_zone() -> str:
-    """Return the session's time zone, in which times without one are read; raise StartError where tasks lack it."""
+    """Return the session's time zone, in which times without one are read; raise StartError if tasks lack it."""
     from router_decoders.json_types import zone_of
 
     zone = str(SparkSession.active().conf.get("spark.sql.session.timeZone"))
@@ -177,7 +178,7 @@ def session_zone() -> str:
 
 
 def struct_of_ddl(ddl: str) -> T.StructType:
-    """Return the struct that a Spark DDL text describes; raise ValueError where it does not. Needs a Spark session."""
+    """Return the struct that a Spark DDL text describes; raise ValueError if it does not. Needs a Spark session."""
     try:
         struct = T.StructType.fromDDL(ddl)
     except ParseException as error:
@@ -196,24 +197,29 @@ def read_schema(file: Path) -> T.StructType:
 
 
 def inferred(options: Infer, preparation: Preparation) -> T.StructType:
-    """Return the schema in the file; infer it from a sample of the source first where the file is missing or refreshed.
+    """Return the schema in the file; infer it from a sample of the source first if the file is missing or refreshed.
 
-    What was written is read back, so that the first run has the types of every later one. A debug run has a file of its
-    own, NAME_debug, and goes by that of real runs until it has written it.
+    The written schema is read back, so that the first run has the types of every later one. A debug run has a file of
+    its own, NAME_debug, and uses that of real runs until it has written it.
     """
-    real = preparation.folder / options.file
-    file = real.with_name(DEBUG.sub(r"_debug\g<0>", real.name)) if preparation.debug else real
-    have = file if file.exists() else real
-    known = read_schema(have) if have.exists() else None
-    if known and not preparation.refresh:
-        return known
+    real_file = preparation.folder / options.file
+    file = real_file.with_name(DEBUG.sub(r"_debug\g<0>", real_file.name)) if preparation.debug else real_file
+    # A debug run that has no file of its own yet begins with that of real runs.
+    former = None
+    if file.exists():
+        former = read_schema(file)
+    elif real_file.exists():
+        former = read_schema(real_file)
+    if former and not preparation.refresh:
+        return former
     struct = infer(preparation.sample(options.rows))
-    struct = merged(known, struct) if known else struct
+    if former:
+        struct = merge(former, struct)
     text = struct.toDDL() if file.suffix == ".ddl" else json.dumps(json_schema_of(struct), indent=2)
     _replace(file, f"{text}\n")
-    found = read_schema(file)
-    _report(file, known, found)
-    return found
+    struct = read_schema(file)
+    _report(file, former, struct)
+    return struct
 
 
 def infer(sample: DataFrame) -> T.StructType:
@@ -232,32 +238,39 @@ def infer(sample: DataFrame) -> T.StructType:
     return struct
 
 
-def merged(known: T.StructType, found: T.StructType) -> T.StructType:
-    """Return the schema found with what was known before: a sample lacks what records have that it has not seen.
+def merge(former: T.StructType, sampled: T.StructType) -> T.StructType:
+    """Return the schema of a sample with the former one: a sample lacks the fields of records that are not in it.
 
-    A field has the type that was found, but a number does not become narrower.
+    A field has its type in the sample, but a number does not become narrower.
     """
-    names = {field.name: field.dataType for field in found}
-    fields = [T.StructField(f.name, _merged(f.dataType, names.get(f.name, f.dataType))) for f in known]
-    return T.StructType([*fields, *(field for field in found if field.name not in known.names)])
+    sampled_types = {field.name: field.dataType for field in sampled}
+    fields = []
+    for field in former:
+        kind = _merge_types(field.dataType, sampled_types.get(field.name, field.dataType))
+        fields.append(T.StructField(field.name, kind))
+    return T.StructType([*fields, *(field for field in sampled if field.name not in former.names)])
 
 
-def _merged(known: T.DataType, found: T.DataType) -> T.DataType:
-    if isinstance(known, T.StructType) and isinstance(found, T.StructType):
-        return merged(known, found)
-    if isinstance(known, T.ArrayType) and isinstance(found, T.ArrayType):
-        return T.ArrayType(_merged(known.elementType, found.elementType))
-    wider = isinstance(known, (T.DoubleType, T.DecimalType)) and isinstance(found, T.IntegralType)
-    return known if wider else found
+def _merge_types(former: T.DataType, sampled: T.DataType) -> T.DataType:
+    if isinstance(former, T.StructType) and isinstance(sampled, T.StructType):
+        return merge(former, sampled)
+    if isinstance(former, T.ArrayType) and isinstance(sampled, T.ArrayType):
+        return T.ArrayType(_merge_types(former.elementType, sampled.elementType))
+    if isinstance(former, (T.DoubleType, T.DecimalType)) and isinstance(sampled, T.IntegralType):
+        return former
+    return sampled
 
 
-def differences(known: T.StructType, found: T.StructType) -> list[str]:
-    """Return what differs between two schemas, a line for each field that was added, removed or changed."""
-    before, after = dict(leaves(known)), dict(leaves(found))
+def differences(former: T.StructType, struct: T.StructType) -> list[str]:
+    """Return the differences of two schemas, a line for each field that was added, removed or changed."""
+    before = dict(leaves(former))
+    after = dict(leaves(struct))
     lines = [f"added {path}: {kind}" for path, kind in after.items() if path not in before]
     lines += [f"removed {path}: {kind}" for path, kind in before.items() if path not in after]
-    common = [path for path in before if path in after and before[path] != after[path]]
-    return lines + [f"changed {path}: {before[path]} -> {after[path]}" for path in common]
+    for path, kind in before.items():
+        if path in after and after[path] != kind:
+            lines.append(f"changed {path}: {kind} -> {after[path]}")
+    return lines
 
 
 def leaves(kind: T.DataType, path: str = "") -> Iterator[tuple[str, str]]:
@@ -273,11 +286,11 @@ def leaves(kind: T.DataType, path: str = "") -> Iterator[tuple[str, str]]:
         yield path, kind.simpleString()
 
 
-def _report(file: Path, known: T.StructType | None, found: T.StructType) -> None:
-    if known is None:
-        logger.info("schema inferred into %s: %s", file, found.simpleString())
+def _report(file: Path, former: T.StructType | None, struct: T.StructType) -> None:
+    if former is None:
+        logger.info("schema inferred into %s: %s", file, struct.simpleString())
         return
-    changes = differences(known, found)
+    changes = differences(former, struct)
     for change in changes:
         logger.info("schema %s: %s", file, change)
     if not changes:
@@ -345,5 +358,5 @@ class JsonSchema(RegistryDecoder):
         check_types(known.struct)
         named = table_type(known.struct)
         adds = T.StructType([T.StructField("event", nullable(named)), *ADDED_FIELDS, UNKNOWN])
-        asked = JsonEvents(shape(known.struct, named), session_zone())
-        return ArrowDecoding(framed_events, FramedObjects(asked, known.written, known.header), adds)
+        options = JsonEvents(shape(known.struct, named), session_zone())
+        return ArrowDecoding(framed_events, FramedObjects(options, known.written, known.header), adds)

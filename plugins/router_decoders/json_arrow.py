@@ -1,7 +1,7 @@
 """Decode JSON objects in Python, a record batch at a time, in two steps that mean the same.
 
-msgspec parses a row to an object; what it does not take as it is goes to `json_rows`, which decides on any row. Then
-the objects of some thousand rows become columns. Where msgspec takes more than RFC 8259, or in another way than
+msgspec parses a row to an object; a row that it does not take as it is goes to `json_rows`, which decides on any row.
+Then the objects of some thousand rows become columns. If msgspec takes more than RFC 8259, or in another way than
 `json_rows`, a row is kept from it:
 
 | what | msgspec | here |
@@ -70,9 +70,9 @@ NO_DIGITS_TO_BLANKS = bytes(byte if byte in b"-+.0123456789eE" else 0x20 for byt
 NOWHERE: Places = np.empty(0, np.intp)
 FEW = 64
 """Texts that are converted one by one when one of them is no time."""
-FIRST, LAST = (
-    pa.scalar(text).cast(pa.timestamp("us", "UTC")) for text in ("0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999999Z")
-)
+FIRST = pa.scalar("0001-01-01T00:00:00Z").cast(pa.timestamp("us", "UTC"))
+LAST = pa.scalar("9999-12-31T23:59:59.999999Z").cast(pa.timestamp("us", "UTC"))
+NO_TEXT = pa.scalar(None, pa.string())
 ZONELESS = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?$"
 WITH_OFFSET = ZONELESS.replace("$", "[-+](0[0-9]|1[0-7]):[0-5][0-9]$")
 RESCUED = "_rescued"
@@ -82,109 +82,117 @@ TEXT = msgspec.json.Decoder(str)
 
 @dataclass(frozen=True)
 class JsonEvents:
-    """How JSON objects are read: to which type, in the session's time zone, and with unknown keys where wanted."""
+    """How JSON objects are read: to which type, in which time zone, and with unknown keys in `_rescued` or not."""
 
     shape: Shape
     zone: str = "UTC"
     rescue: bool = False
 
 
-def events(records: pa.RecordBatch, asked: JsonEvents) -> pa.RecordBatch:
+def events(records: pa.RecordBatch, options: JsonEvents) -> pa.RecordBatch:
     """Return the columns `event`, `_error` and `_unknown` for records with the columns of `RAW_SCHEMA`.
 
     Never raises on any bytes, and decides on a row without looking at its neighbours. Runs on executors.
     """
-    return pa.RecordBatch.from_arrays([*decode(records.column("value"), asked)], names=["event", "_error", "_unknown"])
+    columns = decode(records.column("value"), options)
+    return pa.RecordBatch.from_arrays([*columns], names=["event", "_error", "_unknown"])
 
 
-def decode(values: pa.Array, asked: JsonEvents) -> tuple[pa.StructArray, pa.StringArray, pa.ListArray]:
+def decode(values: pa.Array, options: JsonEvents) -> tuple[pa.StructArray, pa.StringArray, pa.ListArray]:
     """Return the events of texts, why rows have none, and the names of the fields that the type lacks."""
-    blocks = [_block(values.slice(start, ROWS), asked) for start in range(0, len(values) or 1, ROWS)]
-    found, reasons, unknown = zip(*blocks, strict=True)
-    return pa.concat_arrays(found), pa.concat_arrays(reasons), pa.concat_arrays(unknown)
+    blocks = [_decode_block(values.slice(start, ROWS), options) for start in range(0, len(values) or 1, ROWS)]
+    events, reasons, unknown = zip(*blocks, strict=True)
+    return pa.concat_arrays(events), pa.concat_arrays(reasons), pa.concat_arrays(unknown)
 
 
-def _block(values: pa.Array, asked: JsonEvents) -> tuple[pa.StructArray, pa.StringArray, pa.ListArray]:
+def _decode_block(values: pa.Array, options: JsonEvents) -> tuple[pa.StructArray, pa.StringArray, pa.ListArray]:
     texts: list[bytes | None] = values.to_numpy(zero_copy_only=False).tolist()
-    unknown = UnknownInRows(unknown_fields(asked.shape), len(texts))
-    event, left = _parsed(texts, values, asked, unknown)
-    decoder = RowDecoder(asked.shape, asked.zone, asked.rescue) if left else None
-    decided = {row: decoder.decode(texts[row]) for row in left} if decoder else {}
-    if decided:
-        event, _ = _placed(event, left, [one.event for one in decided.values()], asked.shape, asked.zone)
-        for row, one in decided.items():
-            unknown.decided(row, one.value, asked.shape)
-    if asked.rescue:
-        beyond = [
-            decided[row].unknown if row in decided else _unknown(texts[row], asked) if has_some else None
-            for row, has_some in enumerate(unknown.any)
-        ]
-        event = _rescued(event, beyond)
+    unknown = UnknownInRows(unknown_fields(options.shape), len(texts))
+    event, remaining = _parse_by_msgspec(texts, values, options, unknown)
+    # The second step decides on the rows that msgspec does not take.
+    decided: dict[int, DecodedRow] = {}
+    if remaining:
+        decoder = RowDecoder(options.shape, options.zone, options.rescue)
+        decided = {row: decoder.decode(texts[row]) for row in remaining}
+        objects = [decoded.event for decoded in decided.values()]
+        event, _ = _place(event, remaining, objects, options.shape, options.zone)
+        for row, decoded in decided.items():
+            unknown.add_decided(row, decoded.value, options.shape)
+    if options.rescue:
+        rescued: list[dict[str, str | None] | None] = [None] * len(texts)
+        for row in np.flatnonzero(unknown.any).tolist():
+            rescued[row] = decided[row].unknown if row in decided else _unknown_keys(texts[row], options)
+        event = _with_rescued(event, rescued)
     return event, _reasons(decided, len(texts)), unknown.column()
 
 
-def _parsed(
-    texts: list[bytes | None], values: pa.Array, asked: JsonEvents, unknown: UnknownInRows
+def _parse_by_msgspec(
+    texts: list[bytes | None], values: pa.Array, options: JsonEvents, unknown: UnknownInRows
 ) -> tuple[pa.StructArray, list[int]]:
     """Return the events of rows that msgspec takes, and the other rows.
 
     Nearly all rows are taken by a parser that refuses fields which the type lacks, and so finds them at no cost.
     """
     plain = _plain(texts, values)
-    event, left = pa.nulls(len(texts), arrow_type(asked.shape)), [*range(len(texts))]
+    event = pa.nulls(len(texts), arrow_type(options.shape))
+    remaining = [*range(len(texts))]
     for refusing in (True, False):
-        for shape, parse in parsers(asked.shape, unknown.shape, refusing=refusing):
-            if left:
-                some = plain if len(left) == len(plain) else [plain[row] for row in left]
-                objects = _objects(some, parse.decode)
-                if refusing:
-                    unknown.parsed(left, objects)
-                else:
-                    unknown.refused(left, objects, plain, asked.shape)
-                event, left = _placed(event, left, objects, shape, asked.zone)
-    return event, left
+        for shape, parser in parsers(options.shape, unknown.shape, refusing=refusing):
+            if not remaining:
+                continue
+            to_parse = plain if len(remaining) == len(plain) else [plain[row] for row in remaining]
+            objects = _objects(to_parse, parser.decode)
+            if refusing:
+                unknown.add_parsed(remaining, objects)
+            else:
+                unknown.add_refused(remaining, objects, plain, options.shape)
+            event, remaining = _place(event, remaining, objects, shape, options.zone)
+    return event, remaining
 
 
-def _placed(
+def _place(
     event: pa.StructArray, rows: list[int], objects: list[Any], shape: Shape, zone: str
 ) -> tuple[pa.StructArray, list[int]]:
     """Return events with those of some rows' objects, and the rows that are still without one."""
-    if all(one is None for one in objects):
+    if all(parsed is None for parsed in objects):
         return event, rows
-    found, unfit = _struct_column(objects, shape, zone)
+    structs, unfit = _struct_column(objects, shape, zone)
     if unfit.size:
-        absent = found.is_null().to_numpy(zero_copy_only=False).copy()
+        absent = structs.is_null().to_numpy(zero_copy_only=False).copy()
         absent[unfit] = True
-        found = pa.StructArray.from_arrays(found.flatten(), fields=list(found.type), mask=pa.array(absent))
-    left = [rows[at] for at in np.flatnonzero(found.is_null())] if found.null_count else []
+        structs = pa.StructArray.from_arrays(structs.flatten(), fields=list(structs.type), mask=pa.array(absent))
+    remaining: list[int] = []
+    if structs.null_count:
+        remaining = [rows[place] for place in np.flatnonzero(structs.is_null())]
     if len(rows) < len(event):
+        # The new events stand behind all others; each of the rows takes its event from there.
         places = np.arange(len(event))
         places[rows] = len(event) + np.arange(len(rows))
-        found = pa.concat_arrays([event, found]).take(pa.array(places))
-    return found, left
+        structs = pa.concat_arrays([event, structs]).take(pa.array(places))
+    return structs, remaining
 
 
 def _reasons(decided: dict[int, DecodedRow], rows: int) -> pa.StringArray:
     if not decided:
         return pa.nulls(rows, pa.string())
     reasons: list[str | None] = [None] * rows
-    for row, one in decided.items():
-        reasons[row] = one.reason
+    for row, decoded in decided.items():
+        reasons[row] = decoded.reason
     return pa.array(reasons, pa.string())
 
 
-def _unknown(text: bytes | None, asked: JsonEvents) -> dict[str, str | None] | None:
+def _unknown_keys(text: bytes | None, options: JsonEvents) -> dict[str, str | None] | None:
     """Return the unknown keys of a text that msgspec took, as `json_rows` does."""
     if text is None:
         return None
-    known = {name for name, _ in asked.shape.fields}
-    found = {key: raw for key, raw in UNKNOWN.decode(text).items() if key not in known}
-    return {key: json_text_of(bytes(found[key])) for key in sorted(found)} or None
+    known = {name for name, _ in options.shape.fields}
+    values = UNKNOWN.decode(text)
+    return {key: json_text_of(bytes(values[key])) for key in sorted(values) if key not in known} or None
 
 
-def _rescued(event: pa.StructArray, unknown: list[dict[str, str | None] | None]) -> pa.StructArray:
+def _with_rescued(event: pa.StructArray, rescued: list[dict[str, str | None] | None]) -> pa.StructArray:
     kind = pa.map_(pa.string(), pa.string())
-    entries = pa.array([one and [*one.items()] for one in unknown], kind)
+    entries = pa.array([keys and [*keys.items()] for keys in rescued], kind)
     fields = [*event.type, pa.field(RESCUED, kind)]
     return pa.StructArray.from_arrays([*event.flatten(), entries], fields=fields, mask=event.is_null())
 
@@ -209,7 +217,7 @@ def _are_utf8(values: pa.Array) -> bool:
 
 
 def _is_plain(text: bytes) -> bool:
-    """Say whether a text is UTF-8 and stays below the limits."""
+    """Return whether a text is UTF-8 and stays below the limits."""
     if len(text) > SHORT and (len(text) > LONG or _may_be_deep(text) or _has_long_number(text)):
         return False
     return text.isascii() or _is_utf8(text)
@@ -228,7 +236,7 @@ def _may_be_deep(text: bytes) -> bool:
 
 
 def _has_long_number(text: bytes) -> bool:
-    """Say whether a text has too long a run of digits; for nearly all texts, some of the bytes are enough to tell."""
+    """Return whether a text has too long a run of digits; for nearly all texts, some of the bytes are enough."""
     if not SEEN_OF_DIGITS.search(text[::STRIDE]):
         return False
     return max(map(len, text.translate(NO_DIGITS_TO_BLANKS).split())) >= DIGITS
@@ -236,19 +244,20 @@ def _has_long_number(text: bytes) -> bool:
 
 def _objects(texts: Sequence[bytes | None], decode: Callable[[Any], Any]) -> list[Any]:
     """Return the objects of texts, None for a text that is none or does not fit."""
-    found: list[Any] = []
+    objects: list[Any] = []
     for text in texts:
         try:
-            found.append(decode(text))
+            objects.append(decode(text))
         except Exception:  # not JSON, does not fit, nested too deep for Python, null: for the second step
-            found.append(None)
-    return found
+            objects.append(None)
+    return objects
 
 
 # Columns
 
 
 def _column(values: list[Any], shape: Shape, zone: str) -> tuple[pa.Array, Places]:
+    """Return the column of values, and the places of those that do not fit its type."""
     if shape.kind in TIMES:
         return _times(pa.array(values, pa.string()), shape, zone)
     if shape.kind in COLUMNS:
@@ -261,10 +270,12 @@ def _struct_column(values: list[Any], shape: Shape, zone: str) -> tuple[pa.Struc
     if any(absent):
         empty = struct_class(shape)()
         values = [empty if value is None else value for value in values]
-    found = [
-        _column([*map(attrgetter(f"f{place}"), values)], child, zone) for place, (_, child) in enumerate(shape.fields)
-    ]
-    columns, unfit = zip(*found, strict=True)
+    columns = []
+    unfit = []
+    for place, (_, child) in enumerate(shape.fields):
+        column, unfit_of_column = _column([*map(attrgetter(f"f{place}"), values)], child, zone)
+        columns.append(column)
+        unfit.append(unfit_of_column)
     mask = pa.array(absent, pa.bool_())
     return pa.StructArray.from_arrays(columns, fields=list(arrow_type(shape)), mask=mask), np.concatenate(unfit)
 
@@ -289,13 +300,15 @@ def _map_column(values: list[Any], shape: Shape, zone: str) -> tuple[pa.Array, P
 
 
 def _entries(raw: msgspec.Raw, shape: Shape) -> dict[str, Any] | None:
-    """Return a map's entries; None where it is none, or where a key may come twice: then it has more colons."""
+    """Return a map's entries; None if it is none, or if a key may come twice: then it has more colons."""
     text = bytes(raw)
     try:
-        found: dict[str, Any] | None = map_parser(shape).decode(text)
+        entries: dict[str, Any] | None = map_parser(shape).decode(text)
     except Exception:  # another type, or null
         return None
-    return found if found is not None and text.count(b":") == len(found) else None
+    if entries is None or text.count(b":") != len(entries):
+        return None
+    return entries
 
 
 def _nesting(values: list[Any]) -> tuple[pa.Array, pa.Array, Places]:
@@ -313,18 +326,30 @@ def _float_column(values: list[Any], shape: Shape, zone: str) -> tuple[pa.Array,
 
 
 def _decimal_column(values: list[Any], shape: Shape, zone: str) -> tuple[pa.Array, Places]:
-    texts = [None if value is None else _scalar_text(value) for value in values]
-    found = [None if text is None else read_decimal(text, shape.digits) for text in texts]
-    unfit = [row for row, text in enumerate(texts) if text is not None and found[row] is None]
-    return pa.array(found, arrow_type(shape)), np.array(unfit, np.intp)
+    decimals = []
+    unfit = []
+    for row, value in enumerate(values):
+        text = None if value is None else _scalar_text(value)
+        number = None if text is None else read_decimal(text, shape.digits)
+        decimals.append(number)
+        if number is None and text is not None:
+            unfit.append(row)
+    return pa.array(decimals, arrow_type(shape)), np.array(unfit, np.intp)
 
 
 def _variant_column(values: list[Any], shape: Shape, zone: str) -> tuple[pa.Array, Places]:
     """Return variants of the second step; a text of the first one is for the second to look at."""
-    found = [VariantVal.parseJson(value) if isinstance(value, str) else None for value in values]
-    rows = [one and {"value": bytes(one.value), "metadata": bytes(one.metadata)} for one in found]
-    doubtful = [row for row, value in enumerate(values) if isinstance(value, msgspec.Raw)]
-    return pa.array(rows, arrow_type(shape)), np.array(doubtful, np.intp)
+    structs: list[dict[str, bytes] | None] = []
+    doubtful = []
+    for row, value in enumerate(values):
+        if isinstance(value, str):
+            variant = VariantVal.parseJson(value)
+            structs.append({"value": bytes(variant.value), "metadata": bytes(variant.metadata)})
+            continue
+        structs.append(None)
+        if isinstance(value, msgspec.Raw):
+            doubtful.append(row)
+    return pa.array(structs, arrow_type(shape)), np.array(doubtful, np.intp)
 
 
 def _any_column(values: list[Any], shape: Shape, zone: str) -> tuple[pa.Array, Places]:
@@ -371,11 +396,12 @@ def _times(texts: pa.Array, shape: Shape, zone: str) -> tuple[pa.Array, Places]:
     if shape.kind == "timestamp" and zone == "UTC":
         texts = _with_zone(texts)
     formed = _is_formed(texts, shape)
-    times = _cast(pc.if_else(formed, texts, pa.scalar(None, pa.string())), shape, zone)
+    times = _cast(pc.if_else(formed, texts, NO_TEXT), shape, zone)
     if shape.kind == "timestamp" and not pc.all(formed).as_py():
-        offset = pc.and_not(pc.match_substring_regex(texts, WITH_OFFSET), formed)
-        moved = _cast(pc.if_else(offset, texts, pa.scalar(None, pa.string())), shape, zone)
-        times, formed = pc.coalesce(times, _in_range(moved)), pc.or_(formed, offset)
+        with_offset = pc.and_not(pc.match_substring_regex(texts, WITH_OFFSET), formed)
+        moved = _cast(pc.if_else(with_offset, texts, NO_TEXT), shape, zone)
+        times = pc.coalesce(times, _in_range(moved))
+        formed = pc.or_(formed, with_offset)
     others = pc.and_not(texts.is_valid(), formed.fill_null(False))
     if others.true_count:
         read = [read_time(text, shape.kind, zone) for text in texts.filter(others).to_pylist()]
@@ -401,19 +427,23 @@ def _is_formed(texts: pa.Array, shape: Shape) -> pa.Array:
     """Return whether Arrow reads a text as `read_time` does: `2026-11-21T10:00:00[.123456]Z`, `2026-11-21`, ..."""
     if shape.kind == "timestamp_ntz":
         return pc.and_not(pc.match_substring_regex(texts, ZONELESS), pc.starts_with(texts, "0000"))
-    lengths, end = ([10], "") if shape.kind == "date" else ([20, *range(22, 28)], "Z")
+    lengths = [20, *range(22, 28)]
+    end = "Z"
+    if shape.kind == "date":
+        lengths = [10]
+        end = ""
     long_enough = pc.is_in(pc.binary_length(texts), pa.array(lengths, pa.int32()))
     return pc.and_not(pc.and_(long_enough, pc.ends_with(texts, end)), pc.starts_with(texts, "0000"))
 
 
 def _cast(texts: pa.Array, shape: Shape, zone: str) -> pa.Array:
-    """Return texts as times, null for those that are none: Arrow refuses a whole column for one of them."""
+    """Return texts as times, null for those that are none. Arrow refuses a whole column for one of them: it is cut."""
     try:
         return texts.cast(arrow_type(shape))
     except pa.ArrowInvalid:
         pass
     if len(texts) > FEW:
-        return pa.concat_arrays([_cast(texts[at : at + FEW], shape, zone) for at in range(0, len(texts), FEW)])
+        return pa.concat_arrays([_cast(texts[k : k + FEW], shape, zone) for k in range(0, len(texts), FEW)])
     return pa.array([text and read_time(text, shape.kind, zone) for text in texts.to_pylist()], arrow_type(shape))
 
 
@@ -424,18 +454,19 @@ def _cast(texts: pa.Array, shape: Shape, zone: str) -> pa.Array:
 class FramedObjects:
     """How framed objects are read. `written` is by prefix; `header` is the one that may hold a GUID."""
 
-    asked: JsonEvents
+    options: JsonEvents
     written: dict[bytes, SchemaInfo]
     header: str
 
 
 def framed_events(records: pa.RecordBatch, known: FramedObjects) -> pa.RecordBatch:
     """Return `event`, the columns of ADDED and `_unknown` for records with the columns of `RAW_SCHEMA`, as `events`."""
-    found = framed_rows(records, "confluent", known.header, indexed=False)
-    written = [known.written.get(schema_bytes(WriterSchema.of(writer))) for writer in found.writers]
-    unread = why(found, written)
-    failed = unread.is_valid()
-    payloads = pc.if_else(failed, pa.scalar(None, found.payloads.type), found.payloads)
-    event, reasons, unknown = decode(payloads if failed.true_count else found.payloads, known.asked)
-    columns = [event, pc.coalesce(unread, reasons), wanted(found, written), *about(found, written), unknown]
+    rows = framed_rows(records, "confluent", known.header, indexed=False)
+    written = [known.written.get(schema_bytes(WriterSchema.of(writer))) for writer in rows.writers]
+    unread = why(rows, written)
+    payloads = rows.payloads
+    if unread.null_count < len(unread):
+        payloads = pc.if_else(unread.is_valid(), pa.scalar(None, payloads.type), payloads)
+    event, reasons, unknown = decode(payloads, known.options)
+    columns = [event, pc.coalesce(unread, reasons), wanted(rows, written), *about(rows, written), unknown]
     return pa.RecordBatch.from_arrays(columns, names=["event", *ADDED.names, "_unknown"])

@@ -2,7 +2,7 @@
 
 This is the second step of `json_arrow`, for rows that msgspec does not take as they are: of texts that are no JSON, of
 values that do not fit, and of those that fit in another way (a number in a string field, a name with a quotation mark).
-It is what JSON means here; the first step is only allowed to be quicker.
+This module defines what JSON means here; the first step is only allowed to be quicker.
 
 | what | means |
 |---|---|
@@ -16,8 +16,8 @@ It is what JSON means here; the first step is only allowed to be quicker.
 | anything; what is no text as its JSON text, numbers as they are written | string |
 | half of a surrogate pair | a question mark |
 
-Which fields of a record do not fit is told by name, as far as they stand in structs only; a value inside of an array or
-map is told by the name of that one.
+The reason names the fields of a record that do not fit, if they are in structs only; a value inside an array or a map
+is named by that field.
 """
 
 from __future__ import annotations
@@ -61,9 +61,12 @@ TOO_DEEP = f"value is nested more than {LEVELS} levels deep"
 TOO_MANY_DIGITS = f"value has a number of more than {DIGITS} digits"
 TOO_LONG_NAME = f"value has a field name of more than {KEY} characters"
 TOO_LONG_TEXT = f"value has a text of more than {LONGEST} characters"
-NULL, EMPTY = "value is null", "value is empty"
-NOT_UTF8, NOT_JSON = "value is not UTF-8", "value is not JSON"
-MORE_TEXT, MISFIT = "value has text after the object", "does not fit the schema"
+NULL = "value is null"
+EMPTY = "value is empty"
+NOT_UTF8 = "value is not UTF-8"
+NOT_JSON = "value is not JSON"
+MORE_TEXT = "value has text after the object"
+MISFIT = "does not fit the schema"
 
 Order = tuple[tuple[int, int], ...]
 """The place of a field in the schema; its struct's own fields come before those of structs inside."""
@@ -76,12 +79,12 @@ class Number(str):
 
     @property
     def is_whole(self) -> bool:
-        """Say whether it is written as an integer."""
+        """Return whether it is written as an integer."""
         return self.removeprefix("-").isdigit()
 
 
 class Object(list[tuple[str, Any]]):
-    """The keys and values of an object as they are written, those that come twice, too."""
+    """The keys and values of an object as they are written, also those that come twice."""
 
     __slots__ = ()
 
@@ -95,7 +98,7 @@ class LimitError(ValueError):
 
 
 class DecodedRow(NamedTuple):
-    """A row's object for the columns, its unknown keys, and the value they come from; or why it is no event."""
+    """A row's object for the columns, its unknown keys, and the value they come from; or the reason for no event."""
 
     event: Any = None
     unknown: dict[str, str | None] | None = None
@@ -104,37 +107,39 @@ class DecodedRow(NamedTuple):
 
 
 class Misfits:
-    """What of a row does not fit: fields with a value beyond their type, and those with a value of another type."""
+    """The fields of a row that do not fit: those with a value beyond their type, and those with one of another type."""
 
     def __init__(self) -> None:
-        self.found = False
+        self.any = False
         self.beyond: set[tuple[Order, str]] = set()
         self.mistyped: set[tuple[Order, str]] = set()
 
     def reason(self, value: Object) -> str:
-        """Return the reason with the names of fields. Of an object with a key that comes twice no value is named."""
-        mistyped = [] if _has_twice(value) else sorted(self.mistyped)
-        names = ", ".join(name for _, name in [*sorted(self.beyond), *mistyped])
+        """Return the reason with the names of fields. If a key comes twice, no field with another type is named."""
+        fields = sorted(self.beyond)
+        if not _has_twice(value):
+            fields += sorted(self.mistyped)
+        names = ", ".join(name for _, name in fields)
         return f"{MISFIT}: {names}".rstrip(": ")
 
 
 @dataclass(frozen=True)
 class FieldPath:
-    """Where a value stands: the name of its field and the field's order; `inside` an array or a map of that field."""
+    """The place of a value: the name of its field and the field's order; `inside` an array or a map of that field."""
 
     name: str = ""
     order: Order = ()
     inside: bool = False
 
-    def of_field(self, at: int, name: str) -> FieldPath:
+    def of_field(self, number: int, name: str) -> FieldPath:
         """Return the place of a struct's field."""
         if self.inside:
             return self
         outer = tuple((1, step) for _, step in self.order)
-        return FieldPath(f"{self.name}.{name}" if self.name else name, (*outer, (0, at)))
+        return FieldPath(f"{self.name}.{name}" if self.name else name, (*outer, (0, number)))
 
     def of_element(self) -> FieldPath:
-        """Return the place of what an array or map holds."""
+        """Return the place of the values in an array or a map."""
         return FieldPath(self.name, self.order, inside=True)
 
 
@@ -150,7 +155,7 @@ class RowDecoder:
         self._known = frozenset(name for name, _ in shape.fields) if rescue else None
 
     def decode(self, text: bytes | None) -> DecodedRow:
-        """Return what a text is decoded to. Never raises for any bytes."""
+        """Return the event of a text, or the reason for none. Never raises for any bytes."""
         if text is None:
             return DecodedRow(reason=NULL)
         if not text.strip(BLANKS.encode()):
@@ -171,14 +176,16 @@ class RowDecoder:
     def _decode(self, text: str) -> DecodedRow:
         value, more = _parse(text)
         if type(value) is not Object:
-            return DecodedRow(reason=f"value is {'an array' if isinstance(value, list) else 'a scalar'}, not an object")
+            kind = "an array" if isinstance(value, list) else "a scalar"
+            return DecodedRow(reason=f"value is {kind}, not an object")
         if more:
             return DecodedRow(reason=MORE_TEXT)
         misfits = Misfits()
         event = self._read(value, misfits)
-        if misfits.found:
+        if misfits.any:
             return DecodedRow(reason=misfits.reason(value))
-        return DecodedRow(event, None if self._known is None else _unknown(value, self._known), value=value)
+        unknown = None if self._known is None else _unknown(value, self._known)
+        return DecodedRow(event, unknown, value=value)
 
 
 # JSON texts
@@ -190,9 +197,8 @@ def _parse(text: str) -> tuple[Any, bool]:
     begin = len(text) - len(text.lstrip(BLANKS))
     value, end = scanner.raw_decode(text, begin)
     follows = text[end : end + 1]
-    goes_on = type(value) not in (Object, list, str) and follows and follows not in BLANKS
-    if goes_on:
-        raise ValueError("a number or word that goes on")
+    if follows and follows not in BLANKS and type(value) not in (Object, list, str):
+        raise ValueError("a number or word with text directly behind it")
     return value, bool(follows) and bool(text[end:].strip(BLANKS))
 
 
@@ -227,8 +233,8 @@ def _depth(text: str) -> int:
         return 0
     closing: list[str] = []
     deepest = 0
-    for found in BRACKETS.finditer(text):
-        bracket = found[0]
+    for match in BRACKETS.finditer(text):
+        bracket = match[0]
         if bracket in CLOSING:
             closing.append(CLOSING[bracket])
             deepest = max(deepest, len(closing))
@@ -237,7 +243,7 @@ def _depth(text: str) -> int:
             if not is_open or not closing:
                 break  # the value ends here, or is no JSON: the parser reads no further
         if deepest > LEVELS:
-            _check_ends(text, found.start(), closing)
+            _check_ends(text, match.start(), closing)
             raise LimitError(TOO_DEEP)
     return deepest
 
@@ -245,7 +251,7 @@ def _depth(text: str) -> int:
 def _check_ends(text: str, place: int, closing: list[str]) -> None:
     """Raise ValueError if a text is no JSON before a place that is nested too deep, or is cut off at its end.
 
-    `closing` are the brackets that close what is open there. What is deeper is not looked at.
+    `closing` are the brackets that close the open ones there. Deeper values are not looked at.
     """
     if not text.rstrip(BLANKS).endswith(closing[0]):
         raise ValueError("the text is cut off")
@@ -256,7 +262,7 @@ def _check_ends(text: str, place: int, closing: list[str]) -> None:
 
 @contextmanager
 def _room_for(depth: int) -> Iterator[None]:
-    """Let Python's stack hold so many levels; its limit counts those of the C parser, too."""
+    """Let Python's stack hold so many levels; its limit also counts those of the C parser."""
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(before + 5 * depth)
     try:
@@ -266,14 +272,17 @@ def _room_for(depth: int) -> Iterator[None]:
 
 
 def json_text(value: Any) -> str | None:
-    """Return what a string field holds of a value: a text itself, anything else as JSON without blanks."""
-    if value is None:
-        return None
+    """Return a value as a string field has it: a text itself, anything else as JSON without blanks."""
+    return None if value is None else _text_of(value)
+
+
+def _text_of(value: Any) -> str:
+    """Return a text itself, and anything else as JSON without blanks."""
     return _clean(value) if type(value) is str else _written(value)
 
 
 def json_text_of(text: bytes) -> str | None:
-    """Return what a string field holds of a value that is given as JSON; simple texts are not parsed."""
+    """Return a value in JSON as a string field has it; simple texts are not parsed."""
     chars = text.decode()
     escaped = "\\" in chars
     if chars[0] not in '"[{' or (chars[0] == '"' and not escaped):
@@ -287,12 +296,17 @@ def json_text_of(text: bytes) -> str | None:
 
 def _written(value: Any) -> str:
     if isinstance(value, Object):
-        return "{" + ",".join([f"{_quoted(key)}:{_written(one)}" for key, one in value]) + "}"
+        return "{" + ",".join([f"{_quoted(key)}:{_written(child)}" for key, child in value]) + "}"
     if isinstance(value, list):
         return "[" + ",".join(map(_written, value)) + "]"
     if isinstance(value, Number):
         return str(value)
-    return _quoted(value) if isinstance(value, str) else {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, str):
+        return _quoted(value)
+    return WORDS[value]
+
+
+WORDS = {None: "null", True: "true", False: "false"}
 
 
 def _quoted(text: str) -> str:
@@ -312,66 +326,79 @@ def _clean(text: str) -> str:
 
 def _has_twice(value: Any) -> bool:
     if isinstance(value, Object):
-        return len(dict(value)) < len(value) or any(_has_twice(one) for _, one in value)
+        return len(dict(value)) < len(value) or any(_has_twice(child) for _, child in value)
     return isinstance(value, list) and any(map(_has_twice, value))
 
 
 def _unknown(value: Object, known: Container[str]) -> dict[str, str | None] | None:
     """Return the top-level keys that a schema does not know, sorted, with their last values; None without any."""
-    found = {_clean(key): one for key, one in value if key not in known}
-    return {key: json_text(found[key]) for key in sorted(found)} or None
+    unknown = {_clean(key): child for key, child in value if key not in known}
+    return {key: json_text(unknown[key]) for key in sorted(unknown)} or None
 
 
 # Values by type
 
 
 def _reader(shape: Shape, zone: str, place: FieldPath) -> Read:
-    """Return what reads the values of a type."""
+    """Return the function that reads the values of a type."""
     if shape.kind == "struct":
         return _struct(shape, zone, place)
-    if shape.kind in ("array", "map"):
-        inner = _reader(shape.inner, zone, place.of_element())
-        return partial(_list, inner) if shape.kind == "array" else partial(_map, inner, place)
+    if shape.kind == "array":
+        return partial(_list, _reader(shape.inner, zone, place.of_element()))
+    if shape.kind == "map":
+        return partial(_map, _reader(shape.inner, zone, place.of_element()), place)
     return _scalar(shape, zone, place)
 
 
 def _scalar(shape: Shape, zone: str, place: FieldPath) -> Read:
     if shape.kind in TIMES:
-        told = None if shape.kind == "timestamp_ntz" else place
-        return partial(_fitting, lambda text: read_time(text, shape.kind, zone), told)
+        named_place = None if shape.kind == "timestamp_ntz" else place
+        return partial(_fitting, lambda text: read_time(text, shape.kind, zone), named_place)
     if shape.kind in INTEGERS:
         return partial(_integer, 2 ** (SCALARS[shape.kind].bit_width - 1))
-    if shape.kind in ("double", "float"):
-        return partial(_float, BEYOND_FLOAT if shape.kind == "float" else math.inf, place)
+    if shape.kind == "float":
+        return partial(_float, BEYOND_FLOAT, place)
+    if shape.kind == "double":
+        return partial(_float, math.inf, place)
     if shape.kind == "string":
         return partial(_string, place)
-    return partial(_decimal, shape.digits) if shape.kind == "decimal" else OTHERS[shape.kind]
+    if shape.kind == "decimal":
+        return partial(_decimal, shape.digits)
+    return OTHERS[shape.kind]
 
 
 def _struct(shape: Shape, zone: str, place: FieldPath) -> Read:
-    names = [name for name, _ in shape.fields]
-    places = [place.of_field(at, name) for at, name in enumerate(names)]
-    readers = [_reader(child, zone, places[at]) for at, (_, child) in enumerate(shape.fields)]
-    known = {name: at for at, name in enumerate(names)}
-    late = frozenset(at for at, (_, child) in enumerate(shape.fields) if child.kind in (*TIMES, "decimal", "map"))
+    places = []
+    readers = []
+    numbers: dict[str, int] = {}
+    for number, (name, child) in enumerate(shape.fields):
+        field_place = place.of_field(number, name)
+        places.append(field_place)
+        readers.append(_reader(child, zone, field_place))
+        numbers[name] = number
+    last_only = frozenset(at for at, (_, child) in enumerate(shape.fields) if child.kind in (*TIMES, "decimal", "map"))
     variants = frozenset(at for at, (_, child) in enumerate(shape.fields) if child.kind == "variant")
     make = struct_class(shape)
 
     def read(value: Any, misfits: Misfits) -> Any:
         if type(value) is not Object:
             raise MistypedError
-        values: list[Any] = [None] * len(names)
-        pairs = [(at, one) for key, one in value if (at := known.get(key)) is not None]
+        values: list[Any] = [None] * len(readers)
+        pairs = [(numbers[key], child) for key, child in value if key in numbers]
         last = dict(pairs)
-        for at, one in pairs:
-            if at in late and one is not last[at]:
-                continue  # of a time, a decimal and a map the last one counts alone
+        for number, child in pairs:
+            # Of a time, a decimal and a map that come twice only the last one must fit.
+            if number in last_only and child is not last[number]:
+                continue
+            if child is None and number not in variants:
+                values[number] = None
+                continue
             try:
-                values[at] = None if one is None and at not in variants else readers[at](one, misfits)
+                values[number] = readers[number](child, misfits)
             except MistypedError:
-                misfits.found = True
+                misfits.any = True
                 if not place.inside:
-                    misfits.mistyped.add((places[at].order, places[at].name))
+                    misfits.mistyped.add((places[number].order, places[number].name))
         return make(*values)
 
     return read
@@ -380,46 +407,53 @@ def _struct(shape: Shape, zone: str, place: FieldPath) -> Read:
 def _list(element: Read, value: Any, misfits: Misfits) -> list[Any]:
     if type(value) is not list:
         raise MistypedError
-    return [None if one is None else element(one, misfits) for one in value]
+    return [None if child is None else element(child, misfits) for child in value]
 
 
 def _map(read: Read, place: FieldPath, value: Any, misfits: Misfits) -> dict[str, Any]:
     if type(value) is not Object:
         raise MistypedError
-    found = {_clean(key): None if one is None else read(one, misfits) for key, one in value}
-    if len(found) < len(value):
-        _beyond(place, misfits)
-    return found
+    entries = {}
+    for key, child in value:
+        entries[_clean(key)] = None if child is None else read(child, misfits)
+    if len(entries) < len(value):
+        _add_beyond(place, misfits)
+    return entries
 
 
-def _beyond(place: FieldPath, misfits: Misfits) -> None:
-    misfits.found = True
+def _add_beyond(place: FieldPath, misfits: Misfits) -> None:
+    misfits.any = True
     misfits.beyond.add((place.order, place.name))
 
 
 def _fitting(read: Callable[[str], Any], place: FieldPath | None, value: Any, misfits: Misfits) -> str:
     """Return the text of a time, which is read again with its column; without a place, a wrong one is mistyped."""
-    text = _clean(value) if type(value) is str else _written(value)
+    text = _text_of(value)
     if read(text) is None:
         if place is None:
             raise MistypedError
-        _beyond(place, misfits)
+        _add_beyond(place, misfits)
     return text
 
 
 def _integer(limit: int, value: Any, _: Misfits) -> int:
-    if type(value) is not Number or not value.is_whole or not -limit <= (found := int(value)) < limit:
+    if type(value) is not Number or not value.is_whole:
         raise MistypedError
-    return found
+    number = int(value)
+    if not -limit <= number < limit:
+        raise MistypedError
+    return number
 
 
 def _float(beyond: float, place: FieldPath, value: Any, misfits: Misfits) -> float:
     if type(value) is not Number:
         raise MistypedError
-    found = float(value) if not value.is_whole or len(value) > 300 else float(int(value))  # -0 is the integer 0
-    if abs(found) >= beyond:
-        _beyond(place, misfits)
-    return found
+    number = float(value)
+    if number == 0 and value.is_whole:
+        number = 0.0  # -0 is the integer 0
+    if abs(number) >= beyond:
+        _add_beyond(place, misfits)
+    return number
 
 
 def _decimal(digits: tuple[int, int], value: Any, _: Misfits) -> str:
@@ -435,7 +469,7 @@ def _boolean(value: Any, _: Misfits) -> bool:
 
 
 def _string(place: FieldPath, value: Any, _: Misfits) -> str:
-    text = _clean(value) if type(value) is str else _written(value)
+    text = _text_of(value)
     if len(text) > LONGEST:
         raise LimitError(f"{TOO_LONG_TEXT}: {place.name}")
     return text

@@ -1,6 +1,7 @@
 """The types that JSON is decoded to in tasks, and the texts that are times and decimals of these types.
 
-A schema as plain data, to Arrow and to msgspec; and what fits a type, said once for both steps of decoding JSON:
+A schema as plain data, to Arrow and to msgspec; and the texts that fit a type, in one place for both steps of decoding
+JSON:
 
 | form of a timestamp | is |
 |---|---|
@@ -80,14 +81,15 @@ def shape(kind: T.DataType, named: T.DataType | None = None) -> Shape:
     """Return the shape of a type; `named` is the same type with a table's names."""
     if isinstance(kind, T.DecimalType):
         return Shape("decimal", digits=(kind.precision, kind.scale))
-    inside = [(name, child) for name, child in children(kind)]
-    others = [child for _, child in children(named or kind)]
-    fields = tuple((name, shape(child, other)) for (name, child), other in zip(inside, others, strict=True))
+    named = named or kind
+    fields = []
+    for (name, child), (_, named_child) in zip(children(kind), children(named), strict=True):
+        fields.append((name, shape(child, named_child)))
     if isinstance(kind, T.StructType):
-        assert named is None or isinstance(named, T.StructType)
-        return Shape("struct", fields, tuple((named or kind).fieldNames()))
+        assert isinstance(named, T.StructType)
+        return Shape("struct", tuple(fields), tuple(named.fieldNames()))
     if fields:
-        return Shape(kind.typeName(), fields)
+        return Shape(kind.typeName(), tuple(fields))
     return Shape("string" if isinstance(kind, T.StringType) else kind.simpleString())
 
 
@@ -97,43 +99,52 @@ def nullable(kind: T.DataType) -> Any:
         return T.StructType([T.StructField(field.name, nullable(field.dataType)) for field in kind])
     if isinstance(kind, T.MapType):
         return T.MapType(kind.keyType, nullable(kind.valueType))
-    return T.ArrayType(nullable(kind.elementType)) if isinstance(kind, T.ArrayType) else kind
+    if isinstance(kind, T.ArrayType):
+        return T.ArrayType(nullable(kind.elementType))
+    return kind
 
 
 @lru_cache(maxsize=256)
 def arrow_type(shape: Shape) -> pa.DataType:
     """Return the type of Arrow that Spark has for a shape."""
     if shape.kind == "struct":
-        inside = [child for _, child in shape.fields]
-        return pa.struct([(name, arrow_type(child)) for name, child in zip(shape.columns, inside, strict=True)])
+        fields = zip(shape.columns, shape.fields, strict=True)
+        return pa.struct([(column, arrow_type(child)) for column, (_, child) in fields])
     if shape.kind == "array":
         return pa.list_(pa.field("element", arrow_type(shape.inner)))
     if shape.kind == "map":
         return pa.map_(pa.string(), pa.field("value", arrow_type(shape.inner)))
-    return pa.decimal128(*shape.digits) if shape.kind == "decimal" else SCALARS[shape.kind]
+    if shape.kind == "decimal":
+        return pa.decimal128(*shape.digits)
+    return SCALARS[shape.kind]
 
 
 @lru_cache(maxsize=64)
 def parsers(
     known: Shape, shape: Shape, *, refusing: bool = False
 ) -> tuple[tuple[Shape, msgspec.json.Decoder[Any]], ...]:
-    """Return the parsers to a struct, to be tried in turn, each with what columns are made of; a task makes them once.
+    """Return the parsers to a struct, to be tried in turn, each with the shape of its columns; a task makes them once.
 
     `shape` may have fields beyond `known`, of which no column is made; `refusing` parsers take no text with others. The
-    second one takes any value for a string, as `Raw` (the kind `any`). There are none where msgspec cannot take the
-    name of a field.
+    second one takes any value for a string, as `Raw` (the kind `any`). There are none if msgspec cannot take the name
+    of a field.
     """
+    if not _is_plain(known):
+        return ()
+    strict = msgspec.json.Decoder(struct_class(shape, refusing))
     loose = _loose(known)
-    kinds = [(known, shape)] if loose == known else [(known, shape), (loose, _loose(shape))]
-    made = [(kind, msgspec.json.Decoder(struct_class(taken, refusing))) for kind, taken in kinds]
-    return tuple(made) if _is_plain(known) else ()
+    if loose == known:
+        return ((known, strict),)
+    return ((known, strict), (loose, msgspec.json.Decoder(struct_class(_loose(shape), refusing))))
 
 
 def _loose(shape: Shape) -> Shape:
     """Return a shape with any value in place of the strings in its structs."""
     if shape.kind == "struct":
         return replace(shape, fields=tuple((name, _loose(child)) for name, child in shape.fields))
-    return replace(shape, kind="any") if shape.kind == "string" else shape
+    if shape.kind == "string":
+        return replace(shape, kind="any")
+    return shape
 
 
 @lru_cache(maxsize=64)
@@ -144,25 +155,32 @@ def map_parser(shape: Shape) -> msgspec.json.Decoder[Any]:
 
 @lru_cache(maxsize=256)
 def struct_class(shape: Shape, refusing: bool = False) -> type[msgspec.Struct]:
-    """Return the class of a struct's objects: attributes f0, f1, ... for its fields, None where JSON lacks one.
+    """Return the class of a struct's objects: attributes f0, f1, ... for its fields, None if JSON lacks one.
 
     A `refusing` one is not parsed from an object with other fields. The garbage collector need not know of the objects:
     they hold no cycles, and there are thousands at a time.
     """
-    fields = [(f"f{place}", _annotation(child, refusing), None) for place, (_, child) in enumerate(shape.fields)]
-    names = {f"f{place}": name for place, (name, _) in enumerate(shape.fields)}
+    fields = []
+    names = {}
+    for place, (name, child) in enumerate(shape.fields):
+        fields.append((f"f{place}", _annotation(child, refusing), None))
+        names[f"f{place}"] = name
     rename = names if _is_plain(shape) else None
     return msgspec.defstruct("Object", fields, rename=rename, gc=False, forbid_unknown_fields=refusing)
 
 
 def _is_plain(shape: Shape) -> bool:
-    """Say whether JSON writes the names of all fields as they are."""
-    own = shape.kind != "struct" or all(json.dumps(name, ensure_ascii=False) == f'"{name}"' for name, _ in shape.fields)
-    return own and all(_is_plain(child) for _, child in shape.fields)
+    """Return whether JSON writes the names of all fields as they are."""
+    for name, child in shape.fields:
+        if shape.kind == "struct" and json.dumps(name, ensure_ascii=False) != f'"{name}"':
+            return False
+        if not _is_plain(child):
+            return False
+    return True
 
 
 def _annotation(shape: Shape, refusing: bool = False) -> Any:
-    """Return what msgspec is asked for. A time is parsed as text; what is `Raw` is looked at when columns are made."""
+    """Return the type for msgspec. A time is parsed as text; a `Raw` is looked at when columns are made."""
     if shape.kind == "struct":
         return struct_class(shape, refusing) | None
     if shape.kind == "array":
@@ -172,7 +190,10 @@ def _annotation(shape: Shape, refusing: bool = False) -> Any:
     if shape.kind in INTEGERS:
         limit = 2 ** (SCALARS[shape.kind].bit_width - 1)
         return Annotated[int, msgspec.Meta(ge=-limit, le=limit - 1)] | None
-    return {"double": float, "float": float, "boolean": bool, "binary": bytes}.get(shape.kind, str) | None
+    return _PYTHON_TYPES.get(shape.kind, str) | None
+
+
+_PYTHON_TYPES = {"double": float, "float": float, "boolean": bool, "binary": bytes}
 
 
 DAY = r"([0-9]{4})-([0-9]{2})-([0-9]{1,2})"
@@ -193,14 +214,14 @@ ABBREVIATIONS = {
     "PST": "America/Los_Angeles", "SST": "Pacific/Guadalcanal", "VST": "Asia/Ho_Chi_Minh",
     "EST": "-05:00", "MST": "-07:00", "HST": "-10:00",
 }  # fmt: skip
-"""What abbreviations mean to Java (ZoneId.SHORT_IDS), and so to Spark."""
+"""The abbreviations that Java, and so Spark, knows (ZoneId.SHORT_IDS)."""
 
 DECIMALS = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]{1,9})?")
 EXACT = Context(prec=38, rounding=ROUND_HALF_UP)
 
 
 def read_time(text: str, kind: str, zone: str) -> dt.date | None:
-    """Return a text as a date, a timestamp in UTC or a timestamp without zone; None where it does not fit.
+    """Return a text as a date, a timestamp in UTC or a timestamp without zone; None if it does not fit.
 
     `kind` is the name of one of `json_types.TIMES`, `zone` that of the session's time zone.
     """
@@ -211,35 +232,41 @@ def read_time(text: str, kind: str, zone: str) -> dt.date | None:
 
 
 def _date(text: str) -> dt.date | None:
-    found = DATES.fullmatch(text)
-    return dt.date(*map(int, found.groups())) if found else None
+    match = DATES.fullmatch(text)
+    return dt.date(*map(int, match.groups())) if match else None
 
 
 def _timestamp(text: str, kind: str, zone: str) -> dt.datetime | None:
-    found = TIMESTAMPS.fullmatch(text.rstrip(BLANKS))
-    if found is None:
+    match = TIMESTAMPS.fullmatch(text.rstrip(BLANKS))
+    if match is None:
         return None
-    *parts, decimals, named = found.groups()
+    *parts, decimals, own_zone = match.groups()
     year, month, day, hour, minute, second = (int(part or 0) for part in parts)
     micros = int(f"{decimals or '':0<6}"[:6])
     time = dt.datetime(year, month, day, hour, minute, second, micros)  # noqa: DTZ001 - its zone comes next
     if kind == "timestamp_ntz":
-        return None if named else time
-    known = zone_of(named.strip(BLANKS) if named else zone)
-    return time.replace(tzinfo=known).astimezone(dt.timezone.utc) if known else None
+        return None if own_zone else time
+    tzinfo = zone_of(own_zone.strip(BLANKS) if own_zone else zone)
+    return time.replace(tzinfo=tzinfo).astimezone(dt.timezone.utc) if tzinfo else None
 
 
 @lru_cache(maxsize=1024)
 def zone_of(name: str) -> dt.tzinfo | None:
-    """Return the zone of a name or an offset; None where there is none."""
+    """Return the zone of a name or an offset; None if there is none."""
     if name == "Z" or name in UNIVERSAL:
         return dt.timezone.utc
-    prefix = next((one for one in UNIVERSAL if name.startswith(one)), "")
-    found = OFFSET.fullmatch(ABBREVIATIONS.get(name, name).removeprefix(prefix))
-    if found is not None:
-        sign, *parts = [part for part in found.groups() if part is not None]
-        return _fixed(sign, [int(part) for part in parts])
-    return _region(ABBREVIATIONS.get(name, name))
+    name = ABBREVIATIONS.get(name, name)
+    # UTC+2 and GMT+2 are offsets, as +2 is.
+    offset = name
+    for prefix in UNIVERSAL:
+        if name.startswith(prefix):
+            offset = name.removeprefix(prefix)
+            break
+    match = OFFSET.fullmatch(offset)
+    if match is None:
+        return _region(name)
+    sign, *parts = [part for part in match.groups() if part is not None]
+    return _fixed(sign, [int(part) for part in parts])
 
 
 def _fixed(sign: str, parts: list[int]) -> dt.tzinfo | None:
@@ -251,8 +278,10 @@ def _fixed(sign: str, parts: list[int]) -> dt.tzinfo | None:
 
 
 def _region(name: str) -> dt.tzinfo | None:
-    # `localtime` is the zone of this machine, and another one elsewhere
-    return ZoneInfo(name) if name in _regions() and name not in ("localtime", "Factory") else None
+    # `localtime` is the zone of this machine, and another one elsewhere.
+    if name in ("localtime", "Factory") or name not in _regions():
+        return None
+    return ZoneInfo(name)
 
 
 @lru_cache(maxsize=1)
@@ -261,12 +290,12 @@ def _regions() -> frozenset[str]:
 
 
 def read_decimal(text: str, digits: tuple[int, int]) -> Decimal | None:
-    """Return a number, rounded half up to the scale; None where it is none or has too many digits before the point."""
+    """Return a number, rounded half up to the scale; None if it is none or has too many digits before the point."""
     if not DECIMALS.fullmatch(text):
         return None
     precision, scale = digits
     try:
-        found = Decimal(text).quantize(Decimal(1).scaleb(-scale), context=EXACT)
+        number = Decimal(text).quantize(Decimal(1).scaleb(-scale), context=EXACT)
     except InvalidOperation:  # more than 38 digits
         return None
-    return found if found.adjusted() < precision - scale or not found else None
+    return number if number.adjusted() < precision - scale or not number else None

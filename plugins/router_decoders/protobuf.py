@@ -81,8 +81,8 @@ class Protobuf(RegistryDecoder):
 
     A version that no single table column can hold together with the older ones (int32 became string) is reported with
     both versions and the field, and its records become dead letters. So do records with an unknown id, of another
-    format, or that google's parser refuses. While the registry is away, ids that were seen before are decoded, and a
-    batch with a new one waits.
+    format, or that google's parser refuses. While the registry is unavailable, ids that were seen before are decoded,
+    and a batch with a new one waits.
 
     Adds `schema_id`, `schema_version`, `subject` and `message` (full name), which rules and `select` may use.
     How types are mapped: docs/reference/formats.md. Runs in Python, on record batches.
@@ -126,7 +126,7 @@ class Protobuf(RegistryDecoder):
     @property
     @override
     def zero_is_absent(self) -> bool:
-        return True  # a field without presence, of all versions in one event: zero is what any reader takes it for
+        return True  # of a field without presence: readers take zero for it
 
     def library(self, preparation: Preparation) -> Library[Any]:
         """Return where Protobuf schemas come from."""
@@ -134,7 +134,8 @@ class Protobuf(RegistryDecoder):
             from router_schemas.protobuf.events import Fields
             from router_schemas.protobuf.library import FileMessages, Files, Messages, OneMessage, Payloads
 
-        memory, wrapper = preparation.memory, self.wrapper
+        memory = preparation.memory
+        wrapper = self.wrapper
         outer: Messages | OneMessage
         inner: Messages | FileMessages
         if self.registry is not None:
@@ -155,7 +156,7 @@ class Protobuf(RegistryDecoder):
 
     @staticmethod
     def messages(schemas: SchemaResolver, memory: Memory, counted: CountedSubjects, header: str) -> Messages:
-        """Return the messages of a registry that has other formats, too."""
+        """Return the messages of a registry that also has other formats."""
         with needed("the decoder protobuf"):
             from router_schemas.protobuf.library import Messages
 
@@ -178,7 +179,9 @@ class Protobuf(RegistryDecoder):
         files = from_file(path)
         name = message or self.message or message_names(files)[0]
         payload = encoded_event(event, files, name)
-        return payload if self.wire_format == "none" else pack(number, message_index_of(files, name), payload)
+        if self.wire_format == "none":
+            return payload
+        return pack(number, message_index_of(files, name), payload)
 
     def wanted_by(self, records: pa.RecordBatch, known: Any) -> frozenset[str]:
         """Return the schemas and messages that records name and that are not known."""

@@ -1,4 +1,4 @@
-"""Decode the keys of records, too."""
+"""Decode the values of records and their keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pyarrow as pa
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
     from typing_extensions import Self
 
     from router import Memory
@@ -30,7 +30,7 @@ OF_KEY = "_key"
 """The beginning of the names of native columns that the key's decoder reads."""
 SCHEMA = ("schema_id", "schema_version", "subject", "message")
 KEY_NAMES = {"event": "event_key", **{name: f"key_{name}" for name in SCHEMA}}
-"""The names of a key's columns, which stand beside those of a value."""
+"""The names of a key's columns, next to those of its value."""
 
 
 class RecordKeys(Decoder):
@@ -38,8 +38,8 @@ class RecordKeys(Decoder):
 
     The value becomes `event` as always, the key becomes `event_key`, a struct that rules and `select` may use; the
     columns about a schema are `key_schema_id`, `key_subject` and so on for the key. A record without a key has a null
-    `event_key`. A record whose key cannot be decoded is a dead letter, as one whose value cannot. Where a
-    record header may hold a schema's GUID, that of the key is `__key_schema_id` unless `header` says otherwise.
+    `event_key`. A record whose key cannot be decoded is a dead letter, as one whose value cannot. If a record header
+    may hold a schema's GUID, that of the key is `__key_schema_id` unless `header` is set.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("pyarrow.compute",)
@@ -50,7 +50,7 @@ class RecordKeys(Decoder):
     @field_validator("key")
     @classmethod
     def _of_a_key(cls, key: Decoder) -> Decoder:
-        """Look for the GUID in the header that clients use for keys: in the other one the value's would be found."""
+        """Look for the GUID in the header that clients use for keys: the other one has the value's."""
         if isinstance(key, RegistryDecoder) and "header" not in key.model_fields_set:
             return key.model_copy(update={"header": KEY_HEADER})
         return key
@@ -65,7 +65,7 @@ class RecordKeys(Decoder):
         of_key = replace(
             preparation,
             sample=lambda rows: preparation.sample(rows).withColumn("value", F.col("key")),
-            memory=_Beside(preparation.memory),
+            memory=MemoryPart(preparation.memory, "key"),
             part="key",
         )
         return self._with(self.value.prepare(preparation), self.key.prepare(of_key))
@@ -75,7 +75,7 @@ class RecordKeys(Decoder):
         return self._with(self.value.tested(schemas), self.key.tested(schemas))
 
     def encode(self, event: Any, schema: Path | None = None, message: str | None = None) -> bytes:
-        """Return the value of an event; a key is given as its text."""
+        """Return the bytes of a value; a test writes a key as its text."""
         return self.value.encode(event, schema, message)
 
     def refresh(self, wanted: frozenset[str]) -> Self:
@@ -90,12 +90,16 @@ class RecordKeys(Decoder):
         return self.model_copy(update={"value": value, "key": key})
 
     def decoding(self) -> ArrowDecoding | None:
-        """Return how tasks decode both; None where one of them is decoded by native columns alone."""
-        value, key = self.value.decoding(), self.key.decoding()
+        """Return how tasks decode both; None if one of them is decoded by native columns alone."""
+        value = self.value.decoding()
+        key = self.key.decoding()
         if value is None or key is None:
             return None
-        of_key = [T.StructField(KEY_NAMES[f.name], f.dataType) for f in key.adds if f.name in KEY_NAMES]
-        fields = {f.name: f for f in (*value.adds, *of_key)}
+        fields = {field.name: field for field in value.adds}
+        for field in key.adds:
+            name = KEY_NAMES.get(field.name)
+            if name:
+                fields[name] = T.StructField(name, field.dataType)
         if "_wanted" in key.adds.names:
             fields["_wanted"] = T.StructField("_wanted", T.StringType())
         before = _before(value, key) if value.before or key.before else None
@@ -103,19 +107,25 @@ class RecordKeys(Decoder):
         return ArrowDecoding(both_events, both, T.StructType(list(fields.values())), before)
 
     def decode(self, raw: DataFrame) -> DataFrame:
-        """Add what the decoder of the value adds, and `event_key` beside it."""
+        """Add the columns of the value's decoder, and `event_key` and the other columns of the key's."""
         frame = self.value.decode(raw)
-        kept = [name for name in ("value", "event", "_error", "_wanted", "_unknown", *SCHEMA) if name in frame.columns]
-        frame = frame.withColumnsRenamed({name: f"_kept_{name}" for name in kept}).withColumn("value", F.col("key"))
+        # The decoder of the key needs the key as value, and adds columns of the same names: move those of the value.
+        of_value = ("value", "event", "_error", "_wanted", "_unknown", *SCHEMA)
+        moved = {name: f"_kept_{name}" for name in of_value if name in frame.columns}
+        frame = frame.withColumnsRenamed(moved).withColumn("value", F.col("key"))
         frame = self.key.decode(frame).drop("_unknown")  # fields that the schema of the key lacks
-        has_key = F.col("key").isNotNull()
-        told = [name for name in ("_error", "_wanted") if name in frame.columns]
-        combined = {name: _either(name, kept, frame, has_key) for name in told}
-        frame = frame.withColumns({f"_new_{name}": column for name, column in combined.items()})
-        of_key = {old: new for old, new in KEY_NAMES.items() if old in frame.columns}
-        frame = frame.drop("value", *combined, *(f"_kept_{name}" for name in combined)).withColumnsRenamed(of_key)
+
+        # Combine the texts about both, name the columns of the key, and move those of the value back.
+        texts = {}
+        for name in ("_error", "_wanted"):
+            if name in frame.columns:
+                of_key = F.when(F.col("key").isNotNull(), F.concat(F.lit(OF_A_KEY), F.col(name)))
+                texts[f"_new_{name}"] = F.coalesce(moved[name], of_key) if name in moved else of_key
+        combined = [name.removeprefix("_new_") for name in texts]
+        frame = frame.withColumns(texts).drop("value", *combined, *(f"_kept_{name}" for name in combined))
+        frame = frame.withColumnsRenamed({old: new for old, new in KEY_NAMES.items() if old in frame.columns})
         frame = frame.withColumnsRenamed({f"_new_{name}": name for name in combined})
-        frame = frame.withColumnsRenamed({f"_kept_{name}": name for name in kept if name not in combined})
+        frame = frame.withColumnsRenamed({kept: name for name, kept in moved.items() if name not in combined})
         return frame.withColumn("event", F.when(F.col("_error").isNull(), F.col("event")))
 
 
@@ -133,29 +143,24 @@ def _before(value: ArrowDecoding, key: ArrowDecoding) -> Callable[[DataFrame], D
     return before
 
 
-def _either(name: str, kept: list[str], frame: DataFrame, has_key: Column) -> Column:
-    """Return the text about the value; where there is none, the text about the key."""
-    of_key = F.when(has_key, F.concat(F.lit(OF_A_KEY), F.col(name)))
-    return F.coalesce(F.col(f"_kept_{name}"), of_key) if name in kept else of_key
-
-
 @dataclass(frozen=True)
-class _Beside:
-    """The memory of the key's decoder, beside that of the value's."""
+class MemoryPart:
+    """The part of a memory that one of several decoders has."""
 
     memory: Memory
+    part: str
 
     def read(self, name: str) -> bytes | None:
-        return self.memory.read(f"key-{name}")
+        return self.memory.read(f"{self.part}-{name}")
 
     def write(self, name: str, content: bytes) -> None:
-        self.memory.write(f"key-{name}", content)
+        self.memory.write(f"{self.part}-{name}", content)
 
 
 def both_events(records: pa.RecordBatch, both: tuple[ArrowDecoding, ArrowDecoding, tuple[str, ...]]) -> pa.RecordBatch:
-    """Return the columns `names` for the records: what both decodings add, of the key under other names.
+    """Return the columns that both decodings add, of the key under other names. Runs on executors.
 
-    Runs on executors.
+    `both` are the decoding of the value, that of the key, and the names of the columns.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -164,16 +169,19 @@ def both_events(records: pa.RecordBatch, both: tuple[ArrowDecoding, ArrowDecodin
     of_value = _columns(value.function(records, value.argument))
     of_key = _columns(key.function(_keys(records), key.argument))
     has_key = records.column("key").is_valid()
-    found = {**of_value, **{KEY_NAMES[name]: column for name, column in of_key.items() if name in KEY_NAMES}}
+    columns = dict(of_value)
+    for name, column in of_key.items():
+        if name in KEY_NAMES:
+            columns[KEY_NAMES[name]] = column
+    no_text = pa.scalar(None, pa.string())
     for name in ("_error", "_wanted"):
         if name in of_key:
-            text = pc.if_else(
-                has_key, pc.binary_join_element_wise(OF_A_KEY, of_key[name], ""), pa.scalar(None, pa.string())
-            )
-            found[name] = pc.coalesce(of_value[name], text) if name in of_value else text
+            text = pc.if_else(has_key, pc.binary_join_element_wise(OF_A_KEY, of_key[name], ""), no_text)
+            columns[name] = pc.coalesce(of_value[name], text) if name in of_value else text
+    # A record whose key cannot be decoded is a dead letter: it has no event.
     event = of_value["event"]
-    found["event"] = pc.if_else(found["_error"].is_valid(), pa.scalar(None, event.type), event)
-    return pa.RecordBatch.from_arrays([found[name] for name in names], names=list(names))
+    columns["event"] = pc.if_else(columns["_error"].is_valid(), pa.scalar(None, event.type), event)
+    return pa.RecordBatch.from_arrays([columns[name] for name in names], names=list(names))
 
 
 def _keys(records: pa.RecordBatch) -> pa.RecordBatch:
@@ -181,8 +189,9 @@ def _keys(records: pa.RecordBatch) -> pa.RecordBatch:
     import pyarrow as pa
 
     columns = {**_columns(records), "value": records.column("key")}
-    own = {name.removeprefix(OF_KEY): name for name in columns if name.startswith(f"{OF_KEY}_")}
-    columns |= {name: columns[under] for name, under in own.items()}
+    for name in records.schema.names:
+        if name.startswith(f"{OF_KEY}_"):
+            columns[name.removeprefix(OF_KEY)] = columns[name]
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 

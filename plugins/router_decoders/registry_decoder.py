@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from router_schemas.resolver import SchemaResolver
 
 SAMPLE = 1000
-"""Records of the source that are looked at where the configuration names no schema."""
+"""Records of the source that are searched for schemas if the configuration names none."""
 ROUNDS = 3
-"""How often they are looked at: the schema of a wrapped message is found only when that of the outer one is known."""
+"""How often they are searched: the schema of a wrapped message is found only when that of the outer one is known."""
 
 
 class RegistryDecoder(ArrowDecoder):
     """A decoder of values by the schemas that they were written with.
 
-    A format opens a library of its schemas, and reads with what that makes of them. `sources` are the options that say
-    where schemas come from; a configuration gives one of them.
+    A format opens a library of its schemas, which makes of them what tasks read with. `sources` are the options for
+    places of schemas; a configuration gives one of them.
     """
 
     main_option: ClassVar[str | None] = "registry"
@@ -74,15 +74,19 @@ class RegistryDecoder(ArrowDecoder):
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        given = [name for name in self.sources if getattr(self, name) is not None]
-        if len(given) != 1:
-            found = f"{' and '.join(given)} are given" if given else "none is given"
-            raise ValueError(f"give exactly one of {', '.join(self.sources)}; {found}")
+        set_sources = self._set_sources()
+        if not set_sources:
+            raise ValueError(f"give exactly one of {', '.join(self.sources)}; none is given")
+        if len(set_sources) > 1:
+            raise ValueError(f"give exactly one of {', '.join(self.sources)}; {' and '.join(set_sources)} are given")
         if "subject_name_strategy" in self.model_fields_set and (self.registry is None or self.subjects):
             raise ValueError("subject_name_strategy is for a registry without `subjects`: leave one of them out")
         if self.subjects and self.registry is None:
-            raise ValueError(f"subjects are those of a registry; leave them out with {given[0]}")
+            raise ValueError(f"subjects are those of a registry; leave them out with {set_sources[0]}")
         return self
+
+    def _set_sources(self) -> list[str]:
+        return [name for name in self.sources if getattr(self, name) is not None]
 
     @abstractmethod
     def library(self, preparation: Preparation) -> Library[Any]:
@@ -93,7 +97,7 @@ class RegistryDecoder(ArrowDecoder):
         """Return a registry that has files of this format."""
 
     def wanted_by(self, records: pa.RecordBatch, known: Any) -> frozenset[str]:
-        """Return what raw records (their values and headers) name and is not known: schemas, by id or GUID."""
+        """Return the unknown schemas, by id or GUID, that raw records name in their values and headers."""
         from router_schemas.wire_format import parse, schema_bytes
 
         keys = parse(records.column("value"), False, records.column("headers"), self.header).keys
@@ -117,11 +121,11 @@ class RegistryDecoder(ArrowDecoder):
 
         if self._files is not None:
             return SchemaResolver(self._files, preparation.memory)
-        assert self.registry is not None  # asked where there is one
+        assert self.registry is not None  # callers have a registry
         return SchemaResolver.opened(self.registry, preparation.folder, preparation.memory)
 
     def counted(self, preparation: Preparation, named: tuple[str, ...] | None = None) -> CountedSubjects:
-        """Return which subjects count: those of the configuration, or `named`, or those of the strategy."""
+        """Return the subjects that count: those of the configuration, or `named`, or those of the strategy."""
         subjects = self.subjects if named is None else named
         strategy = self.subject_name_strategy
         return CountedSubjects(subjects, strategy, reads_topic=preparation.reads_topic, part=preparation.part)
@@ -129,12 +133,12 @@ class RegistryDecoder(ArrowDecoder):
     def chosen(self, schema: Path | None) -> tuple[int, Path]:
         """Return the file that a route test writes an event with, and its id; raise ValueError."""
         if self._files is not None:
-            found: tuple[int, Path] = self._files.chosen(schema)
-            return found
-        only = self._folder / next(getattr(self, name) for name in self.sources if getattr(self, name) is not None)
-        if schema not in (None, only):
-            raise ValueError(f"events are written with {only.name}, the one schema of the configuration")
-        return 1, only
+            number_and_file: tuple[int, Path] = self._files.chosen(schema)
+            return number_and_file
+        file = self._folder / getattr(self, self._set_sources()[0])
+        if schema not in (None, file):
+            raise ValueError(f"events are written with {file.name}, the one schema of the configuration")
+        return 1, file
 
     def prepare(self, preparation: Preparation) -> Self:
         """Return this decoder with the schemas that former runs found; without any, with a sample of the source."""
@@ -156,13 +160,13 @@ class RegistryDecoder(ArrowDecoder):
             raise ConnectionError(f"waiting for the schema registry: {away}") from away
         if self._library.empty:
             advice = self._library.advice
-            raise StartError(f"no schema is known that can be read: {advice}, or look at what the source holds")
+            raise StartError(f"no schema is known that can be read: {advice}, or look at the records of the source")
         if known is self._known:
             return self
         return self.reading(known)
 
     def reading(self, known: Any) -> Self:
-        """Return this decoder with what a library made."""
+        """Return this decoder with the result of a library."""
         copy = self.model_copy()
         copy._known = known
         copy._sample = None
@@ -170,13 +174,13 @@ class RegistryDecoder(ArrowDecoder):
 
     @property
     def known(self) -> Any:
-        """Return what the library made last."""
+        """Return the last result of the library."""
         if self._known is None:
             raise StartError("no schema is known: call refresh() before decode()")
         return self._known
 
     def _learnt(self, known: Any) -> Any:
-        """Return what is known after a look at the sample, if there is one."""
+        """Return the library's result with the schemas that the sample names, if there is one."""
         for _ in range(ROUNDS):
             wanted: frozenset[str] = frozenset()
             for records in self._sample or ():

@@ -57,6 +57,7 @@ class RowsOfFiles(ArrowDecoder):
         return json_decoding(struct.toDDL())
 
     def _with(self, memory: Memory) -> Self:
-        made = self.model_copy()
-        made._memory, made._learnt = memory, memory.read(LEARNT)
-        return made
+        copy = self.model_copy()
+        copy._memory = memory
+        copy._learnt = memory.read(LEARNT)
+        return copy

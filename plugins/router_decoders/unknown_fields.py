@@ -1,9 +1,9 @@
 """Fields of JSON objects that a schema lacks: found in every record, and named as long as they are few.
 
-A parser that knows its fields passes over the others without a trace, which is what makes it fast. So it is told to
-refuse them: a text that it refuses is parsed once more, without a schema, and the fields found in it are learnt. From
-then on the parser has them as fields of any value, and one pass says which of them a record has. A topic without such
-fields costs nothing more, and one with a few of them little.
+A parser is fast because it passes over fields that it does not know without a trace. So it is set to refuse them: a
+text that it refuses is parsed again, without a schema, and the fields in it are learnt. From then on the parser has
+them as fields of any value, and one pass finds those that a record has. A topic without such fields costs nothing more,
+and one with a few of them little.
 
 | a field | is |
 |---|---|
@@ -57,17 +57,18 @@ class UnknownFields:
 
     @property
     def is_final(self) -> bool:
-        """Say whether a text that is refused can name nothing new."""
+        """Return whether a refused text can name no new field."""
         return len(self.numbers) == MOST and not self.unparsed
 
     def bits(self, paths: set[Path]) -> int:
         """Return the bits of some fields; learn those that are new while there is room."""
-        found = 0
+        bits = 0
         for path in sorted(paths, key=_name):
             if path not in self.numbers and len(self.numbers) < MOST:
                 self._learn(path)
-            found |= 1 << self.numbers[path] if path in self.numbers else 0
-        return found
+            if path in self.numbers:
+                bits |= 1 << self.numbers[path]
+        return bits
 
     def _learn(self, path: Path) -> None:
         name = _name(path)
@@ -81,10 +82,10 @@ class UnknownFields:
 
     def bits_of_objects(self, objects: Sequence[Any], shape: Shape) -> Bits:
         """Return the bits of parsed objects; `shape` is what they were parsed to."""
-        found = np.zeros(len(objects), np.int64)
-        for path, has in _present(objects, shape, ()):
-            found |= has.astype(np.int64) << self.numbers[path]
-        return found
+        bits = np.zeros(len(objects), np.int64)
+        for path, is_present in _present(objects, shape, ()):
+            bits |= is_present.astype(np.int64) << self.numbers[path]
+        return bits
 
 
 @lru_cache(maxsize=64)
@@ -94,46 +95,50 @@ def unknown_fields(known: Shape) -> UnknownFields:
 
 
 class UnknownInRows:
-    """Which rows of a block have fields beyond the schema, and which fields these are."""
+    """The rows of a block that have fields beyond the schema, and the bits of these fields."""
 
-    def __init__(self, met: UnknownFields, rows: int) -> None:
-        self.met = met
-        self.shape = met.shape
+    def __init__(self, fields: UnknownFields, rows: int) -> None:
+        self.fields = fields
+        self.shape = fields.shape
         self.any = np.zeros(rows, bool)
         self.bits = np.zeros(rows, np.int64)
 
-    def parsed(self, rows: list[int], objects: Sequence[Any]) -> None:
-        """Take what a parser has made of rows that refuses fields beyond `shape`."""
-        if self.met.numbers:
-            at = slice(None) if len(rows) == len(self.any) else rows
-            self.bits[at] = found = self.met.bits_of_objects(objects, self.shape)
-            self.any[at] = found != 0
+    def add_parsed(self, rows: list[int], objects: Sequence[Any]) -> None:
+        """Take the objects of rows from a parser that refuses fields beyond `shape`."""
+        if not self.fields.numbers:
+            return
+        places = slice(None) if len(rows) == len(self.any) else rows
+        bits = self.fields.bits_of_objects(objects, self.shape)
+        self.bits[places] = bits
+        self.any[places] = bits != 0
 
-    def refused(self, rows: list[int], objects: Sequence[Any], texts: Sequence[bytes | None], known: Shape) -> None:
-        """Take what another parser has made of rows that the first one refused, for a field beyond `shape`."""
-        self.parsed(rows, objects)
-        for row, one in zip(rows, objects, strict=True):
-            if one is not None:
-                self.any[row] = True
-                text = texts[row]
-                if not self.met.is_final and text is not None:
-                    self.bits[row] |= self.met.bits(paths_in(_value(text), known))
+    def add_refused(self, rows: list[int], objects: Sequence[Any], texts: Sequence[bytes | None], known: Shape) -> None:
+        """Take the objects of rows that the first parser refused, for a field beyond `shape`, from another parser."""
+        self.add_parsed(rows, objects)
+        for row, parsed in zip(rows, objects, strict=True):
+            if parsed is None:
+                continue
+            self.any[row] = True
+            text = texts[row]
+            if not self.fields.is_final and text is not None:
+                self.bits[row] |= self.fields.bits(paths_in(_parse(text), known))
 
-    def decided(self, row: int, value: Any, known: Shape) -> None:
+    def add_decided(self, row: int, value: Any, known: Shape) -> None:
         """Take an object that neither parser has made."""
         paths = paths_in(value, known)
-        self.any[row], self.bits[row] = bool(paths), self.met.bits(paths)
+        self.any[row] = bool(paths)
+        self.bits[row] = self.fields.bits(paths)
 
     def column(self) -> pa.ListArray:
-        """Return the names of each row's unknown fields; null where it has none."""
+        """Return the names of each row's unknown fields; null if it has none."""
         if not self.any.any():
             return pa.nulls(len(self.any), NAMES)
-        combined, which = np.unique(self.bits, return_inverse=True)
-        some = [
-            [name for number, name in enumerate(self.met.names) if bits >> number & 1] for bits in combined.tolist()
-        ]
-        places = pa.array(which, pa.int32(), mask=~self.any)
-        return pa.array(some, NAMES).take(places)
+        # Each combination of fields is made once.
+        combinations, place_of_row = np.unique(self.bits, return_inverse=True)
+        lists = []
+        for bits in combinations.tolist():
+            lists.append([name for number, name in enumerate(self.fields.names) if bits >> number & 1])
+        return pa.array(lists, NAMES).take(pa.array(place_of_row, pa.int32(), mask=~self.any))
 
 
 def paths_in(value: Any, known: Shape, path: Path = ()) -> set[Path]:
@@ -141,7 +146,7 @@ def paths_in(value: Any, known: Shape, path: Path = ()) -> set[Path]:
     return set(_paths(value, known, path))
 
 
-def _value(text: bytes) -> Any:
+def _parse(text: bytes) -> Any:
     try:
         return msgspec.json.decode(text)
     except Exception:  # nested too deep for Python
@@ -150,21 +155,23 @@ def _value(text: bytes) -> Any:
 
 def _paths(value: Any, known: Shape, path: Path) -> Iterator[Path]:
     if known.kind == "array" and isinstance(value, list):
-        for one in value:
-            yield from _paths(one, known.inner, (*path, None))
+        for element in value:
+            yield from _paths(element, known.inner, (*path, None))
     elif known.kind == "struct" and isinstance(value, (dict, list)):
         fields = dict(known.fields)
-        for name, one in value.items() if isinstance(value, dict) else value:
+        for name, child in value.items() if isinstance(value, dict) else value:
             if name in fields:
-                yield from _paths(one, fields[name], (*path, name))
+                yield from _paths(child, fields[name], (*path, name))
             else:
                 yield (*path, name)
 
 
 def _name(path: Path) -> str:
-    """Return what people call a field; half of a surrogate pair is no text that a table can hold."""
-    whole = "".join("[]" if step is None else f".{step}" for step in path)[1:]
-    return _text(whole[:LONGEST])
+    """Return the name of a field for people; half of a surrogate pair is no text that a table can store."""
+    name = ""
+    for step in path:
+        name += "[]" if step is None else f".{step}"
+    return _text(name[1 : LONGEST + 1])
 
 
 def _text(name: str) -> str:
@@ -172,7 +179,7 @@ def _text(name: str) -> str:
 
 
 def _is_plain(name: str) -> bool:
-    """Say whether JSON writes a name as it is, without half of a surrogate pair: the parser takes no other."""
+    """Return whether JSON writes a name as it is, without half of a surrogate pair: the parser takes no other."""
     return json.dumps(name, ensure_ascii=False) == f'"{name}"' == f'"{_text(name)}"'
 
 
@@ -183,32 +190,38 @@ def _extended(shape: Shape, path: Path) -> Shape:
         return replace(shape, fields=((shape.fields[0][0], _extended(shape.inner, tuple(rest))),))
     if not rest:
         return replace(shape, fields=(*shape.fields, (step, BEYOND)))
-    inside = tuple((name, _extended(one, tuple(rest)) if name == step else one) for name, one in shape.fields)
-    return replace(shape, fields=inside)
+    fields = []
+    for name, child in shape.fields:
+        fields.append((name, _extended(child, tuple(rest)) if name == step else child))
+    return replace(shape, fields=tuple(fields))
 
 
 @lru_cache(maxsize=256)
-def _holds(shape: Shape) -> bool:
-    return shape is BEYOND or (shape.kind in ("struct", "array") and any(_holds(one) for _, one in shape.fields))
+def _has_beyond(shape: Shape) -> bool:
+    """Return whether a shape has a field beyond the schema, at any depth."""
+    if shape is BEYOND:
+        return True
+    return shape.kind in ("struct", "array") and any(_has_beyond(child) for _, child in shape.fields)
 
 
 def _present(values: Sequence[Any], shape: Shape, path: Path) -> Iterator[tuple[Path, NDArray[np.bool_]]]:
-    """Yield the learnt fields of parsed values, each with the values that have it."""
-    if not _holds(shape):
+    """Yield the learnt fields of parsed values, each with whether a value has it."""
+    if not _has_beyond(shape):
         return
     if shape.kind == "array":
         rows = np.repeat(np.arange(len(values)), [len(value or ()) for value in values])
         elements = [*chain.from_iterable(value or () for value in values)]
-        for inner, has in _present(elements, shape.inner, (*path, None)):
-            yield inner, np.bincount(rows[has], minlength=len(values)) > 0
+        for inner, is_present in _present(elements, shape.inner, (*path, None)):
+            yield inner, np.bincount(rows[is_present], minlength=len(values)) > 0
         return
+    # An empty struct stands for a null one, which has no attributes.
     if any(value is None for value in values):
         empty = struct_class(shape)()
         values = [empty if value is None else value for value in values]
     for place, (name, child) in enumerate(shape.fields):
-        if _holds(child):
-            found = map(attrgetter(f"f{place}"), values)
+        if _has_beyond(child):
+            children = map(attrgetter(f"f{place}"), values)
             if child.kind == BEYOND.kind:
-                yield (*path, name), np.fromiter(map(is_not, found, repeat(None)), bool, len(values))
+                yield (*path, name), np.fromiter(map(is_not, children, repeat(None)), bool, len(values))
             else:
-                yield from _present([*found], child, (*path, name))
+                yield from _present([*children], child, (*path, name))

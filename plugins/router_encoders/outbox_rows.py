@@ -1,6 +1,6 @@
 """The rows that wait in an outbox, as Spark's own expressions: the route's columns, their JSON, the bytes of a key.
 
-What sinks share that encode rows and send them. Runs on the driver, but for `as_it_is`.
+Sinks that encode rows and send them share this module. It runs on the driver, except for `as_it_is`.
 """
 
 from __future__ import annotations
@@ -33,15 +33,18 @@ BOUNDED = str(32 << 20)
 
 
 def own_columns(events: DataFrame, without: Iterable[str] = ()) -> T.StructType:
-    """Return the route's columns of an outbox; raise StartError where one of `without` is not there, or no other is."""
+    """Return the route's columns of an outbox; raise StartError if it lacks one of `without`, or has no other."""
     unknown = sorted({*without} - {*events.columns})
     if unknown:
         raise StartError(f"`without` has {', '.join(unknown)}, and the route has no such columns")
     left_out = {*COORDINATES, *without}
-    found = T.StructType([T.StructField(one.name, one.dataType) for one in events.schema if one.name not in left_out])
-    if not found.fields:
+    columns = T.StructType()
+    for column in events.schema:
+        if column.name not in left_out:
+            columns.add(column.name, column.dataType)
+    if not columns.fields:
         raise StartError("the value would have no columns; take one out of `without`")
-    return found
+    return columns
 
 
 def with_event(events: DataFrame) -> DataFrame:
@@ -62,7 +65,7 @@ def order_key(seen: DataFrame, key: str | None, what: str = "key") -> Column:
 
 
 def type_of(seen: DataFrame, sql: str, what: str) -> T.DataType:
-    """Return the type of SQL over the route's columns; raise StartError, which names the option, where it is wrong."""
+    """Return the type of SQL over the route's columns; raise StartError, which names the option, if it is wrong."""
     try:
         return seen.select(F.expr(sql)).schema.fields[0].dataType
     except (AnalysisException, ParseException) as error:
@@ -75,7 +78,9 @@ def as_bytes(column: Column, kind: T.DataType, what: str) -> Column:
         raise StartError(
             f"{what}: it is {kind.simpleString()[:100]}, not one value; use a field of it, or to_json(...)"
         )
-    return column if isinstance(kind, T.BinaryType) else column.cast("string").cast("binary")
+    if isinstance(kind, T.BinaryType):
+        return column
+    return column.cast("string").cast("binary")
 
 
 @contextmanager
@@ -112,11 +117,11 @@ class ToJson(Encoder):
 
 
 def _text(names: Iterable[str], options: dict[str, str]) -> Column:
-    written = F.to_json(row(names), options).cast("binary")
-    return tried(F.when(F.col("_offset") >= 0, written))  # always true, which no optimiser knows: see `tried`
+    json_bytes = F.to_json(row(names), options).cast("binary")
+    return tried(F.when(F.col("_offset") >= 0, json_bytes))  # always true, which no optimiser knows: see `tried`
 
 
 def as_it_is(array: pa.Array, argument: None) -> Encoded:
     """Return values that Spark has encoded already. Runs on executors."""
     values = array.to_pylist()
-    return Encoded(values, {at: "it cannot be written as JSON" for at, value in enumerate(values) if value is None})
+    return Encoded(values, {k: "it cannot be written as JSON" for k, value in enumerate(values) if value is None})

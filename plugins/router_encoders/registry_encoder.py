@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 NO_ID = 0
-"""The id of a schema where it is not written: in a trial, and outside the wire format."""
+"""The id of a schema if it is not written: in a trial, and outside the wire format."""
 
 
 class RegistryEncoder(Encoder):
@@ -72,8 +72,8 @@ class RegistryEncoder(Encoder):
     def _one_schema(self) -> Self:
         if self.id is not None and (self.registers or self.file):
             raise ValueError(f"`id` names a schema that is there; take `register` and `{self.file_option}` away")
-        named = self.subject is not None or self.id is not None or self.registers
-        if self.registry is None and (named or self.wire_format != "none" or not self.file):
+        needs_registry = self.subject is not None or self.id is not None or self.registers
+        if self.registry is None and (needs_registry or self.wire_format != "none" or not self.file):
             raise ValueError(
                 f"give a `registry`, or `{self.file_option}` and `wire_format: none` and nothing of a registry"
             )
@@ -82,18 +82,18 @@ class RegistryEncoder(Encoder):
     @property
     def file(self) -> str | None:
         """Return the schema file, relative to the configuration."""
-        found: str | None = getattr(self, self.file_option)
-        return found
+        file: str | None = getattr(self, self.file_option)
+        return file
 
     @abstractmethod
     def written(self, resolved: ResolvedSchema, columns: StructType) -> Encoding:
-        """Return how rows are written with a schema; raise ValueError, naming the field, where they cannot be."""
+        """Return how rows are written with a schema; raise ValueError, naming the field, if they cannot be."""
 
     @abstractmethod
     def derived(self, columns: StructType, subject: str, latest: ResolvedSchema | None) -> str | None:
-        """Return the text of a schema for columns that goes on from the newest one; None where only its author can.
+        """Return the text of a schema for columns that continues the newest one; None if only its author can do that.
 
-        Raises ValueError, naming the field, where there can be none.
+        Raises ValueError, naming the field, if there can be none.
         """
 
     def open(self, columns: StructType, folder: Path, subject: str | None = None, *, trial: bool = False) -> Encoding:
@@ -120,20 +120,22 @@ class RegistryEncoder(Encoder):
             made = self._of_file(client, subject, columns, folder, trial)
             return self._fitted(made, columns, f"{self.file} (schema {made.schema.id})")
         latest = _latest(client, subject)
-        if latest is None and not self.registers:
-            raise ValueError(f"subject {subject} has no schema; register one, or set `register: true`")
-        try:
-            if latest is not None:
-                return self._fitted(latest, columns)
-        except ValueError as fault:
-            if not self.registers or latest is None or latest.schema.kind != self.schema_kind:
-                raise
-            if (text := self.derived(columns, subject, latest)) is None:
-                raise ValueError(f"{fault}; add it, for this schema was not made by the router") from fault
-        else:
+        if latest is None:
+            if not self.registers:
+                raise ValueError(f"subject {subject} has no schema; register one, or set `register: true`")
             text = self.derived(columns, subject, None)
-            assert text is not None  # no other schema has to go on
-        self.written(self._schema(text), columns)  # first, because a registered version stays for ever
+            assert text is not None  # there is no other schema to continue
+        else:
+            try:
+                return self._fitted(latest, columns)
+            except ValueError as fault:
+                if not self.registers or latest.schema.kind != self.schema_kind:
+                    raise
+                text = self.derived(columns, subject, latest)
+                if text is None:
+                    raise ValueError(f"{fault}; add it, for this schema was not made by the router") from fault
+        # Checked before it is registered, because a registered version stays for ever.
+        self.written(self._schema(text), columns)
         return self._fitted(self._registered(client, subject, text, trial), columns)
 
     def _registered(self, client: RegistryClient, subject: str, text: str, trial: bool) -> ResolvedSchema:
@@ -157,14 +159,15 @@ class RegistryEncoder(Encoder):
     ) -> ResolvedSchema:
         text = self._text(folder)
         if self.registers:
-            # first, because a registered version stays for ever
+            # Checked before it is registered, because a registered version stays for ever.
             self._fitted(self._schema(text), columns, self.file)
             return self._registered(client, subject, text, trial)
         try:
             number = client.lookup(subject, self.schema_kind, text)
         except NotFound as absent:
-            what = f"{self.file} is not registered under {subject}; register it, or set `register: true`"
-            raise ValueError(what) from absent
+            raise ValueError(
+                f"{self.file} is not registered under {subject}; register it, or set `register: true`"
+            ) from absent
         return self._schema(text, number)
 
     def _text(self, folder: Path) -> str:
@@ -178,12 +181,12 @@ class RegistryEncoder(Encoder):
 def record_name(subject: str) -> str:
     """Return a name for a record by its subject: `game-events-value` is game_events."""
     plain = re.sub(r"[^A-Za-z0-9_.]", "_", subject.removesuffix("-value").rpartition(":")[2])
-    parts = [part if re.match(r"[A-Za-z_]", part) else f"_{part}" for part in plain.split(".") if part]
+    parts = [f"_{part}" if part[0].isdigit() else part for part in plain.split(".") if part]
     return ".".join(parts) or "Event"
 
 
 def _latest(client: RegistryClient, subject: str) -> ResolvedSchema | None:
-    """Return the newest version of a subject, None where there is none."""
+    """Return the newest version of a subject, None if there is none."""
     try:
         version = client.versions(subject)[-1]
     except (NotFound, IndexError):
@@ -192,23 +195,24 @@ def _latest(client: RegistryClient, subject: str) -> ResolvedSchema | None:
 
 
 def _resolved(client: RegistryClient, schema: RegisteredSchema) -> ResolvedSchema:
-    """Return a schema with what it refers to."""
+    """Return a schema with the schemas that it refers to."""
     from router_schemas.resolver import References
 
     return ResolvedSchema(schema, References(client).imports(schema))
 
 
 def framed(array: pa.Array, prefix: bytes, write: Write) -> Encoded:
-    """Write the rows of an array; where that raises, halve it until only rows that cannot be written are left."""
+    """Write the rows of an array; if that raises, halve it until each row that cannot be written is found."""
     try:
-        return Encoded([prefix + one for one in write(array)])
+        return Encoded([prefix + record for record in write(array)])
     except ValueError as error:
         if len(array) <= 1:
             return Encoded([None] * len(array), dict.fromkeys(range(len(array)), str(error)))
     half = len(array) // 2
-    left, right = framed(array[:half], prefix, write), framed(array[half:], prefix, write)
-    reasons = {at + half: reason for at, reason in right.reasons.items()}
-    return Encoded(left.values + right.values, left.reasons | reasons)
+    first = framed(array[:half], prefix, write)
+    second = framed(array[half:], prefix, write)
+    reasons = {half + k: reason for k, reason in second.reasons.items()}
+    return Encoded(first.values + second.values, first.reasons | reasons)
 
 
 @dataclass(frozen=True)
@@ -243,11 +247,11 @@ class ToAvro(RegistryEncoder):
 
         before = b"" if self.wire_format == "none" else prefix(resolved.schema.id)
         argument = AvroTarget(before, text_of(parse(resolved)), columns)
-        _avro_writer(argument)  # raises here, on the driver, where columns and schema do not match
+        _avro_writer(argument)  # raises here, on the driver, if columns and schema do not match
         return Encoding(encode_avro, argument, "Avro")
 
     def derived(self, columns: StructType, subject: str, latest: ResolvedSchema | None) -> str | None:
-        """Return a schema for columns, and for the fields of the newest one, where the router could have made that."""
+        """Return a schema for columns and the fields of the newest one, if the router could have made that."""
         from router_schemas.avro.merge import RecordVersion, merge
         from router_schemas.avro.model import Ref, text_of
         from router_schemas.avro.spark_types import derived, known
@@ -333,11 +337,11 @@ class ToProtobuf(RegistryEncoder):
         path = message_index_of(files, message)
         before = b"" if self.wire_format == "none" else prefix(resolved.schema.id, path)
         argument = ProtobufTarget(before, files, message, columns)
-        _protobuf_writer(argument)  # raises here, on the driver, where columns and schema do not match
+        _protobuf_writer(argument)  # raises here, on the driver, if columns and schema do not match
         return Encoding(encode_protobuf, argument, f"Protobuf message {message}")
 
     def derived(self, columns: StructType, subject: str, latest: ResolvedSchema | None) -> str | None:
-        """Return a message for columns that goes on from the newest one."""
+        """Return a message for columns that continues the newest one."""
         from router_schemas.protobuf.derive import derived, known, text_of
         from router_schemas.protobuf.descriptors import descriptors, message_names
 
@@ -346,7 +350,9 @@ class ToProtobuf(RegistryEncoder):
         files = descriptors(latest)
         name = self.message or next(iter(message_names(files)), "")
         before = known(files, name)
-        return text_of(derived(columns, name, before)) if before else None
+        if not before:
+            return None
+        return text_of(derived(columns, name, before))
 
 
 def encode_protobuf(array: pa.Array, written: ProtobufTarget) -> Encoded:

@@ -1,7 +1,7 @@
-"""What the tasks of a sink report about rows that they sent, and what an outcome is made of.
+"""The reports of a sink's tasks about rows that they sent, and the outcome that is made of them.
 
 A report is a row: `sent` or `refused` rows, or why nothing more was sent: `away`, the other side does not answer now,
-or `wrong`, somebody has to change something first. Runs on the driver, but for `Reports`.
+or `wrong`, a person has to change something first. Runs on the driver, except for `Reports`.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Reports:
 
     def refused(self, place: dict[str, Any], reason: str) -> None:
         """Report a row that can never be sent; `place` has the columns of PLACE."""
-        at = {name[1:]: place[name] for name in PLACE}
-        self.rows.append({"kind": "refused", "rows": 1, **at, "text": reason[:LONGEST]})
+        record = {name[1:]: place[name] for name in PLACE}
+        self.rows.append({"kind": "refused", "rows": 1, **record, "text": reason[:LONGEST]})
 
     def ended(self, kind: str, why: str) -> None:
         """Report that the task sends nothing more: the other side is `away`, or something is `wrong`."""
@@ -51,36 +51,44 @@ class Reports:
         """Return the reports since the last time."""
         import pyarrow as pa  # `router check` imports this module, and is quick without it
 
-        places = {"topic": pa.string(), "partition": pa.int32(), "offset": pa.int64()}
-        schema = pa.schema({"kind": pa.string(), "rows": pa.int64(), **places, "text": pa.string()})
-        found, self.rows = self.rows, []
-        blank: dict[str, Any] = dict.fromkeys(schema.names)
-        return pa.RecordBatch.from_pylist([{**blank, **row} for row in found], schema)
+        schema = pa.schema(
+            {
+                "kind": pa.string(),
+                "rows": pa.int64(),
+                "topic": pa.string(),
+                "partition": pa.int32(),
+                "offset": pa.int64(),
+                "text": pa.string(),
+            }
+        )
+        rows = self.rows
+        self.rows = []
+        return pa.RecordBatch.from_pylist(rows, schema)
 
 
 def reported(rows: DataFrame, batch: Batch, task: Callable[[Iterable[Any]], Iterator[Any]]) -> DataFrame:
     """Run tasks over rows once, and return their reports."""
     with bounded_batches(rows.sparkSession):
-        # computed once and kept: reading the reports later must not send the rows again
+        # Computed once and kept: reading the reports later must not send the rows again.
         return rows.mapInArrow(batch.guarded(task), REPORT).localCheckpoint(eager=True)
 
 
 def outcome(events: DataFrame, reports: DataFrame, other_side: str) -> Outcome:
-    """Return what became of a batch; raise StartError or ConnectionError where a task says why it ended."""
-    summed = reports.groupBy("kind").agg(F.sum("rows").alias("rows"), F.max("text").alias("text")).collect()
-    found = {one["kind"]: one for one in summed}
-    if wrong := found.get("wrong"):
-        raise StartError(f"{other_side}: {wrong['text']}")
-    if away := found.get("away"):
-        raise ConnectionError(f"{other_side} does not take rows: {away['text']}")
-    sent = found["sent"]["rows"] if "sent" in found else 0
-    return Outcome(sent, refused_rows(events, reports) if "refused" in found else None)
+    """Return the outcome of a batch; raise StartError or ConnectionError if a task reports why it ended."""
+    summed = reports.groupBy("kind").agg(F.sum("rows").alias("rows"), F.max("text").alias("text"))
+    by_kind = {report["kind"]: report for report in summed.collect()}
+    if "wrong" in by_kind:
+        raise StartError(f"{other_side}: {by_kind['wrong']['text']}")
+    if "away" in by_kind:
+        raise ConnectionError(f"{other_side} does not take rows: {by_kind['away']['text']}")
+    sent = by_kind["sent"]["rows"] if "sent" in by_kind else 0
+    return Outcome(sent, refused_rows(events, reports) if "refused" in by_kind else None)
 
 
 def refused_rows(events: DataFrame, reports: DataFrame) -> DataFrame:
     """Return the whole rows that tasks report as refused, each with its `reason`."""
-    old = ("topic", "partition", "offset")
-    why = reports.filter(F.col("kind") == "refused").select(*old, F.col("text").alias("reason"))
-    why = why.toDF(*(f"_of_{name}" for name in old), "reason")
-    same = [F.col(new).eqNullSafe(F.col(f"_of_{name}")) for new, name in zip(PLACE, old, strict=True)]
-    return events.join(F.broadcast(why), same).drop(*(f"_of_{name}" for name in old))
+    record = ("topic", "partition", "offset")
+    refused = reports.filter(F.col("kind") == "refused")
+    reasons = refused.select(*(F.col(name).alias(f"_of_{name}") for name in record), F.col("text").alias("reason"))
+    same = [F.col(f"_{name}").eqNullSafe(F.col(f"_of_{name}")) for name in record]
+    return events.join(F.broadcast(reasons), same).drop(*(f"_of_{name}" for name in record))

@@ -58,16 +58,21 @@ def _split(template: str, pattern: re.Pattern[str]) -> list[str | Placeholder]:
 
 
 def text_column(pieces: Iterable[str | Placeholder | Column]) -> Column:
-    """Return the text that each row's values make of a template; null where one of them is null."""
-    columns = (F.col(one.path) if isinstance(one, Placeholder) else one for one in pieces)
-    return F.concat(*(F.lit(one) if isinstance(one, str) else one.cast("string") for one in columns))
+    """Return the text that each row's values make of a template; null if one of them is null."""
+    texts = []
+    for piece in pieces:
+        if isinstance(piece, str):
+            texts.append(F.lit(piece))
+            continue
+        value = F.col(piece.path) if isinstance(piece, Placeholder) else piece
+        texts.append(value.cast("string"))
+    return F.concat(*texts)
 
 
 def table_column(template: str) -> Column:
     """Return the table that each row's values make of a template; hyphens of a topic become underscores in it."""
     topic = F.replace(F.col("topic"), F.lit("-"), F.lit("_"))
-    named = (topic if piece == Placeholder("topic") else piece for piece in parse(template))
-    return text_column(named)
+    return text_column(topic if piece == Placeholder("topic") else piece for piece in parse(template))
 
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,63}\.[a-z0-9][a-z0-9_]{0,127}")
@@ -92,11 +97,11 @@ def check_template(template: str) -> str:
     pieces = parse(template)
     if not any(isinstance(piece, Placeholder) for piece in pieces):
         raise ValueError("there is no field in braces; for one fixed table use `delta`, or write silver.{event.game}")
-    first, *others = pieces
-    layer = LAYER.match(first) if isinstance(first, str) else None
-    if layer is None or not isinstance(first, str):
+    texts = [piece for piece in pieces if isinstance(piece, str)]
+    layer = LAYER.match(texts[0]) if isinstance(pieces[0], str) else None
+    if layer is None:
         raise ValueError("the layer comes first and is fixed, such as `silver.` in silver.{event.game}")
-    for text in [first[layer.end() :], *(piece for piece in others if isinstance(piece, str))]:
+    for text in [texts[0][layer.end() :], *texts[1:]]:
         if not LITERAL.fullmatch(text):
             raise ValueError(f"outside of braces only small letters, digits and underscores can stand, not {text!r}")
     return template

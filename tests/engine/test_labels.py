@@ -105,7 +105,7 @@ def played(make_query: MakeQuery, folder: Path) -> Query:
 
 
 def left_to_spark(query: Query) -> dict[str, str]:
-    return query.batches.decider.planner.plan(query.spark.createDataFrame(query.taken[0])).stages.left
+    return query.batches.decider.planner.plan(query.spark.createDataFrame(query.taken[0])).stages.routes_by_spark
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +125,7 @@ def test_arrow_makes_the_tables_that_spark_makes(both: tuple[Query, Query]) -> N
     """Without it a rule means something else with the next function that somebody writes into it."""
     one, two = both
     assert left_to_spark(one) == {}
-    assert [*two.batches.decider.planner.stages.left] == ["games", "wins"]
+    assert [*two.batches.decider.planner.stages.routes_by_spark] == ["games", "wins"]
     assert one.tables() == two.tables()
     assert "silver.rummy" in one.tables()
     for table in one.tables():

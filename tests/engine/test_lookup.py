@@ -15,7 +15,7 @@ from router import StartError
 from router.config.loader import load
 from router.config.models import Lookup, Route
 from router.delta.lake import Lake
-from router.engine.lookup.join import KeyIndex, chosen
+from router.engine.lookup.join import KeyIndex, choose_rows
 from router.engine.preflight.check import check_plan
 from router.engine.preflight.route_tests import load_tests, run_tests
 from router.engine.stream import run
@@ -120,11 +120,11 @@ def test_a_table_that_is_away_leaves_the_rows_of_before(
         database.execute("ALTER TABLE billing RENAME TO elsewhere")
     database.close()
     end = time.monotonic() + 60
-    while "batches go on" not in caplog.text and time.monotonic() < end:
+    while "batches continue" not in caplog.text and time.monotonic() < end:
         made.take(records(PLAYERS[:1], first=len(made.taken)))
     made.take(records(PLAYERS[:1], first=len(made.taken)))
     assert {plan for _, plan in plans(made)} == {"gold"}
-    assert caplog.text.count("batches go on") == 1
+    assert caplog.text.count("batches continue") == 1
     with sqlite3.connect(file) as database:
         database.execute("ALTER TABLE elsewhere RENAME TO billing")
         database.execute("UPDATE billing SET plan = 'free'")
@@ -292,5 +292,8 @@ def test_keys_of_several_columns_and_types_are_found() -> None:
 
 def test_of_several_rows_the_newest_is_chosen() -> None:
     table = pa.table({"k": ["a", "a", None, "b"], "at": [1, 3, 9, None]})
-    assert chosen(table, ["k"], None)[1] == {"k": "a"}
-    assert sorted(chosen(table, ["k"], "at")[0].to_pylist(), key=repr) == [{"k": "a", "at": 3}, {"k": "b", "at": None}]
+    assert choose_rows(table, ["k"], None)[1] == {"k": "a"}
+    assert sorted(choose_rows(table, ["k"], "at")[0].to_pylist(), key=repr) == [
+        {"k": "a", "at": 3},
+        {"k": "b", "at": None},
+    ]

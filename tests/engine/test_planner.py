@@ -8,7 +8,7 @@ import pytest
 
 from router import RAW_SCHEMA, StartError
 from router.config.models import Config, Expectation, Route
-from router.engine.label.labels import labelled
+from router.engine.label.labels import label_records
 from router.engine.label.planner import Plan, Planner
 from router.engine.position import with_arrival
 from tests.engine.parts import Copy, Events, Fixed, Named, Where
@@ -44,7 +44,7 @@ def labels(planned: Plan, *columns: str) -> list[Any]:
     """Return label columns in the order of the offsets; `row.field` is a field of a struct."""
     frame, labelling = planned.frame(planned.raw)
     (batch,) = frame.orderBy("offset").toArrow().combine_chunks().to_batches()
-    rows = labelled(batch, labelling).to_pylist()
+    rows = label_records(batch, labelling).to_pylist()
     found = [tuple(_at(row, column) for column in columns) for row in rows]
     return found if len(columns) > 1 else [value for (value,) in found]
 
@@ -108,7 +108,7 @@ def test_a_rule_that_raises_on_a_row_is_no_match(planned: Callable[..., Plan]) -
     rule = f"soundex(event.game) IS NOT NULL AND {share} >= 0"
     found = planned(*[route(rule, f"r{i}", select=("event.*", f"{share} AS share")) for i in range(2)])
 
-    assert [*found.stages.left] == ["r0", "r1"]
+    assert [*found.stages.routes_by_spark] == ["r0", "r1"]
     assert labels(found, "_to0_0", "_to1_0") == [
         *[(False, False), (True, True), (True, True), (False, False), (False, False)]
     ]

@@ -85,7 +85,7 @@ def test_a_name_may_be_made_of_what_select_makes(make_query: MakeQuery, tmp_path
 
     query.take(of_topics("a-b", "a-b", "c", "a-b", "d.e"))
 
-    assert set(query.batches.decider.planner.stages.left) == {"months"}  # type: ignore[union-attr]
+    assert set(query.batches.decider.planner.stages.routes_by_spark) == {"months"}  # type: ignore[union-attr]
     ns = {
         table: sorted(row["n"] for row in query.rows(table))
         for table in query.tables()

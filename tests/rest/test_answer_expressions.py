@@ -192,6 +192,9 @@ def value(text: str, body: Any = BODY, status: int = 200) -> Any:
         ("concat_ws('-', 'a', body.absent, 5)", "a-5"),
         ("'a\nb' RLIKE 'a.b'", False),
         ("'ab\n' RLIKE 'b$'", True),
+        ("'a\x0b' RLIKE 'a\\\\s'", True),
+        ("'a\x0b' RLIKE 'a[\\\\s]'", True),
+        ("'a\x0b' RLIKE 'a\\\\S'", False),
         ("'a%' LIKE 'a\\%'", True),
     ],
 )

@@ -506,6 +506,11 @@ _REGEX_TOKEN = re.compile(
 _REGEX_ESCAPES = frozenset("dDwWsStnrf")
 """Letters after a backslash that mean the same to Java and to RE2; what is no letter and no digit stands for itself."""
 
+_JAVA_SPACES = {r"\s": r"[\s\x0b]", r"\S": r"[^\s\x0b]"}
+"""The vertical tab is a space in Java, and none in RE2."""
+_LISTED_JAVA_SPACES = {r"\s": r"\s\x0b"}
+"""The same in a list; `\\S` cannot be written there without the vertical tab."""
+
 
 def java_pattern(pattern: str) -> str:
     """Return a regular expression of Java as RE2 writes it, which needs linear time whatever an API answers.
@@ -526,8 +531,13 @@ def java_pattern(pattern: str) -> str:
             translated.append(_LINE_END.replace("[", "[^"))
         elif token["end"]:  # it also stands before the end of a last line
             translated.append(rf"(?:\r\n|{_LINE_END})?\z")
+        elif token["list"]:
+            listed = re.sub(
+                r"\\.", lambda escape: _LISTED_JAVA_SPACES.get(escape[0], escape[0]), token[0], flags=re.DOTALL
+            )
+            translated.append(listed)
         else:
-            translated.append(token[0])
+            translated.append(_JAVA_SPACES.get(token[0], token[0]))
         position = token.end()
     of_re2 = "".join(translated)
     try:

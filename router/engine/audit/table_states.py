@@ -18,7 +18,7 @@ from router.delta.transaction_id import batch_id
 from router.engine import ledger
 from router.engine.audit.verify import OWN_LAYERS, Verification
 from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
-from router.engine.label.layout import asked, outbox_of
+from router.engine.label.layout import merge_options, outbox_of
 from router.engine.merge.coordinator import BacklogStore, MergedTables
 from router.engine.preflight.explain import fixed_table
 from router.engine.quarantine.table import pending_releases, quarantined
@@ -78,7 +78,7 @@ class _Overview:
 
     def _read_merge(self, store: CheckpointStore, key: str, sink: MergingSink) -> None:
         """Add the tables of a sink that merges, and the rows that it has not merged yet."""
-        keyed = asked(sink.keyed(), self.config.commit == "spark")
+        keyed = merge_options(sink.keyed(), self.config.commit == "spark")
         for table in (*MergedTables(store, key).names, fixed_table(sink)):
             if table:
                 self.merged[table] = keyed

@@ -1,14 +1,14 @@
-"""Evaluate Spark's expressions on Arrow: what rules, projections and table names are mostly made of.
+"""Evaluate Spark's expressions on Arrow: most rules, projections and table names.
 
 Spark has analysed an expression before it is translated: names are resolved, the two sides of a comparison have the
-same type, every implicit cast is written out. Only what has the same value in both worlds is translated; for anything
-else `Untranslatable` says what it is. `translate` runs on the driver, `evaluate` on executors.
+same type, every implicit cast is written out. An expression is translated only if it has the same values in Arrow;
+`Untranslatable` names the part that has not. `translate` runs on the driver, `evaluate` on executors.
 
-Where Spark would raise on a row, the value is null and the row is marked. Spark evaluates only what it needs:
-`a = 0 OR 10 / a > 1` does not raise where `a` is 0. Here every operand is evaluated for all rows, and its marks count
-on the rows where Spark would have come to it. What Spark's optimiser leaves off because of a constant is left off here
-as well. One difference remains: where it drops a part that is written twice, as in `a AND (a OR 1 / b > 0)`, this part
-may raise here on a row where `a` is null.
+If Spark would raise on a row, the value is null and the row is marked. Spark evaluates only the operands that it needs:
+`a = 0 OR 10 / a > 1` does not raise if `a` is 0. Here every operand is evaluated for all rows, and its marks count
+on the rows for which Spark would have evaluated it. Operands that Spark's optimiser leaves off because of a constant
+are left off here as well. One difference remains: if it drops a part that is written twice, as in
+`a AND (a OR 1 / b > 0)`, this part may raise here on a row whose `a` is null.
 """
 
 from __future__ import annotations
@@ -23,7 +23,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from router.engine.expressions import casts, functions, text
-from router.engine.expressions.tree import TIMES, Node, Untranslatable, arrow_type, given, only, repeated, shown
+from router.engine.expressions.tree import (
+    TIMES,
+    Node,
+    Untranslatable,
+    arrow_type,
+    in_type,
+    is_constant,
+    repeat,
+    type_name,
+    unwrap,
+)
 from router.spark_internals import analysed, schema_text
 
 if TYPE_CHECKING:
@@ -42,16 +52,16 @@ def translate(frame: DataFrame, columns: Sequence[Column]) -> list[Node]:
         raise Untranslatable("an expression without ANSI mode (spark.sql.ansi.enabled)")
     if "collate" in schema_text(frame).lower():
         raise Untranslatable("a column with a collation")
-    named = [column.alias(f"_{k}") for k, column in enumerate(columns)]
-    project = analysed(frame.select(*named)).projectList()
-    found = [_Tree(project.apply(k)).node() for k in range(len(named))]
-    for node in found:
+    aliases = [column.alias(f"_{k}") for k, column in enumerate(columns)]
+    projections = analysed(frame.select(*aliases)).projectList()
+    nodes = [_Tree(projections.apply(k)).node() for k in range(len(aliases))]
+    for node in nodes:
         _check_constants(node)
-    return found
+    return nodes
 
 
 def _check_constants(node: Node) -> None:
-    """Refuse constants that Arrow has no type for, but where an operation has taken them as a parameter."""
+    """Refuse constants that Arrow has no type for, unless an operation has taken them as a parameter."""
     if node.op == "literal":
         arrow_type(node.kind)
     for child in node.of:
@@ -61,11 +71,11 @@ def _check_constants(node: Node) -> None:
 def evaluate(node: Node, columns: Mapping[str, pa.Array], rows: int) -> tuple[pa.Array, pa.BooleanArray | None]:
     """Return the value of an expression for every row, and the rows on which Spark's evaluation raises.
 
-    The value is null on these. The second is None where no row raises.
+    The value is null on these. The second is None if no row raises.
     """
-    value, raised = _found(node, columns)
+    value, raised = _evaluate(node, columns)
     if isinstance(value, pa.Scalar):
-        value = repeated(value, rows)
+        value = repeat(value, rows)
     if isinstance(raised, pa.Scalar):
         raised = pa.repeat(raised, rows)
     return value, raised
@@ -83,36 +93,38 @@ class _Tree:
         self.tries = "try_cast(" in sql
 
     def node(self, path: tuple[int, ...] = ()) -> Node:
-        """Return the node of the next entry; `path` says where it stands below the whole expression."""
+        """Return the node of the next entry; `path` is its place below the whole expression."""
         entry = next(self.entries)
         name = entry["class"].rsplit(".", 1)[-1]
         make = MAKERS.get(name)
         if make is None:
-            raise Untranslatable(self._called(path, name))
+            raise Untranslatable(self._name_for_users(path, name))
+        # As text in the tree such a constant may be the address of an array, or a local time.
         if name == "Literal" and entry["dataType"] in ("binary", *TIMES) and entry["value"] is not None:
-            entry["value"] = self._at(path).value()  # as text it may be the address of an array, or a local time
+            entry["value"] = self._expression_at(path).value()
         if "escapeChar" in entry:
-            entry["escapeChar"] = str(self._at(path).escapeChar())
+            entry["escapeChar"] = str(self._expression_at(path).escapeChar())
         of = tuple(self.node((*path, k)) for k in range(entry["num-children"]))
         node = make(name, entry, of)
-        if name == "Cast" and self.tries and self._at(path).prettyName() == "try_cast":
-            return replace(node, quiet=True) if node is not of[0] else node
-        return node
+        # A cast to the type that its operand has is that operand.
+        if name != "Cast" or not self.tries or node is of[0]:
+            return node
+        return replace(node, quiet=self._expression_at(path).prettyName() == "try_cast")
 
-    def _at(self, path: tuple[int, ...]) -> Any:
-        found = self.expression
+    def _expression_at(self, path: tuple[int, ...]) -> Any:
+        expression = self.expression
         for k in path:
-            found = found.children().apply(k)
-        return found
+            expression = expression.children().apply(k)
+        return expression
 
-    def _called(self, path: tuple[int, ...], name: str) -> str:
-        """Say what cannot be translated as a user would call it."""
+    def _name_for_users(self, path: tuple[int, ...], name: str) -> str:
+        """Return an expression that cannot be translated as a user would call it."""
         if name.endswith("UDF"):
             return "a user-defined function"
-        return OTHERS.get(name) or f"the function {self._at(path).prettyName()}"
+        return UNTRANSLATED.get(name) or f"the function {self._expression_at(path).prettyName()}"
 
 
-OTHERS = {
+UNTRANSLATED = {
     "LambdaFunction": "a lambda function",
     "NamedLambdaVariable": "a lambda function",
     "UserDefinedExpression": "a user-defined function",
@@ -129,18 +141,20 @@ def _column(_: str, entry: Any, of: tuple[Node, ...]) -> Node:
 
 
 def _quiet(name: str, entry: Any, of: tuple[Node, ...]) -> Node:
-    """Return an operation that gives null for what it raises itself; what its operands raise stays an error."""
-    return replace(only(name, entry, of), quiet=True)
+    """Return an operation that gives null instead of its own errors; errors of its operands stay."""
+    return replace(unwrap(name, entry, of), quiet=True)
 
 
 def _get(name: str, entry: Any, of: tuple[Node, ...]) -> Node:
     """Return a look-up that never raises: Spark 4.1 leaves its operands as they are, 4.0 rewrites it."""
-    return only(name, entry, of) if len(of) == 1 else functions.item("GetArrayItem", {"failOnError": False}, of)
+    if len(of) == 1:
+        return unwrap(name, entry, of)
+    return functions.item("GetArrayItem", {"failOnError": False}, of)
 
 
 def _typed_null(name: str, entry: Any, of: tuple[Node, ...]) -> Node:
     """Return the null that Spark 4.2 writes by an expression of its type, which it does not evaluate."""
-    return Node("literal", only(name, entry, of).kind)
+    return Node("literal", unwrap(name, entry, of).kind)
 
 
 def _guarded(name: str, entry: Any, of: tuple[Node, ...]) -> Node:
@@ -152,36 +166,50 @@ def _logical(name: str, entry: Any, of: tuple[Node, ...]) -> Node:
 
 
 def _in(name: str, entry: Any, of: tuple[Node, ...]) -> Node:
-    value, *wanted = of
+    value, *items = of
     functions.check_comparable("In", value.kind, "binary")
-    if any(node.kind != value.kind for node in wanted):
-        raise Untranslatable(f"IN with {shown(value.kind)}")
-    if len(wanted) > 9 and value.kind in ("float", "double"):  # Spark looks these up by their hash
-        raise Untranslatable(f"IN with many values of type {shown(value.kind)}")
+    if any(item.kind != value.kind for item in items):
+        raise Untranslatable(f"IN with {type_name(value.kind)}")
+    if len(items) > 9 and value.kind in ("float", "double"):  # Spark looks these up by their hash
+        raise Untranslatable(f"IN with many values of type {type_name(value.kind)}")
     return Node(name, "boolean", of)
 
 
-def _chosen(name: str, entry: Any, of: tuple[Node, ...]) -> Node:
-    values = of if name == "Coalesce" else (of[1::2] + of[-1:] if len(of) % 2 else of[1::2])
-    kind = values[0].kind
-    arrow_type(kind)
-    if any(node.kind != kind for node in values):
-        raise Untranslatable(f"{name.lower()} of {shown(kind)}")
-    if name != "Coalesce" and len(of) % 2 and all(node == values[0] for node in values):
+def _coalesce_node(name: str, entry: Any, of: tuple[Node, ...]) -> Node:
+    return Node(name, _common_kind(name, of), of)
+
+
+def _case_node(name: str, entry: Any, of: tuple[Node, ...]) -> Node:
+    """Return a CASE or an IF: conditions and values in turn, and a value for all other rows if their number is odd."""
+    values = of[1::2]
+    if len(of) % 2:
+        values += of[-1:]
+    kind = _common_kind(name, values)
+    if len(of) % 2 and all(value == values[0] for value in values):
         return values[0]  # Spark's optimiser leaves off conditions that decide nothing
     return Node(name, kind, of)
+
+
+def _common_kind(name: str, values: tuple[Node, ...]) -> Any:
+    kind = values[0].kind
+    arrow_type(kind)
+    if any(value.kind != kind for value in values):
+        raise Untranslatable(f"{name.lower()} of {type_name(kind)}")
+    return kind
 
 
 def _bound(_: str, entry: Any, of: tuple[Node, ...]) -> Node:
     """Return an expression with its named part in its places: Spark writes BETWEEN so."""
     body, *parts = of
-    if len(parts) != 1:  # the parts have no names in what Spark writes
+    if len(parts) != 1:  # the parts have no names in Spark's tree
         raise Untranslatable("an expression with several named parts")
 
-    def filled(node: Node) -> Node:
-        return parts[0].of[0] if node.op == "part" else replace(node, of=tuple(map(filled, node.of)))
+    def fill(node: Node) -> Node:
+        if node.op == "part":
+            return parts[0].of[0]
+        return replace(node, of=tuple(map(fill, node.of)))
 
-    return filled(body)
+    return fill(body)
 
 
 def _part(_: str, entry: Any, of: tuple[Node, ...]) -> Node:
@@ -189,9 +217,9 @@ def _part(_: str, entry: Any, of: tuple[Node, ...]) -> Node:
 
 
 MAKERS: dict[str, Callable[[str, Any, tuple[Node, ...]], Node]] = {
-    # all but the first have been rewritten: their only child is what they stand for
+    # All but the first have been rewritten: they stand for their only child.
     **dict.fromkeys(
-        ("Alias", "Nvl", "NullIf", "Nvl2", "Between", "Extract", "DatePart", "DatetimeSub", "EqualNull"), only
+        ("Alias", "Nvl", "NullIf", "Nvl2", "Between", "Extract", "DatePart", "DatetimeSub", "EqualNull"), unwrap
     ),
     "Get": _get,
     "TypedNullLiteral": _typed_null,
@@ -205,7 +233,8 @@ MAKERS: dict[str, Callable[[str, Any, tuple[Node, ...]], Node]] = {
     "Cast": casts.cast,
     "In": _in,
     **dict.fromkeys(("IsNull", "IsNotNull", "And", "Or", "Not"), _logical),
-    **dict.fromkeys(("Coalesce", "If", "CaseWhen"), _chosen),
+    "Coalesce": _coalesce_node,
+    **dict.fromkeys(("If", "CaseWhen"), _case_node),
     **functions.MAKERS,
     **text.MAKERS,
 }
@@ -214,28 +243,23 @@ Mask = Any
 """A boolean array or scalar without nulls."""
 
 
-class _Found(NamedTuple):
+class _Result(NamedTuple):
     """The value of an expression, and the rows on which it raises. Constants are scalars; None is no row."""
 
     value: Any
     raised: Mask | None = None
 
 
-def _found(node: Node, columns: Mapping[str, pa.Array]) -> _Found:
+def _evaluate(node: Node, columns: Mapping[str, pa.Array]) -> _Result:
     if node.op == "column":
-        return _Found(columns[node.with_])
+        return _Result(columns[node.with_])
     if node.op == "literal":
-        return _Found(pa.scalar(node.with_, arrow_type(node.kind)))
-    of = [_found(child, columns) for child in node.of]
-    found = _LAZY[node.op](node, of) if node.op in _LAZY else _strict(node, of)
-    return _settled(*found)
-
-
-def _settled(value: Any, raised: Mask | None) -> _Found:
-    """Return a result with null on the rows that raise; no mask where there are none."""
+        return _Result(pa.scalar(node.with_, arrow_type(node.kind)))
+    of = [_evaluate(child, columns) for child in node.of]
+    value, raised = _LAZY.get(node.op, _strict)(node, of)
     if raised is None or not _any(raised):
-        return _Found(value)
-    return _Found(pc.if_else(raised, pa.scalar(None, value.type), value), raised)
+        return _Result(value)
+    return _Result(pc.if_else(raised, pa.scalar(None, value.type), value), raised)
 
 
 def _any(mask: Mask) -> bool:
@@ -255,118 +279,130 @@ def _true(value: Any) -> Mask:
     return pc.fill_null(value, False)
 
 
-def _strict(node: Node, of: list[_Found]) -> _Found:
-    """Evaluate what is null where an operand is: Spark leaves off at the first one that is null."""
+def _strict(node: Node, of: list[_Result]) -> _Result:
+    """Evaluate an operation that is null if an operand is: Spark leaves off at the first one that is null."""
     operands = of[::-1] if node.op in functions.RIGHT_FIRST else of
-    raised, reached = None, pa.scalar(True)
+    raised = None
+    reached = pa.scalar(True)
     for operand in operands:
         raised = _either(raised, _where(reached, operand.raised))
-        reached = pc.and_(reached, operand.value.is_valid() if isinstance(operand.value, pa.Array) else _valid(operand))
-    value, failed = _applied(node, [operand.value for operand in of])
-    if any(map(_null, of)):
-        return _Found(value)  # with a constant null, Spark's optimiser leaves off the whole
-    if failed is not None and not node.quiet:
-        raised = _either(raised, pc.and_(reached, _true(failed)))
-    if failed is not None:
-        value = pc.if_else(_true(failed), pa.scalar(None, value.type), value)
-    return _Found(value, raised)
+        valid = operand.value.is_valid() if isinstance(operand.value, pa.Array) else pa.scalar(operand.value.is_valid)
+        reached = pc.and_(reached, valid)
+    value, failed = _apply(node, [operand.value for operand in of])
+    if any(map(_is_null_constant, of)):
+        return _Result(value)  # Spark's optimiser leaves off the whole
+    if failed is None:
+        return _Result(value, raised)
+    failed = _true(failed)
+    if not node.quiet:
+        raised = _either(raised, pc.and_(reached, failed))
+    return _Result(pc.if_else(failed, pa.scalar(None, value.type), value), raised)
 
 
-def _null(found: _Found) -> bool:
-    """Return whether this is the constant null."""
-    return found.raised is None and isinstance(found.value, pa.Scalar) and not found.value.is_valid
+def _is_null_constant(result: _Result) -> bool:
+    return result.raised is None and isinstance(result.value, pa.Scalar) and not result.value.is_valid
 
 
-def _valid(operand: _Found) -> pa.Scalar:
-    return pa.scalar(operand.value.is_valid)
+def _apply(node: Node, values: list[Any]) -> tuple[Any, Any]:
+    """Apply an operation to values: all arrays, except for those that a kernel takes as they are.
 
-
-def _applied(node: Node, values: list[Any]) -> tuple[Any, Any]:
-    """Apply an operation to values: all arrays but for those that a kernel takes as they are."""
+    Returns the value, and the rows on which the operation itself raises, if it can.
+    """
     constant = bool(values) and all(isinstance(value, pa.Scalar) for value in values)
+    # The functions of operations take arrays: constants become arrays of one row.
     if constant:
-        values = [repeated(value, 1) for value in values]
-    found = OPERATIONS[node.op](node, *values)
-    value, failed = found if isinstance(found, tuple) else (found, None)
+        values = [repeat(value, 1) for value in values]
+    value = OPERATIONS[node.op](node, *values)
+    failed = None
+    if isinstance(value, tuple):
+        value, failed = value
     if constant:
-        return value[0], None if failed is None else failed[0]
+        value = value[0]
+        failed = None if failed is None else failed[0]
     return value, failed
 
 
-def _all(node: Node, of: list[_Found]) -> _Found:
-    """Evaluate what looks at all of its operands, whether they are null or not."""
-    value, _ = _applied(node, [operand.value for operand in of])
-    return _Found(value, _either(*(operand.raised for operand in of)))
+def _all(node: Node, of: list[_Result]) -> _Result:
+    """Evaluate an operation that looks at all of its operands, whether they are null or not."""
+    value, _ = _apply(node, [operand.value for operand in of])
+    return _Result(value, _either(*(operand.raised for operand in of)))
 
 
-def _caught(node: Node, of: list[_Found]) -> _Found:
-    return _Found(of[0].value)
+def _caught(node: Node, of: list[_Result]) -> _Result:
+    return _Result(of[0].value)
 
 
-def _and(node: Node, of: list[_Found]) -> _Found:
+def _and(node: Node, of: list[_Result]) -> _Result:
     left, right = of
-    if _constant(right, False):
+    if _is_constant(right, False):
         return right
     reached = pc.fill_null(left.value, True)
-    return _Found(pc.and_kleene(left.value, right.value), _either(left.raised, _where(reached, right.raised)))
+    return _Result(pc.and_kleene(left.value, right.value), _either(left.raised, _where(reached, right.raised)))
 
 
-def _constant(found: _Found, value: bool) -> bool:
+def _is_constant(result: _Result, value: bool) -> bool:
     """Return whether this is a constant that decides: Spark's optimiser then leaves off the left side as well."""
-    return found.raised is None and isinstance(found.value, pa.Scalar) and found.value.as_py() is value
+    return result.raised is None and isinstance(result.value, pa.Scalar) and result.value.as_py() is value
 
 
-def _or(node: Node, of: list[_Found]) -> _Found:
+def _or(node: Node, of: list[_Result]) -> _Result:
     left, right = of
-    if _constant(right, True):
+    if _is_constant(right, True):
         return right
     reached = pc.invert(_true(left.value))
-    return _Found(pc.or_kleene(left.value, right.value), _either(left.raised, _where(reached, right.raised)))
+    return _Result(pc.or_kleene(left.value, right.value), _either(left.raised, _where(reached, right.raised)))
 
 
-def _coalesce(node: Node, of: list[_Found]) -> _Found:
-    raised, reached = None, pa.scalar(True)
+def _coalesce(node: Node, of: list[_Result]) -> _Result:
+    raised = None
+    reached = pa.scalar(True)
     for operand in of:
         raised = _either(raised, _where(reached, operand.raised))
         reached = pc.and_(reached, pc.is_null(operand.value))
-    return _Found(pc.coalesce(*(operand.value for operand in of)), raised)
+    return _Result(pc.coalesce(*(operand.value for operand in of)), raised)
 
 
-def _case(node: Node, of: list[_Found]) -> _Found:
-    found = of[-1] if len(of) % 2 else _Found(pa.scalar(None, arrow_type(node.kind)))
+def _case(node: Node, of: list[_Result]) -> _Result:
+    """Choose from the last condition to the first: each replaces the value that the later ones have left."""
+    result = of[-1] if len(of) % 2 else _Result(pa.scalar(None, arrow_type(node.kind)))
     for k in range(len(of) // 2 * 2 - 2, -1, -2):
-        holds, then = _true(of[k].value), of[k + 1]
-        raised = _either(of[k].raised, _where(holds, then.raised), _where(pc.invert(holds), found.raised))
-        found = _Found(_if(holds, then.value, found.value), raised)
-    return found
+        condition, then = of[k : k + 2]
+        holds = _true(condition.value)
+        raised = _either(condition.raised, _where(holds, then.raised), _where(pc.invert(holds), result.raised))
+        result = _Result(_if(holds, then.value, result.value), raised)
+    return result
 
 
 def _if(holds: Mask, then: Any, other: Any) -> Any:
-    """Return one or the other value: nested types may differ in the names of their items only."""
     if isinstance(holds, pa.Scalar):
         return then if holds.as_py() else other
-    return pc.if_else(holds, then, other if other.type == then.type else other.cast(then.type))
+    return pc.if_else(holds, then, in_type(other, then.type))
 
 
-def _is_in(node: Node, of: list[_Found]) -> _Found:
-    """Compare with one value after the other, until one is equal."""
-    value, *wanted = of
-    if all(map(_null, wanted)):
-        return _Found(pa.scalar(None, pa.bool_()))  # Spark's optimiser leaves off the value then
-    if value.value.type not in (pa.float32(), pa.float64()) and all(map(given, node.of[1:])):
-        listed = pa.concat_arrays([repeated(item.value, 1) for item in wanted])
-        found = pc.and_(pc.is_in(value.value, listed), pa.scalar(True))
-        return _Found(pc.if_else(pc.is_valid(value.value), found, pa.scalar(None, pa.bool_())), value.raised)
-    found, raised, reached = pa.scalar(False), value.raised, pc.is_valid(value.value)
-    for item, child in zip(wanted, node.of[1:], strict=True):
+def _is_in(node: Node, of: list[_Result]) -> _Result:
+    """Compare with one item after the other, until one is equal."""
+    value, *items = of
+    if all(map(_is_null_constant, items)):
+        return _Result(pa.scalar(None, pa.bool_()))  # Spark's optimiser leaves off the value then
+    valid = pc.is_valid(value.value)
+    no_truth = pa.scalar(None, pa.bool_())
+    # Constants are looked up at once, but for fractions: NaN equals itself in Spark.
+    if value.value.type not in (pa.float32(), pa.float64()) and all(map(is_constant, node.of[1:])):
+        constants = pa.concat_arrays([repeat(item.value, 1) for item in items])
+        is_in = pc.and_(pc.is_in(value.value, constants), pa.scalar(True))
+        return _Result(pc.if_else(valid, is_in, no_truth), value.raised)
+    is_in = pa.scalar(False)
+    raised = value.raised
+    reached = valid
+    for item, child in zip(items, node.of[1:], strict=True):
         raised = _either(raised, _where(reached, item.raised))
         same = functions.equal(replace(node, of=(node.of[0], child)), value.value, item.value)
-        found = pc.or_kleene(found, same)
+        is_in = pc.or_kleene(is_in, same)
         reached = pc.and_(reached, pc.invert(_true(same)))
-    return _Found(pc.if_else(pc.is_valid(value.value), found, pa.scalar(None, pa.bool_())), raised)
+    return _Result(pc.if_else(valid, is_in, no_truth), raised)
 
 
-_LAZY: dict[str, Callable[[Node, list[_Found]], _Found]] = {
+_LAZY: dict[str, Callable[[Node, list[_Result]], _Result]] = {
     "And": _and,
     "Or": _or,
     "Coalesce": _coalesce,
@@ -377,11 +413,11 @@ _LAZY: dict[str, Callable[[Node, list[_Found]], _Found]] = {
     **dict.fromkeys(("IsNull", "IsNotNull", *functions.ALL, *text.ALL), _all),
 }
 OPERATIONS: dict[str, Callable[..., Any]] = {
-    "cast": casts.converted,
+    "cast": casts.convert,
     "IsNull": lambda node, value: pc.is_null(value),
     "IsNotNull": lambda node, value: pc.is_valid(value),
     "Not": lambda node, value: pc.invert(value),
     **functions.OPERATIONS,
     **text.OPERATIONS,
 }
-"""What makes a value of values. One that can raise returns the rows on which it does as well."""
+"""The functions of operations. One that can raise also returns the rows on which it does."""

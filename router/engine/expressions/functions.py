@@ -1,12 +1,13 @@
 """Comparisons, arithmetic, dates and look-ups with Spark's values.
 
-For each there are two functions: one checks on the driver that the operands' types are among those it has the same
-values for, one computes on arrays. What can raise returns the rows on which it does as well; they count only where no
-operand is null.
+For each there are two functions: one checks on the driver that the values of the operands' types are the same here, one
+computes on arrays. A function that can raise also returns the rows on which it does; a row counts only if no operand is
+null on it.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from decimal import ROUND_HALF_UP, Decimal
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from router.engine.expressions.casts import cast, check_zone, floor_divided, rescaled
+from router.engine.expressions.casts import cast, check_zone, floor_divided, rescale
 from router.engine.expressions.tree import (
     FLOATS,
     INTEGERS,
@@ -26,11 +27,11 @@ from router.engine.expressions.tree import (
     Untranslatable,
     arrays,
     arrow_type,
-    given,
-    nested,
-    only,
+    is_constant,
+    is_nested,
     precision,
-    shown,
+    type_name,
+    unwrap,
 )
 
 if TYPE_CHECKING:
@@ -38,49 +39,52 @@ if TYPE_CHECKING:
 
 Nodes = tuple[Node, ...]
 RIGHT_FIRST = ("Divide", "IntegralDivide", "Remainder")
-"""Spark looks at a divisor first, and leaves off where it is null."""
+"""Spark evaluates a divisor first, and stops if it is null."""
 ALL = ("EqualNullSafe", "IsNaN", "Greatest", "Least", "CreateNamedStruct")
-"""What has a value though an operand is null."""
+"""Operations that may have a value even if an operand is null."""
 COMPARED = (*NUMBERS, *TIMES, "boolean", "string")
 
 
-def check_comparable(what: str, kind: Any, *more: str) -> None:
+def check_comparable(operation: str, kind: Any, *more: str) -> None:
     """Refuse types that Arrow does not compare as Spark does."""
     if kind not in (*COMPARED, *more) and not precision(kind):
-        raise Untranslatable(f"{what} with {shown(kind)}")
+        raise Untranslatable(f"{operation} with {type_name(kind)}")
 
 
 def _compared(name: str, entry: Any, of: Nodes) -> Node:
     check_comparable("a comparison", of[0].kind, "binary")
     if of[0].kind != of[1].kind:
-        raise Untranslatable(f"a comparison of {shown(of[0].kind)} and {shown(of[1].kind)}")
+        raise Untranslatable(f"a comparison of {type_name(of[0].kind)} and {type_name(of[1].kind)}")
     if name == "EqualNullSafe" and of[0] == of[1]:
         return Node("literal", "boolean", with_=True)  # Spark's optimiser evaluates neither
     return Node(name, "boolean", of)
 
 
-def equal(node: Node, one: Any, other: Any) -> Any:
+def equal(node: Node, left: Any, right: Any) -> Any:
     """Return whether two values are equal: in Spark NaN equals itself."""
-    same = pc.equal(one, other)
-    return pc.or_kleene(same, pc.and_kleene(pc.is_nan(one), pc.is_nan(other))) if _floating(node) else same
+    same = pc.equal(left, right)
+    if not _is_floating(node):
+        return same
+    return pc.or_kleene(same, pc.and_kleene(pc.is_nan(left), pc.is_nan(right)))
 
 
-def _equal_null_safe(node: Node, one: Any, other: Any) -> Any:
-    nulls = pc.and_(pc.is_null(one), pc.is_null(other))
-    return pc.or_(nulls, pc.fill_null(equal(node, one, other), False))
+def _equal_null_safe(node: Node, left: Any, right: Any) -> Any:
+    both_null = pc.and_(pc.is_null(left), pc.is_null(right))
+    return pc.or_(both_null, pc.fill_null(equal(node, left, right), False))
 
 
-def _greater(node: Node, one: Any, other: Any) -> Any:
+def _greater(node: Node, left: Any, right: Any) -> Any:
     """Return whether the first value is greater: in Spark NaN is greater than any other number."""
     if node.of[0].kind == "boolean":
-        one, other = pc.cast(one, pa.int8()), pc.cast(other, pa.int8())
-    more = pc.greater(one, other)
-    if not _floating(node):
-        return more
-    return pc.or_kleene(more, pc.and_kleene(pc.is_nan(one), pc.invert(pc.is_nan(other))))
+        left = pc.cast(left, pa.int8())
+        right = pc.cast(right, pa.int8())
+    greater = pc.greater(left, right)
+    if not _is_floating(node):
+        return greater
+    return pc.or_kleene(greater, pc.and_kleene(pc.is_nan(left), pc.invert(pc.is_nan(right))))
 
 
-def _floating(node: Node) -> bool:
+def _is_floating(node: Node) -> bool:
     return node.of[0].kind in FLOATS
 
 
@@ -92,25 +96,32 @@ def _extreme(name: str, entry: Any, of: Nodes) -> Node:
 
 
 def _greatest(node: Node, *values: Any) -> Any:
-    def chosen(one: Any, other: Any) -> Any:
-        better = _greater(node, other, one) if node.op == "Greatest" else _greater(node, one, other)
-        return pc.if_else(pc.fill_null(better, pc.is_null(one)), other, one)
+    def choose(left: Any, right: Any) -> Any:
+        pair = (right, left) if node.op == "Greatest" else (left, right)
+        return pc.if_else(pc.fill_null(_greater(node, *pair), pc.is_null(left)), right, left)
 
-    return reduce(chosen, arrays(*values))
+    return reduce(choose, arrays(*values))
 
 
 def _arithmetic(name: str, entry: Any, of: Nodes) -> Node:
-    one, other = of
-    if one.kind in NUMBERS and one.kind == other.kind:
-        return Node(name, one.kind, of)
-    sizes = precision(one.kind), precision(other.kind)
-    if None in sizes or name not in ("Add", "Subtract", "Multiply"):
-        raise Untranslatable(f"{_SIGNS[name]} on {shown(one.kind)} and {shown(other.kind)}")
-    (p1, s1), (p2, s2) = sizes  # type: ignore[misc]
-    scale = s1 + s2 if name == "Multiply" else max(s1, s2)
-    digits = p1 + p2 + 1 if name == "Multiply" else max(p1 - s1, p2 - s2) + scale + 1
-    if digits > 38 or min(s1, s2) < 0:  # Spark would take digits off
-        raise Untranslatable(f"{_SIGNS[name]} on {one.kind} and {other.kind}, which has more than 38 digits")
+    left, right = of
+    if left.kind in NUMBERS and left.kind == right.kind:
+        return Node(name, left.kind, of)
+    left_size = precision(left.kind)
+    right_size = precision(right.kind)
+    if left_size is None or right_size is None or name not in ("Add", "Subtract", "Multiply"):
+        raise Untranslatable(f"{_SIGNS[name]} on {type_name(left.kind)} and {type_name(right.kind)}")
+    # The precision and scale of the result, as in Spark's DecimalPrecision.
+    left_digits, left_scale = left_size
+    right_digits, right_scale = right_size
+    if name == "Multiply":
+        scale = left_scale + right_scale
+        digits = left_digits + right_digits + 1
+    else:
+        scale = max(left_scale, right_scale)
+        digits = max(left_digits - left_scale, right_digits - right_scale) + scale + 1
+    if digits > 38 or min(left_scale, right_scale) < 0:  # Spark would take digits off
+        raise Untranslatable(f"{_SIGNS[name]} on {left.kind} and {right.kind}, which has more than 38 digits")
     return Node(name, f"decimal({digits},{scale})", of)
 
 
@@ -129,69 +140,73 @@ _KERNELS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 }
 
 
-def _computed(node: Node, one: Any, other: Any) -> Any:
-    """Add, subtract or multiply. Only where some row overflows are all computed with more digits."""
+def _compute(node: Node, left: Any, right: Any) -> Any:
+    """Add, subtract or multiply. Only if some row overflows all are computed with more digits."""
     plain, checked = _KERNELS[node.op]
     if node.kind not in INTEGERS:
-        return plain(one, other)
+        return plain(left, right)
     try:
-        return checked(one, other)
+        return checked(left, right)
     except pa.ArrowInvalid:
-        return _ranged(plain(_wide(one), _wide(other)), TYPES[node.kind])
+        return _narrow(plain(_wide(left), _wide(right)), TYPES[node.kind])
 
 
 def _wide(value: Any) -> Any:
     return pc.cast(pc.cast(value, pa.int64()), pa.decimal256(19, 0))
 
 
-def _ranged(wide: pa.Array, to: pa.DataType) -> Any:
-    """Return numbers as a type of fewer digits, and where they have too many."""
-    low, high = -(2 ** (to.bit_width - 1)), 2 ** (to.bit_width - 1) - 1
-    failed = pc.or_(pc.less(wide, Decimal(low)), pc.greater(wide, Decimal(high)))
+def _narrow(wide: pa.Array, to: pa.DataType) -> Any:
+    """Return numbers as a type of fewer digits, and the rows on which they have too many."""
+    limit = 2 ** (to.bit_width - 1)
+    failed = pc.or_(pc.less(wide, Decimal(-limit)), pc.greater(wide, Decimal(limit - 1)))
     inside = pc.if_else(failed, pa.scalar(None, wide.type), wide)
     return pc.cast(pc.cast(pc.cast(inside, pa.decimal128(38, 0)), pa.int64()), to), failed
 
 
 def _divided(name: str, entry: Any, of: Nodes) -> Node:
-    kinds = {"Divide": ("double",), "IntegralDivide": ("long",), "Remainder": (*INTEGERS, "float", "double")}[name]
-    if of[0].kind != of[1].kind or of[0].kind not in kinds:
-        raise Untranslatable(f"{_SIGNS[name]} on {shown(of[0].kind)} and {shown(of[1].kind)}")
+    if of[0].kind != of[1].kind or of[0].kind not in _DIVIDED[name]:
+        raise Untranslatable(f"{_SIGNS[name]} on {type_name(of[0].kind)} and {type_name(of[1].kind)}")
     return Node(name, of[0].kind, of)
 
 
-def _quotient(node: Node, one: Any, other: Any) -> Any:
-    return pc.divide(one, other), pc.equal(other, 0.0)
+_DIVIDED = {"Divide": ("double",), "IntegralDivide": ("long",), "Remainder": NUMBERS}
+"""The types of both operands."""
 
 
-def _whole_quotient(node: Node, one: Any, other: Any) -> Any:
-    zero = pc.equal(other, 0)
-    failed = pc.or_(zero, pc.and_(pc.equal(one, -(2**63)), pc.equal(other, -1)))
-    return pc.divide(one, pc.if_else(failed, pa.scalar(1, pa.int64()), other)), failed
+def _quotient(node: Node, dividend: Any, divisor: Any) -> Any:
+    return pc.divide(dividend, divisor), pc.equal(divisor, 0.0)
 
 
-def _remainder(node: Node, one: Any, other: Any) -> Any:
-    one, other = arrays(one, other)
-    zero, nulls = pc.equal(other, pa.scalar(0, other.type)), pc.or_(pc.is_null(one), pc.is_null(other))
-    some = pa.scalar(1, other.type)
-    safe = pc.if_else(zero, some, other)
+def _whole_quotient(node: Node, dividend: Any, divisor: Any) -> Any:
+    overflow = pc.and_(pc.equal(dividend, -(2**63)), pc.equal(divisor, -1))
+    failed = pc.or_(pc.equal(divisor, 0), overflow)
+    return pc.divide(dividend, pc.if_else(failed, pa.scalar(1, pa.int64()), divisor)), failed
+
+
+def _remainder(node: Node, dividend: Any, divisor: Any) -> Any:
+    dividend, divisor = arrays(dividend, divisor)
+    failed = pc.equal(divisor, pa.scalar(0, divisor.type))
+    nulls = _either_null(dividend, divisor)
+    any_divisor = pa.scalar(1, divisor.type)
+    safe = pc.if_else(failed, any_divisor, divisor)
     if node.kind in INTEGERS:  # the smallest number by minus one is a trap of the processor
-        safe = pc.if_else(pc.equal(safe, pa.scalar(-1, other.type)), some, safe)
+        safe = pc.if_else(pc.equal(safe, pa.scalar(-1, divisor.type)), any_divisor, safe)
     with np.errstate(invalid="ignore"):
-        found = np.fmod(_numbers(one), _numbers(safe))
-    return pa.array(found, mask=_numbers(nulls)), zero
+        remainders = np.fmod(_numbers(dividend), _numbers(safe))
+    return pa.array(remainders, mask=_numbers(nulls)), failed
 
 
 def _numbers(value: pa.Array) -> np.ndarray[Any, Any]:
-    some = pa.scalar(1).cast(value.type)  # stands where there is none
-    found: np.ndarray[Any, Any] = pc.fill_null(value, some).to_numpy(zero_copy_only=False)
-    return found
+    """Return the values of an array: 1 in place of nulls."""
+    numbers: np.ndarray[Any, Any] = pc.fill_null(value, pa.scalar(1).cast(value.type)).to_numpy(zero_copy_only=False)
+    return numbers
 
 
 def _signed(name: str, entry: Any, of: Nodes) -> Node:
-    if name == "UnaryMinus" and str(of[0].kind).startswith("interval") and given(of[0]):
+    if name == "UnaryMinus" and str(of[0].kind).startswith("interval") and is_constant(of[0]):
         return Node("literal", of[0].kind, with_=-of[0].with_)  # a time minus an interval is written so
     if of[0].kind not in NUMBERS and not precision(of[0].kind):
-        raise Untranslatable(f"{_NAMES[name]} of {shown(of[0].kind)}")
+        raise Untranslatable(f"{_NAMES[name]} of {type_name(of[0].kind)}")
     return Node(name, of[0].kind, of)
 
 
@@ -210,33 +225,38 @@ def _negated(node: Node, value: pa.Array) -> Any:
 def _round(name: str, entry: Any, of: Nodes) -> Node:
     value, places = of
     size = precision(value.kind)
-    if not given(places) or not 0 <= places.with_ <= 15 or (value.kind not in (*INTEGERS, "double") and not size):
-        raise Untranslatable(f"the function round of {shown(value.kind)} with these places")
+    is_number = value.kind in (*INTEGERS, "double") or size is not None
+    if not is_number or not is_constant(places) or not 0 <= places.with_ <= 15:
+        raise Untranslatable(f"the function round of {type_name(value.kind)} with these places")
     if value.kind in INTEGERS:
         return value
     if size is None:
         return Node(name, value.kind, (value,), places.with_)
-    kept = min(size[1], places.with_)
-    return Node(name, f"decimal({min(38, size[0] - size[1] + 1 + kept)},{kept})", (value,), places.with_)
+    digits, old_scale = size
+    scale = min(old_scale, places.with_)
+    digits = min(38, digits - old_scale + 1 + scale)
+    return Node(name, f"decimal({digits},{scale})", (value,), places.with_)
 
 
 def _rounded(node: Node, value: pa.Array) -> Any:
     """Round half up, decided on the decimal text of a number as Spark does."""
     if node.kind != "double":
-        to = arrow_type(node.kind)
-        return rescaled(value, to)
-    nulls, values = _numbers(pc.is_null(value)), _numbers(value)
+        return rescale(value, arrow_type(node.kind))
+    nulls = _numbers(pc.is_null(value))
+    values = _numbers(value)
+    finite = np.isfinite(values)
     with np.errstate(invalid="ignore", over="ignore"):
         scaled = np.abs(values) * 10.0**node.with_
         whole = np.floor(scaled)
-        clear = (scaled < 2**49) & (np.abs(scaled - whole - 0.5) > 0.01)  # else the text decides
-        found = np.copysign((whole + (scaled - whole > 0.5)) / 10.0**node.with_, values)
-    found = np.where(found == 0, 0.0, found)  # a decimal has no minus zero
-    for k in np.flatnonzero(~clear & np.isfinite(values) & ~nulls):
+        # If the digits that are cut off are close to a half, the text decides.
+        clear = (scaled < 2**49) & (np.abs(scaled - whole - 0.5) > 0.01)
+        rounded = np.copysign((whole + (scaled - whole > 0.5)) / 10.0**node.with_, values)
+    rounded = np.where(rounded == 0, 0.0, rounded)  # a decimal has no minus zero
+    for k in np.flatnonzero(~clear & finite & ~nulls):
         text = Decimal(repr(float(values[k])))
         exponent = int(text.as_tuple().exponent)
-        found[k] = float(text if exponent >= -node.with_ else _quantized(text, node.with_))
-    return pa.array(np.where(np.isfinite(values), found, values), mask=nulls)
+        rounded[k] = float(text if exponent >= -node.with_ else _quantized(text, node.with_))
+    return pa.array(np.where(finite, rounded, values), mask=nulls)
 
 
 def _quantized(number: Decimal, places: int) -> Decimal:
@@ -244,18 +264,21 @@ def _quantized(number: Decimal, places: int) -> Decimal:
 
 
 def _ceil(name: str, entry: Any, of: Nodes) -> Node:
-    if of[0].kind != "double" and of[0].kind != "long":
-        raise Untranslatable(f"the function {name.lower()} of {shown(of[0].kind)}")
-    return of[0] if of[0].kind == "long" else Node(name, "long", of)
+    if of[0].kind == "long":
+        return of[0]
+    if of[0].kind != "double":
+        raise Untranslatable(f"the function {name.lower()} of {type_name(of[0].kind)}")
+    return Node(name, "long", of)
 
 
 def _ceiled(node: Node, value: pa.Array) -> Any:
     """Return the next whole number as a long: the largest long stands for all above, zero for NaN."""
     whole = pc.ceil(value) if node.op == "Ceil" else pc.floor(value)
     whole = pc.if_else(pc.is_nan(whole), 0.0, whole)
-    above, below = pc.greater_equal(whole, 2.0**63), pc.less(whole, -(2.0**63))
-    found = pc.cast(pc.if_else(pc.or_(above, below), 0.0, whole), pa.int64(), safe=False)
-    return pc.if_else(above, 2**63 - 1, pc.if_else(below, -(2**63), found))
+    above = pc.greater_equal(whole, 2.0**63)
+    below = pc.less(whole, -(2.0**63))
+    inside = pc.cast(pc.if_else(pc.or_(above, below), 0.0, whole), pa.int64(), safe=False)
+    return pc.if_else(above, 2**63 - 1, pc.if_else(below, -(2**63), inside))
 
 
 def _nan(name: str, entry: Any, of: Nodes) -> Node:
@@ -263,10 +286,9 @@ def _nan(name: str, entry: Any, of: Nodes) -> Node:
 
 
 def _date_part(name: str, entry: Any, of: Nodes) -> Node:
-    if of[0].kind != ("timestamp" if name in _CLOCK else "date") and not (
-        name in _CLOCK and of[0].kind == "timestamp_ntz"
-    ):
-        raise Untranslatable(f"the function {name.lower()} of {shown(of[0].kind)}")
+    kinds = ("timestamp", "timestamp_ntz") if name in _CLOCK else ("date",)
+    if of[0].kind not in kinds:
+        raise Untranslatable(f"the function {name.lower()} of {type_name(of[0].kind)}")
     if of[0].kind == "timestamp":
         check_zone(entry)
     return Node(name, "integer", of)
@@ -293,7 +315,7 @@ def _part_of_date(node: Node, value: pa.Array) -> pa.Array:
 
 def _shifted(name: str, entry: Any, of: Nodes) -> Node:
     if of[0].kind != "date" or of[1].kind not in INTEGERS:
-        raise Untranslatable(f"the function date_add of {shown(of[0].kind)} and {shown(of[1].kind)}")
+        raise Untranslatable(f"the function date_add of {type_name(of[0].kind)} and {type_name(of[1].kind)}")
     return Node(name, "date", of)
 
 
@@ -311,19 +333,19 @@ def _between_dates(name: str, entry: Any, of: Nodes) -> Node:
 def _later(name: str, entry: Any, of: Nodes) -> Node:
     """Return a time some days, hours or seconds later: days are of 24 hours in UTC."""
     start, interval = of
-    if start.kind not in ("timestamp", "timestamp_ntz") or not given(interval) or "month" in interval.kind:
+    if start.kind not in ("timestamp", "timestamp_ntz") or not is_constant(interval) or "month" in interval.kind:
         raise Untranslatable("a sum of a time and an interval that is no constant of days and seconds")
     check_zone(entry)
     return Node(name, start.kind, (start,), interval.with_)
 
 
 _LATER = ("TimeAdd", "TimestampAddInterval")
-"""What Spark 4.0 and Spark 4.1 call it."""
+"""Its names in Spark 4.0 and Spark 4.1."""
 
 
 def _seconds(name: str, entry: Any, of: Nodes) -> Node:
     if of[0].kind != "timestamp":
-        raise Untranslatable(f"the function {_UNIX[name][0]} of {shown(of[0].kind)}")
+        raise Untranslatable(f"the function {_UNIX[name][0]} of {type_name(of[0].kind)}")
     return Node(name, "long", of[:1])
 
 
@@ -344,7 +366,7 @@ def _since(node: Node, value: pa.Array) -> pa.Array:
 
 def _moment(name: str, entry: Any, of: Nodes) -> Node:
     if of[0].kind not in INTEGERS:
-        raise Untranslatable(f"the function {_EPOCHS[name][0]} of {shown(of[0].kind)}")
+        raise Untranslatable(f"the function {_EPOCHS[name][0]} of {type_name(of[0].kind)}")
     return Node(name, "timestamp", of)
 
 
@@ -364,21 +386,28 @@ def _since_epoch(node: Node, value: pa.Array) -> Any:
 
 
 def _truncated(name: str, entry: Any, of: Nodes) -> Node:
-    unit, value = of if name == "TruncTimestamp" else of[::-1]
-    units = _UNITS if name == "TruncTimestamp" else dict(list(_UNITS.items())[:8])
-    kind = "timestamp" if name == "TruncTimestamp" else "date"
-    if not given(unit) or str(unit.with_).lower() not in units or value.kind != kind:
+    if name == "TruncTimestamp":
+        unit, value = of
+        units = {**_DATE_UNITS, **_CLOCK_UNITS}
+        kind = "timestamp"
+    else:
+        value, unit = of
+        units = _DATE_UNITS
+        kind = "date"
+    if not is_constant(unit) or str(unit.with_).lower() not in units or value.kind != kind:
         raise Untranslatable(f"a date cut to a unit that is no constant of {', '.join(sorted(set(units)))}")
     if kind == "timestamp":
         check_zone(entry)
     return Node(name, kind, (value,), units[unit.with_.lower()])
 
 
-_UNITS = {
+_DATE_UNITS = {
     **dict.fromkeys(("year", "yyyy", "yy"), "year"),
     "quarter": "quarter",
     **dict.fromkeys(("month", "mon", "mm"), "month"),
     "week": "week",
+}
+_CLOCK_UNITS = {
     **dict.fromkeys(("day", "dd"), "day"),
     **{unit: unit for unit in ("hour", "minute", "second", "millisecond", "microsecond")},
 }
@@ -389,13 +418,13 @@ def _floored(node: Node, value: pa.Array) -> pa.Array:
 
 
 def _read_date(name: str, entry: Any, of: Nodes) -> Node:
-    """Return a cast: without a format it is what to_date and to_timestamp stand for."""
+    """Return a cast: to_date and to_timestamp without a format stand for one."""
     kind = "date" if name == "ParseToDate" else entry["dataType"]
     if len(of) > 1:
         raise Untranslatable(f"the function to_{kind} with a format")
     strict = entry.get("failOnError", entry.get("ansiEnabled"))
-    found = cast(name, {**entry, "dataType": kind}, of)
-    return found if strict or found is of[0] else Node(found.op, found.kind, found.of, found.with_, quiet=True)
+    node = cast(name, {**entry, "dataType": kind}, of)
+    return node if strict or node is of[0] else replace(node, quiet=True)
 
 
 def _field(_: str, entry: Any, of: Nodes) -> Node:
@@ -416,17 +445,19 @@ def _fields_of_all(node: Node, value: pa.Array) -> pa.Array:
     return _listed(value, items)
 
 
-def _listed(held: pa.Array, items: pa.Array) -> pa.Array:
+def _listed(collection: pa.Array, items: pa.Array) -> pa.Array:
     """Return lists of other items in the places of those of an array or a map, which may be a slice."""
-    return pa.ListArray.from_arrays(pa.array(held.offsets.to_numpy()), items, mask=pc.is_null(held))
+    return pa.ListArray.from_arrays(pa.array(collection.offsets.to_numpy()), items, mask=pc.is_null(collection))
 
 
 def _struct(name: str, entry: Any, of: Nodes) -> Node:
-    if not all(map(given, of[::2])):
+    if not all(map(is_constant, of[::2])):
         raise Untranslatable("a struct whose fields have no constant names")
-    names, values = [node.with_ for node in of[::2]], of[1::2]
-    fields = [{"name": n, "type": v.kind, "nullable": True, "metadata": {}} for n, v in zip(names, values, strict=True)]
-    return Node(name, {"type": "struct", "fields": fields}, values, tuple(names))
+    names = tuple(node.with_ for node in of[::2])
+    fields = []
+    for field_name, value in zip(names, of[1::2], strict=True):
+        fields.append({"name": field_name, "type": value.kind, "nullable": True, "metadata": {}})
+    return Node(name, {"type": "struct", "fields": fields}, of[1::2], names)
 
 
 def _made_struct(node: Node, *values: Any) -> pa.Array:
@@ -434,83 +465,88 @@ def _made_struct(node: Node, *values: Any) -> pa.Array:
 
 
 def item(name: str, entry: Any, of: Nodes) -> Node:
-    """Return a look-up in an array or a map; `with_` says whether a missing item raises."""
-    held, key = of
-    if nested(held.kind, "map"):
-        check_comparable("a look-up", held.kind["keyType"])
-        if key.kind != held.kind["keyType"]:
-            raise Untranslatable(f"a look-up of {shown(key.kind)} among {shown(held.kind['keyType'])}")
-        return Node("GetMapValue", held.kind["valueType"], of)
-    if not nested(held.kind, "array") or key.kind not in INTEGERS:
-        raise Untranslatable(f"a look-up in {shown(held.kind)}")
-    return Node(name, held.kind["elementType"], of, entry["failOnError"])
+    """Return a look-up in an array or a map; `with_`: whether a missing item raises."""
+    collection, key = of
+    if is_nested(collection.kind, "map"):
+        check_comparable("a look-up", collection.kind["keyType"])
+        if key.kind != collection.kind["keyType"]:
+            raise Untranslatable(f"a look-up of {type_name(key.kind)} among {type_name(collection.kind['keyType'])}")
+        return Node("GetMapValue", collection.kind["valueType"], of)
+    if not is_nested(collection.kind, "array") or key.kind not in INTEGERS:
+        raise Untranslatable(f"a look-up in {type_name(collection.kind)}")
+    return Node(name, collection.kind["elementType"], of, entry["failOnError"])
 
 
-def _from_array(node: Node, held: Any, place: Any) -> Any:
-    """Return items by their place: from zero in a[0]; from one, and from the end where negative, in element_at."""
-    held, place = arrays(held, place)
-    starts = held.offsets.to_numpy()[:-1].astype(np.int64)
-    sizes = np.diff(held.offsets.to_numpy()).astype(np.int64)
-    at = _numbers(pc.cast(place, pa.int64()))
-    never = np.zeros(len(at), bool)
+def _from_array(node: Node, array: Any, place: Any) -> Any:
+    """Return items by their place: from zero in a[0]; from one, and from the end if negative, in element_at."""
+    array, place = arrays(array, place)
+    starts = array.offsets.to_numpy()[:-1].astype(np.int64)
+    sizes = np.diff(array.offsets.to_numpy()).astype(np.int64)
+    places = _numbers(pc.cast(place, pa.int64()))
+    invalid = np.zeros(len(places), bool)
     if node.op == "ElementAt":
-        never = (at == 0) | (at == -(2**31))  # these raise whatever the array has
-        at = np.where(at > 0, at - 1, at + sizes)
-    missing = (at < 0) | (at >= sizes) | never
-    gone = missing | _numbers(pc.or_(pc.is_null(held), pc.is_null(place)))
-    found = held.values.take(pa.array(np.where(gone, 0, starts + at), mask=gone))
-    return found, pa.array(missing if node.with_ else never)
+        invalid = (places == 0) | (places == -(2**31))  # these raise for any array
+        places = np.where(places > 0, places - 1, places + sizes)
+    missing = (places < 0) | (places >= sizes) | invalid
+    no_item = missing | _numbers(_either_null(array, place))
+    items = array.values.take(pa.array(np.where(no_item, 0, starts + places), mask=no_item))
+    return items, pa.array(missing if node.with_ else invalid)
 
 
-def _from_map(node: Node, held: Any, key: Any) -> Any:
-    """Return the value of the first of a map's keys that is equal; null where there is none."""
-    held, key = arrays(held, key)
-    places = _first(held, node.of[1].kind, held.keys, key)
-    return held.items.take(pa.array(np.maximum(places, 0), mask=places < 0))
+def _from_map(node: Node, mapping: Any, key: Any) -> Any:
+    """Return the value of the first of a map's keys that is equal; null if there is none."""
+    mapping, key = arrays(mapping, key)
+    places = _first_equal(mapping, node.of[1].kind, mapping.keys, key)
+    return mapping.items.take(pa.array(np.maximum(places, 0), mask=places < 0))
 
 
-def _first(held: pa.Array, kind: Any, items: pa.Array, wanted: pa.Array) -> np.ndarray[Any, Any]:
-    """Return the place of the first item of every row that is equal to a value; -1 where there is none."""
-    offsets = held.offsets.to_numpy().astype(np.int64)
-    rows = np.repeat(np.arange(len(held)), np.diff(offsets))
+def _first_equal(collection: pa.Array, kind: Any, items: pa.Array, wanted: pa.Array) -> np.ndarray[Any, Any]:
+    """Return the place of the first item of every row that is equal to a value; -1 if there is none."""
+    offsets = collection.offsets.to_numpy().astype(np.int64)
+    rows = np.repeat(np.arange(len(collection)), np.diff(offsets))
     items = items.slice(offsets[0], offsets[-1] - offsets[0])
     same = equal(Node("", "boolean", (Node("", kind),)), items, wanted.take(pa.array(rows)))
     hits = np.flatnonzero(_numbers(pc.fill_null(same, False)))[::-1]
-    found = np.full(len(held), -1, np.int64)
-    found[rows[hits]] = hits + offsets[0]  # backwards: the first one is written last
-    return np.where(_numbers(pc.or_(pc.is_null(held), pc.is_null(wanted))), -1, found)
+    places = np.full(len(collection), -1, np.int64)
+    places[rows[hits]] = hits + offsets[0]  # backwards: the first one is written last
+    return np.where(_numbers(_either_null(collection, wanted)), -1, places)
+
+
+def _either_null(left: pa.Array, right: pa.Array) -> pa.Array:
+    return pc.or_(pc.is_null(left), pc.is_null(right))
 
 
 def _size(name: str, entry: Any, of: Nodes) -> Node:
-    if entry.get("legacySizeOfNull") or not (nested(of[0].kind, "array") or nested(of[0].kind, "map")):
+    if entry.get("legacySizeOfNull") or not (is_nested(of[0].kind, "array") or is_nested(of[0].kind, "map")):
         raise Untranslatable("the function size where it gives -1 for null")
     return Node(name, "integer", of)
 
 
 def _contains(name: str, entry: Any, of: Nodes) -> Node:
-    held, wanted = of
-    kind = held.kind["elementType" if nested(held.kind, "array") else "keyType"]
+    collection, wanted = of
+    kind = collection.kind["elementType" if is_nested(collection.kind, "array") else "keyType"]
     check_comparable("a look-up", kind)
     if kind != wanted.kind:
-        raise Untranslatable(f"a look-up of {shown(wanted.kind)} among {shown(kind)}")
+        raise Untranslatable(f"a look-up of {type_name(wanted.kind)} among {type_name(kind)}")
     return Node(name, "boolean", of)
 
 
-def _contained(node: Node, held: Any, wanted: Any) -> pa.Array:
-    """Return whether an array has a value: null where it has none, but nulls."""
-    held, wanted = arrays(held, wanted)
-    has = pa.array(_first(held, node.of[1].kind, held.values, wanted) >= 0)
-    offsets = held.offsets.to_numpy()
-    nulls = np.concatenate([[0], np.cumsum(_numbers(pc.is_null(held.values)))])
-    unsure = pa.array(nulls[offsets[1:]] > nulls[offsets[:-1]])
-    unsure = pc.or_(pc.and_not(unsure, has), pc.or_(pc.is_null(held), pc.is_null(wanted)))
-    return pc.if_else(unsure, pa.scalar(None, pa.bool_()), has)
+def _contained(node: Node, array: Any, wanted: Any) -> pa.Array:
+    """Return whether an array has a value: null if it has none that is equal, but nulls."""
+    array, wanted = arrays(array, wanted)
+    is_in = pa.array(_first_equal(array, node.of[1].kind, array.values, wanted) >= 0)
+    # Count nulls up to each item: an array has some if the numbers at its ends differ.
+    offsets = array.offsets.to_numpy()
+    nulls_before = np.concatenate([[0], np.cumsum(_numbers(pc.is_null(array.values)))])
+    has_nulls = pa.array(nulls_before[offsets[1:]] > nulls_before[offsets[:-1]])
+    unknown = pc.or_(pc.and_not(has_nulls, is_in), _either_null(array, wanted))
+    return pc.if_else(unknown, pa.scalar(None, pa.bool_()), is_in)
 
 
-def _has_key(node: Node, held: Any, wanted: Any) -> pa.Array:
-    held, wanted = arrays(held, wanted)
-    has = pa.array(_first(held, node.of[1].kind, held.keys, wanted) >= 0)
-    return pc.if_else(pc.or_(pc.is_null(held), pc.is_null(wanted)), pa.scalar(None, pa.bool_()), has)
+def _has_key(node: Node, mapping: Any, wanted: Any) -> pa.Array:
+    mapping, wanted = arrays(mapping, wanted)
+    is_in = pa.array(_first_equal(mapping, node.of[1].kind, mapping.keys, wanted) >= 0)
+    return pc.if_else(_either_null(mapping, wanted), pa.scalar(None, pa.bool_()), is_in)
 
 
 def _entries(name: str, entry: Any, of: Nodes) -> Node:
@@ -518,8 +554,8 @@ def _entries(name: str, entry: Any, of: Nodes) -> Node:
     return Node(name, {"type": "array", "elementType": item, "containsNull": name != "MapKeys"}, of)
 
 
-def _all_entries(node: Node, held: pa.Array) -> pa.Array:
-    return _listed(held, held.keys if node.op == "MapKeys" else held.items)
+def _all_entries(node: Node, mapping: pa.Array) -> pa.Array:
+    return _listed(mapping, mapping.keys if node.op == "MapKeys" else mapping.items)
 
 
 MAKERS: dict[str, Callable[[str, Any, Nodes], Node]] = {
@@ -530,7 +566,7 @@ MAKERS: dict[str, Callable[[str, Any, Nodes], Node]] = {
     **dict.fromkeys(_KERNELS, _arithmetic),
     **dict.fromkeys(RIGHT_FIRST, _divided),
     **dict.fromkeys(_NAMES, _signed),
-    "UnaryPositive": only,
+    "UnaryPositive": unwrap,
     "Round": _round,
     **dict.fromkeys(("Ceil", "Floor"), _ceil),
     "IsNaN": _nan,
@@ -546,7 +582,7 @@ MAKERS: dict[str, Callable[[str, Any, Nodes], Node]] = {
     "GetArrayStructFields": _fields,
     "CreateNamedStruct": _struct,
     **dict.fromkeys(("GetArrayItem", "GetMapValue", "ElementAt"), item),
-    "TryElementAt": only,  # its look-up says by itself that nothing is to raise
+    "TryElementAt": unwrap,  # its look-up raises nothing by itself
     **dict.fromkeys(("Size", "ArraySize"), _size),
     **dict.fromkeys(("ArrayContains", "MapContainsKey"), _contains),
     **dict.fromkeys(("MapKeys", "MapValues"), _entries),
@@ -555,11 +591,11 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "EqualTo": equal,
     "EqualNullSafe": _equal_null_safe,
     "GreaterThan": _greater,
-    "LessThan": lambda node, one, other: _greater(node, other, one),
-    "GreaterThanOrEqual": lambda node, one, other: pc.invert(_greater(node, other, one)),
-    "LessThanOrEqual": lambda node, one, other: pc.invert(_greater(node, one, other)),
+    "LessThan": lambda node, left, right: _greater(node, right, left),
+    "GreaterThanOrEqual": lambda node, left, right: pc.invert(_greater(node, right, left)),
+    "LessThanOrEqual": lambda node, left, right: pc.invert(_greater(node, left, right)),
     **dict.fromkeys(("Greatest", "Least"), _greatest),
-    **dict.fromkeys(_KERNELS, _computed),
+    **dict.fromkeys(_KERNELS, _compute),
     "Divide": _quotient,
     "IntegralDivide": _whole_quotient,
     "Remainder": _remainder,
@@ -586,6 +622,6 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _lengths(held: pa.Array) -> pa.Array:
-    sizes = np.diff(held.offsets.to_numpy())
-    return pa.array(sizes, mask=_numbers(pc.is_null(held)))
+def _lengths(collection: pa.Array) -> pa.Array:
+    sizes = np.diff(collection.offsets.to_numpy())
+    return pa.array(sizes, mask=_numbers(pc.is_null(collection)))

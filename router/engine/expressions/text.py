@@ -1,12 +1,13 @@
 """Text functions and patterns with Spark's values.
 
-Spark counts code points and compares bytes; so does Arrow. What Arrow has no function for is computed in Python, once
-for every different value.
+Spark counts code points and compares bytes; so does Arrow. Functions that Arrow lacks are computed in Python, once for
+every different value.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +15,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyspark
 
-from router.engine.expressions.tree import Node, Untranslatable, arrays, arrow_type, by_value, given, shown
+from router.engine.expressions.tree import Node, Untranslatable, arrays, arrow_type, by_value, is_constant, type_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 Nodes = tuple[Node, ...]
 ALL = ("Concat", "ConcatWs")
-"""What Spark evaluates with all of its operands, null or not."""
+"""Functions that Spark evaluates with all of their operands, null or not."""
 LARGEST = 2**31 - 1
 NO_TEXT = pa.scalar(None, pa.string())
 
@@ -41,39 +42,43 @@ def _text(name: str, entry: Any, of: Nodes) -> Node:
     return Node(name, _KINDS.get(name, "string"), of)
 
 
-_KINDS = {"Length": "integer", "OctetLength": "integer", "StringInstr": "integer", "StringLocate": "integer"}
+_KINDS = {
+    **dict.fromkeys(("Length", "OctetLength", "StringInstr", "StringLocate"), "integer"),
+    **dict.fromkeys(("StartsWith", "EndsWith", "Contains"), "boolean"),
+}
+"""The types of functions that give no text."""
 
 
 def _constant(name: str, entry: Any, of: Nodes) -> Node:
     """Return a function of a text whose other operands are constants: these are its `with_`."""
     value, *rest = of
     if value.kind != "string":
-        raise Untranslatable(f"{_named(name)} of {shown(value.kind)}")
-    if not all(map(given, rest)):
+        raise Untranslatable(f"{_named(name)} of {type_name(value.kind)}")
+    if not all(map(is_constant, rest)):
         raise Untranslatable(f"{_named(name)} with other than constants")
-    kind = "boolean" if name in ("StartsWith", "EndsWith", "Contains") else _KINDS.get(name, "string")
-    return Node(name, kind, (value,), tuple(node.with_ for node in rest))
+    return Node(name, _KINDS.get(name, "string"), (value,), tuple(node.with_ for node in rest))
 
 
 def _joined(node: Node, by: Any, *values: Any) -> pa.Array:
-    """Join what is not null. Arrow leaves out a row where all are: it gets an empty text first."""
+    """Join the texts that are not null."""
     first, *others, by = arrays(*values, by)
-    empty = reduce(pc.and_, [pc.is_null(value) for value in (first, *others)])
-    first = pc.if_else(empty, "", first)
+    # Arrow leaves out a row that has nulls only: its first text becomes empty.
+    all_null = reduce(pc.and_, [pc.is_null(value) for value in (first, *others)])
+    first = pc.if_else(all_null, "", first)
     return pc.binary_join_element_wise(first, *others, by, null_handling="skip")
 
 
 def _substring(name: str, entry: Any, of: Nodes) -> Node:
     value, *rest = of
-    if value.kind == "binary" and all(map(given, rest)):
+    if value.kind == "binary" and all(map(is_constant, rest)):
         node = Node(name, "binary", (value,), tuple(constant.with_ for constant in rest))
     else:
         node = _constant(name, entry, of)
     count = node.with_[-1]
     if name == "Left":
-        return Node("Substring", node.kind, node.of, (1, count))
+        return replace(node, op="Substring", with_=(1, count))
     if name == "Right":
-        return Node("Substring", node.kind, node.of, (-count, LARGEST) if count > 0 else (1, 0))
+        return replace(node, op="Substring", with_=(-count, LARGEST) if count > 0 else (1, 0))
     return node
 
 
@@ -84,8 +89,9 @@ def _sliced(node: Node, value: pa.Array) -> pa.Array:
     if count <= 0:
         kind = arrow_type(node.kind)
         return pc.if_else(pc.is_null(value), pa.scalar(None, kind), pa.scalar("", pa.string()).cast(kind))
-    stop = start + count
-    end = None if start < 0 <= stop or stop > LARGEST else stop
+    end = start + count
+    if start < 0 <= end or end > LARGEST:
+        end = None
     if node.kind == "string":
         return pc.utf8_slice_codeunits(value, start, end)
     if start >= 0 and end is not None:
@@ -102,7 +108,7 @@ def _end_of_bytes(content: bytes, start: int, end: int | None) -> bytes:
 
 
 def _trimmed(node: Node, value: pa.Array) -> pa.Array:
-    """Take characters off the ends: spaces only, if not told otherwise."""
+    """Take characters off the ends: spaces, unless the expression names others."""
     if node.with_ == ("",):
         return value
     return _TRIMS[node.op](value, characters=node.with_[0] if node.with_ else " ")
@@ -117,24 +123,25 @@ _TRIMS: dict[str, Callable[..., pa.Array]] = {
 
 def _cased(node: Node, value: pa.Array) -> pa.Array:
     """Return texts in upper or lower case: most by Arrow, others by Python, which knows of ß and the final sigma."""
-    plain, simple, full = _CASES[node.op]
+    of_ascii, of_simple, of_any = _CASES[node.op]
     if pc.all(pc.string_is_ascii(value)).as_py() in (True, None):
-        return plain(value)
-    easy = pc.match_substring_regex(value, SIMPLE)
-    other = by_value(pc.if_else(easy, NO_TEXT, value), full, pa.string())
-    return pc.coalesce(simple(pc.if_else(easy, value, NO_TEXT)), other)
+        return of_ascii(value)
+    is_simple = pc.match_substring_regex(value, SIMPLE)
+    others = by_value(pc.if_else(is_simple, NO_TEXT, value), of_any, pa.string())
+    return pc.coalesce(of_simple(pc.if_else(is_simple, value, NO_TEXT)), others)
 
 
 SIMPLE = (
     r"^[\x{0}-\x{de}\x{e0}-\x{12f}\x{131}-\x{148}\x{14a}-\x{17e}\x{400}-\x{52f}\x{3040}-\x{9fff}\x{ac00}-\x{d7a3}]*$"
 )
-"""Texts in which every letter has one letter of the other case, whatever stands beside it: Latin, Cyrillic, Chinese."""
+"""Texts in which every letter has one letter of the other case, next to any other: Latin, Cyrillic, Chinese."""
 UNICODE_14 = {0x2C2F: 0x2C5F, 0xA7C0: 0xA7C1, 0xA7D0: 0xA7D1, 0xA7D6: 0xA7D7, 0xA7D8: 0xA7D9}
 UNICODE_14 |= {0x10570 + k: 0x10597 + k for k in range(38) if k not in (11, 27, 35)}
 UNICODE_16 = {0x1C89: 0x1C8A, 0xA7CB: 0x264, 0xA7CC: 0xA7CD, 0xA7DA: 0xA7DB, 0xA7DC: 0x19B}
 UNICODE_16 |= {0x10D50 + k: 0x10D70 + k for k in range(22)}
 UNICODE_17 = {0xA7CE: 0xA7CF, 0xA7D2: 0xA7D3, 0xA7D4: 0xA7D5, **{0x16EA0 + k: 0x16EBB + k for k in range(25)}}
-NEWER = UNICODE_14 | UNICODE_16 | (UNICODE_17 if [*map(int, pyspark.__version__.split(".")[:2])] >= [4, 2] else {})
+SPARK = tuple(map(int, pyspark.__version__.split(".")[:2]))
+NEWER = UNICODE_14 | UNICODE_16 | (UNICODE_17 if SPARK >= (4, 2) else {})
 """Letters in upper and lower case that Spark's ICU has (Unicode 16; since Spark 4.2, Unicode 17) and a Python may lack:
 3.10 has Unicode 13, 3.11 has 14, 3.12 and 3.13 have 15."""
 NEWER_UPPER = {low: high for high, low in NEWER.items()}
@@ -156,8 +163,8 @@ _CASES: dict[str, tuple[Callable[..., pa.Array], Callable[..., pa.Array], Callab
 }
 
 
-def _found_at(node: Node, value: pa.Array) -> pa.Array:
-    """Return where a text has another one, counted from one; zero where it has not."""
+def _position(node: Node, value: pa.Array) -> pa.Array:
+    """Return the place of a text in another one, counted from one; zero if it has none."""
     (wanted,) = node.with_
     if pc.all(pc.string_is_ascii(value)).as_py() in (True, None):
         return pc.cast(pc.add(pc.find_substring(value, wanted), 1), pa.int32())
@@ -177,21 +184,29 @@ def _replaced(node: Node, value: pa.Array) -> pa.Array:
 
 
 def _before(node: Node, value: pa.Array) -> pa.Array:
-    """Return what stands before the n-th delimiter, or behind the n-th from the end."""
+    """Return the text before the n-th delimiter, or behind the n-th from the end."""
     delimiter, count = node.with_
+    if not delimiter or not count:
+        return by_value(value, lambda text: "", pa.string())
 
-    def part(text: str) -> str:
-        at = -1 if count > 0 else len(text) - len(delimiter) + 1
-        for _ in range(abs(count)):
-            # delimiters may overlap
-            at = (
-                text.find(delimiter, at + 1) if count > 0 else text.rfind(delimiter, 0, max(at - 1 + len(delimiter), 0))
-            )
-            if at < 0:
+    # Delimiters may overlap: the next one is looked for one character further.
+    def first_part(text: str) -> str:
+        place = -1
+        for _ in range(count):
+            place = text.find(delimiter, place + 1)
+            if place < 0:
                 return text
-        return text[:at] if count > 0 else text[at + len(delimiter) :]
+        return text[:place]
 
-    return by_value(value, part if delimiter and count else lambda text: "", pa.string())
+    def last_part(text: str) -> str:
+        place = len(text) - len(delimiter) + 1
+        for _ in range(-count):
+            place = text.rfind(delimiter, 0, max(place - 1 + len(delimiter), 0))
+            if place < 0:
+                return text
+        return text[place + len(delimiter) :]
+
+    return by_value(value, first_part if count > 0 else last_part, pa.string())
 
 
 def _split(name: str, entry: Any, of: Nodes) -> Node:
@@ -205,9 +220,11 @@ def _part(node: Node, value: pa.Array) -> pa.Array:
     delimiter, number = node.with_
 
     def part(text: str) -> str:
-        parts = text.split(delimiter)
-        at = number - 1 if number > 0 else len(parts) + number
-        return parts[at] if 0 <= at < len(parts) else ""
+        parts: list[str] = text.split(delimiter)
+        if abs(number) > len(parts):
+            return ""
+        place: int = number - 1 if number > 0 else number
+        return parts[place]
 
     return by_value(value, part, pa.string())
 
@@ -220,17 +237,19 @@ def _repeat(name: str, entry: Any, of: Nodes) -> Node:
 
 
 def _like(name: str, entry: Any, of: Nodes) -> Node:
-    """Return a match with a pattern of LIKE. ILIKE compares what is in lower case on both sides."""
+    """Return a match with a pattern of LIKE. ILIKE compares texts and pattern in lower case."""
     value, pattern = of
     escape = entry.get("escapeChar") or "\\"
-    if value.kind != "string" or not given(pattern):
+    if value.kind != "string" or not is_constant(pattern):
         raise Untranslatable("LIKE with a pattern that is no constant")
-    written = pattern.with_
+    sql = pattern.with_
     if name == "ILike":
-        value, written = Node("Lower", "string", (value,)), lower(written)
-    pieces = _pieces(written, escape)
-    if any(ord(character) > 0xFFFF for character in written) and (escape in written or not _simple(pieces)):
-        raise Untranslatable(f"LIKE with the pattern {written}")  # Spark cuts such characters in two: nothing matches
+        value = Node("Lower", "string", (value,))
+        sql = lower(sql)
+    pieces = _pieces(sql, escape)
+    # Spark cuts characters of more than 16 bits in two: nothing matches.
+    if max(sql, default="") > "\uffff" and (escape in sql or not _simple(pieces)):
+        raise Untranslatable(f"LIKE with the pattern {sql}")
     return Node("Like", "boolean", (value,), pieces)
 
 
@@ -240,20 +259,22 @@ def _simple(pieces: tuple[str | int, ...]) -> bool:
 
 
 def _pieces(pattern: str, escape: str) -> tuple[str | int, ...]:
-    """Return what a pattern is made of: texts, and how many characters are between them: -1 is any number."""
-    found: list[str | int] = [""]
+    """Return the texts of a pattern, and between them 1 for any character and -1 for any number of characters."""
+    pieces: list[str | int] = [""]
     characters = iter(pattern)
     for character in characters:
         if character == escape:
             escaped = next(characters, "")
             if escaped not in ("%", "_", escape):
                 raise Untranslatable(f"LIKE with a pattern that Spark refuses: {pattern}")
-            found[-1] = f"{found[-1]}{escaped}"
-        elif character in "%_":
-            found += [-1 if character == "%" else 1, ""]
+            pieces[-1] = f"{pieces[-1]}{escaped}"
+        elif character == "%":
+            pieces += [-1, ""]
+        elif character == "_":
+            pieces += [1, ""]
         else:
-            found[-1] = f"{found[-1]}{character}"
-    return tuple(piece for piece in found if piece != "")
+            pieces[-1] = f"{pieces[-1]}{character}"
+    return tuple(piece for piece in pieces if piece != "")
 
 
 def _like_matches(node: Node, value: pa.Array) -> pa.Array:
@@ -269,8 +290,9 @@ def _like_matches(node: Node, value: pa.Array) -> pa.Array:
             return pc.ends_with(value, text)
         case (-1, str() as text, -1):
             return pc.match_substring(value, text)
-    parts = [".*" if piece == -1 else "." if piece == 1 else _quoted(piece) for piece in pieces]
-    return pc.match_substring_regex(value, rf"(?s)\A{''.join(parts)}\z")
+    wildcards = {-1: ".*", 1: "."}
+    regex = "".join(_quoted(piece) if isinstance(piece, str) else wildcards[piece] for piece in pieces)
+    return pc.match_substring_regex(value, rf"(?s)\A{regex}\z")
 
 
 def _quoted(text: str) -> str:
@@ -280,10 +302,10 @@ def _quoted(text: str) -> str:
 
 def _rlike(name: str, entry: Any, of: Nodes) -> Node:
     value, pattern = of
-    if value.kind != "string" or not given(pattern):
+    if value.kind != "string" or not is_constant(pattern):
         raise Untranslatable("RLIKE with a pattern that is no constant")
-    found = Pattern(pattern.with_)
-    return Node(name, "boolean", (value,), (found.translated(), found.ends))
+    java = JavaPattern(pattern.with_)
+    return Node(name, "boolean", (value,), (java.to_re2(), java.ends))
 
 
 END = r"(?:\x{d}\x{a}|[\x{a}\x{d}\x{85}\x{2028}\x{2029}])\z"
@@ -292,118 +314,130 @@ END = r"(?:\x{d}\x{a}|[\x{a}\x{d}\x{85}\x{2028}\x{2029}])\z"
 
 def _rlike_matches(node: Node, value: pa.Array) -> pa.Array:
     pattern, ends = node.with_
-    found = pc.match_substring_regex(value, pattern)
-    if ends and pc.any(lines := pc.match_substring_regex(value, END)).as_py():
-        cut = pc.replace_substring_regex(pc.if_else(lines, value, NO_TEXT), END, "")
-        found = pc.or_(found, pc.fill_null(pc.match_substring_regex(cut, pattern), False))
-    return found
+    matches = pc.match_substring_regex(value, pattern)
+    if not ends:
+        return matches
+    is_line = pc.match_substring_regex(value, END)
+    if not pc.any(is_line).as_py():
+        return matches
+    without_end = pc.replace_substring_regex(pc.if_else(is_line, value, NO_TEXT), END, "")
+    return pc.or_(matches, pc.fill_null(pc.match_substring_regex(without_end, pattern), False))
 
 
 CLASSES = {"d": "0-9", "w": "0-9A-Za-z_", "s": r"\x{9}-\x{d}\x{20}"}
 CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
-class Pattern:
-    """A regular expression of Java, in what means the same in RE2. All that could differ is refused.
+QUANTIFIER = re.compile(r"(?:[*+?]|\{(\d{1,3})(?:,(\d{0,3}))?\})")
+
+
+class JavaPattern:
+    """A regular expression of Java, as far as it means the same in RE2. Everything that could differ is refused.
 
     Allowed: characters, `.`, classes without others inside, groups, alternatives, greedy and lazy quantifiers, `^`,
-    and `$` at the end of an alternative.
+    and `$` at the end of an alternative (`ends`). A piece of a pattern is returned with whether it matches the empty
+    text: Java and RE2 repeat such pieces differently.
     """
 
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
-        self.at = 0
+        self.place = 0
         self.depth = 0
         self.ends = False
 
-    def translated(self) -> str:
+    def to_re2(self) -> str:
         """Return the pattern for RE2. Raises Untranslatable."""
-        found, _ = self._alternatives()
-        if self.at < len(self.pattern):
+        of_re2, _ = self._alternatives()
+        if self.place < len(self.pattern):
             raise self._refused()
         try:
-            pc.match_substring_regex(pa.array([""]), found)
+            pc.match_substring_regex(pa.array([""]), of_re2)
         except pa.ArrowInvalid:
             raise self._refused() from None
-        return found
+        return of_re2
 
     def _refused(self) -> Untranslatable:
         return Untranslatable(f"RLIKE with the pattern {self.pattern}")
 
     def _next(self) -> str:
-        return self.pattern[self.at : self.at + 1]
+        return self.pattern[self.place : self.place + 1]
 
-    def _taken(self, text: str) -> bool:
-        if found := self.pattern.startswith(text, self.at):
-            self.at += len(text)
-        return found
+    def _skip(self, text: str) -> bool:
+        """Go past a text if it comes next; return whether it does."""
+        if not self.pattern.startswith(text, self.place):
+            return False
+        self.place += len(text)
+        return True
 
     def _alternatives(self) -> tuple[str, bool]:
-        """Return alternatives, and whether one matches the empty text."""
-        found = [self._sequence()]
-        while self._taken("|"):
-            found.append(self._sequence())
-        return "|".join(text for text, _ in found), any(empty for _, empty in found)
+        of_re2, empty = self._sequence()
+        while self._skip("|"):
+            alternative, empty_alternative = self._sequence()
+            of_re2 += f"|{alternative}"
+            empty = empty or empty_alternative
+        return of_re2, empty
 
     def _sequence(self) -> tuple[str, bool]:
-        texts, empty = [], True
+        of_re2 = ""
+        empty = True
         while self._next() not in ("", "|", ")"):
-            if self._taken("$"):
+            if self._skip("$"):
                 if self.depth or self._next() not in ("", "|"):
                     raise self._refused()
                 self.ends = True
-                texts.append(r"\z")
-            elif self._taken("^"):
-                texts.append(r"\A")
+                of_re2 += r"\z"
+            elif self._skip("^"):
+                of_re2 += r"\A"
             else:
-                text, optional = self._quantified()
-                texts.append(text)
-                empty = empty and optional
-        return "".join(texts), empty
+                piece, empty_piece = self._quantified()
+                of_re2 += piece
+                empty = empty and empty_piece
+        return of_re2, empty
 
     def _quantified(self) -> tuple[str, bool]:
         atom, empty = self._atom()
-        found = re.compile(r"(?:[*+?]|\{(\d{1,3})(?:,(\d{0,3}))?\})").match(self.pattern, self.at)
-        if found is None:
+        quantifier = QUANTIFIER.match(self.pattern, self.place)
+        if quantifier is None:
             return atom, empty
-        self.at = found.end()
-        lazy = "?" if self._taken("?") else ""
+        self.place = quantifier.end()
+        lazy = "?" if self._skip("?") else ""
         if empty or self._next() in ("*", "+", "?", "{"):
             raise self._refused()
-        return f"{atom}{found[0]}{lazy}", found[0] in ("*", "?") or (found[1] is not None and int(found[1]) == 0)
+        from_zero = quantifier[0] in ("*", "?") or (quantifier[1] is not None and int(quantifier[1]) == 0)
+        return f"{atom}{quantifier[0]}{lazy}", from_zero
 
     def _atom(self) -> tuple[str, bool]:
-        if self._taken("("):
-            if not self._taken("?:") and self._next() in ("?", "*"):
+        if self._skip("("):
+            if not self._skip("?:") and self._next() in ("?", "*"):
                 raise self._refused()
             self.depth += 1
             inner, empty = self._alternatives()
             self.depth -= 1
-            if not self._taken(")"):
+            if not self._skip(")"):
                 raise self._refused()
             return f"(?:{inner})", empty
-        if self._taken("["):
+        if self._skip("["):
             return self._class(), False
-        if self._taken("."):
+        if self._skip("."):
             return r"[^\x{a}\x{d}\x{85}\x{2028}\x{2029}]", False
         return self._character(), False
 
     def _character(self) -> str:
-        if self._taken("\\"):
+        character = self._next()
+        if self._skip("\\"):
             kind = self._next()
-            if kind.lower() in CLASSES and kind:
-                self.at += 1
+            if kind and kind.lower() in CLASSES:
+                self.place += 1
                 return f"[{'^' if kind.isupper() else ''}{CLASSES[kind.lower()]}]"
             return _quoted(self._escaped())
-        character = self._next()
         if character in "*+?{}[])":
             raise self._refused()
-        self.at += 1
+        self.place += 1
         return _quoted(character)
 
     def _escaped(self) -> str:
         character = self._next()
-        self.at += 1
+        self.place += 1
         if character in CONTROLS:
             return CONTROLS[character]
         if not character or character.isalnum() or ord(character) > 127:
@@ -411,35 +445,38 @@ class Pattern:
         return character
 
     def _class(self) -> str:
-        negated = "^" if self._taken("^") else ""
-        found = []
-        while not self._taken("]"):
-            if self._taken("\\"):
-                if self._next() in CLASSES and self._next():
-                    found.append(CLASSES[self._next()])
-                    self.at += 1
-                    continue
-                first = self._escaped()
-            else:
-                first = self._plain()
-            if self._next() == "-" and self.pattern[self.at + 1 : self.at + 2] != "]":
-                self.at += 1
-                last = self._escaped() if self._taken("\\") else self._plain()
-                if ord(last) < ord(first):
-                    raise self._refused()
-                found.append(f"\\x{{{ord(first):x}}}-\\x{{{ord(last):x}}}")
-            else:
-                found.append(f"\\x{{{ord(first):x}}}")
-        if not found:
+        negated = "^" if self._skip("^") else ""
+        members = ""
+        while not self._skip("]"):
+            members += self._member()
+        if not members:
             raise self._refused()
-        return f"[{negated}{''.join(found)}]"
+        return f"[{negated}{members}]"
 
-    def _plain(self) -> str:
+    def _member(self) -> str:
+        """Return the next characters of a class: of `\\d` and the like, a range, or one."""
+        if self.pattern.startswith("\\", self.place):
+            predefined = CLASSES.get(self.pattern[self.place + 1 : self.place + 2])
+            if predefined:
+                self.place += 2
+                return predefined
+        first = self._class_character()
+        if self._next() != "-" or self.pattern[self.place + 1 : self.place + 2] == "]":
+            return f"\\x{{{ord(first):x}}}"
+        self.place += 1
+        last = self._class_character()
+        if ord(last) < ord(first):
+            raise self._refused()
+        return f"\\x{{{ord(first):x}}}-\\x{{{ord(last):x}}}"
+
+    def _class_character(self) -> str:
         """Return a character of a class that stands for itself."""
+        if self._skip("\\"):
+            return self._escaped()
         character = self._next()
         if character in ("", "[", "&", "^"):
             raise self._refused()
-        self.at += 1
+        self.place += 1
         return character
 
 
@@ -465,7 +502,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "StartsWith": lambda node, value: pc.starts_with(value, node.with_[0]),
     "EndsWith": lambda node, value: pc.ends_with(value, node.with_[0]),
     "Contains": lambda node, value: pc.match_substring(value, node.with_[0]),
-    "StringInstr": _found_at,
+    "StringInstr": _position,
     "StringReplace": _replaced,
     "SubstringIndex": _before,
     **dict.fromkeys(_TRIMS, _trimmed),

@@ -34,15 +34,15 @@ DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)")
 
 
 class Untranslatable(Exception):  # noqa: N818 - an answer, no error
-    """What of an expression only Spark can evaluate, in the words of who wrote it."""
+    """The part of an expression that only Spark can evaluate, as its author would name it."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """One operation: its name, what it is applied to, and a name, number or pattern where it needs one.
+    """One operation: its name, its operands, and a name, number or pattern if it needs one.
 
-    `kind` is Spark's name of the result's type, or its description where the type is nested. `quiet` is true where
-    the operation gives null for a row on which it would raise: Spark's `try_` functions.
+    `kind` is Spark's name of the result's type, or its description if the type is nested. `quiet` is true if the
+    operation gives null for a row on which it would raise: Spark's `try_` functions.
     """
 
     op: str
@@ -57,42 +57,50 @@ def arrow_type(kind: Any) -> pa.DataType:
     if isinstance(kind, str):
         if kind in TYPES:
             return TYPES[kind]
-        if size := precision(kind):
+        size = precision(kind)
+        if size:
             return pa.decimal128(*size)
     elif kind["type"] == "array":
         return pa.list_(arrow_type(kind["elementType"]))
     elif kind["type"] == "map":
         return pa.map_(arrow_type(kind["keyType"]), arrow_type(kind["valueType"]))
     elif kind["type"] == "struct":
-        return pa.struct([pa.field(f["name"], arrow_type(f["type"])) for f in kind["fields"]])
-    raise Untranslatable(f"the type {shown(kind)}")
+        return pa.struct([pa.field(field["name"], arrow_type(field["type"])) for field in kind["fields"]])
+    raise Untranslatable(f"the type {type_name(kind)}")
 
 
 def columns_of(node: Node) -> dict[str, pa.DataType]:
     """Return the columns that an expression reads, and their types."""
     if node.op == "column":
         return {node.with_: arrow_type(node.kind)}
-    return {name: kind for child in node.of for name, kind in columns_of(child).items()}
+    columns: dict[str, pa.DataType] = {}
+    for child in node.of:
+        columns |= columns_of(child)
+    return columns
 
 
 def precision(kind: Any) -> tuple[int, int] | None:
     """Return the precision and scale of a decimal type; None for any other."""
-    found = DECIMAL.fullmatch(kind) if isinstance(kind, str) else None
-    return (int(found[1]), int(found[2])) if found else None
+    if not isinstance(kind, str):
+        return None
+    match = DECIMAL.fullmatch(kind)
+    if match is None:
+        return None
+    return (int(match[1]), int(match[2]))
 
 
-def nested(kind: Any, name: str) -> bool:
-    """Return whether a type is an array, a map or a struct, as `name` says."""
+def is_nested(kind: Any, name: str) -> bool:
+    """Return whether a type is an array, a map or a struct: `name` is one of these words."""
     return isinstance(kind, dict) and kind["type"] == name
 
 
-def shown(kind: Any) -> str:
+def type_name(kind: Any) -> str:
     """Return a type as messages name it."""
     return kind if isinstance(kind, str) else str(kind.get("type", kind))
 
 
-def only(name: str, entry: Any, of: tuple[Node, ...]) -> Node:
-    """Return the only child of what Spark has rewritten: it is what the whole stands for.
+def unwrap(name: str, entry: Any, of: tuple[Node, ...]) -> Node:
+    """Return the only child of a function that Spark has rewritten: the whole stands for it.
 
     Spark may write such a function in another way in its next version, with its operands as children. Raises
     Untranslatable then: the first operand is not its value.
@@ -102,20 +110,25 @@ def only(name: str, entry: Any, of: tuple[Node, ...]) -> Node:
     return of[0]
 
 
-def given(node: Node) -> bool:
+def is_constant(node: Node) -> bool:
     """Return whether a node is a constant that is not null."""
     return node.op == "literal" and node.with_ is not None
 
 
-def repeated(value: pa.Scalar, rows: int) -> pa.Array:
+def repeat(value: pa.Scalar, rows: int) -> pa.Array:
     """Return an array that has the same value in every row."""
     return pa.repeat(value, rows) if value.is_valid else pa.nulls(rows, value.type)
+
+
+def in_type(value: Any, kind: pa.DataType) -> Any:
+    """Return a value in a type: nested types may differ in the names of their items only."""
+    return value if value.type == kind else value.cast(kind)
 
 
 def arrays(*values: Any) -> list[pa.Array]:
     """Return operands as arrays: constants are repeated. One of them is an array already."""
     rows = next(len(value) for value in values if not isinstance(value, pa.Scalar))
-    return [repeated(value, rows) if isinstance(value, pa.Scalar) else value for value in values]
+    return [repeat(value, rows) if isinstance(value, pa.Scalar) else value for value in values]
 
 
 def by_value(values: pa.Array, function: Callable[[Any], Any], kind: pa.DataType) -> pa.Array:

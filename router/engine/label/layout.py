@@ -1,6 +1,6 @@
 """What labelled record batches look like: columns, routes and targets. Travels to executors.
 
-The outbox of a merging sink has columns beside the route's: which table a row is for, and how new it is.
+The outbox of a merging sink has columns besides the route's: which table a row is for, and how new it is.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ COORDINATES = {
     "_timestamp": "timestamp",
     "_key": "key",
 }
-"""Columns that an outbox or a quarantine has beside its route's: where each event came from."""
+"""Columns that an outbox or a quarantine has besides its route's: where each event came from."""
 MERGED_COORDINATES = {**COORDINATES, ARRIVAL: "arrival"}
 """The same for the outbox of a merging sink, which orders rows by them."""
 
@@ -56,7 +56,7 @@ QUARANTINE_COLUMNS = {"_table": pa.string(), "_query": pa.string(), "_batch_id":
 why they wait: their table could not be written, or an expectation (`HELD`) does not hold (null: their table may not
 take them until somebody approves them)."""
 SCHEMA_COLUMNS = {"_message": "message", "_schema_id": "schema_id", "_schema_version": "schema_version"}
-"""Columns that a quarantine has of the records' schema, where the decoder adds it."""
+"""Columns that a quarantine has of the records' schema, if the decoder adds it."""
 
 BRONZE_SCHEMA = pa.schema(
     [
@@ -78,9 +78,9 @@ DEAD_SCHEMA = pa.schema(
 """A dead letter: why, and the whole record as received."""
 
 UNMET = "expectation {} does not hold"
-"""The reason of a dead letter that an expectation has made, or why it lets a row wait, with its name."""
+"""The reason of a dead letter that an expectation has made, and the cause of a row that waits for its release."""
 HELD = UNMET.partition("{")[0]
-"""What the cause of a row begins with that waits because of an expectation."""
+"""The beginning of the cause of rows that wait because of an expectation."""
 Stage = Literal["decode", "match", "expect", "select", "name", "schema", "apply"]
 """Where a record was refused."""
 
@@ -89,14 +89,14 @@ Stage = Literal["decode", "match", "expect", "select", "name", "schema", "apply"
 class Target:
     """One sink of one route: which rows go there, and into which table.
 
-    `destination` is a boolean column where `table` is fixed, else a string column with the table's name (null: not
-    there). `rows` is the struct column with the table's columns; `schema` its plain Arrow schema. `bad_name` is the
-    boolean column of rows whose name was refused. With `outbox` the table keeps rows for a sink that applies or
-    merges them; that of a merging sink has the columns of the struct `merge_by`, too. `seen`: columns without a
-    value are left out. `held` is the string column with the expectation because of which a row waits, null for
-    others; None where no expectation of the route lets rows wait. `zero_is_absent`: zero and what is empty may
-    stand for a value that is absent. `quarantine` is the target of rows that their table cannot take, or may not
-    take yet; its key is this one's with `/quarantine`.
+    `destination` is a boolean column if `table` is fixed, else a string column with the table's name (null: the row
+    does not go to this target). `rows` is the struct column with the table's columns; `schema` its plain Arrow schema.
+    `bad_name` is the boolean column of rows whose name was refused. With `outbox` the table keeps rows for a sink that
+    applies or merges them; that of a merging sink also has the columns of the struct `merge_by`. `seen`: columns
+    without a value are left out. `held` is the string column with the expectation because of which a row waits, null
+    for others; None if no expectation of the route lets rows wait. `zero_is_absent`: zero and empty values may stand
+    for an absent value. `quarantine` is the target of rows that their table cannot take, or may not take yet; its key
+    is this one's with `/quarantine`.
     """
 
     route: str
@@ -126,27 +126,29 @@ class Target:
     @property
     def keys(self) -> tuple[str, ...]:
         """Return the key of the target, then that of its quarantine."""
-        return (self.key, self.quarantine.key) if self.quarantine else (self.key,)
+        if self.quarantine is None:
+            return (self.key,)
+        return (self.key, self.quarantine.key)
 
     @property
     def names_in_outbox(self) -> bool:
-        """Say whether the rows of an outbox are for tables that they name."""
+        """Return whether the rows of an outbox are for tables that they name."""
         return self.merge_by is not None and self.bad_name is not None
 
-    def beyond(self, table: str) -> str:
+    def limit_reason(self, table: str) -> str:
         """Return why a row is refused whose table would be one more than `at_most`."""
         return f"table {table}: the sink may have {self.at_most} tables and has them"
 
     def place(self, table: str) -> str:
-        """Return the key under which demands speak of this target's rows in a table."""
+        """Return the key of this target's rows in a table, as demands have it."""
         return f"{self.key}/{table}"
 
 
 @dataclass(frozen=True)
 class RouteLabels:
-    """The names of the boolean columns that say what became of a row on a route.
+    """The names of the boolean columns with the fate of a row on a route.
 
-    `name` is that which the ids of the route go by, `shown` the one that people see. `violated` are those of its
+    `name` is the one in the ids of the route, `shown` the one that people see. `violated` are those of its
     expectations, by name; `failing` are the names of those that stop the stream.
     """
 
@@ -165,8 +167,8 @@ class Layout:
     """The columns of labelled record batches.
 
     They are: RAW_COLUMNS; `_failed`, `_bare`, `_unmatched` (boolean); `_dead` (list of stage, reason, route, sink;
-    null when none); `_wanted` (string) and `_unknown` (list of strings) where the decoder adds them; `about`, its
-    columns about schemas, for a quarantine; and those that the routes name. Expectations of bronze have columns as
+    null when none); `_wanted` (string) and `_unknown` (list of strings) if the decoder adds them; `about`, its columns
+    about schemas, for a quarantine; and those that the routes name. Expectations of bronze have columns as
     those of routes do. With `drops_nulls` bare records without a value are in no table.
     """
 
@@ -192,21 +194,23 @@ class Layout:
 
     @property
     def about(self) -> tuple[str, ...]:
-        """Return the columns about a record's schema, where a quarantine keeps them."""
-        kept = {name for target in self.targets if target.quarantine for name in target.quarantine.schema.names}
-        return tuple(SCHEMA_COLUMNS[name] for name in SCHEMA_COLUMNS if name in kept)
+        """Return the columns about a record's schema that a quarantine keeps."""
+        quarantined: set[str] = set()
+        for target in self.targets:
+            if target.quarantine:
+                quarantined.update(target.quarantine.schema.names)
+        return tuple(column for name, column in SCHEMA_COLUMNS.items() if name in quarantined)
 
     def columns(self) -> list[str]:
         """Return the columns of a labelled batch that landing needs, each once."""
-        added = {"_wanted": self.wanted, "_unknown": self.unknown}
-        names = [*RAW_COLUMNS, "_failed", "_bare", "_unmatched", "_dead", *(name for name in added if added[name])]
+        names: list[str | None] = [*RAW_COLUMNS, "_failed", "_bare", "_unmatched", "_dead"]
+        names += ["_wanted" if self.wanted else None, "_unknown" if self.unknown else None]
         names += [*self.about, *self.bronze_violated.values()]
         for route in self.routes:
             names += [route.matched, route.refused, route.dropped, *route.violated.values()]
             for target in route.targets:
-                more = target.bad_name, target.merge_by, target.held
-                names += [target.destination, target.rows, *filter(None, more)]
-        return list(dict.fromkeys(names))
+                names += [target.destination, target.rows, target.bad_name, target.merge_by, target.held]
+        return list(dict.fromkeys(name for name in names if name))
 
 
 @dataclass(frozen=True)
@@ -216,8 +220,8 @@ class Demands:
     `casts`: place -> column -> type to write; `conflicts`: place -> column -> why its values cannot be written, where
     a place is a target's key and a table (routes that share a table need not have the same columns);
     `allowed`: target key -> the only names it may still use (absent: no limit reached); `frozen`: place -> column ->
-    the type in which its values go into a table that may not change, None where that lacks the column; `constraints`:
-    place -> what to call it -> a condition over the table's columns that is true for every row of the table;
+    the type in which its values go into a table that may not change, None if that lacks the column; `constraints`:
+    place -> name -> a condition over the table's columns that is true for every row of the table;
     `blocked`: place -> why its table cannot be written, so that all of its rows go to the quarantine.
     """
 
@@ -229,19 +233,22 @@ class Demands:
     blocked: dict[str, str] = field(default_factory=dict)
 
     def differ(self, other: Demands, places: set[str]) -> bool:
-        """Say whether rows in these places would be staged or quarantined otherwise under other demands."""
+        """Return whether rows in these places would be staged or quarantined otherwise under other demands."""
         for place in places:
-            if self.casts.get(place, {}) != other.casts.get(place, {}):
+            if self._of_place(place) != other._of_place(place):
                 return True
             if not set(other.conflicts.get(place, {})) <= set(self.conflicts.get(place, {})):
                 return True
-            if self.frozen.get(place, {}) != other.frozen.get(place, {}):
-                return True
-            if self.constraints.get(place, {}) != other.constraints.get(place, {}):
-                return True
-            if (place in self.blocked) != (place in other.blocked):
-                return True
         return self.allowed != other.allowed
+
+    def _of_place(self, place: str) -> tuple[Any, ...]:
+        """Return what must be equal in other demands, so that the same rows are staged in a place."""
+        return (
+            self.casts.get(place, {}),
+            self.frozen.get(place, {}),
+            self.constraints.get(place, {}),
+            place in self.blocked,
+        )
 
 
 def outbox_of(query: str, route: str, sink: str) -> str:
@@ -255,9 +262,9 @@ def quarantine_of(query: str, route: str, sink: str) -> str:
 
 
 TABLE = "_table"
-"""The column of a merging sink's outbox that says which table a row is for."""
+"""The column of a merging sink's outbox with the table that a row is for."""
 ORDERED = (NumericType, StringType, DateType, TimestampType, TimestampNTZType)
-"""The types of what rows are ordered by."""
+"""The types of columns that rows are ordered by."""
 EQUAL = (IntegralType, DecimalType, StringType, DateType, TimestampType, TimestampNTZType, BooleanType)
 """The types whose values can be compared for equality by every engine: no fractions."""
 KEYS = (*EQUAL, BinaryType)
@@ -266,20 +273,22 @@ DIVIDING = {"partition_by": EQUAL, "cluster_by": ORDERED}
 
 
 def merge_struct(sink: MergingSink) -> Column:
-    """Return what the outbox of a sink has beside the route's columns, as a struct."""
+    """Return the columns that the outbox of a sink has besides the route's, as a struct."""
     newest = sink.newest()
     named = [column.alias(name) for column, name in zip(newest, newest_names(len(newest)), strict=True)]
     return F.struct(F.lit("").alias(TABLE), F.lit(False).alias(DELETED), *named)
 
 
-def counted(sink: MergingSink) -> KeyedTable:
+def with_order_columns(sink: MergingSink) -> KeyedTable:
     """Return the options of a sink's merge, with the number of columns that it orders by."""
     return replace(sink.keyed(), newest=len(sink.newest()))
 
 
-def asked(keyed: KeyedTable, only_spark: bool) -> KeyedTable:
-    """Return the options of a sink's merge; where they choose no engine, `commit: spark` of the configuration does."""
-    return replace(keyed, engine="spark") if only_spark and keyed.engine == "auto" else keyed
+def merge_options(keyed: KeyedTable, only_spark: bool) -> KeyedTable:
+    """Return the options of a merge; if they choose no engine, `commit: spark` of the configuration does."""
+    if only_spark and keyed.engine == "auto":
+        return replace(keyed, engine="spark")
+    return keyed
 
 
 def check_mergeable(sink: MergingSink, where: str, rows: StructType, more: StructType) -> None:
@@ -287,7 +296,7 @@ def check_mergeable(sink: MergingSink, where: str, rows: StructType, more: Struc
 
     `rows` are the route's columns, `more` those of `extra`. Raises StartError with the next step.
     """
-    keyed = counted(sink)
+    keyed = with_order_columns(sink)
     kinds: dict[str, DataType] = {field.name: field.dataType for field in rows}
     _check_columns(keyed, where, kinds, ("keys", "columns", "partition_by", "cluster_by", "comments"))
     for key in keyed.keys:
@@ -297,8 +306,13 @@ def check_mergeable(sink: MergingSink, where: str, rows: StructType, more: Struc
     for newest in more.fields[2:]:
         if not isinstance(newest.dataType, ORDERED):
             raise StartError(f"{where}: `newest_by` has no order: it is {newest.dataType.simpleString()}; cast it")
-    own = [*more.names, *(HISTORY_COLUMNS.names if keyed.history else []), *filter(None, (keyed.soft_delete,))]
-    if clash := sorted({name.lower() for name in own} & {name.lower() for name in kinds}):
+    own_columns = [*more.names]
+    if keyed.history:
+        own_columns += HISTORY_COLUMNS.names
+    if keyed.soft_delete:
+        own_columns.append(keyed.soft_delete)
+    clash = sorted({name.lower() for name in own_columns} & {name.lower() for name in kinds})
+    if clash:
         raise StartError(f"{where}: the sink keeps a column {clash[0]} itself; rename the event's in `select`")
 
 
@@ -309,23 +323,29 @@ def check_options(options: TableOptions, where: str, rows: StructType) -> None:
     _check_division(options, where, kinds)
     for name in options.partition_by:
         if isinstance(kinds[name], (TimestampType, TimestampNTZType)):
-            what = f"{name} has a value for every instant; make a date of it in `select`, or take `cluster_by`"
-            raise StartError(f"{where}: `partition_by`: {what}")
+            raise StartError(
+                f"{where}: `partition_by`: {name} has a value for every instant; make a date of it in `select`, or "
+                "take `cluster_by`"
+            )
 
 
-def _check_columns(asked: Any, where: str, kinds: dict[str, DataType], options: tuple[str, ...]) -> None:
+def _check_columns(
+    table: KeyedTable | TableOptions, where: str, kinds: dict[str, DataType], options: tuple[str, ...]
+) -> None:
     for option in options:
-        for name in getattr(asked, option) or ():
+        for name in getattr(table, option) or ():
             if name not in kinds:
-                have = ", ".join(kinds)
-                raise StartError(f"{where}: `{option}` names {name}, which `select` does not give; it gives {have}")
+                selected = ", ".join(kinds)
+                raise StartError(f"{where}: `{option}` names {name}, which `select` does not give; it gives {selected}")
 
 
-def _check_division(keyed: KeyedTable | TableOptions, where: str, kinds: dict[str, DataType]) -> None:
-    for option, fit in DIVIDING.items():
-        for name in getattr(keyed, option):
-            if not isinstance(kinds[name], fit):
-                what = f"{name} is {kinds[name].simpleString()}, which no table is divided by"
-                raise StartError(f"{where}: `{option}`: {what}; cast it in `select`, or take another column")
-    if len(keyed.partition_by) == len(kinds):
+def _check_division(table: KeyedTable | TableOptions, where: str, kinds: dict[str, DataType]) -> None:
+    for option, types in DIVIDING.items():
+        for name in getattr(table, option):
+            if not isinstance(kinds[name], types):
+                raise StartError(
+                    f"{where}: `{option}`: {name} is {kinds[name].simpleString()}, which no table is divided by; cast "
+                    "it in `select`, or take another column"
+                )
+    if len(table.partition_by) == len(kinds):
         raise StartError(f"{where}: `partition_by` names every column; leave one for the files")

@@ -2,7 +2,7 @@
 
 What a user's expression raises on a row is caught on that row: a rule becomes null, which is no match; a projection
 becomes a dead letter. If one expression of a route needs Spark, Spark evaluates all expressions of that route, and
-of no other. Where the decoder works in the task, that task is then cut in two: decode, Spark's columns, label and land.
+of no other. If the decoder works in the task, that task is then cut in two: decode, Spark's columns, label and land.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from router.engine.expressions.evaluator import Node, Untranslatable, translate
 from router.engine.label.labels import Decoding, Labelling, decoding_task
 from router.engine.label.layout import RAW_COLUMNS, RECORD_SCHEMA, Layout
 from router.engine.label.route import SPREAD_BY, Check, RoutePlanner
-from router.engine.label.tombstones import TOMBSTONE, taken, tombstones
+from router.engine.label.tombstones import TOMBSTONE, takes_tombstones, tombstones
 from router.engine.lookup.loading import Lookups
 from router.errors import StartError, first_line
 
@@ -42,10 +42,10 @@ log = logging.getLogger("router")
 class Stages:
     """What happens to raw records before the landing task and in it; made once for each state of the decoder.
 
-    `before` adds the columns that Spark makes of raw records, `decoding` is what a task makes of these. `levels` are
-    the columns of what needs Spark, one projection after the other; those of `spread_by` end with the first table name
-    that a sink takes from data. `left` says which routes are left to Spark, and why; `left_of_bronze` which of bronze's
-    expectations.
+    `arrow` is None if Spark's columns decode records. `decoded` are the columns of decoded records. `levels` are the
+    columns that need Spark, one projection after the other; those of `spread_by` end with the first table name that a
+    sink takes from data. `routes_by_spark` has the reason for each route that is left to Spark, `bronze_by_spark` that
+    for each of bronze's expectations. `lookup_keys` are the expressions of the keys of each lookup.
     """
 
     decoder: Decoder
@@ -55,9 +55,9 @@ class Stages:
     decoded: StructType
     levels: tuple[dict[str, Column], ...]
     spread_by: tuple[dict[str, Column], ...]
-    left: dict[str, str]
-    left_of_bronze: dict[str, str]
-    on: dict[str, tuple[Node, ...]]
+    routes_by_spark: dict[str, str]
+    bronze_by_spark: dict[str, str]
+    lookup_keys: dict[str, tuple[Node, ...]]
 
 
 @dataclass(frozen=True)
@@ -74,26 +74,29 @@ class Plan:
 
     @property
     def spreads(self) -> bool:
-        """Say whether data names tables, so that rows can be shuffled by table."""
+        """Return whether data names tables, so that rows can be shuffled by table."""
         return bool(self.stages.spread_by)
 
     def frame(self, records: DataFrame, tasks: int | None = None) -> tuple[DataFrame, Labelling]:
-        """Return what the landing task gets of raw records, and how it labels them.
+        """Return the frame that the landing task gets of raw records, and how it labels them.
 
         With `tasks` rows are shuffled so that those of a table meet in one of so many. Keeps a column `_big`.
         """
         stages = self.stages
-        frame = stages.arrow.before(records) if stages.arrow and stages.arrow.before else records
-        frame = frame if stages.arrow else stages.decoder.decode(frame)
+        frame = records
+        if stages.arrow is None:
+            frame = stages.decoder.decode(records)
+        elif stages.arrow.before:
+            frame = stages.arrow.before(records)
         spread = tasks is not None and self.spreads
         if not (stages.levels or spread):
             return frame, stages.labelling
-        kept = ["_big"] if "_big" in records.columns else []
+
+        # Spark's expressions need decoded records: an earlier task decodes them.
+        decoded = StructType([*stages.decoded, *(field for field in frame.schema if field.name == "_big")])
         if stages.arrow or stages.decoding.tombstones or stages.decoding.lookups:
-            more = [field for field in frame.schema if field.name in kept]
-            kinds = StructType([*stages.decoded.fields, *more])
-            frame = frame.mapInArrow(decoding_task(stages.decoding, kinds.names), kinds)
-        columns = [*stages.decoded.names, *kept]
+            frame = frame.mapInArrow(decoding_task(stages.decoding, decoded.names), decoded)
+        columns = [*decoded.names]
         for level in stages.levels:
             frame = frame.withColumns(level)
             columns += level
@@ -108,8 +111,8 @@ class Plan:
 class Planner:
     """The plans of a query's batches. The decoder must be prepared already.
 
-    Every level is one projection for all routes: Spark analyses a plan anew for each, which is what a small batch
-    spends its time on. The columns are made once per decoder and used for every batch: each is some calls across the
+    Every level is one projection for all routes: Spark analyses the plan again for each, and a small batch spends its
+    time on that. The columns are made once per decoder and used for every batch: each is some calls across the
     gateway. A plan `at_start` is refused if no table can have its columns.
     """
 
@@ -124,19 +127,20 @@ class Planner:
         self.routes = [RoutePlanner(index, route) for index, route in enumerate(config.routes)]
         self.stages: Stages | None = None
         self.logged: str | None = None
-        self.looked_up: tuple[str, ...] = ()
+        self.lookup_states: tuple[str, ...] = ()
         self.preparing = threading.Lock()
 
     def prepare(self, spark: SparkSession) -> None:
-        """Make what all plans have in common, ahead of the first batch; a batch that comes meanwhile waits for it."""
-        with self.preparing, suppress(Exception):  # the batch runs into the same, and reports it
+        """Make the stages ahead of the first batch; a batch that comes meanwhile waits for them."""
+        with self.preparing, suppress(Exception):  # the batch gets the same error, and reports it
             self._prepared(spark)
         self._refuse_deep_columns()
 
     def refresh(self, wanted: frozenset[str] = frozenset()) -> None:
-        """Let the decoder fetch what the next batch, or rows of this one, need. Raises OSError where it cannot now.
+        """Let the decoder fetch the schemas that the next batch, or rows of this one, need.
 
-        For a next batch (nothing is wanted) tables of lookups that have changed are taken, too.
+        Before a batch (nothing is wanted) tables of lookups that have changed are loaded again as well. Raises OSError
+        if a schema cannot be fetched now.
         """
         self.decoder = self.decoder.refresh(wanted)
         if not wanted:
@@ -147,7 +151,7 @@ class Planner:
         with self.preparing:
             stages = self._prepared(raw.sparkSession)
         self._refuse_deep_columns()
-        self._tell(stages)
+        self._log_stages(stages)
         return Plan(raw, stages)
 
     def _refuse_deep_columns(self) -> None:
@@ -165,130 +169,148 @@ class Planner:
         self.checks_depth = False
 
     def _prepared(self, spark: SparkSession) -> Stages:
-        # a decoder that has learnt something is another object
+        # A decoder that has learnt something is another object.
         if self.stages is None or self.stages.decoder is not self.decoder:
             self.lookups.load(spark)
             self.stages = self._stages(spark)
-        if self.stages.decoding.lookups and self.looked_up != self.lookups.states():  # columns stay, rows are others
-            decoding = replace(self.stages.decoding, lookups=self.lookups.tables(self.stages.on))
+        # A lookup that was loaded again has the columns of before, and other rows.
+        lookup_states = self.lookups.states()
+        if self.stages.decoding.lookups and self.lookup_states != lookup_states:
+            decoding = replace(self.stages.decoding, lookups=self.lookups.tables(self.stages.lookup_keys))
             labelling = replace(self.stages.labelling, decoding=decoding)
             self.stages = replace(self.stages, decoding=decoding, labelling=labelling)
-        self.looked_up = self.lookups.states()
+        self.lookup_states = lookup_states
         return self.stages
 
-    def _tell(self, stages: Stages) -> None:
+    def _log_stages(self, stages: Stages) -> None:
         stages_text = stages_in_words(stages)
         if stages_text != self.logged and not self.quiet:
             log.info("%s: %s", self.config.name, stages_text)
         self.logged = stages_text
 
     def _stages(self, spark: SparkSession) -> Stages:
-        config, decoder = self.config, self.decoder
-        arrow = decoder.decoding()
+        config = self.config
+        arrow = self.decoder.decoding()
         records = spark.createDataFrame([], RECORD_SCHEMA)
-        before = arrow.before(records) if arrow and arrow.before else records
-        adds = arrow.adds if arrow else decoder.decode(records).schema
-        kinds = StructType([*records.schema, *(field for field in adds if field.name not in RAW_COLUMNS)])
-        frame = spark.createDataFrame([], kinds)
-        dead = tombstones(config, frame)
-        if dead:
-            kinds = StructType([*kinds.fields, StructField(TOMBSTONE, BooleanType())])
-            frame = spark.createDataFrame([], kinds)
-        on = self.lookups.on(frame)
-        if on:
-            kinds = StructType([*kinds.fields, *self.lookups.fields(frame.columns)])
-            frame = spark.createDataFrame([], kinds)
-        shipped = replace(arrow, before=None) if arrow else None  # a closure of the driver's
-        decoding = Decoding(shipped, dead, tuple(before.columns[len(records.columns) :]), self.lookups.tables(on))
-        labels = tuple(route.labels(frame, config) for route in self.routes)
-        bronze_by = config.bronze.partition_by if config.bronze else ()
-        added = frame.columns
-        expect = config.bronze.expect if config.bronze else ()
-        layout = Layout(
-            self.bronze,
-            config.dead_letters,
-            labels,
-            "_wanted" in added,
-            bronze_by,
-            "_unknown" in added,
-            {one.name: f"_violated_{one.name}" for one in expect},
-            tuple(one.name for one in expect if one.otherwise == "fail"),
-            config.drop == "nulls",
+        before_columns: list[str] = []
+        if arrow and arrow.before:
+            before_columns = arrow.before(records).columns[len(records.columns) :]
+        decoder_fields = arrow.adds if arrow else self.decoder.decode(records).schema
+
+        # Tombstones are expressions over decoded columns, keys of lookups over these and the mark of tombstones: each
+        # step needs a frame with the columns of those before it.
+        fields = [*records.schema, *(field for field in decoder_fields if field.name not in RAW_COLUMNS)]
+        frame = spark.createDataFrame([], StructType(fields))
+        tombstone_events = tombstones(config, frame)
+        if tombstone_events:
+            fields = [*fields, StructField(TOMBSTONE, BooleanType())]
+            frame = spark.createDataFrame([], StructType(fields))
+        lookup_keys = self.lookups.on(frame)
+        if lookup_keys:
+            fields = [*fields, *self.lookups.fields(frame.columns)]
+            frame = spark.createDataFrame([], StructType(fields))
+
+        decoding = Decoding(
+            arrow=replace(arrow, before=None) if arrow else None,  # `before` is a closure of the driver's
+            tombstones=tombstone_events,
+            before=tuple(before_columns),
+            lookups=self.lookups.tables(lookup_keys),
         )
-        expressions, levels, left = self._expressions(frame, layout, tombstones=dead is not None)
-        checks, columns, left_of_bronze = _bronze_checks(frame, expect)
-        if columns:
-            first_level = levels[0] if levels else {}
-            levels = ({**first_level, **columns}, *levels[1:])
-        labelling = Labelling(decoding, layout, expressions, self.own, config.unmatched == "dead_letters", checks)
-        spread_by = next(filter(None, (route.spread_by(frame) for route in self.routes)), ())
+        expectations = config.bronze.expect if config.bronze else ()
+        layout = Layout(
+            bronze=self.bronze,
+            dead_letters=config.dead_letters,
+            routes=tuple(route.labels(frame, config) for route in self.routes),
+            wanted="_wanted" in frame.columns,
+            bronze_by=config.bronze.partition_by if config.bronze else (),
+            unknown="_unknown" in frame.columns,
+            bronze_violated={check.name: f"_violated_{check.name}" for check in expectations},
+            bronze_failing=tuple(check.name for check in expectations if check.otherwise == "fail"),
+            drops_nulls=config.drop == "nulls",
+        )
+        expressions, levels, routes_by_spark = self._expressions(
+            frame, layout, has_tombstones=tombstone_events is not None
+        )
+        bronze_checks, bronze_columns, bronze_by_spark = _bronze_checks(frame, expectations)
+        levels[0].update(bronze_columns)
+        labelling = Labelling(
+            decoding=decoding,
+            layout=layout,
+            routes=expressions,
+            own_tables=self.own,
+            unmatched_are_dead=config.unmatched == "dead_letters",
+            bronze_checks=bronze_checks,
+        )
         return Stages(
-            decoder=decoder,
+            decoder=self.decoder,
             arrow=arrow,
             decoding=decoding,
             labelling=labelling,
-            decoded=kinds,
-            levels=levels,
-            spread_by=spread_by,
-            left=left,
-            left_of_bronze=left_of_bronze,
-            on=on,
+            decoded=StructType(fields),
+            levels=tuple(level for level in levels if level),
+            spread_by=next(filter(None, (route.spread_by(frame) for route in self.routes)), ()),
+            routes_by_spark=routes_by_spark,
+            bronze_by_spark=bronze_by_spark,
+            lookup_keys=lookup_keys,
         )
 
     def _expressions(
-        self, frame: DataFrame, layout: Layout, *, tombstones: bool
+        self, frame: DataFrame, layout: Layout, *, has_tombstones: bool
     ) -> tuple[tuple[RouteExpressions, ...], tuple[dict[str, Column], ...], dict[str, str]]:
-        """Return the expressions of each route, and the columns and the names of those that are left to Spark."""
-        found: list[RouteExpressions] = []
+        """Return the expressions of each route, the two levels of Spark's columns, and why routes need these."""
+        expressions: list[RouteExpressions] = []
         levels: tuple[dict[str, Column], ...] = ({}, {})
-        left: dict[str, str] = {}
-        decoded = F.col("event").isNotNull()
-        living = decoded & ~F.col(TOMBSTONE) if tombstones else decoded
+        routes_by_spark: dict[str, str] = {}
+        is_event = F.col("event").isNotNull()
         for route, labels in zip(self.routes, layout.routes, strict=True):
             try:
-                found.append(route.in_tasks(frame, labels))
-            except Untranslatable as what:
-                left[labels.name] = str(what)
-                expressions, columns = route.by_spark(frame, labels, decoded if taken(route.route) else living)
-                found.append(expressions)
-                for level, more in zip(levels, columns, strict=True):
-                    level.update(more)
-        return tuple(found), tuple(level for level in levels if level), left
+                expressions.append(route.in_tasks(frame, labels))
+                continue
+            except Untranslatable as reason:
+                routes_by_spark[labels.name] = str(reason)
+            candidates = is_event
+            if has_tombstones and not takes_tombstones(route.route):
+                candidates = is_event & ~F.col(TOMBSTONE)
+            of_route, columns = route.by_spark(frame, labels, candidates)
+            expressions.append(of_route)
+            for level, columns_of_level in zip(levels, columns, strict=True):
+                level.update(columns_of_level)
+        return tuple(expressions), levels, routes_by_spark
 
 
 def _bronze_checks(
     frame: DataFrame, expectations: tuple[BronzeExpectation, ...]
 ) -> tuple[tuple[Check, ...], dict[str, Column], dict[str, str]]:
-    """Return the expectations of bronze, the columns of those that Spark evaluates, and why it is left to Spark.
+    """Return the expectations of bronze, the columns of those that Spark evaluates, and why Spark has to.
 
-    Raises StartError for what is no expression over the record's columns.
+    Raises StartError for an expectation that is no expression over the record's columns.
     """
     checks: list[Check] = []
     columns: dict[str, Column] = {}
-    left: dict[str, str] = {}
-    # What is tried needs a guard that Spark does not fold away: this one holds for every record.
+    by_spark: dict[str, str] = {}
+    # A guarded expression needs a condition that Spark does not fold away: this one holds for every record.
     every_record = F.coalesce(F.length("topic") >= 0, F.lit(True))
     for number, expectation in enumerate(expectations):
         try:
             condition = F.expr(expectation.sql).cast("boolean")
             node = translate(frame, [condition])[0]
-        except Untranslatable as why:
+        except Untranslatable as reason:
             name = f"_bronze_check{number}"
             columns[name] = holds(every_record, condition)
-            left[expectation.name] = str(why)
+            by_spark[expectation.name] = str(reason)
             node = Node("column", "boolean", with_=name)
         except (AnalysisException, ParseException) as error:
             raise StartError(f"bronze, expectation {expectation.name}: {first_line(error)}") from error
         checks.append(Check(expectation.name, expectation.otherwise, node))
-    return tuple(checks), columns, left
+    return tuple(checks), columns, by_spark
 
 
 def stages_in_words(stages: Stages) -> str:
-    """Return a sentence that says in which stages a batch runs, and why."""
-    if not (stages.left or stages.left_of_bronze):
+    """Return a sentence about the stages in which a batch runs, and why."""
+    decoding = "tasks decode" if stages.arrow else "Spark decodes"
+    if not (stages.routes_by_spark or stages.bronze_by_spark):
         return "tasks decode, match and land in one stage" if stages.arrow else "Spark decodes, tasks match and land"
-    where = "tasks decode" if stages.arrow else "Spark decodes"
-    needing = f"{len(stages.left)} of {len(stages.labelling.routes)} routes need Spark"
-    reasons = [f"bronze, expectation {name}: Spark evaluates {what}" for name, what in stages.left_of_bronze.items()]
-    reasons += [f"route {name}: Spark evaluates {what}" for name, what in stages.left.items()]
-    return f"{where}, {needing}, tasks land: {'; '.join(reasons)}"
+    needing = f"{len(stages.routes_by_spark)} of {len(stages.labelling.routes)} routes need Spark"
+    reasons = [f"bronze, expectation {name}: Spark evaluates {why}" for name, why in stages.bronze_by_spark.items()]
+    reasons += [f"route {name}: Spark evaluates {why}" for name, why in stages.routes_by_spark.items()]
+    return f"{decoding}, {needing}, tasks land: {'; '.join(reasons)}"

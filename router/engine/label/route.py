@@ -41,15 +41,13 @@ from router.engine.label.layout import (
     outbox_of,
     quarantine_of,
 )
-from router.engine.label.tombstones import taken
+from router.engine.label.tombstones import takes_tombstones
 from router.errors import StartError
 from router.sinks import MergingSink, TableSink
 from router.spark_internals import analysed, arrow_type
 from router.table_names import pieces_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from router.config.models import Config, Route
 
 EVERYTHING = ("event.*",)
@@ -67,7 +65,7 @@ class Check(NamedTuple):
 
 @dataclass(frozen=True)
 class MergeBy:
-    """The expressions of what the outbox of a merging sink has besides. `table` is None where rows name theirs."""
+    """The expressions of the further columns in a merging sink's outbox. `table` is None if rows name theirs."""
 
     table: str | None
     deletes: Node
@@ -79,9 +77,8 @@ class MergeBy:
 class RouteExpressions:
     """The expressions of one route, as the landing task evaluates them.
 
-    `row` is None where the route takes the event as it is, and one node where Spark has evaluated the projection.
-    `names` and `merges` are by the column of the target that they make. `names_of_rows`: the columns of the row are in
-    the names, too.
+    `row` is None if the route takes the event as it is, and one node if Spark has evaluated the projection. `names` and
+    `merges` are by the column of the target that they make. `names_of_rows`: the names read columns of the row as well.
     """
 
     labels: RouteLabels
@@ -94,8 +91,8 @@ class RouteExpressions:
     names_of_rows: bool = False
 
 
-class Expressions(NamedTuple):
-    """The expressions of a route as Spark's columns, in the order in which they are evaluated."""
+class RouteColumns(NamedTuple):
+    """The expressions of a route as Spark's columns. `newest`: those of all merging sinks, one sink after another."""
 
     rule: Column
     checks: tuple[Column, ...]
@@ -122,167 +119,240 @@ class RoutePlanner:
         """Return the merging sinks by their place."""
         return {j: sink for j, sink in enumerate(self.route.sinks) if isinstance(sink, MergingSink)}
 
-    def named(self) -> dict[int, Column]:
-        """Return the table column of each sink that names its tables per row."""
-        found = {}
+    def table_columns(self) -> dict[int, Column]:
+        """Return, by the place of the sink, the table column of each sink that names its tables per row."""
+        columns = {}
         for j, sink in enumerate(self.route.sinks):
-            if isinstance(sink, (TableSink, MergingSink)) and not isinstance(named := sink.table(), str):
-                found[j] = named.cast("string")
-        return found
+            if not isinstance(sink, (TableSink, MergingSink)):
+                continue
+            table = sink.table()
+            if not isinstance(table, str):
+                columns[j] = table.cast("string")
+        return columns
 
-    def made(self, frame: DataFrame) -> list[StructField]:
+    def selected_columns(self, frame: DataFrame) -> list[StructField]:
         """Return the columns that `select` makes under names that a frame does not have."""
-        have = {name.lower() for name in frame.columns}
-        return [column for column in self._row_type(frame) if column.name.lower() not in have]
+        frame_names = {name.lower() for name in frame.columns}
+        return [column for column in self._row_type(frame) if column.name.lower() not in frame_names]
 
-    def naming(self, frame: DataFrame) -> DataFrame:
-        """Return an empty frame over which table names can be analysed: a frame's columns and those of `made`."""
-        return frame.sparkSession.createDataFrame([], StructType([*frame.schema, *self.made(frame)]))
+    def frame_for_names(self, frame: DataFrame) -> DataFrame:
+        """Return an empty frame over which table names can be analysed: with the frame's and the selected columns."""
+        return frame.sparkSession.createDataFrame([], StructType([*frame.schema, *self.selected_columns(frame)]))
 
     def names_of_rows(self, frame: DataFrame) -> list[Node] | None:
-        """Return the table names where columns that `select` makes are in them; None where a frame has all of theirs.
+        """Return the table names if columns that `select` makes are in them; None if a frame has all of theirs.
 
-        Tasks evaluate these, whoever evaluates the rest of the route: Spark would need one more projection per route.
+        Tasks always evaluate these, even if Spark evaluates the rest of the route: Spark would need one more projection
+        per route.
         """
-        named = [*self.named().values()]
-        if not named or not self._reads_made(frame, named):
+        names = [*self.table_columns().values()]
+        if not names or not self._reads_selected(frame, names):
             return None
         try:
-            return translate(self.naming(frame), named)
-        except Untranslatable as what:
+            return translate(self.frame_for_names(frame), names)
+        except Untranslatable as reason:
             raise StartError(
-                f"route {self.route.name}: a table's name is made of what `select` makes, and needs {what}; make the "
+                f"route {self.route.name}: a table's name is made of what `select` makes, and needs {reason}; make the "
                 "whole name there, as text"
             ) from None
 
     def spread_by(self, frame: DataFrame) -> tuple[dict[str, Column], ...]:
         """Return columns, level by level, of which the last is the first table name that a sink takes from data."""
-        if (named := next(iter(self.named().values()), None)) is None:
+        names = [*self.table_columns().values()]
+        if not names:
             return ()
-        given = F.col("event").isNotNull()
-        name = {SPREAD_BY: tried(F.when(given, named))}
-        if not self._reads_made(frame, [named]):
-            return (name,)
-        row = tried(F.when(given, F.struct(*self.projection(frame))))
-        return {column.name: row.getField(column.name) for column in self.made(frame)}, name
+        has_event = F.col("event").isNotNull()
+        name_level = {SPREAD_BY: tried(F.when(has_event, names[0]))}
+        if not self._reads_selected(frame, names[:1]):
+            return (name_level,)
+        row = tried(F.when(has_event, F.struct(*self.projection(frame))))
+        row_level = {column.name: row.getField(column.name) for column in self.selected_columns(frame)}
+        return (row_level, name_level)
 
-    def _reads_made(self, frame: DataFrame, named: list[Column]) -> bool:
-        """Say whether names read what only `select` makes. Raises AnalysisException where nothing has it."""
-        known = {name.lower() for name in frame.columns}
-        if self._templates_read(known):  # the usual case, without a call of Spark's analyser
+    def _reads_selected(self, frame: DataFrame, names: list[Column]) -> bool:
+        """Return whether names read what only `select` makes. Raises AnalysisException if a column exists nowhere."""
+        frame_names = {name.lower() for name in frame.columns}
+        if self._templates_read_only(frame_names):  # the usual case, without a call of Spark's analyser
             return False
-        plan = analysed(self.naming(frame).select(*named))
-        for k in range(len(named)):
-            read = plan.projectList().apply(k).references().iterator()
-            while read.hasNext():
-                if read.next().name().lower() not in known:
+        projections = analysed(self.frame_for_names(frame).select(*names)).projectList()
+        for k in range(len(names)):
+            references = projections.apply(k).references().iterator()
+            while references.hasNext():
+                if references.next().name().lower() not in frame_names:
                     return True
         return False
 
-    def _templates_read(self, known: set[str]) -> bool:
-        """Say whether all names are made of templates, and these of known columns."""
-        sinks = [self.route.sinks[j] for j in self.named()]
-        templates = [sink.table_template() for sink in sinks if isinstance(sink, (TableSink, MergingSink))]
-        fields = (field for template in templates for field, _ in pieces_of(template or "{?}") if field)
-        return all(field.split(".")[0].lower() in known for field in fields)
+    def _templates_read_only(self, frame_names: set[str]) -> bool:
+        """Return whether all table names are made of templates that read columns of a frame only."""
+        for j in self.table_columns():
+            sink = self.route.sinks[j]
+            assert isinstance(sink, (TableSink, MergingSink))
+            for field, _ in pieces_of(sink.table_template() or "{?}"):
+                if field and field.split(".")[0].lower() not in frame_names:
+                    return False
+        return True
 
-    def asked(self, frame: DataFrame) -> Expressions:
-        """Return the route's expressions over the columns of a decoded frame."""
-        row = () if self.rows == "event" else tuple(self.projection(frame))
-        deletes = [F.lit(False) if (found := sink.deletes()) is None else found for sink in self.merging.values()]
-        newest = tuple(column for sink in self.merging.values() for column in sink.newest())
-        checks = tuple(F.expr(check.sql) for check in self.route.expect)
-        return Expressions(self.route.match.matches(), checks, row, (*self.named().values(),), (*deletes,), newest)
+    def columns(self, frame: DataFrame, *, with_names: bool) -> RouteColumns:
+        """Return the route's expressions over the columns of a decoded frame; `with_names`: the table names as well."""
+        deletes = []
+        newest: list[Column] = []
+        for sink in self.merging.values():
+            condition = sink.deletes()
+            deletes.append(F.lit(False) if condition is None else condition)
+            newest += sink.newest()
+        return RouteColumns(
+            rule=self.route.match.matches(),
+            checks=tuple(F.expr(check.sql) for check in self.route.expect),
+            row=() if self.rows == "event" else tuple(self.projection(frame)),
+            names=tuple(self.table_columns().values()) if with_names else (),
+            deletes=tuple(deletes),
+            newest=tuple(newest),
+        )
 
     def projection(self, frame: DataFrame) -> list[Column]:
         """Return the columns that the route selects."""
-        return [column for text in self.route.select for column in _expand(frame, text)]
+        columns: list[Column] = []
+        for text in self.route.select:
+            columns += _expand(frame, text)
+        return columns
 
     def in_tasks(self, frame: DataFrame, labels: RouteLabels) -> RouteExpressions:
         """Return what tasks evaluate themselves. Raises Untranslatable with what only Spark can evaluate."""
-        asked, of_rows = self.asked(frame), self.names_of_rows(frame)
-        asked = asked if of_rows is None else asked._replace(names=())
+        names_of_rows = self.names_of_rows(frame)
+        columns = self.columns(frame, with_names=names_of_rows is None)
         try:
-            nodes = iter(translate(frame, [asked.rule, *(column for part in asked[1:] for column in part)]))
+            # All at once, since each call analyses a plan.
+            nodes = translate(
+                frame,
+                [
+                    columns.rule,
+                    *columns.checks,
+                    *columns.row,
+                    *columns.names,
+                    *columns.deletes,
+                    *columns.newest,
+                ],
+            )
         except AnalysisException:  # the projection as a whole was analysed before: one of its parts stands for several
             raise Untranslatable("the * of a field") from None
-        rule, checks, row, names, deletes, newest = (
-            [next(nodes) for _ in part] for part in ((asked.rule,), *asked[1:])
+        remaining = iter(nodes)
+        return self._expressions(
+            labels,
+            rule=next(remaining),
+            checks=[next(remaining) for _ in columns.checks],
+            row=tuple(next(remaining) for _ in columns.row) or None,
+            names=[next(remaining) for _ in columns.names],
+            names_of_rows=names_of_rows,
+            deletes=[next(remaining) for _ in columns.deletes],
+            newest=[*remaining],
         )
-        found = self._expressions(labels, rule[0], checks, tuple(row) or None, of_rows or names, deletes, newest)
-        return replace(found, names_of_rows=of_rows is not None)
 
     def by_spark(
-        self, frame: DataFrame, labels: RouteLabels, given: Column
+        self, frame: DataFrame, labels: RouteLabels, candidates: Column
     ) -> tuple[RouteExpressions, list[dict[str, Column]]]:
         """Return what tasks read from columns that Spark evaluates, and these columns, level by level.
 
-        `given` are the rows that the route looks at. Every column is guarded: what raises on a row is null on it, and
-        the projection is one struct, so that a null struct says that it raised.
+        `candidates` are the rows that the route looks at. Every column is guarded: what raises on a row is null on it,
+        and the projection is one struct, so that a null struct means that it raised.
         """
-        asked, of_rows, i = self.asked(frame), self.names_of_rows(frame), self.index
-        asked = asked if of_rows is None else asked._replace(names=())
-        matched = F.col(f"_matched{i}")
-        checks = {f"_check{i}_{k}": holds(matched, column) for k, column in enumerate(asked.checks)}
-        row = {self.rows: tried(F.when(matched, F.struct(*asked.row)))} if asked.row else {}
-        others = {
-            f"_{kind}{i}_{k}": tried(F.when(matched, column))
-            for kind in ("names", "deletes", "newest")
-            for k, column in enumerate(getattr(asked, kind))
-        }
-        rule, whole = _column(f"_matched{i}"), _column(self.rows) if row else None
-        kinds = ("check", "names", "deletes", "newest")
-        checked, names, *rest = (
-            [_column(name) for name in {**checks, **others} if name.startswith(f"_{kind}{i}_")] for kind in kinds
+        names_of_rows = self.names_of_rows(frame)
+        columns = self.columns(frame, with_names=names_of_rows is None)
+        matched = F.col(labels.matched)
+        guarded: dict[str, Column] = {}
+
+        # All of these read the column of the rule: they are one level, behind that of the rule.
+        checks = []
+        for k, check in enumerate(columns.checks):
+            name = f"_check{self.index}_{k}"
+            guarded[name] = holds(matched, check)
+            checks.append(_read_column(name))
+        row = None
+        if columns.row:
+            guarded[self.rows] = tried(F.when(matched, F.struct(*columns.row)))
+            row = _read_column(self.rows)
+
+        def guard(kind: str, values: tuple[Column, ...]) -> list[Node]:
+            nodes = []
+            for k, value in enumerate(values):
+                name = f"_{kind}{self.index}_{k}"
+                guarded[name] = tried(F.when(matched, value))
+                nodes.append(_read_column(name))
+            return nodes
+
+        expressions = self._expressions(
+            labels,
+            rule=_read_column(labels.matched),
+            checks=checks,
+            row=row,
+            names=guard("names", columns.names),
+            names_of_rows=names_of_rows,
+            deletes=guard("deletes", columns.deletes),
+            newest=guard("newest", columns.newest),
         )
-        found = self._expressions(labels, rule, checked, whole, of_rows or names, *rest)
-        found = replace(found, names_of_rows=of_rows is not None)
-        return found, [{f"_matched{i}": holds(given, asked.rule)}, {**checks, **row, **others}]
+        return expressions, [{labels.matched: holds(candidates, columns.rule)}, guarded]
 
     def _expressions(
         self,
         labels: RouteLabels,
+        *,
         rule: Node,
         checks: list[Node],
         row: tuple[Node, ...] | Node | None,
         names: list[Node],
+        names_of_rows: list[Node] | None,
         deletes: list[Node],
         newest: list[Node],
     ) -> RouteExpressions:
-        expect = zip(self.route.expect, checks, strict=True)
-        named = {labels.targets[j].destination: node for j, node in zip(self.named(), names, strict=True)}
-        merges, left = {}, iter(newest)
+        if names_of_rows is not None:
+            names = names_of_rows
+        merges = {}
+        # The order columns of all sinks stand one after another: each sink takes as many as it has.
+        remaining = iter(newest)
         for (j, sink), node in zip(self.merging.items(), deletes, strict=True):
             target = labels.targets[j]
-            table = None if target.bad_name else str(sink.table())
-            by = tuple(next(left) for _ in sink.newest())
-            merges[str(target.merge_by)] = MergeBy(table, node, by, sink.tombstones)
+            merges[str(target.merge_by)] = MergeBy(
+                table=None if target.bad_name else str(sink.table()),
+                deletes=node,
+                newest=tuple(next(remaining) for _ in sink.newest()),
+                tombstones=sink.tombstones,
+            )
         return RouteExpressions(
-            labels,
-            rule,
-            tuple(Check(check.name, check.otherwise, node) for check, node in expect),
-            row,
-            named,
-            merges,
-            taken(self.route),
+            labels=labels,
+            rule=rule,
+            checks=tuple(
+                Check(check.name, check.otherwise, node) for check, node in zip(self.route.expect, checks, strict=True)
+            ),
+            row=row,
+            names={labels.targets[j].destination: node for j, node in zip(self.table_columns(), names, strict=True)},
+            merges=merges,
+            tombstones=takes_tombstones(self.route),
+            names_of_rows=names_of_rows is not None,
         )
 
     def labels(self, frame: DataFrame, config: Config) -> RouteLabels:
         """Return what the route's columns are called, and its targets."""
-        i, kind = self.index, self._row_type(frame)
-        schema = _rows_schema(kind)
+        row_type = self._row_type(frame)
+        schema = _rows_schema(row_type)
         self._check_named(frame, schema.names)
-        names = [*self.route.named_sinks]
-        blanks = [Target(self.route.identity, name, f"_to{i}_{j}", self.rows, schema) for j, name in enumerate(names)]
+        targets = []
+        for j, name in enumerate(self.route.named_sinks):
+            target = Target(
+                route=self.route.identity,
+                sink=name,
+                destination=f"_to{self.index}_{j}",
+                rows=self.rows,
+                schema=schema,
+            )
+            targets.append(self._with_options(frame, row_type, j, target, config))
         return RouteLabels(
             name=self.route.identity,
             shown=self.route.name,
-            matched=f"_matched{i}",
-            refused=f"_refused{i}",
-            dropped=f"_dropped{i}",
-            violated={one.name: f"_violated{i}_{one.name}" for one in self.route.expect},
-            failing=tuple(one.name for one in self.route.expect if one.otherwise == "fail"),
-            targets=tuple(self._target(frame, kind, j, blank, config) for j, blank in enumerate(blanks)),
+            matched=f"_matched{self.index}",
+            refused=f"_refused{self.index}",
+            dropped=f"_dropped{self.index}",
+            violated={check.name: f"_violated{self.index}_{check.name}" for check in self.route.expect},
+            failing=tuple(check.name for check in self.route.expect if check.otherwise == "fail"),
+            targets=tuple(targets),
         )
 
     def _row_type(self, frame: DataFrame) -> StructType:
@@ -300,76 +370,103 @@ class RoutePlanner:
                     f"route {self.route.name}: expression {name[3:]} of `select` has no name; write: ... AS name"
                 )
 
-    def _target(self, frame: DataFrame, kind: StructType, j: int, blank: Target, config: Config) -> Target:
+    def _with_options(self, frame: DataFrame, row_type: StructType, j: int, target: Target, config: Config) -> Target:
+        """Return the target of a sink with what the sink's options say of it, and with its quarantine."""
         sink = self.route.sinks[j]
-        holding = [one.name for one in self.route.expect if one.otherwise == "quarantine"]
+        holding = [check.name for check in self.route.expect if check.otherwise == "quarantine"]
         if not isinstance(sink, TableSink):
             if holding:
-                what = f"expectation {holding[0]}: rows wait for tables only that are appended to"
-                raise StartError(f"route {blank.route}, sink {blank.sink}: {what}; write `otherwise: dead_letter`")
-            places = MERGED_COORDINATES if isinstance(sink, MergingSink) else COORDINATES
-            columns = {new: _kind_of(frame, old) for new, old in places.items()}
-            if isinstance(sink, MergingSink):
-                more = self._merge_by(frame, kind, sink, blank)
-                blank = replace(blank, merge_by=f"_merge{self.index}_{j}", at_most=sink.at_most)
-                blank, columns = replace(blank, bad_name=self._bad_name(j)), {**columns, **more}
-            table = outbox_of(config.name, blank.route, blank.sink)
-            return replace(_kept(blank, columns), table=table, outbox=True)
-        named = sink.table()
-        check_options(sink, f"route {blank.route}, sink {blank.sink}", kind)
-        blank = replace(blank, seen=sink.columns == "seen", evolution=sink.evolution, widening=sink.widening)
-        blank = replace(blank, zero_is_absent=config.decode.zero_is_absent)
-        blank = replace(blank, held=f"_held{self.index}" if holding else None)
-        blank = replace(blank, quarantine=_quarantine(frame, blank, config), partition_by=sink.partition_by)
-        if isinstance(named, str):
-            return replace(blank, table=named)
-        return replace(blank, bad_name=self._bad_name(j), at_most=sink.at_most)
+                raise StartError(
+                    f"route {target.route}, sink {target.sink}: expectation {holding[0]}: rows wait for tables only "
+                    "that are appended to; write `otherwise: dead_letter`"
+                )
+            return self._outbox(frame, row_type, j, target, config)
 
-    def _merge_by(self, frame: DataFrame, kind: StructType, sink: MergingSink, blank: Target) -> dict[str, pa.DataType]:
-        """Return the columns that the outbox of a merging sink has besides; refuse what could not be merged."""
-        more = frame.select(merge_struct(sink).alias("more")).schema["more"].dataType
-        assert isinstance(more, StructType)
-        check_mergeable(sink, f"route {blank.route}, sink {blank.sink}", kind, more)
-        return {f.name: arrow_type(f.dataType) for f in more}
+        check_options(sink, f"route {target.route}, sink {target.sink}", row_type)
+        target = replace(
+            target,
+            seen=sink.columns == "seen",
+            evolution=sink.evolution,
+            widening=sink.widening,
+            zero_is_absent=config.decode.zero_is_absent,
+            held=f"_held{self.index}" if holding else None,
+        )
+        # Made of the target as it is now: a quarantine is one table with a fixed name and no partitions.
+        target = replace(target, quarantine=_quarantine(frame, target, config), partition_by=sink.partition_by)
+        table = sink.table()
+        if isinstance(table, str):
+            return replace(target, table=table)
+        return replace(target, bad_name=self._bad_name(j), at_most=sink.at_most)
+
+    def _outbox(self, frame: DataFrame, row_type: StructType, j: int, target: Target, config: Config) -> Target:
+        """Return the target of a sink that applies or merges rows later: the outbox that keeps them."""
+        sink = self.route.sinks[j]
+        table = outbox_of(config.name, target.route, target.sink)
+        target = replace(target, table=table, outbox=True)
+        if not isinstance(sink, MergingSink):
+            return _with_columns(target, _arrow_types(frame, COORDINATES))
+
+        target = replace(target, merge_by=f"_merge{self.index}_{j}", at_most=sink.at_most, bad_name=self._bad_name(j))
+        merge_columns = frame.select(merge_struct(sink).alias("more")).schema["more"].dataType
+        assert isinstance(merge_columns, StructType)
+        check_mergeable(sink, f"route {target.route}, sink {target.sink}", row_type, merge_columns)
+        columns = _arrow_types(frame, MERGED_COORDINATES)
+        columns.update({field.name: arrow_type(field.dataType) for field in merge_columns})
+        return _with_columns(target, columns)
 
     def _bad_name(self, j: int) -> str | None:
-        return f"_bad_name{self.index}_{j}" if j in self.named() else None
+        return f"_bad_name{self.index}_{j}" if j in self.table_columns() else None
 
 
-def _column(name: str) -> Node:
+def _read_column(name: str) -> Node:
     """Return the expression that reads a column, whatever its type: one that Spark has evaluated."""
     return Node("column", None, with_=name)
 
 
-def _quarantine(frame: DataFrame, blank: Target, config: Config) -> Target | None:
+def _quarantine(frame: DataFrame, target: Target, config: Config) -> Target | None:
     """Return the table where rows wait until theirs can take them. It has the columns that have a value.
 
-    None for a route with a column of a name that the quarantine needs, unless the sink or an expectation asks for one:
+    None for a route with a column of a name that the quarantine needs, unless the sink or an expectation requires one:
     the stream waits while a table of it cannot be written.
     """
-    asked = blank.evolution == "quarantine" or blank.held is not None
-    known = {new: old for new, old in SCHEMA_COLUMNS.items() if asked and old in frame.columns} | COORDINATES
-    columns = {**QUARANTINE_COLUMNS, **{new: _kind_of(frame, old) for new, old in known.items()}}
-    if not asked and {*columns} & {name.lower() for name in blank.schema.names}:
+    required = target.evolution == "quarantine" or target.held is not None
+    schema_columns = {new: old for new, old in SCHEMA_COLUMNS.items() if required and old in frame.columns}
+    columns = QUARANTINE_COLUMNS | _arrow_types(frame, schema_columns | COORDINATES)
+    if not required and {*columns} & {name.lower() for name in target.schema.names}:
         return None
-    found = replace(blank, seen=True, suffix="/quarantine", evolution="evolve", outbox=True, held=None)
-    return replace(_kept(found, columns), table=quarantine_of(config.name, blank.route, blank.sink))
+    quarantine = replace(
+        target,
+        table=quarantine_of(config.name, target.route, target.sink),
+        seen=True,
+        suffix="/quarantine",
+        evolution="evolve",
+        outbox=True,
+        held=None,
+    )
+    return _with_columns(quarantine, columns)
 
 
-def _kept(target: Target, columns: dict[str, pa.DataType]) -> Target:
+def _with_columns(target: Target, columns: dict[str, pa.DataType]) -> Target:
     """Return the target of an outbox or a quarantine, with columns before those of its rows."""
-    if clash := sorted(set(columns) & {name.lower() for name in target.schema.names}):
+    clash = sorted(set(columns) & {name.lower() for name in target.schema.names})
+    if clash:
         raise StartError(f"column {clash[0]}: {target.key} is kept with one of that name; rename it in `select`")
     return replace(target, schema=delta_schema(pa.schema([*columns.items(), *target.schema])))
 
 
-def _expand(frame: DataFrame, text: str) -> Iterator[Column]:
-    whole = re.fullmatch(r"\s*(\w+)\.\*\s*", text)
-    struct = frame.schema[whole[1]].dataType if whole and whole[1] in frame.columns else None
-    if not whole or not isinstance(struct, StructType):
-        yield F.expr(text)
-        return
-    yield from (F.col(whole[1]).getField(name).alias(name) for name in struct.fieldNames())
+def _arrow_types(frame: DataFrame, columns: dict[str, str]) -> dict[str, pa.DataType]:
+    """Return the Arrow types of columns of a frame, by their new names."""
+    return {new: arrow_type(frame.schema[old].dataType) for new, old in columns.items()}
+
+
+def _expand(frame: DataFrame, text: str) -> list[Column]:
+    """Return the columns of an expression of `select`: several for the `*` of a struct."""
+    star = re.fullmatch(r"\s*(\w+)\.\*\s*", text)
+    if star and star[1] in frame.columns:
+        struct = frame.schema[star[1]].dataType
+        if isinstance(struct, StructType):
+            return [F.col(star[1]).getField(name).alias(name) for name in struct.fieldNames()]
+    return [F.expr(text)]
 
 
 KEPT = (BinaryType, BooleanType, DateType, NumericType, StringType, TimestampNTZType, TimestampType)
@@ -407,8 +504,3 @@ def _check_names(struct: StructType) -> None:
         if name.lower() in folded:
             raise StartError(f"columns {folded[name.lower()]} and {name} differ by case only; rename one in `select`")
         folded[name.lower()] = name
-
-
-def _kind_of(frame: DataFrame, column: str) -> pa.DataType:
-    """Return the Arrow type of a column."""
-    return arrow_type(frame.schema[column].dataType)

@@ -23,7 +23,7 @@ from router.delta.widening import KEEPS
 from router.engine.balance import BRONZE, add_named
 from router.engine.expressions.evaluator import evaluate
 from router.engine.expressions.tree import columns_of
-from router.engine.label.labels import Labelling, labelled
+from router.engine.label.labels import Labelling, label_records
 from router.engine.label.layout import (
     BRONZE_SCHEMA,
     DEAD_SCHEMA,
@@ -287,7 +287,7 @@ class _Task:
         batch = self._without_big(batch)
         if not batch.num_rows:
             return
-        rows = Rows(labelled(batch, self.work.labelling), self.counts)
+        rows = Rows(label_records(batch, self.work.labelling), self.counts)
         if self.work.began is not None:
             self.batch_ages = BatchAges(rows.batch.column("timestamp"), self.work.began)
         self._raw(rows)
@@ -394,7 +394,7 @@ class _Task:
         if target.names_in_outbox:
             at = self._named(rows, target, at)
         elif allowed is not None and table not in allowed:
-            self._refuse(rows, target, rows.where(at), "name", target.beyond(table))
+            self._refuse(rows, target, rows.where(at), "name", target.limit_reason(table))
             return
         if target.quarantine and (blocked := self.work.demands.blocked.get(target.place(table))):
             self._to_quarantine(rows, target, at, table, blocked)
@@ -469,7 +469,7 @@ class _Task:
         if allowed is not None:
             for table in set(pc.unique(tables).to_pylist()) - allowed:
                 beyond = pc.equal(tables, table).to_numpy(zero_copy_only=False)
-                self._refuse(rows, target, index[beyond], "name", target.beyond(table))
+                self._refuse(rows, target, index[beyond], "name", target.limit_reason(table))
             within = pc.is_in(tables, value_set=pa.array(sorted(allowed), pa.string()))
             tables = tables.filter(within)
             index = index[within.to_numpy(zero_copy_only=False)]

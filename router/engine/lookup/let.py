@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def define(session: SparkSession, let: Let, rows_of: Callable[[str], DataFrame]) -> None:
     """Make a temporary view of a query, and of those that it reads. `rows_of` returns the rows of a table.
 
-    Raises AnalysisException or ParseException where Spark does not take the SQL. The names of its tables are gone then:
-    they are no names of others.
+    Raises AnalysisException or ParseException if Spark refuses the SQL. The names of its tables are dropped afterwards:
+    other queries may use the same names for other tables.
     """
     for other in let.let:
         define(session, other, rows_of)

@@ -23,7 +23,7 @@ from router.delta.parquet_writer import Staging
 from router.delta.replace_by_spark import outbox_rows
 from router.delta.table_cache import THREADS
 from router.delta.transaction_id import TransactionId, merge_refusals_id
-from router.engine.label.layout import DEAD_SCHEMA, TABLE, asked, counted
+from router.engine.label.layout import DEAD_SCHEMA, TABLE, merge_options, with_order_columns
 from router.engine.merge.delta_rs import MergeJob, MergeOutcomes, is_small, merge_by_tasks, merge_here
 from router.engine.merge.delta_spark import SparkMerger
 from router.engine.spark.executors import on_one_machine
@@ -165,7 +165,7 @@ class MergeCoordinator:
         target = rows.target
         return MergeJob(
             staging=Staging(self.lake, self.options.file_bytes, self.options.buffer_bytes),
-            keyed=asked(counted(sink), self.committers.only_spark),
+            keyed=merge_options(with_order_columns(sink), self.committers.only_spark),
             app=str(TransactionId("sink", self.query, target.route, target.sink)),
             batch=rows.work.version,
             route=target.route,
@@ -208,7 +208,7 @@ class MergeCoordinator:
 
     def _note_committers(self, sink: MergingSink, target: Target, outcomes: MergeOutcomes) -> None:
         """Note what has merged each table."""
-        only_spark = asked(counted(sink), self.committers.only_spark).engine == "spark"
+        only_spark = merge_options(with_order_columns(sink), self.committers.only_spark).engine == "spark"
         for table in outcomes.tables:
             by_spark = only_spark or table in self.left[target.key]
             self.committers.committed_by[table] = "Spark" if by_spark else "delta-rs"

@@ -8,7 +8,7 @@ from router.delta.commit import to_arrow
 from router.delta.keyed.key_property import refuse_other_keys
 from router.delta.keyed.row_checks import refuse_lost_keys
 from router.delta.table_cache import TABLES
-from router.engine.label.layout import counted
+from router.engine.label.layout import with_order_columns
 from router.engine.merge.coordinator import MergedTables
 from router.errors import StartError, TableError
 from router.sinks import MergingSink
@@ -56,7 +56,7 @@ def _sinks_by_table(store: CheckpointStore, config: Config) -> dict[str, tuple[s
         if not isinstance(sink, MergingSink):
             continue
         key = f"{route}/{name}"
-        keyed = counted(sink)
+        keyed = with_order_columns(sink)
         fixed = sink.table()
         names = {fixed} if isinstance(fixed, str) else MergedTables(store, key).names
         for table in names:

@@ -161,10 +161,10 @@ def _faults(config: Config, frame: DataFrame) -> Iterator[tuple[Place, str]]:
             yield place, fault
     for index, route in enumerate(config.routes):
         planner = RoutePlanner(index, route)
-        for number, column in planner.named().items():
+        for number, column in planner.table_columns().items():
             # A fault of the projection itself was found above.
             with suppress(AnalysisException):
-                if fault := _fault(planner.naming(frame), partial(F.coalesce, column)):
+                if fault := _fault(planner.frame_for_names(frame), partial(F.coalesce, column)):
                     yield ("routes", index, "sinks", number), fault
 
 

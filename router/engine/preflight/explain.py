@@ -16,7 +16,7 @@ from router.delta.keyed.row_versions import deletions_table
 from router.delta.keyed.upsert import merge_engine
 from router.delta.transaction_id import batch_id
 from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
-from router.engine.label.layout import asked
+from router.engine.label.layout import merge_options
 from router.engine.merge.coordinator import BacklogStore
 from router.engine.start.checks import Checkpoint
 from router.errors import TableError
@@ -153,7 +153,7 @@ def _committer(config: Config, sink: Sink, handle: DeltaTable) -> Committer:
     """Return what commits the next rows of a sink to a table."""
     only_spark = config.commit == "spark"
     if isinstance(sink, MergingSink):
-        by_spark = merge_engine(handle, asked(sink.keyed(), only_spark)).engine == "spark"
+        by_spark = merge_engine(handle, merge_options(sink.keyed(), only_spark)).engine == "spark"
     else:
         by_spark = only_spark or bool(_left_to_spark(sink, handle))
     return "Spark" if by_spark else "delta-rs"
@@ -178,7 +178,7 @@ def _writer(config: Config, writer: WritingSink, handle: DeltaTable | None) -> L
     yield "written by", f"{route}/{sink_name}, {last}"
     if isinstance(writer.sink, MergingSink):
         keyed = writer.sink.keyed()
-        engine = merge_engine(handle, asked(keyed, only_spark))
+        engine = merge_engine(handle, merge_options(keyed, only_spark))
         yield "engine", f"{engine.engine}: {engine.why}"
         yield "keys", ", ".join(keyed.keys)
         return

@@ -59,7 +59,7 @@ from router.engine.audit.verify import RecordedCounts, committed_rows, describe_
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.commit.committers import Committers, only_spark_appends
 from router.engine.decision import STAGING
-from router.engine.label.layout import asked, counted
+from router.engine.label.layout import merge_options, with_order_columns
 from router.engine.merge.coordinator import MergedTables
 from router.engine.preflight.explain import fixed_table
 from router.engine.quarantine.table import Quarantined, quarantined
@@ -204,7 +204,7 @@ class Repair:
         """Return the merging sink that writes the table: its key, and how the rows of a key become one."""
         for route, name, sink in self.config.all_sinks():
             if isinstance(sink, MergingSink) and self._merges(f"{route}/{name}", sink):
-                return f"{route}/{name}", asked(counted(sink), self.committers.only_spark)
+                return f"{route}/{name}", merge_options(with_order_columns(sink), self.committers.only_spark)
         return None
 
     def _settled(self) -> tuple[DeltaTable | None, bool]:
