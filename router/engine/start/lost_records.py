@@ -79,7 +79,7 @@ class LostRecords:
         """
         begin = self._begin(Checkpoint.read(self.checkpoint).last + 1)
         assert self.config.source.kafka is not None
-        kept = source.kept(self.spark, self.config.source.kafka, begin)
+        kept = source.retained_offsets(self.spark, self.config.source.kafka, begin)
         if anew := sorted(f"{t}/{p}" for t, p, at in _each(begin) if t in kept and p in kept[t] and at > kept[t][p][1]):
             raise StartError(
                 f"{self.config.name}: {', '.join(anew[:SHOWN])} ends before the record that comes next: the topic was "
