@@ -238,7 +238,9 @@ class Quarantine:
             pause = 0 if cause.startswith(CONSTRAINT_CAUSE) else FIRST_PAUSE
             write(self.store, PendingRelease(place, cause=cause, blocked=True, due=time.time() + pause))
             text = "%s: %s cannot be written, its rows go to the quarantine until it can: %s%s"
-            hint = "; `router repair` makes it whole again" if DAMAGED_LOG in cause else ""
+            hint = ""
+            if DAMAGED_LOG in cause:
+                hint = "; `router repair` makes it whole again"
             log.warning(text, self.config.name, place.table, cause, hint)
 
     def note_again(self) -> None:
@@ -376,7 +378,9 @@ def quarantined_in(
     targets = TableCache(lake).readable({name for name, _ in batches})
     waiting: dict[_Key, _WaitingRows] = {}
     for (name, kind), batches_of_query in sorted(batches.items()):
-        target = None if isinstance(targets[name], TableError) else targets[name]
+        target = targets[name]
+        if isinstance(target, TableError):
+            target = None
         place = Place(route, sink, name)
         rows_of_table = _WaitingRows(place, kind, target)
         for query, (first, last) in batches_of_query.items():
@@ -523,7 +527,9 @@ def _groups(part: pa.Table, schema_columns: list[str], undecided: list[str]) -> 
 
 def released(table: DeltaTable | None, place: Place, query: str, kind: Kind = "release") -> int:
     """Return the last batch whose quarantined rows were released into the table, -1 for none."""
-    version = table.transaction_version(place.app_id(query, kind)) if table else None
+    if table is None:
+        return -1
+    version = table.transaction_version(place.app_id(query, kind))
     return -1 if version is None else version
 
 

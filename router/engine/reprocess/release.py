@@ -159,7 +159,7 @@ class Release:
         """Release all rows that wait for a table that could not be written. Raises while it still cannot be."""
         self._refuse_lost_batches(note)
         last_batches, columns = self._waiting(note.place)
-        # A release that was cut off ends as it was decided, whatever rows came since; a second one has these.
+        # A release that was cut off ends as it was decided; rows that came since are released after it.
         decided_batches = {query: last for query, (last, _) in note.decided.items()}
         for upto in (decided_batches, last_batches):
             pending = replace(note, upto=upto, columns=columns)  # has the same dictionary `decided` as the note
@@ -239,6 +239,7 @@ class Release:
             pending.demanded[query] = rows_of_query.demanded
             write(self.store, pending)
 
+        # After a crash these steps are repeated: each has a transaction id, or deletes the same rows again.
         last, count = pending.decided[query]
         counts = {"released": count}
         if count:
@@ -514,6 +515,7 @@ class _ReleasedRows:
         for name, received_name in COORDINATES.items():
             columns[received_name] = _column_or_null(rows, name)
         dead_letters = rows.select(*(column.alias(name) for name, column in columns.items()))
+        # Bronze has the records as received; of a row without its record in bronze the JSON above stays.
         tables = bronze_tables(self.release.lake, config)
         if tables:
             reader = self.release.spark.read.format("delta")
@@ -623,6 +625,7 @@ def _check_task(target_types: TargetTypes, *, blank: bool) -> Task:
             unfit = np.zeros(len(numbers), bool)
             for name, kind in target_types.items():
                 values = batch.column(name)
+                # A row is unfit if a value would be lost or changed on its way into the table.
                 if kind is None:
                     unfit |= has_value(values, blank=blank)
                 elif values.type != kind:
