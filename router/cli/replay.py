@@ -281,7 +281,7 @@ def _show_letters(config: Config, outcomes: list[DeadLetterOutcome], title: str)
                 "sink": sink,
                 "dead letters": outcome.rows,
                 "taken": outcome.taken,
-                "where to": outcome.left or targets,
+                "where to": outcome.obstacle or targets,
                 "stay": outcome.rows - outcome.taken,
                 "such as": cut(outcome.reason),
             }

@@ -118,8 +118,8 @@ class DeadLetterOutcome:
     """What becomes of the dead letters of a scope, or would: rows by destination, and those that stay dead letters.
 
     `places` has tables, route/sink of those with an outbox, and quarantines. `still` rows become the same dead letter
-    again, `other` rows one of another kind. `left` is why no dead letter of the scope can be taken. `reason` is that of
-    one of them.
+    again, `other` rows one of another kind. `obstacle` is why no dead letter of the scope can be taken. `reason` is the
+    reason of one of them.
     """
 
     scope: Scope
@@ -128,12 +128,12 @@ class DeadLetterOutcome:
     places: dict[str, int] = field(default_factory=dict)
     still: int = 0
     other: int = 0
-    left: str = ""
+    obstacle: str = ""
 
     @property
     def taken(self) -> int:
         """Return how many dead letters are taken."""
-        return 0 if self.left else self.rows - self.still
+        return 0 if self.obstacle else self.rows - self.still
 
 
 @dataclass
@@ -298,7 +298,7 @@ class DeadLetterReplay:
         outcomes = []
         for scope in run.choice.scopes:
             outcome = self._count(run, scope)
-            if not outcome.left:
+            if not outcome.obstacle:
                 outcome = self._try_out(run, outcome)
             outcomes.append(outcome)
         self._clear(run)
@@ -342,7 +342,7 @@ class DeadLetterReplay:
             if self.context.stop.is_set():
                 return outcomes
             outcome = self._count(run, scope)
-            if not outcome.left:
+            if not outcome.obstacle:
                 self._batches(run, scope).process(self._records(run, scope), batch)
                 manifest = run.store.manifest(batch)
                 assert manifest is not None  # it was processed
@@ -420,9 +420,9 @@ class DeadLetterReplay:
         """Return the number of records of a scope, one of the reasons, and why none can be sent again."""
         records = self._dead_letters(run, scope).groupBy(*self._names(scope)).agg(F.max("reason").alias("reason"))
         (row,) = records.agg(F.count(F.lit(1)).alias("rows"), F.max("reason").alias("reason")).collect()
-        return DeadLetterOutcome(scope, row["rows"], row["reason"] or "", left=self._left(scope))
+        return DeadLetterOutcome(scope, row["rows"], row["reason"] or "", obstacle=self._obstacle(scope))
 
-    def _left(self, scope: Scope) -> str:
+    def _obstacle(self, scope: Scope) -> str:
         """Return why no dead letter of a scope can be sent again; an empty text if they can."""
         if scope.route is not None:
             sinks = {(route, sink) for route, sink, _ in self.config.all_sinks()}
