@@ -21,8 +21,8 @@ from router.delta.lake import Lake
 from router.delta.replace import PROPERTIES
 from router.engine.label.layout import quarantine_of
 from router.engine.quarantine.table import quarantined_in
-from router.engine.reprocess.merged_again import ArrivedBatch, MergedAgain
 from router.engine.reprocess.records import SPANS, with_batches
+from router.engine.reprocess.upsert_rebuild import ArrivedBatch, UpsertRebuild
 from router.engine.spark.session import build_session
 from router.sinks import KeyedTable
 
@@ -99,7 +99,7 @@ def _merge(spark: SparkSession, lake: Lake, records: int, batches: int) -> tuple
     )
     work = TableCommit("all/upsert", "silver.latest", "reprocessing", 0, (file,), to_delta(rows.schema))
     arrived = [ArrivedBatch(batch, records // batches) for batch in range(batches)]
-    merging = MergedAgain(spark, lake, KeyedTable(keys=("id",)), "silver.latest", None)
+    merging = UpsertRebuild(spark, lake, KeyedTable(keys=("id",)), "silver.latest", None)
     began = time.monotonic()
     merging.merge((work,), arrived)
     return time.monotonic() - began, merging.merged

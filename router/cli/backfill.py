@@ -17,7 +17,7 @@ from router.registry import load_registry
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from router.engine.reprocess.backfill import Backfilled
+    from router.engine.reprocess.backfill import BackfillResult
     from router.engine.reprocess.context import ReprocessContext
     from router.engine.reprocess.records import RecordRange
     from router.registry import Registry
@@ -64,7 +64,7 @@ def _run(context: ReprocessContext, registry: Registry, chosen: RecordRange) -> 
         _show(backfill.run(backfill.begin(chosen)))
 
 
-def _show(backfilled: Backfilled) -> None:
+def _show(backfilled: BackfillResult) -> None:
     click.echo(f"{backfilled.name}: {backfilled.read:,} records")
     for target, rows in sorted(backfilled.rows.items()):
         click.echo(f"  {target}: {rows:,} rows")

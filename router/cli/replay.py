@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from router.config.models import Config
     from router.engine.reprocess.context import ReprocessContext
-    from router.engine.reprocess.replay import DeadLetterReplay, LetterFilter, LetterOutcome
+    from router.engine.reprocess.replay import DeadLetterFilter, DeadLetterOutcome, DeadLetterReplay
     from router.engine.reprocess.resend import ReplayFilter, ReplayGroup, ReplayRows, Resender
     from router.engine.reprocess.run import NamedRun
     from router.registry import Registry
@@ -37,7 +37,7 @@ class ReplayChoice:
     """What the options choose: rows that sinks keep, and dead letters; None for none of a kind."""
 
     rows: ReplayFilter | None
-    letters: LetterFilter | None
+    letters: DeadLetterFilter | None
     sinks: list[tuple[str, str, ApplyingSink]]
 
 
@@ -76,7 +76,7 @@ def replay(
     Exit code 1: not all of what was sent was delivered.
     """
     from router.engine.reprocess.context import ReprocessContext
-    from router.engine.reprocess.replay import LetterFilter
+    from router.engine.reprocess.replay import DeadLetterFilter
 
     if statuses and (stages or reason):
         raise click.UsageError("--status is about rows that a sink keeps, --stage and --reason are about dead letters")
@@ -88,7 +88,7 @@ def replay(
     route, name = config.identity_of(route, name)
     letters = None
     if not statuses:
-        letters = LetterFilter(stages, route, name, reason, seconds)
+        letters = DeadLetterFilter(stages, route, name, reason, seconds)
     if config.debug:
         raise StartError(f"{config.name} has `debug: true`: it sends nothing, and so nothing again")
     sinks = _choose_sinks(config, route, name, rows, statuses, send=send)
@@ -221,7 +221,7 @@ class _Command:
                 click.echo("there is nothing to send again")
         return is_delivered
 
-    def _letters_to_send(self) -> LetterFilter | None:
+    def _letters_to_send(self) -> DeadLetterFilter | None:
         """Return which dead letters are chosen; None if there are none, and no replay of any was cut off."""
         chosen = self.choice.letters
         if chosen is None:
@@ -231,7 +231,7 @@ class _Command:
             return chosen
         return None
 
-    def _send_letters(self, context: ReprocessContext, chosen: LetterFilter) -> None:
+    def _send_letters(self, context: ReprocessContext, chosen: DeadLetterFilter) -> None:
         """Send the dead letters of a replay that was cut off, then the chosen ones."""
         letters = self._letters(context)
         cut_off = letters.cut_off()
@@ -265,7 +265,7 @@ class _Command:
             )
 
 
-def _show_letters(config: Config, outcomes: list[LetterOutcome], title: str) -> None:
+def _show_letters(config: Config, outcomes: list[DeadLetterOutcome], title: str) -> None:
     """Print what becomes of dead letters by stage, route and sink."""
     rows = []
     for outcome in outcomes:
@@ -281,7 +281,7 @@ def _show_letters(config: Config, outcomes: list[LetterOutcome], title: str) -> 
                 "sink": sink,
                 "dead letters": outcome.rows,
                 "taken": outcome.taken,
-                "where to": outcome.left or targets,
+                "where to": outcome.obstacle or targets,
                 "stay": outcome.rows - outcome.taken,
                 "such as": cut(outcome.reason),
             }

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from router.config.models import Config
     from router.engine.audit.verify import TableAudit
-    from router.engine.reprocess.repair import Repaired
+    from router.engine.reprocess.repair_target import Repaired
 
 
 @click.command(short_help="Hold tables against manifests, ledger and bronze.")

@@ -96,13 +96,13 @@ class FileRows:
         parts = []
         if paths:
             parts = self._parts(paths)
-        known = self._learn_columns(parts)
+        columns = self._learn_columns(parts)
         if not parts:
             empty = "value binary, topic string, timestamp timestamp, block bigint"
             return self.spark.createDataFrame([], empty)
         if self.files.format == "json":
-            parts = [self._read_again_as_text(part, known, paths) for part in parts]
-        return reduce(DataFrame.unionByName, [self._rows(part, known) for part in parts])
+            parts = [self._read_again_as_text(part, columns, paths) for part in parts]
+        return reduce(DataFrame.unionByName, [self._rows(part, columns) for part in parts])
 
     # The files of a batch, grouped by their columns
 
@@ -256,7 +256,7 @@ class FileRows:
             if column is None:
                 columns[name.lower()] = T.StructField(name, _keepable(field.dataType))
                 continue
-            kind = grown(column.dataType, field.dataType)
+            kind = common_kind(column.dataType, field.dataType)
             if kind is not None:
                 columns[name.lower()] = T.StructField(column.name, kind)
 
@@ -376,26 +376,26 @@ def _guess_types(part: DataFrame, fields: list[T.StructField]) -> list[T.StructF
     return guessed
 
 
-def grown(known: T.DataType, found: T.DataType) -> T.DataType | None:
+def common_kind(old: T.DataType, new: T.DataType) -> T.DataType | None:
     """Return the type that holds the values of both as they are, with fields of both; None if there is none."""
-    if known == found:
-        return known
-    if isinstance(known, T.StructType) and isinstance(found, T.StructType):
-        fields = {field.name: field.dataType for field in known}
-        for field in found:
+    if old == new:
+        return old
+    if isinstance(old, T.StructType) and isinstance(new, T.StructType):
+        fields = {field.name: field.dataType for field in old}
+        for field in new:
             kind: T.DataType | None = field.dataType
             if field.name in fields:
-                kind = grown(fields[field.name], field.dataType)
+                kind = common_kind(fields[field.name], field.dataType)
             if kind is None:
                 return None
             fields[field.name] = kind
         return T.StructType([T.StructField(name, kind) for name, kind in fields.items()])
-    if isinstance(known, T.ArrayType) and isinstance(found, T.ArrayType):
-        kind = grown(known.elementType, found.elementType)
+    if isinstance(old, T.ArrayType) and isinstance(new, T.ArrayType):
+        kind = common_kind(old.elementType, new.elementType)
         return None if kind is None else T.ArrayType(kind)
-    if isinstance(known, T.MapType) and isinstance(found, T.MapType) and known.keyType == found.keyType:
-        kind = grown(known.valueType, found.valueType)
-        return None if kind is None else T.MapType(known.keyType, kind)
+    if isinstance(old, T.MapType) and isinstance(new, T.MapType) and old.keyType == new.keyType:
+        kind = common_kind(old.valueType, new.valueType)
+        return None if kind is None else T.MapType(old.keyType, kind)
     return None
 
 
@@ -438,7 +438,7 @@ def _cast_to_known(
 
     `found` is the type in the files. The second column is None if no row can lose anything.
     """
-    if grown(known, found) is not None:
+    if common_kind(known, found) is not None:
         if not isinstance(found, (*FRACTIONS, *TIME_TYPES)):
             return column, None
         fits = in_json(column, found)

@@ -1,6 +1,7 @@
-"""Maintain tables beside batches, and from the command line beside a running stream.
+"""Maintain tables between or during batches, and from the command line while the stream runs.
 
-delta-rs does it where it can. Delta on Spark does what delta-rs must not write, and files that lack statistics.
+delta-rs does it if it can. Delta on Spark maintains the tables that delta-rs must not write, and files without
+statistics.
 """
 
 from __future__ import annotations
@@ -47,19 +48,19 @@ CLOSING_SECONDS = 60.0
 
 @dataclass
 class TableMaintenance:
-    """The maintenance of a query's tables, when it is due. What it counts begins anew with each process.
+    """The maintenance of a query's tables, when it is due. Each process counts from zero.
 
-    With `beside` it is done in a thread, so that no batch waits for it, one table at a time; with a `process` delta-rs
-    does its part there. The tables in `left` are not touched: the outboxes of detached sinks. Their queries read each
-    commit that brings rows, and compaction brings none: rows that are not sent yet would be deleted with the old files.
-    They compact what they have read.
+    With `in_thread` no batch waits for it: a thread maintains one table at a time. With a `process` delta-rs does its
+    part there. The tables in `excluded` are the outboxes of detached sinks. A detached query reads each commit with new
+    rows, and a compaction has none: rows that are not sent yet would be deleted with the old files. It compacts the
+    rows that it has read by itself.
     """
 
     lake: Lake
     session: Callable[[], SparkSession]
     plans: tuple[Maintenance, ...]
-    left: frozenset[str] = frozenset()
-    beside: bool = False
+    excluded: frozenset[str] = frozenset()
+    in_thread: bool = False
     process: MaintenanceProcess | None = None
     commits: Counter[str] = field(default_factory=Counter)
     last: dict[str, float] = field(default_factory=dict)
@@ -70,7 +71,7 @@ class TableMaintenance:
     def after_batch(self, tables: Iterable[str], files: Callable[[str], int] = lambda table: 0) -> None:
         """Count one batch more for some tables, and maintain those that are due, as far as the time budget allows.
 
-        `files` says how many files a table has: what former processes have left is counted, too.
+        `files` returns how many files a table has: those of former processes count as well.
         """
         with self.lock:
             for table in tables:
@@ -78,16 +79,19 @@ class TableMaintenance:
                     self.commits[table] = files(table)
                     self.last[table] = time.monotonic()
                 self.commits[table] += 1
-        if not self.beside:
-            self._work()
-        elif (self.thread is None or not self.thread.is_alive()) and next(self._due(), None):
-            self.thread = threading.Thread(target=self._work, name="maintenance", daemon=True)
+        if not self.in_thread:
+            self._maintain_due()
+            return
+        is_at_work = self.thread is not None and self.thread.is_alive()
+        if not is_at_work and next(self._due(), None):
+            self.thread = threading.Thread(target=self._maintain_due, name="maintenance", daemon=True)
             self.thread.start()
 
     def close(self, *, finish: bool = False) -> None:
-        """Return when the table that is being maintained is done, or, to `finish`, all that are due and in the budget.
+        """Wait until the table that is being maintained is done.
 
-        A run that ends with its source has no other time for it.
+        With `finish` wait for all tables that are due and within the budget: a run that ends with its source has no
+        other time for them.
         """
         if not finish:
             self.stop.set()
@@ -96,44 +100,47 @@ class TableMaintenance:
         self.stop.set()
 
     def plan(self, table: str) -> Maintenance | None:
-        """Return how a table is maintained."""
-        if table in self.left:
+        """Return how a table is maintained; None if it is not."""
+        if table in self.excluded:
             return None
-        plan = next((plan for plan in self.plans if fnmatchcase(table, plan.tables)), None)
-        return plan if plan and plan.enabled else None
+        for plan in self.plans:
+            if fnmatchcase(table, plan.tables):
+                return plan if plan.enabled else None
+        return None
 
     def maintain(self, table: str, plan: Maintenance, *, dry: bool = False) -> MaintenanceResult:
-        """Maintain one table, with Delta on Spark where delta-rs must not write it. Raises TableError."""
-        log_retention = interval(plan.log_retention) if plan.log_retention else None
+        """Maintain one table, with Delta on Spark if delta-rs must not write it. Raises TableError."""
         options = MaintenanceOptions(
-            plan.file_bytes,
-            plan.zorder,
-            interval(plan.retention),
-            plan.statistics,
+            file_bytes=plan.file_bytes,
+            zorder=plan.zorder,
+            retention=interval(plan.retention),
+            statistics=plan.statistics,
             log_commits=plan.log_commits,
-            log_retention=log_retention,
+            log_retention=interval(plan.log_retention) if plan.log_retention else None,
             gradual=plan is UNASKED,
             unasked=plan is UNASKED,
         )
         by_delta_rs = self.process.maintain if self.process else maintain
-        found = by_delta_rs(self.lake, table, options, dry=dry)
-        if found.by_spark or (found.without_statistics and not dry):
-            return SparkMaintenance(self.session(), self.lake, table, options, dry).done(found)
-        return found
+        result = by_delta_rs(self.lake, table, options, dry=dry)
+        if result.by_spark or (result.without_statistics and not dry):
+            return SparkMaintenance(self.session(), self.lake, table, options, dry).complete(result)
+        return result
 
     def _due(self) -> Iterator[tuple[str, Maintenance]]:
         """Yield the tables that are due, those with the most commits first."""
         now = time.monotonic()
         with self.lock:
-            counted = self.commits.most_common()
-        for table, commits in counted:
+            counts = self.commits.most_common()
+        for table, commits in counts:
             plan = self.plan(table)
-            since = now - self.last.get(table, now)
-            if plan and commits and (commits >= plan.commits or since >= interval(plan.every).total_seconds()):
+            if plan is None or not commits:
+                continue
+            age = now - self.last.get(table, now)
+            if commits >= plan.commits or age >= interval(plan.every).total_seconds():
                 yield table, plan
 
-    def _work(self) -> None:
-        """Maintain what is due, within the budgets."""
+    def _maintain_due(self) -> None:
+        """Maintain the tables that are due, within the budgets."""
         began = time.monotonic()
         for table, plan in self._due():
             if not self.stop.is_set() and time.monotonic() < began + interval(plan.budget).total_seconds():
@@ -147,17 +154,18 @@ class TableMaintenance:
             del self.commits[table]
             self.last[table] = began
         try:
-            found = self.maintain(table, plan)
+            result = self.maintain(table, plan)
         except TableError as error:
             log.warning("maintenance: %s", error)
             return
         except Exception as error:
-            if not self.beside:
+            if not self.in_thread:
                 raise
-            log.warning("maintenance: %s: %s", table, first_line(error))  # of a thread nobody would see it
+            log.warning("maintenance: %s: %s", table, first_line(error))  # an error of a thread is not seen otherwise
             return
-        text = f"{found.files} files became {found.into}, {found.deleted} old ones deleted"
-        text += f", {found.without_statistics} got statistics" if found.without_statistics else ""
+        text = f"{result.files} files became {result.into}, {result.deleted} old ones deleted"
+        if result.without_statistics:
+            text += f", {result.without_statistics} got statistics"
         log.info("maintenance: %s: %s, %.2f s", table, text, time.monotonic() - began)
 
 
@@ -166,7 +174,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class SparkMaintenance:
-    """The maintenance of one table by Delta on Spark; `dry` only says what would be done."""
+    """The maintenance of one table by Delta on Spark; `dry` only returns what would be done."""
 
     spark: SparkSession
     lake: Lake
@@ -174,50 +182,49 @@ class SparkMaintenance:
     options: MaintenanceOptions
     dry: bool
 
-    def done(self, found: MaintenanceResult) -> MaintenanceResult:
-        """Do what delta-rs has left, and return all that was done. Waits for another writer. Raises TableError."""
+    def complete(self, result: MaintenanceResult) -> MaintenanceResult:
+        """Do what delta-rs could not, and return all that was done. Waits for another writer. Raises TableError."""
         try:
-            if found.by_spark:
-                found = self._compacted(found)
-            if found.without_statistics and not self.dry:
-                self._tried(self._recompute)
+            if result.by_spark:
+                result = self._compact(result)
+            if result.without_statistics and not self.dry:
+                # Delta's own command for statistics is not in the open version.
+                address = self.lake.spark_address(self.table)
+                self._retry(lambda: recompute_statistics(self.spark, address))
         except Exception as error:  # whatever Spark raises concerns this table only
             raise TableError(self.table, f"it could not be maintained: {str(error).splitlines()[0]}") from error
-        return found
+        return result
 
-    def _compacted(self, found: MaintenanceResult) -> MaintenanceResult:
+    def _compact(self, result: MaintenanceResult) -> MaintenanceResult:
         handle = self.lake.open(self.table)
         assert handle is not None
-        session, address = self._session(), self.lake.spark_address(self.table)
-        table = f"delta.{quoted(address)}"
-        vacuum = f"VACUUM {table} RETAIN {self.options.hours} HOURS"
-        old = [row["path"].removeprefix("file:") for row in session.sql(f"{vacuum} DRY RUN").collect()]
-        freed = size_of(self.lake, self.table, [path.removeprefix(f"{address}/") for path in old])
-        found = replace(found, deleted=len(old), freed=freed)
+        session = self._session()
+        address = self.lake.spark_address(self.table)
+        vacuum = f"VACUUM delta.{quoted(address)} RETAIN {self.options.hours} HOURS"
+        old_paths = [row["path"].removeprefix("file:") for row in session.sql(f"{vacuum} DRY RUN").collect()]
+        freed = size_of(self.lake, self.table, [path.removeprefix(f"{address}/") for path in old_paths])
+        result = replace(result, deleted=len(old_paths), freed=freed)
         if self.dry:
             files, into = small_files(handle, self.options)
-            return replace(found, files=files, into=into)
-        columns = () if "clustering" in found.by_spark else self.options.zorder
-        order = f" ZORDER BY ({', '.join(map(quoted, columns))})" if columns else ""
-        optimize = f"OPTIMIZE {table}{order}"
-        (done,) = self._tried(lambda: session.sql(optimize).select("metrics.*").collect())
+            return replace(result, files=files, into=into)
+        optimize = f"OPTIMIZE delta.{quoted(address)}"
+        # Delta refuses to order the rows of a table that is clustered.
+        if self.options.zorder and "clustering" not in result.by_spark:
+            optimize += f" ZORDER BY ({', '.join(map(quoted, self.options.zorder))})"
+        (metrics,) = self._retry(lambda: session.sql(optimize).select("metrics.*").collect())
         session.sql(vacuum).collect()
-        return replace(found, files=done["numFilesRemoved"], into=done["numFilesAdded"])
+        return replace(result, files=metrics["numFilesRemoved"], into=metrics["numFilesAdded"])
 
     def _session(self) -> SparkSession:
         session = self.spark.newSession()
-        # the configuration is checked
+        # Delta refuses a short retention; the configuration of the router has been checked for it.
         session.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
-        # VACUUM lists a table in as many tasks as this says, 10 000 of them if nobody does
+        # VACUUM lists a table in as many tasks as this number, by default in up to 10 000.
         tasks = self.spark.sparkContext.defaultParallelism
         session.conf.set("spark.sql.sources.parallelPartitionDiscovery.parallelism", tasks)
         session.conf.set("spark.databricks.delta.optimize.maxFileSize", str(self.options.file_bytes))
         session.conf.set("spark.databricks.delta.optimize.minFileSize", str(self.options.file_bytes))
         return session
 
-    def _recompute(self) -> None:
-        """Let Delta read the files and note their statistics. Its command for that is not in the open version."""
-        recompute_statistics(self.spark, self.lake.spark_address(self.table))
-
-    def _tried(self, work: Callable[[], T]) -> T:
+    def _retry(self, work: Callable[[], T]) -> T:
         return retry_on_conflict(work, DeltaConcurrentModificationException, TRIES, WAIT_SECONDS)

@@ -81,7 +81,7 @@ def stream(spark: SparkSession, config: Config, resume: Offsets | None = None) -
     return _any_columns(spark.readStream.format(source.format.name).options(**options).load(), source.format)
 
 
-def named(config: Config) -> str:
+def display_name(config: Config) -> str:
     """Return the name of the source for messages."""
     source = config.source
     if source.kafka:
@@ -117,7 +117,7 @@ def sample(spark: SparkSession, config: Config, rows: int) -> DataFrame:
 
 
 def _kafka_sample(spark: SparkSession, kafka: KafkaSource, rows: int) -> DataFrame:
-    offset_spans = kept(spark, kafka, completed(spark, kafka, {}))
+    offset_spans = retained_offsets(spark, kafka, complete_offsets(spark, kafka, {}))
     partitions = sum(len(spans) for spans in offset_spans.values())
     if not partitions:
         return spark.createDataFrame([], RAW_SCHEMA)
@@ -141,9 +141,9 @@ def _kafka_sample(spark: SparkSession, kafka: KafkaSource, rows: int) -> DataFra
 
     records_of_kafka = spark.createDataFrame([], RAW_SCHEMA)
     if oldest_begins:
-        records_of_kafka = records_of_kafka.unionByName(between(spark, kafka, oldest_begins, oldest_ends))
+        records_of_kafka = records_of_kafka.unionByName(records_between(spark, kafka, oldest_begins, oldest_ends))
     if newest_begins:
-        records_of_kafka = records_of_kafka.unionByName(between(spark, kafka, newest_begins, newest_ends))
+        records_of_kafka = records_of_kafka.unionByName(records_between(spark, kafka, newest_begins, newest_ends))
     return records_of_kafka
 
 
@@ -198,7 +198,7 @@ def learn(spark: SparkSession, config: Config, memory: Memory) -> None:
         FileRows(spark, files, memory).learn()
 
 
-def between(spark: SparkSession, kafka: KafkaSource, begins: Offsets, ends: Offsets) -> DataFrame:
+def records_between(spark: SparkSession, kafka: KafkaSource, begins: Offsets, ends: Offsets) -> DataFrame:
     """Return the records of Kafka from `begins` up to, and without, `ends`, as a static frame. Lazy."""
     options = kafka_options(kafka)
     # Spark refuses options of a stream in a static read.
@@ -252,7 +252,7 @@ def kafka_options(kafka: KafkaSource, resume: Offsets | None = None) -> dict[str
     return options
 
 
-def completed(spark: SparkSession, kafka: KafkaSource, resume: Offsets) -> Offsets:
+def complete_offsets(spark: SparkSession, kafka: KafkaSource, resume: Offsets) -> Offsets:
     """Return offsets for exactly the partitions that the source has now, as Spark demands.
 
     A partition that nothing was read from yet begins with its earliest record. Runs on the driver, asks the brokers.
@@ -275,13 +275,15 @@ def _is_read(kafka: KafkaSource, topic: str) -> bool:
     return topic in kafka.topics
 
 
-def kept(spark: SparkSession, kafka: KafkaSource, offsets: Offsets) -> dict[str, dict[int, tuple[int, int]]]:
+def retained_offsets(
+    spark: SparkSession, kafka: KafkaSource, offsets: Offsets
+) -> dict[str, dict[int, tuple[int, int]]]:
     """Return the first offset that Kafka still has of each partition, and the next one that it will write.
 
     Partitions that are gone are left out. Runs on the driver, asks the brokers.
     """
     # One partition that does not exist would fail the request for all.
-    existing = completed(spark, kafka, offsets)
+    existing = complete_offsets(spark, kafka, offsets)
     partitions = []
     for topic, numbers in offsets.items():
         for number in numbers:

@@ -349,7 +349,7 @@ class _StreamRun:
         self.planner.lookups.load(self.spark)  # a table that is away is waited for, before anything is read
         query = self._started(begin)
         if not self.trouble.kind:  # else each try would have this line
-            log.info("%s: reading %s", self.config.name, source.named(self.config))
+            log.info("%s: reading %s", self.config.name, source.display_name(self.config))
         self.status.enter("running")
         try:
             self.planner.prepare(self.spark)  # while Spark starts the query and asks for offsets

@@ -136,7 +136,7 @@ def stream_batches(
         executors=executors,
     )
     maintenance = TableMaintenance(
-        lake, lambda: spark, plans, detached_outboxes(config), beside=True, process=MaintenanceProcess()
+        lake, lambda: spark, plans, detached_outboxes(config), in_thread=True, process=MaintenanceProcess()
     )
     destination = StreamDestination(
         config=config,

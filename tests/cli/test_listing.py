@@ -23,7 +23,7 @@ from router.config.loader import load
 from router.delta.replace import PROPERTIES
 from router.engine.label.layout import DEAD_SCHEMA
 from router.engine.ledger import SCHEMA
-from router.engine.reprocess.replay import LetterOutcome, Scope
+from router.engine.reprocess.replay import DeadLetterOutcome, Scope
 from router.registry import load_registry
 from tests.engine import written_lake
 from tests.engine.written_lake import WrittenLake
@@ -149,7 +149,7 @@ def test_the_dry_replay_is_whole_at_80_columns(lake: WrittenLake, monkeypatch: A
         monkeypatch.setenv(name, value)
     config = load(lake.file, load_registry(())).config
     places = {f"silver.{table}": NUMBER for table in TABLES}
-    found = [LetterOutcome(Scope("schema", "all", "tables"), NUMBER * 3, "no " * 90, places, still=NUMBER)]
+    found = [DeadLetterOutcome(Scope("schema", "all", "tables"), NUMBER * 3, "no " * 90, places, still=NUMBER)]
 
     router.cli.replay._show_letters(config, found, "what would become of dead letters today")
 

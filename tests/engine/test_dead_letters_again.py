@@ -166,7 +166,7 @@ def test_dead_letters_of_another_query_are_left_alone(stages: Stages) -> None:
     refused = stages.replay()
 
     assert refused.exit_code == 1
-    assert "ops.dead has dead letters of others, too" in refused.output
+    assert "ops.dead also has dead letters of others" in refused.output
 
 
 def test_tables_that_depend_on_the_order_of_records_are_named_first(stages: Stages) -> None:

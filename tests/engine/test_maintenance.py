@@ -92,7 +92,7 @@ def test_no_batch_waits_for_maintenance(lake: Lake, monkeypatch: pytest.MonkeyPa
         return MaintenanceResult(table, 0, 0, 0, 0)
 
     monkeypatch.setattr(module, "maintain", slow)
-    care = TableMaintenance(lake, no_session, (Maintenance(tables="*.*", commits=1),), beside=True)
+    care = TableMaintenance(lake, no_session, (Maintenance(tables="*.*", commits=1),), in_thread=True)
     care.after_batch(["silver.a"])
     assert begun.wait(60)
     care.after_batch(["silver.a", "silver.b"])
@@ -106,7 +106,7 @@ def test_delta_rs_maintains_in_a_process_of_its_own(lake: Lake, caplog: pytest.L
     """Without it a commit waits for seconds while a table of many files is compacted."""
     caplog.set_level(logging.INFO, "router")
     care = TableMaintenance(
-        lake, no_session, (Maintenance(tables="*.*", commits=2),), beside=True, process=MaintenanceProcess()
+        lake, no_session, (Maintenance(tables="*.*", commits=2),), in_thread=True, process=MaintenanceProcess()
     )
     for _ in range(2):
         care.after_batch(batch(lake, "silver.a", "silver.b"))

@@ -16,7 +16,7 @@ from router.delta.keyed.row_versions import DELETIONS
 from router.delta.lake import Lake
 from router.delta.parquet_writer import Staging
 from router.engine.merge.delta_rs import MergeJob, merge_table
-from router.engine.reprocess.merged_again import ArrivedBatch, MergedAgain, portions
+from router.engine.reprocess.upsert_rebuild import ArrivedBatch, UpsertRebuild, portions
 from router.engine.start.killed_repairs import clear_killed_repairs, lock_of, staged_as
 from router.engine.start.run_lock import locked
 from router.sinks import KeyedTable
@@ -83,7 +83,7 @@ def test_a_table_merged_anew_is_what_the_batches_made(tmp_path: Path, options: d
         for lake in lakes:
             merge(lake, keyed, number, rows)
     harm(harmed)
-    found = MergedAgain(None, harmed, keyed, TABLE, harmed.open(TABLE))  # type: ignore[arg-type] # nothing is for Spark
+    found = UpsertRebuild(None, harmed, keyed, TABLE, harmed.open(TABLE))  # type: ignore[arg-type] # nothing is for Spark
     for rows in BATCHES:
         found.merge_rows(rows, "all/upsert")
     found.remember_deletions(Transaction("games:run/repair", 1))
@@ -104,7 +104,7 @@ def test_a_merge_that_was_faster_is_not_lost(tmp_path: Path) -> None:
     lake, keyed = Lake.at(str(tmp_path)), KeyedTable(keys=("gamer",))
     merge(lake, keyed, 0, BATCHES[0])
     handle = lake.open(TABLE)
-    found = MergedAgain(None, lake, keyed, TABLE, handle)  # type: ignore[arg-type] # nothing is for Spark
+    found = UpsertRebuild(None, lake, keyed, TABLE, handle)  # type: ignore[arg-type] # nothing is for Spark
     found.merge_rows(BATCHES[0], "all/upsert")
     merge(lake, keyed, 1, outbox((10, "z", 1)))
     with pytest.raises(DeltaError):
@@ -131,12 +131,12 @@ def test_what_a_killed_repair_has_left_is_deleted(tmp_path: Path) -> None:
     lake, checkpoint = Lake.at(str(tmp_path / "lake")), Lake.at(str(tmp_path / "checkpoint"))
     nothing: Any = None
     for table in ("silver.killed", "silver.busy"):
-        found = MergedAgain(nothing, lake, KeyedTable(keys=("gamer",)), table, None, staged_as("games", table))
+        found = UpsertRebuild(nothing, lake, KeyedTable(keys=("gamer",)), table, None, staged_as("games", table))
         found.merge_rows(
             BATCHES[0].set_column(SCHEMA.get_field_index("_table"), "_table", pa.array([found.name] * 3)), "all/upsert"
         )
         assert lake.open(found.name) is not None
-    MergedAgain(nothing, lake, KeyedTable(keys=("gamer",)), "silver.x", None, staged_as("games_eu", "silver.killed"))
+    UpsertRebuild(nothing, lake, KeyedTable(keys=("gamer",)), "silver.x", None, staged_as("games_eu", "silver.killed"))
     other = Path(lake.address(staged_as("games_eu", "silver.killed")))
     other.mkdir(parents=True)
 
@@ -146,5 +146,5 @@ def test_what_a_killed_repair_has_left_is_deleted(tmp_path: Path) -> None:
     assert [lake.open(staged_as("games", f"silver.{name}")) is None for name in ("killed", "busy")] == [True, False]
     assert other.exists(), "another query's repair may be at work"
     busy = staged_as("games", "silver.busy")
-    MergedAgain(nothing, lake, KeyedTable(keys=("gamer",)), "silver.busy", None, busy)
+    UpsertRebuild(nothing, lake, KeyedTable(keys=("gamer",)), "silver.busy", None, busy)
     assert lake.open(busy) is None, "the next repair of the table begins anew"

@@ -20,7 +20,7 @@ from router.delta.transaction_id import parse
 from router.engine.quarantine.table import approve, pending_releases, quarantined
 from router.engine.reprocess.backfill import Backfill, RecordRange
 from router.engine.reprocess.repair import Repair
-from router.engine.reprocess.replay import DeadLetterReplay, LetterFilter
+from router.engine.reprocess.replay import DeadLetterFilter, DeadLetterReplay
 from router.engine.views.schedule import refresher
 from router_decoders import Json
 from router_rules import Sql
@@ -180,7 +180,7 @@ def played(make_query: MakeQuery, spark: SparkSession, folder: Path) -> Recorder
     changed = Route(name="wide", match=Sql(where="true"), sinks=(Delta(table="gold.all"), copy))
     query = query.restarted(routes=(changed,))
     replay = DeadLetterReplay(query.context(spark))
-    begun = replay.begin(LetterFilter(stages=("apply",), route="wide"))
+    begun = replay.begin(DeadLetterFilter(stages=("apply",), route="wide"))
     assert begun is not None
     replay.send(begun)
     life.record("a replay")

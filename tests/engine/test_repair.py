@@ -16,7 +16,8 @@ from router.engine.audit.table_states import table_states
 from router.engine.audit.verify import Verification
 from router.engine.quarantine.table import quarantined, try_now
 from router.engine.reprocess.rebuild import Rebuild
-from router.engine.reprocess.repair import Repair, Repaired
+from router.engine.reprocess.repair import Repair
+from router.engine.reprocess.repair_content import ContentReplacement, SparkOverwrite
 from router.engine.start import run_lock
 from router.engine.start.run_lock import alone
 from router.errors import RunningError, StartError, TableError
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from router.engine.reprocess.repair_target import Repaired
     from tests.engine.conftest import MakeQuery
 
 GAMES = ("uno", "go", "rummy", "poker", "euchre")
@@ -198,15 +200,15 @@ def test_a_commit_of_the_stream_in_the_last_moment_is_kept(
     put_an_older_copy_back(query)
     drop(query)
     for name in ("_replace", "_create"):
-        commit, done = getattr(Repair, name), list[str]()
+        commit, done = getattr(ContentReplacement, name), list[str]()
 
-        def late(self: Repair, *arguments: Any, commit: Any = commit, done: list[str] = done) -> Any:
+        def late(self: ContentReplacement, *arguments: Any, commit: Any = commit, done: list[str] = done) -> Any:
             if self.table not in done:
                 done.append(self.table)
                 query.take(batch(len(query.taken)))
             return commit(self, *arguments)
 
-        monkeypatch.setattr(Repair, name, late)
+        monkeypatch.setattr(ContentReplacement, name, late)
     for game in ("uno", "poker", "rummy"):
         repaired(query, spark, f"silver.{game}")
 
@@ -418,16 +420,16 @@ def test_a_stream_that_starts_while_spark_replaces_a_table_is_refused(
     """Without it what the stream commits between the question whether it runs and the overwrite is lost."""
     query = query.restarted(commit="spark")
     refused: list[str] = []
-    overwrite = Repair._overwrite
+    overwrite = SparkOverwrite.run
 
-    def overwrite_while_a_stream_starts(repair: Repair, *arguments: Any, **named: Any) -> None:
+    def overwrite_while_a_stream_starts(this: SparkOverwrite, *arguments: Any, **named: Any) -> None:
         with pytest.raises(RunningError) as error, alone(query.store.checkpoint, "games"):
             pass
         refused.append(str(error.value))
-        overwrite(repair, *arguments, **named)
+        overwrite(this, *arguments, **named)
 
     monkeypatch.setattr(run_lock, "PATIENCE", 0.0)
-    monkeypatch.setattr(Repair, "_overwrite", overwrite_while_a_stream_starts)
+    monkeypatch.setattr(SparkOverwrite, "run", overwrite_while_a_stream_starts)
     rows = multiset(query, table)
     repaired(query, spark, table)
 

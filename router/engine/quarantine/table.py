@@ -1,16 +1,15 @@
 """The quarantine: a Delta table per sink, the router's own, for whole rows that their table does not take.
 
-| rows wait because | `_cause` | they leave it |
-|---|---|---|
-| their table may not take them yet (`evolution: quarantine`) | null | after `router approve`; others land past them |
-| their table cannot be written: damaged, lost rights, an unknown feature, ... | says why | by themselves, in order |
-| they violate an expectation (`otherwise: quarantine`) | names it (`HELD`) | after `router quarantine release` |
+| rows wait because | `_cause` | they leave it | kind |
+|---|---|---|---|
+| their table may not take them yet (`evolution: quarantine`) | null | after `router approve` | `release` |
+| their table cannot be written: damaged, lost rights, an unknown feature, ... | why | by themselves | `unblock` |
+| they violate an expectation (`otherwise: quarantine`) | `HELD` | after `router quarantine release` | `held` |
 
-Either way a release is one commit: the table has a transaction id of the kind `release` (`unblock` for the second
-kind, `held` for the third), whose version is the last batch whose rows were released. What is to be done stands
-in the checkpoint's store: an approval, or a note for each blocked table, while there is one. A blocked table gets rows
-by its release only, so that those of later batches wait behind those of earlier ones; `release` carries both out
-between two batches.
+A release is one commit: the table gets a transaction id of that kind, whose version is the last batch whose rows were
+released. The checkpoint's store has what to do: an approval, or a note for each table that is blocked. `release`
+carries both out between two batches. A blocked table gets rows by its release only, so that rows of later batches wait
+behind those of earlier ones; in the first case later rows land past those that wait.
 """
 
 from __future__ import annotations
@@ -55,12 +54,13 @@ if TYPE_CHECKING:
     from router.engine.commit.committers import Committers
 
 log = logging.getLogger("router")
-OWN = {*QUARANTINE_COLUMNS, *MERGED_COORDINATES, *SCHEMA_COLUMNS, ROW}
+SYSTEM_COLUMNS = {*QUARANTINE_COLUMNS, *MERGED_COORDINATES, *SCHEMA_COLUMNS, ROW}
 """Columns of a quarantine that are not those of its rows."""
-FIRST_PAUSE, LONGEST_PAUSE = 5.0, 600.0
+FIRST_PAUSE = 5.0
 """Seconds between two tries to release the rows of a blocked table: twice as many after each."""
+LONGEST_PAUSE = 600.0
 ROWS_AT_ONCE = 16_384
-"""Rows that are held while a quarantine is listed."""
+"""Rows that memory holds while a quarantine is listed."""
 
 
 Kind = ReleaseKind
@@ -73,7 +73,9 @@ WAITS_FOR: dict[Kind, str] = {"release": "approval", "unblock": "table", "held":
 
 def kind_of(cause: str | None) -> Kind:
     """Return why rows with a cause wait."""
-    return "release" if cause is None else "held" if cause.startswith(HELD) else "unblock"
+    if cause is None:
+        return "release"
+    return "held" if cause.startswith(HELD) else "unblock"
 
 
 @dataclass(frozen=True)
@@ -103,9 +105,9 @@ class Place:
 class Quarantined:
     """The quarantined rows of a table, and how they would change it.
 
-    `cause` says why they wait, null where it is for an approval. `upto`: query (with its
-    run) -> the last batch with a quarantined row; `columns`: the schema of what the rows hold; `versions`: message and
-    number of the schemas that wrote them, where known; `since`: the time of the oldest record, where known.
+    `cause` is why they wait, None if it is for an approval. `upto`: query (with its run) -> the last batch with a
+    quarantined row; `columns`: the columns that have a value; `versions`: message and number of the schemas that wrote
+    them, if known; `since`: the time of the oldest record, if known.
     """
 
     place: Place
@@ -126,18 +128,18 @@ class Quarantined:
 
 @dataclass(frozen=True)
 class PendingRelease:
-    """What is to become of the quarantined rows of a table: an approval of somebody, or the note of a blocked table.
+    """A release of the quarantined rows of a table: the approval of a person, or the note of a blocked table.
 
     An approval lets the table take the rows of batches up to `upto`, whose schema as Delta's JSON is `columns`; with
     `discard` they become dead letters instead. `number` makes the file's name unique: a second approval for the same
     table, written while this one is carried out, must not be deleted with it.
 
-    With a `cause` it is the note of a blocked table: `upto` and `columns` are what waits when its release is tried, the
-    next time at `due` (seconds since 1970), after `tries` that failed. With `forced` a person goes on with the table as
-    it is, though it lacks batches.
+    With a `cause` it is the note of a blocked table: `upto` and `columns` are those of the rows that wait when the
+    release is tried, the next time at `due` (seconds since 1970), after `tries` that failed. With `forced` a person
+    accepts the table as it is, though it lacks batches.
 
-    Of both: `decided`: query -> (last batch, rows that land), once that is decided; `refused`: query -> the rows beside
-    them that violate what their table demands; `demanded`: query -> that, as it was then.
+    Of both: `decided`: query -> (last batch, rows that land), once that is decided; `refused`: query -> other rows of
+    these batches, which violate a constraint of their table; `demanded`: query -> the constraints at that time.
     """
 
     place: Place
@@ -158,40 +160,52 @@ class PendingRelease:
     @property
     def kind(self) -> Kind:
         """Return why the rows wait."""
-        return "held" if self.held else "unblock" if self.blocked else "release"
+        if self.held:
+            return "held"
+        return "unblock" if self.blocked else "release"
 
     @property
     def path(self) -> str:
-        """Return where it lies in the store."""
+        """Return the path of its file in the store."""
         if self.cause:
             return f"blocked/{self.place}.json"
         return f"approvals/{self.place}.{self.number}.json"
 
 
-def approve(store: CheckpointStore, found: Quarantined, *, discard: bool = False) -> None:
+def approve(store: CheckpointStore, waiting: Quarantined, *, discard: bool = False) -> None:
     """Write an approval; the running or the next stream carries it out."""
-    about = found.place, found.upto, to_delta(found.columns), time.time_ns()
-    blocked, held = found.kind == "unblock", found.kind == "held"
-    write(store, PendingRelease(*about, discard=discard, blocked=blocked, held=held))
+    approval = PendingRelease(
+        place=waiting.place,
+        upto=waiting.upto,
+        columns=to_delta(waiting.columns),
+        number=time.time_ns(),
+        discard=discard,
+        blocked=waiting.kind == "unblock",
+        held=waiting.kind == "held",
+    )
+    write(store, approval)
 
 
-def try_now(store: CheckpointStore, found: Quarantined) -> None:
+def try_now(store: CheckpointStore, waiting: Quarantined) -> None:
     """Let the release of a blocked table be tried next, whatever its pause."""
     for note in pending_releases(store, "blocked"):
-        if note.place == found.place:
+        if note.place == waiting.place:
             write(store, replace(note, due=0.0, tries=0, forced=True))
 
 
 def write(store: CheckpointStore, pending: PendingRelease) -> None:
-    """Write an approval or a note whole or not at all."""
+    """Write an approval or a note; after a crash the store has all of it or nothing."""
     store.write(pending.path, json.dumps(asdict(pending)).encode())
 
 
 def pending_releases(store: CheckpointStore, folder: str = "approvals") -> list[PendingRelease]:
     """Return the approvals (or the notes in `blocked`) that are not carried out yet, oldest first."""
-    read = [found for path in store.paths(folder) if (found := store.load(path))]
-    made = (PendingRelease(**{**pending, "place": Place(**pending["place"])}) for pending in read)
-    return sorted(made, key=lambda pending: pending.number)
+    pending = []
+    for path in store.paths(folder):
+        content = store.load(path)
+        if content:  # a running stream may have carried it out just now
+            pending.append(PendingRelease(**{**content, "place": Place(**content["place"])}))
+    return sorted(pending, key=lambda release: release.number)
 
 
 def blocked_places(store: CheckpointStore) -> dict[str, str]:
@@ -214,27 +228,34 @@ class Quarantine:
         return blocked_places(self.store)
 
     def block(self, blocked: dict[str, str]) -> None:
-        """Note tables that cannot be written, before anything says that their rows are in the quarantine."""
-        for place in sorted(blocked.keys() - self.blocked().keys() if blocked else ()):
-            found = Place.of(place)
-            cause = blocked[place]
-            pause = 0 if cause.startswith(CONSTRAINT_CAUSE) else FIRST_PAUSE  # the release can do what no task can
-            write(self.store, PendingRelease(found, cause=cause, blocked=True, due=time.time() + pause))
+        """Note tables that cannot be written, before a manifest names the quarantine as the place of their rows."""
+        if not blocked:
+            return
+        for key in sorted(blocked.keys() - self.blocked().keys()):
+            place = Place.of(key)
+            cause = blocked[key]
+            # Rows that no task can check are released at once: the release checks them by Spark.
+            pause = 0 if cause.startswith(CONSTRAINT_CAUSE) else FIRST_PAUSE
+            write(self.store, PendingRelease(place, cause=cause, blocked=True, due=time.time() + pause))
             text = "%s: %s cannot be written, its rows go to the quarantine until it can: %s%s"
-            hint = "; `router repair` makes it whole again" if DAMAGED_LOG in blocked[place] else ""
-            log.warning(text, self.config.name, found.table, blocked[place], hint)
+            hint = ""
+            if DAMAGED_LOG in cause:
+                hint = "; `router repair` makes it whole again"
+            log.warning(text, self.config.name, place.table, cause, hint)
 
     def note_again(self) -> None:
         """Note tables that rows wait for and whose note is lost: without it rows of later batches land before those."""
-        waiting: dict[str, str] = {}
+        blocked: dict[str, str] = {}
         for route, name, _ in self.config.all_sinks():
-            found = _causes(self.lake, quarantine_of(self.config.name, route, name))
-            waiting |= {str(Place(route, name, table)): cause for table, cause in found.items()}
-        self.block(waiting)
+            causes = _causes(self.lake, quarantine_of(self.config.name, route, name))
+            for table, cause in causes.items():
+                blocked[str(Place(route, name, table))] = cause
+        self.block(blocked)
 
     def has(self, work: TableCommit) -> bool:
-        """Say whether the rows of a commit that failed are in the quarantine."""
-        table = TableCache(self.lake).open([self._table(work)])[self._table(work)]
+        """Return whether the rows of a commit that failed are in the quarantine."""
+        quarantine = self._table(work)
+        table = TableCache(self.lake).open([quarantine])[quarantine]
         return table is not None and is_committed(table, replace(work, app_id=moved_rows_id(work.app_id)))
 
     def take(self, work: TableCommit, manifest: Manifest) -> None:
@@ -244,23 +265,35 @@ class Quarantine:
         have them, and become JSON.
         """
         session = self.committers.spark.newSession()
-        about = (work.table, self.query, work.version, manifest.quarantined[work.place])
-        kinds = to_spark_columns(pa.schema(list(QUARANTINE_COLUMNS.items())))
-        own = [F.lit(value).cast(c.dataType).alias(c.name) for value, c in zip(about, kinds, strict=True)]
         rows = staged_rows(session, self.lake, work)
-        moved = TableCommit(work.target, self._table(work), moved_rows_id(work.app_id), work.version, (), work.columns)
+        moved = TableCommit(
+            target=work.target,
+            table=self._table(work),
+            app_id=moved_rows_id(work.app_id),
+            version=work.version,
+            files=(),
+            columns=work.columns,
+        )
+        values = {
+            "_table": work.table,
+            "_query": self.query,
+            "_batch_id": work.version,
+            "_cause": manifest.quarantined[work.place],
+        }
+        kinds = to_spark_columns(pa.schema(list(QUARANTINE_COLUMNS.items())))
+        own_columns = [F.lit(values[kind.name]).cast(kind.dataType).alias(kind.name) for kind in kinds]
         if work.table.startswith("outbox."):
-            rows = as_json(rows, own)
+            rows = as_json(rows, own_columns)
         else:
             rows, moved = self._in_types_of_quarantine(rows, moved)
-            rows = rows.select(*own, "*")
+            rows = rows.select(*own_columns, "*")
         self.committers.append(session, moved, manifest.notes(self.query), rows)
+        # A log that cannot be read may refer to the files, and be restored from a copy later.
         if not isinstance(TableCache(self.lake).readable([work.table])[work.table], TableError):
-            for file in work.files:  # a log that nobody can read may refer to them: it may be put back
-                self.lake.delete(file.path)
+            self.lake.delete(*(file.path for file in work.files))
 
     def _in_types_of_quarantine(self, rows: DataFrame, moved: TableCommit) -> tuple[DataFrame, TableCommit]:
-        """Return staged rows cast where the quarantine has wider types, and the commit with those it has to widen.
+        """Return staged rows, cast to wider types of the quarantine, and the commit with columns that it must widen.
 
         A quarantine has rows of many tables: some types are wider than those of this one, others narrower.
         """
@@ -270,7 +303,8 @@ class Quarantine:
         change = compare(delta_schema(to_arrow(handle)), delta_schema(to_arrow_schema(moved.columns)))
         if change.cast:
             kinds = to_spark_columns(pa.schema(list(change.cast.items())), ntz=True)
-            rows = rows.withColumns({kind.name: F.col(quoted(kind.name)).cast(kind.dataType) for kind in kinds})
+            casts = {kind.name: F.col(quoted(kind.name)).cast(kind.dataType) for kind in kinds}
+            rows = rows.withColumns(casts)
         if not change.widened:
             return rows, moved
         widened = to_delta(pa.schema(list(change.widened)))
@@ -280,13 +314,15 @@ class Quarantine:
         return rows, moved
 
     def size(self, staged: Iterable[StagedFile]) -> int:
-        """Return the bytes that the quarantine has with what is staged for it; 0 where nothing is."""
-        more = sum(file.bytes for file in staged if file.table.startswith("quarantine."))
-        if not more:
+        """Return the bytes that the quarantine has with files that are staged for it; 0 if there are none."""
+        size = sum(file.bytes for file in staged if file.table.startswith("quarantine."))
+        if not size:
             return 0
         tables = {quarantine_of(self.config.name, route, name) for route, name, _ in self.config.all_sinks()}
-        handles = TableCache(self.lake).open(tables).values()
-        return more + sum(pc.sum(_actions(handle).column("size_bytes")).as_py() or 0 for handle in handles if handle)
+        for handle in TableCache(self.lake).open(tables).values():
+            if handle is not None:
+                size += pc.sum(_actions(handle).column("size_bytes")).as_py() or 0
+        return size
 
     def _table(self, work: TableCommit) -> str:
         return quarantine_of(self.config.name, *work.target.split("/", 1))
@@ -294,19 +330,19 @@ class Quarantine:
 
 def _causes(lake: Lake, quarantine: str) -> dict[str, str]:
     """Return the tables that rows of a quarantine wait for because they could not be written, each with the cause."""
+    causes: dict[str, str] = {}
     try:
         handle = lake.open(quarantine)
         if handle is None or not handle.file_uris():
             return {}
-        found: dict[str, str] = {}
         for path in _files(handle, quarantine):
             for part in _parts(lake, path, ["_table", "_cause"]):
                 for row in part.group_by(["_table", "_cause"]).aggregate([]).to_pylist():
                     if kind_of(row["_cause"]) == "unblock":
-                        found[row["_table"]] = max(row["_cause"], found.get(row["_table"], ""))
-    except (DeltaError, OSError):  # the first batch that needs it says what is wrong
+                        causes[row["_table"]] = max(row["_cause"], causes.get(row["_table"], ""))
+    except (DeltaError, OSError):  # the first batch that needs the quarantine reports it
         return {}
-    return found
+    return causes
 
 
 def _actions(handle: DeltaTable) -> pa.Table:
@@ -314,33 +350,37 @@ def _actions(handle: DeltaTable) -> pa.Table:
 
 
 def quarantined(config: Config, lake: Lake) -> list[Quarantined]:
-    """Return the quarantined rows by table, whatever the sinks say now. Runs on the driver, without Spark."""
-    found: list[Quarantined] = []
+    """Return the quarantined rows by table, whatever the sinks' options are now. Runs on the driver, without Spark."""
+    waiting: list[Quarantined] = []
     for route, name, _ in config.all_sinks():
         table = quarantine_of(config.name, route, name)
-        if handle := lake.open(table):
-            found += quarantined_in(lake, handle, (route, name, table))
-    return found
+        handle = lake.open(table)
+        if handle is not None:
+            waiting += quarantined_in(lake, handle, (route, name, table))
+    return waiting
 
 
 def quarantined_in(
     lake: Lake, handle: DeltaTable, where: tuple[str, str, str], table: str | None = None
 ) -> Iterator[Quarantined]:
-    """Yield the rows of one sink's quarantine by table, apart by why they wait; of one table only if it is named.
+    """Yield the rows of one sink's quarantine by table, and by why they wait; of one table only if it is named.
 
-    The files are read twice, a part at a time: for which rows there are, then for what they hold.
+    `where` has route, sink and quarantine. The files are read twice, a part at a time: for the batches of the rows,
+    then for their values.
     """
     route, sink, quarantine = where
     if not handle.file_uris():
         return
     schema = delta_schema(to_arrow(handle))
-    schema = schema if "_cause" in schema.names else schema.append(pa.field("_cause", pa.string()))
+    if "_cause" not in schema.names:
+        schema = schema.append(pa.field("_cause", pa.string()))
     batches, files = _waiting_batches(lake, _files(handle, quarantine), table)
     targets = TableCache(lake).readable({name for name, _ in batches})
     waiting: dict[_Key, _WaitingRows] = {}
     for (name, kind), batches_of_query in sorted(batches.items()):
         target = targets[name]
-        target = None if isinstance(target, TableError) else target
+        if isinstance(target, TableError):
+            target = None
         place = Place(route, sink, name)
         rows_of_table = _WaitingRows(place, kind, target)
         for query, (first, last) in batches_of_query.items():
@@ -364,7 +404,7 @@ _Key = tuple[str, Kind]
 
 @dataclass
 class _WaitingRows:
-    """What is known of the quarantined rows of a table that wait for one reason.
+    """The quarantined rows of a table that wait for one reason, as they are counted.
 
     `released` has the last batch that is in the table already, of queries with rows that are not deleted yet.
     """
@@ -381,11 +421,13 @@ class _WaitingRows:
     versions: set[str] = field(default_factory=set)
 
     def add(self, group: dict[str, Any]) -> None:
-        """Add a group of rows of one query and one cause: how many, and what they hold."""
+        """Add a group of rows of one query and one cause: how many, and which columns have a value."""
         if group["_query"] not in self.upto:
             return
         self.rows += group["_batch_id_count"]
-        self.versions |= {_version(group)} - {""}
+        version = _version(group)
+        if version:
+            self.versions.add(version)
         if group["_cause"]:
             self.cause = max(group["_cause"], self.cause or "")
         since = group.get("_timestamp_min")
@@ -402,14 +444,21 @@ class _WaitingRows:
             change = SchemaDiff(added=tuple(columns))
         else:
             change = compare(delta_schema(to_arrow(self.target)), columns)
-        versions = tuple(sorted(self.versions))
         return Quarantined(
-            self.place, quarantine, self.cause, self.rows, self.upto, columns, versions, self.since, change
+            place=self.place,
+            quarantine=quarantine,
+            cause=self.cause,
+            rows=self.rows,
+            upto=self.upto,
+            columns=columns,
+            versions=tuple(sorted(self.versions)),
+            since=self.since,
+            change=change,
         )
 
 
 _HAS_VALUE = "_any"
-"""How Arrow calls the column that says whether any row of a group has a value."""
+"""The end of Arrow's name for the column that has whether any row of a group has a value."""
 
 
 def _waiting_batches(
@@ -424,24 +473,27 @@ def _waiting_batches(
             for row in grouped.aggregate([("_batch_id", "min"), ("_batch_id", "max")]).to_pylist():
                 if table not in (None, row["_table"]):
                     continue
-                key: _Key = row["_table"], kind_of(row["_cause"])
+                key: _Key = (row["_table"], kind_of(row["_cause"]))
                 files[path].add(key)
                 of_query = batches.setdefault(key, {})
                 first, last = of_query.get(row["_query"], (row["_batch_id_min"], row["_batch_id_max"]))
-                of_query[row["_query"]] = min(first, row["_batch_id_min"]), max(last, row["_batch_id_max"])
+                of_query[row["_query"]] = (min(first, row["_batch_id_min"]), max(last, row["_batch_id_max"]))
     return batches, files
 
 
 def _describe(lake: Lake, paths: list[str], schema: pa.Schema, waiting: dict[_Key, _WaitingRows]) -> None:
-    """Add to what waits how many rows it has and what they hold."""
-    about = [name for name in SCHEMA_COLUMNS if name in schema.names]
-    times = ["_timestamp"] if "_timestamp" in schema.names else []
-    names = [name for name in schema.names if name not in OWN]
+    """Add to waiting rows how many they are and which columns have a value."""
+    schema_columns = [name for name in SCHEMA_COLUMNS if name in schema.names]
+    system_columns = [*QUARANTINE_COLUMNS, *schema_columns]
+    if "_timestamp" in schema.names:
+        system_columns.append("_timestamp")
+    names = [name for name in schema.names if name not in SYSTEM_COLUMNS]
     for path in paths:
-        # A column that every table is known to have a value of need not be read any more.
-        undecided = [name for name in names if any(name not in rows.valued for rows in waiting.values())]
-        for part in _parts(lake, path, [*QUARANTINE_COLUMNS, *about, *times, *undecided]):
-            for group in _groups(_not_released(part, waiting), about, undecided):
+        # A column of which all tables have had a value need not be read any more.
+        valued_in_all = set(names).intersection(*(rows.valued for rows in waiting.values()))
+        undecided = [name for name in names if name not in valued_in_all]
+        for part in _parts(lake, path, [*system_columns, *undecided]):
+            for group in _groups(_not_released(part, waiting), schema_columns, undecided):
                 rows_of_table = waiting.get((group["_table"], kind_of(group["_cause"])))
                 if rows_of_table is not None:
                     rows_of_table.add(group)
@@ -458,31 +510,35 @@ def _not_released(rows: pa.Table, waiting: dict[_Key, _WaitingRows]) -> pa.Table
     return rows
 
 
-def _groups(part: pa.Table, about: list[str], undecided: list[str]) -> list[dict[str, Any]]:
+def _groups(part: pa.Table, schema_columns: list[str], undecided: list[str]) -> list[dict[str, Any]]:
     """Return rows by table, cause, query and schema: how many, the oldest time, and which columns have a value."""
-    columns = {name: part.column(name) for name in (*QUARANTINE_COLUMNS, *about)}
-    wanted = [("_batch_id", "count")]
+    columns = {name: part.column(name) for name in (*QUARANTINE_COLUMNS, *schema_columns)}
+    aggregates = [("_batch_id", "count")]
     if "_timestamp" in part.column_names:
         columns["_timestamp"] = part.column("_timestamp")
-        wanted.append(("_timestamp", "min"))
+        aggregates.append(("_timestamp", "min"))
     for name in undecided:  # a zero is a value: a quarantined row loses nothing
         columns[name] = part.column(name).is_valid()
-        wanted.append((name, "any"))
-    keys = ["_table", "_cause", "_query", *about]
-    found: list[dict[str, Any]] = pa.table(columns).group_by(keys).aggregate(wanted).to_pylist()
-    return found
+        aggregates.append((name, "any"))
+    keys = ["_table", "_cause", "_query", *schema_columns]
+    groups: list[dict[str, Any]] = pa.table(columns).group_by(keys).aggregate(aggregates).to_pylist()
+    return groups
 
 
 def released(table: DeltaTable | None, place: Place, query: str, kind: Kind = "release") -> int:
     """Return the last batch whose quarantined rows were released into the table, -1 for none."""
-    version = table.transaction_version(place.app_id(query, kind)) if table else None
+    if table is None:
+        return -1
+    version = table.transaction_version(place.app_id(query, kind))
     return -1 if version is None else version
 
 
 def _of_kind(kind: Kind) -> pc.Expression:
     cause = pc.field("_cause")
-    held = pc.starts_with(cause, HELD)
-    return {"release": cause.is_null(), "unblock": cause.is_valid() & ~held, "held": cause.is_valid() & held}[kind]
+    is_held = pc.starts_with(cause, HELD)
+    if kind == "release":
+        return cause.is_null()
+    return cause.is_valid() & (is_held if kind == "held" else ~is_held)
 
 
 def _files(handle: DeltaTable, quarantine: str) -> list[str]:
@@ -508,15 +564,21 @@ def _parts(lake: Lake, path: str, columns: list[str]) -> Iterator[pa.Table]:
 
 
 def _version(row: dict[str, Any]) -> str:
-    version, of = row.get("_schema_version"), row.get("_schema_id")
-    number = f"version {version}" if version is not None else f"schema {of}" if of is not None else ""
-    return " ".join(filter(None, (row.get("_message"), number)))
+    """Return message and number of the schema that wrote rows; an empty text if both are unknown."""
+    parts = []
+    if row.get("_message"):
+        parts.append(row["_message"])
+    if row.get("_schema_version") is not None:
+        parts.append(f"version {row['_schema_version']}")
+    elif row.get("_schema_id") is not None:
+        parts.append(f"schema {row['_schema_id']}")
+    return " ".join(parts)
 
 
 def allowed(table: pa.Schema | None, pending: PendingRelease) -> dict[str, pa.DataType]:
     """Return the columns and types that a table may have after an approval."""
-    come = delta_schema(to_arrow_schema(pending.columns))
-    if table is None:
-        return {column.name: column.type for column in come}
-    change = compare(table, come)
-    return {column.name: column.type for column in (*table, *change.added, *change.widened)}
+    columns = [*delta_schema(to_arrow_schema(pending.columns))]
+    if table is not None:
+        change = compare(table, pa.schema(columns))
+        columns = [*table, *change.added, *change.widened]
+    return {column.name: column.type for column in columns}

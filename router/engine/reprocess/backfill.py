@@ -1,10 +1,16 @@
-"""Take a range of records again, through today's configuration: `router backfill`, while the stream does not run.
+"""Reprocess a range of records through today's configuration: `router backfill`, while the stream does not run.
 
-The records are one batch of a run of its own, as dead letters that are sent again are (`replay`): its manifest,
-transaction ids and marks carry the backfill's name, and one that was killed goes on where it ended. They go to tables
-only, not to sinks that send, and not to bronze. A record that has a row in a table already gets none there if rows know
-their record (columns of topic, partition and offset); other tables are refused if a batch, or a backfill, has brought
-some of the range before. Tables with one row per key need neither: a row that came later stays. Runs on the driver.
+The records are one batch of a run of its own, as dead letters that are replayed (`replay`): its manifest, transaction
+ids and marks carry the backfill's name, and a backfill that was killed continues where it ended. The records go to
+tables only, not to sinks that send, and not to bronze.
+
+| table | a record that has a row there already |
+|---|---|
+| its rows have topic, partition and offset of their record | gets no second row |
+| without these columns | the table is refused if a batch, or a backfill, has written some of the range before |
+| keeps one row per key | is merged: a row that came later stays |
+
+Runs on the driver.
 """
 
 from __future__ import annotations
@@ -31,7 +37,7 @@ from router.engine.outbox.apply import opened
 from router.engine.position import ARRIVAL, with_arrival
 from router.engine.reprocess.records import BronzeRecords, RecordRange, records_of_topic
 from router.engine.reprocess.run import NamedRun
-from router.engine.reprocess.stored_offsets import Spans, StoredRecords, are_stored, stored_records_of
+from router.engine.reprocess.stored_offsets import Spans, are_stored, stored_records_of
 from router.errors import StartError
 from router.sinks import MergingSink, Sink, TableSink
 
@@ -40,21 +46,20 @@ if TYPE_CHECKING:
 
     from router.delta.commit import StagedFile, TableCommit
     from router.delta.lake import Lake
-    from router.engine.balance import Partition
     from router.engine.checkpoint_store import Manifest
     from router.engine.decision import BatchDecision
     from router.engine.reprocess.context import ReprocessContext
     from router.sinks import Applied
 
 NOTE = "replays/backfill.json"
-PLACES = (("_topic", "_partition", "_offset"), ("topic", "partition", "offset"))
-"""The columns by which rows may know their record."""
-LETTER = ("stage", "route", "sink")
-"""What tells dead letters of one record apart."""
+COORDINATE_COLUMNS = (("_topic", "_partition", "_offset"), ("topic", "partition", "offset"))
+"""The columns in which rows may have the topic, partition and offset of their record."""
+DEAD_LETTER_COLUMNS = ("stage", "route", "sink")
+"""The columns that identify one of the dead letters of a record."""
 
 
 @dataclass(frozen=True)
-class Backfilled:
+class BackfillResult:
     """What a backfill did: records read, and rows by the table or outbox that got them."""
 
     name: str
@@ -64,7 +69,7 @@ class Backfilled:
 
 @dataclass
 class BackfillDestination(Destination):
-    """The destination of records that may have rows in some tables already: these get none there."""
+    """The destination of records that may have rows in some tables already: they get no second ones."""
 
     resends: ClassVar[bool] = True
 
@@ -72,59 +77,51 @@ class BackfillDestination(Destination):
     tables: Any
 
     def chosen(self, decision: BatchDecision, batch: int) -> tuple[TableCommit, ...]:
-        """Return the commits without rows that are there. Raises StartError if a table does not tell which are."""
-        spans = _spans(decision.partitions)
+        """Return the commits without rows of records that have rows. Raises StartError if that is unknown."""
+        spans = {(part.topic, part.partition): (part.first, part.last) for part in decision.partitions}
         # All tables are looked at before a file of one of them is rewritten.
-        coordinates = [self._coordinates(work, spans) for work in decision.commits]
-        works: list[TableCommit] = []
-        for work, names in zip(decision.commits, coordinates, strict=True):
-            rest = work if names is None else self._new_only(work, names, spans)
-            if rest.files:
-                works.append(rest)
-        return tuple(works)
+        columns_by_place: dict[str, tuple[str, ...]] = {}
+        for commit in decision.commits:
+            table = self.tables.readable([commit.table])[commit.table]
+            if table is None or commit.table.startswith("outbox."):
+                continue
+            names = None if isinstance(table, SparkTable) else _coordinate_columns(to_arrow(table), commit)
+            if names is None:
+                self._refuse_written_range(commit, spans)
+            else:
+                columns_by_place[commit.place] = names
+        commits = []
+        for commit in decision.commits:
+            if commit.place in columns_by_place:
+                commits.append(self._without_stored(commit, columns_by_place[commit.place], spans))
+            else:
+                commits.append(commit)
+        return tuple(commit for commit in commits if commit.files)
 
-    def _coordinates(self, work: TableCommit, spans: Spans) -> tuple[str, ...] | None:
-        """Return the columns by which a table's rows know their record; None if nothing can be there already.
-
-        Raises StartError if that cannot be told.
-        """
-        table = self.tables.readable([work.table])[work.table]
-        if table is None or work.table.startswith("outbox."):
-            return None
-        names = None if isinstance(table, SparkTable) else _coordinates(to_arrow(table), work)
-        if names is None:
-            self._refuse_again(work, spans)
-        return names
-
-    def _new_only(self, work: TableCommit, names: tuple[str, ...], spans: Spans) -> TableCommit:
-        """Return a commit without the rows that are there."""
-        table = newest(self.tables.readable([work.table])[work.table])
-        more = LETTER if work.target == "/dead_letters" else ()
+    def _without_stored(self, commit: TableCommit, names: tuple[str, ...], spans: Spans) -> TableCommit:
+        """Return a commit without rows of records that have rows in the table."""
+        table = newest(self.tables.readable([commit.table])[commit.table])
+        more = DEAD_LETTER_COLUMNS if commit.target == "/dead_letters" else ()
         stored = stored_records_of(table, names, more, spans)
         files: list[StagedFile] = []
-        for file in work.files:
-            files += self._rest(file, names, more, stored)
-        return replace(work, files=tuple(files))
+        for file in commit.files:
+            with self.lake.files.open_input_file(file.path) as source:
+                rows = pq.read_table(source)
+            is_stored = are_stored(rows, names, more, stored)
+            if not is_stored.any():
+                files.append(file)
+                continue
+            files += staged_again(self.lake, file, rows.filter(pa.array(~is_stored)).to_batches(), "backfill")
+            self.lake.delete(file.path)
+        return replace(commit, files=tuple(files))
 
-    def _rest(
-        self, file: StagedFile, names: tuple[str, ...], more: tuple[str, ...], stored: StoredRecords
-    ) -> list[StagedFile]:
-        """Return the files of a staged file's rows without those of stored records; none if no row is left."""
-        with self.lake.files.open_input_file(file.path) as source:
-            rows = pq.read_table(source)
-        there = are_stored(rows, names, more, stored)
-        if not there.any():
-            return [file]
-        rest = staged_again(self.lake, file, rows.filter(pa.array(~there)).to_batches(), "backfill")
-        self.lake.delete(file.path)
-        return rest
-
-    def _refuse_again(self, work: TableCommit, spans: Spans) -> None:
-        """Raise StartError if rows of these records were brought to the target before."""
+    def _refuse_written_range(self, commit: TableCommit, spans: Spans) -> None:
+        """Raise StartError if rows of some of these records were written to the target before."""
         table = self.lake.open(self.config.ledger)
         if table is None or not spans:
             return
-        route, _, sink = work.target.partition("/")
+        # The predicate prunes files of the ledger by one span of all partitions; each row is compared with its own.
+        route, _, sink = commit.target.partition("/")
         booked = (pc.field("query") == self.config.name) & (pc.field("route") == route) & (pc.field("sink") == sink)
         booked &= (pc.field("landed") > 0) & (pc.field("from_offset") <= max(last for _, last in spans.values()))
         booked &= pc.field("to_offset") >= min(first for first, _ in spans.values())
@@ -136,48 +133,51 @@ class BackfillDestination(Destination):
                 if row["from_offset"] > last or row["to_offset"] < first:
                     continue
                 where = f"{row['topic']}/{row['partition']}, offsets {row['from_offset']} to {row['to_offset']}"
-                what = f"{work.table} has rows of {where} already, and none says which record it is of"
-                todo = (
-                    "take a range that it has not, let `select` keep topic, partition and offset, or see router refresh"
-                )
-                raise StartError(f"{what}: {todo}; nothing was committed")
+                problem = f"{commit.table} has rows of {where} already, and none says which record it is of"
+                todo = "take another range, let `select` keep topic, partition and offset, or see router refresh"
+                raise StartError(f"{problem}: {todo}; nothing was committed")
 
     def ledger_rows(self, manifest: Manifest, applied: dict[str, Applied]) -> list[dict[str, Any]]:
         """Return how many rows more each sink has, and of which records."""
-        base = {"query": self.config.name, "run": self.run, "batch_id": None}
-        found = []
+        ledger_rows = []
         for key in manifest.targets:
             route, sink = key.split("/", 1)
-            rows = sum(work.rows for work in manifest.commits if work.target == key)
-            # How many of the rows each partition brought is not known any more: all stand with the first one.
-            for span in manifest.partitions:
-                where = {"topic": span.topic, "partition": span.partition, "from_offset": span.first}
-                counts = {"matched": rows, "landed": rows}
-                found.append({**base, **where, "to_offset": span.last, "route": route, "sink": sink, **counts})
+            rows = sum(commit.rows for commit in manifest.commits if commit.target == key)
+            # How many of the rows are of each partition is not known any more: the first one gets all.
+            for partition in manifest.partitions:
+                ledger_rows.append(
+                    {
+                        "query": self.config.name,
+                        "run": self.run,
+                        "batch_id": None,
+                        "topic": partition.topic,
+                        "partition": partition.partition,
+                        "from_offset": partition.first,
+                        "to_offset": partition.last,
+                        "route": route,
+                        "sink": sink,
+                        "matched": rows,
+                        "landed": rows,
+                    }
+                )
                 rows = 0
-        return found
+        return ledger_rows
 
 
-def _spans(partitions: tuple[Partition, ...]) -> Spans:
-    return {(part.topic, part.partition): (part.first, part.last) for part in partitions}
-
-
-def _coordinates(there: pa.Schema, work: TableCommit) -> tuple[str, ...] | None:
+def _coordinate_columns(schema: pa.Schema, commit: TableCommit) -> tuple[str, ...] | None:
     """Return the columns of topic, partition and offset that a table and all its new files have; None for none."""
-    for names in PLACES:
-        if set(names) <= set(there.names) and all(set(names) <= set(file.columns) for file in work.files):
-            topic, *numbers = (delta_type(there.field(name).type) for name in names)
-            coordinates = pa.types.is_string(topic) and all(map(pa.types.is_integer, numbers))
-            inside = all(not set(names) & file.partition.keys() for file in work.files)
-            return names if coordinates and inside else None
+    for names in COORDINATE_COLUMNS:
+        shared = set(schema.names).intersection(*(file.columns for file in commit.files))
+        if not shared.issuperset(names):
+            continue
+        topic, partition, offset = (delta_type(schema.field(name).type) for name in names)
+        if not (pa.types.is_string(topic) and pa.types.is_integer(partition) and pa.types.is_integer(offset)):
+            return None
+        # Files lack the columns that they are partitioned by.
+        if any(set(names) & file.partition.keys() for file in commit.files):
+            return None
+        return names
     return None
-
-
-def _once(records: DataFrame) -> DataFrame:
-    """Return each record once, with its first arrival: a new checkpoint may have read the topic from its beginning."""
-    same_record = ("topic", "partition", "offset", "value", "key")
-    first = F.min_by(F.struct(*RAW_COLUMNS), F.coalesce(ARRIVAL, F.lit(-1))).alias("first")
-    return records.groupBy(*same_record).agg(first).select("first.*")
 
 
 @dataclass
@@ -192,7 +192,7 @@ class Backfill:
         self.lake = self.context.lake
 
     def cut_off(self) -> NamedRun[RecordRange] | None:
-        """Return the backfill that was killed before its end; None where there is none."""
+        """Return the backfill that was killed before its end; None if there is none."""
         return NamedRun.resume(self.context.checkpoint, NOTE, RecordRange)
 
     def begin(self, chosen: RecordRange) -> NamedRun[RecordRange]:
@@ -202,8 +202,8 @@ class Backfill:
             raise StartError(f"{self.config.name} has neither bronze nor a topic that records could come from")
         return NamedRun.new(self.context.checkpoint, NOTE, chosen, versions)
 
-    def run(self, run: NamedRun[RecordRange]) -> Backfilled:
-        """Take the records of the range. Can be repeated from any point. Raises StartError, TableError, BatchError."""
+    def run(self, run: NamedRun[RecordRange]) -> BackfillResult:
+        """Process the records of the range, which can be repeated. Raises StartError, TableError, BatchError."""
         config = self.config.with_sinks(_writes_tables)
         if not config.routes:
             raise StartError(f"no sink of {self.config.name} writes a table")
@@ -231,20 +231,23 @@ class Backfill:
         manifest = run.store.manifest(0)
         assert manifest is not None  # it was processed
         rows: dict[str, int] = {}
-        for work in manifest.commits:
-            place = work.target if work.table.startswith("outbox.") else work.table
-            rows[place] = rows.get(place, 0) + work.rows
+        for commit in manifest.commits:
+            place = commit.target if commit.table.startswith("outbox.") else commit.table
+            rows[place] = rows.get(place, 0) + commit.rows
         run.finish()
-        return Backfilled(run.name, sum(part.read for part in manifest.partitions), rows)
+        return BackfillResult(run.name, sum(part.read for part in manifest.partitions), rows)
 
     def _records(self, run: NamedRun[RecordRange]) -> DataFrame:
         """Return the raw records of the range, each once."""
         if run.versions:
-            found = BronzeRecords(run.versions).frame(self.spark, self.lake)
+            records = BronzeRecords(run.versions).frame(self.spark, self.lake)
         else:
             assert self.config.source.kafka is not None  # see `begin`
-            found = with_arrival(records_of_topic(self.spark, self.config.source.kafka, run.choice), -1, 0)
-        return _once(found.filter(run.choice.holds()))
+            records = with_arrival(records_of_topic(self.spark, self.config.source.kafka, run.choice), -1, 0)
+        # A new checkpoint may have read the topic from its beginning: keep the first arrival of each record.
+        first = F.min_by(F.struct(*RAW_COLUMNS), F.coalesce(ARRIVAL, F.lit(-1))).alias("first")
+        grouped = records.filter(run.choice.holds()).groupBy("topic", "partition", "offset", "value", "key")
+        return grouped.agg(first).select("first.*")
 
 
 def _writes_tables(route: str, name: str, sink: Sink) -> bool:

@@ -1,9 +1,9 @@
-"""Stage the rows that records bring into some tables, for a commit that replaces what these hold.
+"""Stage the rows that records have for some tables, for a commit that replaces the content of these.
 
 The records come from bronze, or from the topic, in place of the source; everything else is the first half of a batch.
-Nothing but the named tables gets rows: no sink that applies, no bronze, dead letters or quarantine (a row that was
-refused, or waits, is there since its batch). Rows for a merging sink are staged as its outbox has them. The caller
-commits what is staged, or merges it.
+Only the named tables get rows: no sink that applies, no bronze, dead letters or quarantine (a row that was refused, or
+waits, is there since its batch). Rows for a merging sink are staged as its outbox has them. The caller commits or
+merges the staged rows.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RebuiltRows:
-    """The rows of a rebuild, staged: a commit for each sink and table, and how many rows had no place there."""
+    """The staged rows of a rebuild: a commit for each sink and table, and how many rows were refused."""
 
     commits: tuple[TableCommit, ...]
     read: int
@@ -44,30 +44,33 @@ class RebuiltRows:
     @property
     def rows(self) -> int:
         """Return the rows of all commits."""
-        return sum(work.rows for work in self.commits)
+        return sum(commit.rows for commit in self.commits)
 
     @property
     def files(self) -> list[StagedFile]:
         """Return the files of all commits."""
-        return [file for work in self.commits for file in work.files]
+        files: list[StagedFile] = []
+        for commit in self.commits:
+            files += commit.files
+        return files
 
 
 @dataclass(frozen=True)
-class GivenTables:
-    """Tables that are opened by a function, in place of a cache."""
+class TableSource:
+    """The tables that a rebuild sees: a function opens them, in place of a cache."""
 
-    find: Callable[[str], Any]
+    open: Callable[[str], Any]
 
     def readable(self, tables: Iterable[str]) -> dict[str, Any]:
-        """Return tables by name; None for one that is not there."""
-        return {name: self.find(name) for name in sorted(tables)}
+        """Return tables by name; None for one that does not exist."""
+        return {name: self.open(name) for name in sorted(tables)}
 
 
 @dataclass
 class RebuildDestination(Destination):
-    """The destination of records that are read again for some tables: all `records` of them have to be there."""
+    """The destination of records that are read again for some tables; `records` is how many must be read."""
 
-    limits_names: ClassVar[bool] = False  # a table that was there needs no place
+    limits_names: ClassVar[bool] = False  # a table that existed counts for no limit
 
     records: int
 
@@ -78,30 +81,30 @@ class RebuildDestination(Destination):
         read = total(counted, "read")
         if read == self.records and in_files == rows:
             return []
-        what = f"of {self.records:,} records {read:,} were read, and {in_files:,} of {rows:,} rows are in files"
-        return [f"what was landed does not balance: {what}"]
+        numbers = f"of {self.records:,} records {read:,} were read, and {in_files:,} of {rows:,} rows are in files"
+        return [f"what was landed does not balance: {numbers}"]
 
     def faults_of_failed_files(self, landed: Landed) -> list[str]:
-        """Return why staged files of a table could not be written: it has no quarantine to wait in."""
+        """Return why the first of some files could not be written: a rebuild has no quarantine."""
         return [next(iter(landed.failed.values()))]
 
 
 @dataclass(frozen=True)
 class Rebuild:
-    """The staging of rows for some tables, `only`; `tables` opens these as the records are to find them.
+    """The staging of rows for some tables, `only`; the rows are cast to the types of these as `tables` opens them.
 
-    The decoder must be prepared already. `query` is the query with its run: transaction ids begin with it.
-    Files are staged in the folder `staging`, without one where the tables' committer can reach them.
+    The decoder must be prepared already. `query` is the query with its run: transaction ids begin with it. Files are
+    staged in the folder `staging`; if it is None, in the folders of their tables.
     """
 
     context: ReprocessContext
     query: str
     only: frozenset[str]
-    tables: GivenTables
+    tables: TableSource
     staging: str | None = None
 
     def stage(self, records: DataFrame, count: int, batch: int) -> RebuiltRows:
-        """Stage the rows that so many records bring into the tables. Raises TableError if these cannot take them."""
+        """Stage the rows of `count` records, up to a batch. Raises TableError if the tables cannot take them."""
         config = self._config()
         decider = BatchDecider.of(
             config,
@@ -118,17 +121,23 @@ class Rebuild:
             plan = decider.plan(records.select(*RAW_COLUMNS))
             decision = decider.land_and_decide(plan, Steps(batch), destination)
         except BatchError as error:
-            names = min(self.only, default="new tables")
-            raise TableError(names if len(self.only) < 2 else f"{names} and others", error.what) from error
+            name = min(self.only, default="new tables")
+            if len(self.only) > 1:
+                name += " and others"
+            raise TableError(name, error.what) from error
         refused = sum(keyed(decision.partitions, "rejected").values())
         refused += sum(keyed(decision.partitions, "quarantined").values())
         return RebuiltRows(decision.commits, total(decision.partitions, "read"), refused)
 
     def _config(self) -> Config:
-        """Return the configuration with those routes only that may have rows for the tables."""
+        """Return the configuration with only those routes that may have rows for the tables."""
         routes = tuple(route for route in self.context.config.routes if self._may_write(route))
         return self.context.config.model_copy(update={"bronze": None, "routes": routes, "unmatched": "drop"})
 
     def _may_write(self, route: Route) -> bool:
-        sinks = (sink for sink in route.sinks if isinstance(sink, (TableSink, MergingSink)))
-        return any((name := fixed_table(sink)) == "" or name in self.only for sink in sinks)
+        for sink in route.sinks:
+            if isinstance(sink, (TableSink, MergingSink)):
+                name = fixed_table(sink)
+                if name == "" or name in self.only:
+                    return True
+        return False

@@ -1,12 +1,13 @@
 """The records that are processed again: of bronze, or of the topic, in a range or up to a batch.
 
-A choice is bounded before anything is read: by offsets of partitions, or by a predicate that files are pruned by.
+A range is bounded before anything is read: by offsets of partitions, or by a predicate that prunes files.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -19,7 +20,7 @@ from router.delta.lake import native_files
 from router.delta.transaction_id import TransactionId
 from router.engine.label.layout import RAW_COLUMNS, RECORD_SCHEMA
 from router.engine.position import ARRIVAL, stored_records
-from router.engine.source import Offsets, between, completed, kept
+from router.engine.source import Offsets, complete_offsets, records_between, retained_offsets
 from router.errors import StartError
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RecordRange:
-    """Records by time, in seconds since 1970, or by offset: from the first on, up to those before the last."""
+    """Records by time, in seconds since 1970, or by offset: from `since` or `begins` on, before `until` or `ends`."""
 
     since: float | None = None
     until: float | None = None
@@ -40,18 +41,26 @@ class RecordRange:
 
     def holds(self) -> Column:
         """Return a boolean column over raw records: the range has the record."""
-        found = F.lit(True)
         # Bare comparisons with a literal: files are pruned by the statistics of these columns.
+        condition = F.lit(True)
         if self.since is not None:
-            found &= F.col("timestamp") >= _moment(self.since)
+            condition &= F.col("timestamp") >= _moment(self.since)
         if self.until is not None:
-            found &= F.col("timestamp") < _moment(self.until)
+            condition &= F.col("timestamp") < _moment(self.until)
         if self.begins or self.ends:
-            found &= reduce(lambda one, other: one | other, map(self._of_partition, sorted(self.partitions())))
-        return found
+            condition &= reduce(or_, [self._holds_offset(*partition) for partition in sorted(self.partitions())])
+        return condition
+
+    def _holds_offset(self, topic: str, number: int) -> Column:
+        begin = self.begins.get(topic, {}).get(number, 0)
+        end = self.ends.get(topic, {}).get(number)
+        condition = (F.col("topic") == topic) & (F.col("partition") == number) & (F.col("offset") >= begin)
+        if end is None:
+            return condition
+        return condition & (F.col("offset") < end)
 
     def bounded(self, first: Offsets, end: Offsets) -> tuple[Offsets, Offsets]:
-        """Return those offsets of a topic, from the first to those before the last, that may be in the range."""
+        """Return the offsets of a topic, which has those from `first` up to those before `end`, that may be in it."""
         if not self.begins and not self.ends:
             return first, end
         begins: Offsets = {}
@@ -59,23 +68,21 @@ class RecordRange:
         for topic, number in self.partitions():
             if number not in first.get(topic, {}):
                 continue
-            begin = max(first[topic][number], self.begins.get(topic, {}).get(number, 0))
-            last = end[topic][number]
-            last = min(last, self.ends.get(topic, {}).get(number, last))
-            if begin < last:
-                begins.setdefault(topic, {})[number] = begin
-                ends.setdefault(topic, {})[number] = last
+            range_begin = max(first[topic][number], self.begins.get(topic, {}).get(number, 0))
+            range_end = end[topic][number]
+            range_end = min(range_end, self.ends.get(topic, {}).get(number, range_end))
+            if range_begin < range_end:
+                begins.setdefault(topic, {})[number] = range_begin
+                ends.setdefault(topic, {})[number] = range_end
         return begins, ends
 
     def partitions(self) -> set[tuple[str, int]]:
         """Return the partitions of which the range names offsets."""
-        return {(topic, number) for by in (self.begins, self.ends) for topic, of in by.items() for number in of}
-
-    def _of_partition(self, place: tuple[str, int]) -> Column:
-        topic, number = place
-        begin, end = self.begins.get(topic, {}).get(number, 0), self.ends.get(topic, {}).get(number)
-        found = (F.col("topic") == topic) & (F.col("partition") == number) & (F.col("offset") >= begin)
-        return found if end is None else found & (F.col("offset") < end)
+        partitions: set[tuple[str, int]] = set()
+        for offsets in (self.begins, self.ends):
+            for topic, numbers in offsets.items():
+                partitions.update((topic, number) for number in numbers)
+        return partitions
 
 
 def _moment(seconds: float) -> Column:
@@ -85,9 +92,9 @@ def _moment(seconds: float) -> Column:
 
 @dataclass(frozen=True)
 class BronzeRecords:
-    """The records of bronze, each of its tables at a version. The versions name the same records for ever.
+    """The records of bronze, each of its tables at a version: a resumed run reads the same records.
 
-    `rows` is how many there are, if it was counted.
+    `rows` is how many there are, if they were counted.
     """
 
     versions: dict[str, int]
@@ -95,7 +102,7 @@ class BronzeRecords:
 
     @classmethod
     def newest(cls, lake: Lake, config: Config) -> BronzeRecords:
-        """Return the records of bronze as it is now; none without a bronze."""
+        """Return the records that bronze has now; none if the configuration has no bronze."""
         versions: dict[str, int] = {}
         for table in bronze_tables(lake, config):
             handle = lake.open(table)
@@ -108,13 +115,14 @@ class BronzeRecords:
         """Return the records of all batches up to the last. Raises StartError if there is no bronze."""
         tables = bronze_tables(lake, config)
         if not tables:
-            raise StartError(f"{config.name} has no bronze to read records from; without it nothing can be made anew")
+            raise StartError(f"{config.name} has no bronze to read records from; without it no table can be rebuilt")
         versions: dict[str, int] = {}
         rows = 0
         for table in tables:
-            handle = _until(lake, table, str(TransactionId("bronze", query, table=table)), last)
+            handle = _open_until(lake, table, str(TransactionId("bronze", query, table=table)), last)
             if handle is None:
                 continue
+            # The log counts the rows of each file: nothing is read for the number of records.
             actions: Any = pa.table(handle.get_add_actions())
             counts = actions.column("num_records").to_pylist()
             if None in counts:
@@ -125,17 +133,19 @@ class BronzeRecords:
 
     def frame(self, spark: SparkSession, lake: Lake) -> DataFrame:
         """Return the records as they were received, with `batch_id`. Lazy."""
-        found = spark.createDataFrame([], RECORD_SCHEMA).withColumn("batch_id", F.lit(0).cast("long"))
+        records = spark.createDataFrame([], RECORD_SCHEMA).withColumn("batch_id", F.lit(0).cast("long"))
         for table, version in self.versions.items():
             rows = delta_rows(spark, lake, table, version)
-            found = found.unionByName(stored_records(rows, "batch_id"))
-        return found
+            records = records.unionByName(stored_records(rows, "batch_id"))
+        return records
 
 
 def bronze_tables(lake: Lake, config: Config) -> list[str]:
-    """Return the tables of bronze that are there."""
+    """Return the tables of bronze that exist."""
     bronze = config.bronze_tables()
-    return [table for table in lake.tables(bronze.layer) if table in bronze] if bronze else []
+    if not bronze:
+        return []
+    return [table for table in lake.tables(bronze.layer) if table in bronze]
 
 
 def delta_rows(spark: SparkSession, lake: Lake, table: str, version: int) -> DataFrame:
@@ -149,17 +159,30 @@ def records_of_topic(spark: SparkSession, kafka: KafkaSource, chosen: RecordRang
 
     Raises StartError if the topic does not have the first of them any more.
     """
-    there = kept(spark, kafka, completed(spark, kafka, {}))
-    begins = {topic: {number: ends[0] for number, ends in by.items()} for topic, by in there.items()}
-    ends = {topic: {number: ends[1] for number, ends in by.items()} for topic, by in there.items()}
-    for topic, by in chosen.begins.items():
-        for number, first in by.items():
-            have = begins.get(topic, {}).get(number)
-            if have is None or first < have:
-                what = "is not there" if have is None else f"begins with offset {have:,} by now"
-                raise StartError(f"{topic}/{number} {what}, and there is no bronze with offset {first:,}")
+    begins: Offsets = {}
+    ends: Offsets = {}
+    for topic, spans in retained_offsets(spark, kafka, complete_offsets(spark, kafka, {})).items():
+        for number, (begin, end) in spans.items():
+            begins.setdefault(topic, {})[number] = begin
+            ends.setdefault(topic, {})[number] = end
+    for topic, offsets in chosen.begins.items():
+        for number, offset in offsets.items():
+            problem = _gap(begins.get(topic, {}).get(number), offset)
+            if problem:
+                raise StartError(f"{topic}/{number} {problem}, and there is no bronze with offset {offset:,}")
     begins, ends = chosen.bounded(begins, ends)
-    return between(spark, kafka, begins, ends) if begins else spark.createDataFrame([], RECORD_SCHEMA)
+    if not begins:
+        return spark.createDataFrame([], RECORD_SCHEMA)
+    return records_between(spark, kafka, begins, ends)
+
+
+def _gap(begin: int | None, offset: int) -> str:
+    """Return why a partition that begins with an offset (None: it does not exist) does not have another one."""
+    if begin is None:
+        return "does not exist"
+    if begin > offset:
+        return f"begins with offset {begin:,} now"
+    return ""
 
 
 class TopicRecords(NamedTuple):
@@ -174,23 +197,24 @@ class TopicRecords(NamedTuple):
 
     @classmethod
     def until(cls, spark: SparkSession, lake: Lake, config: Config, run: str, last: int) -> TopicRecords:
-        """Return the records of all batches of a run up to the last. Raises StartError where Kafka has not all."""
-        kafka, table = config.source.kafka, lake.open(config.ledger)
+        """Return the records of all batches of a run up to the last. Raises StartError if Kafka lacks one."""
+        kafka = config.source.kafka
+        table = lake.open(config.ledger)
         if kafka is None or table is None:
             raise StartError(f"{config.name} reads no topic, or nothing yet: there is no earliest record to begin with")
         spans, rows = _booked_spans(table, config.name, run, last)
-        found = cls(config, spans, rows)
-        begins, _ = found._ends()
-        there = kept(spark, kafka, begins)
-        for topic, by in begins.items():
-            for partition, first in by.items():
-                have = there.get(topic, {}).get(partition)
-                if have is None or have[0] > first:
-                    what = "is gone" if have is None else f"begins with offset {have[0]:,} by now"
-                    raise StartError(f"{topic}/{partition} {what}, and the first record was at {first:,}: use bronze")
-        return found
+        records = cls(config, spans, rows)
+        begins, _ = records._offsets()
+        offsets_in_kafka = retained_offsets(spark, kafka, begins)
+        for topic, offsets in begins.items():
+            for number, offset in offsets.items():
+                begin, _ = offsets_in_kafka.get(topic, {}).get(number, (None, None))
+                problem = _gap(begin, offset)
+                if problem:
+                    raise StartError(f"{topic}/{number} {problem}, and the first record was at {offset:,}: use bronze")
+        return records
 
-    def _ends(self) -> tuple[Offsets, Offsets]:
+    def _offsets(self) -> tuple[Offsets, Offsets]:
         """Return the first offsets, and those behind the last ones."""
         begins: Offsets = {}
         ends: Offsets = {}
@@ -203,9 +227,10 @@ class TopicRecords(NamedTuple):
     def frame(self, spark: SparkSession, lake: Lake) -> DataFrame:
         """Return the records as they were received, with `batch_id`. Lazy."""
         assert self.config.source.kafka
-        read = between(spark, self.config.source.kafka, *self._ends())
+        begins, ends = self._offsets()
+        records = records_between(spark, self.config.source.kafka, begins, ends)
         # The batch is the arrival in the first run, and there is no other one: see `_booked_spans`.
-        arrived = with_batches(read, self.spans).withColumn(ARRIVAL, F.col("batch_id"))
+        arrived = with_batches(records, self.spans).withColumn(ARRIVAL, F.col("batch_id"))
         return arrived.select(*RAW_COLUMNS, "batch_id")
 
 
@@ -220,9 +245,9 @@ SPANS = pa.schema([
 
 
 def _booked_spans(table: DeltaTable, query: str, run: str, last: int) -> tuple[pa.Table, int]:
-    """Return the offsets that the ledger says batches up to the last read, and how many records these are.
+    """Return the offsets that batches up to the last read, by the ledger, and how many records these are.
 
-    Raises StartError if another run read some, too.
+    Raises StartError if another run also read some.
     """
     booked = (pc.field("query") == query) & pc.field("batch_id").is_valid() & pc.field("topic").is_valid()
     booked &= pc.field("read") > 0
@@ -232,12 +257,12 @@ def _booked_spans(table: DeltaTable, query: str, run: str, last: int) -> tuple[p
     read = 0
     for part in rows.to_batches(columns=columns, filter=booked):
         if pc.any(pc.fill_null(pc.not_equal(part.column("run"), run), True)).as_py():
-            raise StartError(f"{query} began anew once, and read some records twice: make it of bronze")
+            raise StartError(f"{query} began with a new checkpoint once, and read some records twice: use bronze")
         of_batches = part.filter(pc.less_equal(part.column("batch_id"), last))
         read += pc.sum(of_batches.column("read")).as_py() or 0
         spans = pa.Table.from_batches([of_batches]).select(columns[1:6]).rename_columns(SPANS.names)
         parts.append(spans.cast(SPANS))
-    return pa.concat_tables(parts) if parts else SPANS.empty_table(), read
+    return pa.concat_tables([SPANS.empty_table(), *parts]), read
 
 
 def with_batches(records: DataFrame, spans: pa.Table) -> DataFrame:
@@ -249,10 +274,10 @@ def with_batches(records: DataFrame, spans: pa.Table) -> DataFrame:
     width = bucket_width(spans)
     renamed = spans.rename_columns(["batch_id", "of_topic", "of_partition", "first", "last"])
     bucketed = buckets(records.sparkSession.createDataFrame(renamed), width)
-    same = (F.col("topic") == F.col("of_topic")) & (F.col("partition") == F.col("of_partition"))
-    same &= F.expr(f"offset div {width}") == F.col("bucket")
-    within = F.col("offset").between(F.col("first"), F.col("last"))
-    joined = records.join(F.broadcast(bucketed), same & within)
+    is_held = (F.col("topic") == F.col("of_topic")) & (F.col("partition") == F.col("of_partition"))
+    is_held &= F.expr(f"offset div {width}") == F.col("bucket")
+    is_held &= F.col("offset").between(F.col("first"), F.col("last"))
+    joined = records.join(F.broadcast(bucketed), is_held)
     return joined.select(*records.columns, "batch_id")
 
 
@@ -273,23 +298,19 @@ def buckets(spans: DataFrame, width: int) -> DataFrame:
 Records = BronzeRecords | TopicRecords
 
 
-def _until(lake: Lake, table: str, app_id: str, last: int) -> DeltaTable | None:
-    """Return a table of bronze before the first batch after the last; None where that one has made it."""
-    version = _version(lake, table, app_id, last)
-    if version is None:
-        return lake.open(table)
-    if version < 0:
-        return None
-    return DeltaTable(lake.address(table), version=version, storage_options=lake.delta_options(table))
-
-
-def _version(lake: Lake, table: str, app_id: str, last: int) -> int | None:
-    """Return the version of bronze before the first batch after the last; None where that is the newest version."""
-    found = None
+def _open_until(lake: Lake, table: str, app_id: str, last: int) -> DeltaTable | None:
+    """Return a table of bronze before the first batch after the last; None if that batch has made it."""
+    first_later: int | None = None
     for version in reversed(log_versions(lake, table)):
         (commit,) = log_commits(lake, table, [version])
+        # Other commits, such as compactions, have no batch.
         batch = commit.transactions.get(app_id)
         if batch is not None and batch <= last:
             break
-        found = version if batch is not None else found
-    return None if found is None else found - 1
+        if batch is not None:
+            first_later = version
+    if first_later is None:
+        return lake.open(table)
+    if first_later == 0:
+        return None
+    return DeltaTable(lake.address(table), version=first_later - 1, storage_options=lake.delta_options(table))

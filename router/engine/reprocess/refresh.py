@@ -1,9 +1,9 @@
-"""Make many tables anew as the configuration says today, beside a running stream: `router refresh`.
+"""Rebuild many tables as the configuration says today, while the stream runs: `router refresh`.
 
-Each table is a `Repair`, with its rules. All of them are looked at before anything changes; then the records are read
-once, and landed once, for all tables that a sink appends to, and one commit per table replaces the content. A table
-that keeps one row per key is merged by itself. Tables that today's configuration brings and nobody has written yet are
-made; one that no sink writes any more is left alone.
+Each table is a `Repair`, with its rules. All of them are looked at before anything changes. Then the records are read
+and landed once for all tables that a sink appends to, and one commit per table replaces the content. A table that keeps
+one row per key is merged by itself. Tables of today's configuration that do not exist yet are made; a table that no
+sink writes any more is left alone.
 """
 
 from __future__ import annotations
@@ -16,43 +16,53 @@ from typing import TYPE_CHECKING
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.merge.coordinator import MergedTables
 from router.engine.preflight.explain import fixed_table, tables_by_sink
-from router.engine.reprocess.rebuild import GivenTables, RebuiltRows
-from router.engine.reprocess.repair import Repair, Repaired
+from router.engine.reprocess.rebuild import RebuiltRows, TableSource
+from router.engine.reprocess.repair import Repair
 from router.errors import RunningError, StartError, TableError
 from router.sinks import MergingSink, TableSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from router.delta.commit import TableCommit
     from router.engine.reprocess.context import ReprocessContext
+    from router.engine.reprocess.repair_target import Repaired
 
 OWN_LAYERS = ("outbox.", "quarantine.")
+"""The beginnings of the names of tables that are the router's own, beside bronze, the ledger and the dead letters."""
+
+
+def matches(table: str, patterns: tuple[str, ...]) -> bool:
+    """Return whether the name of a table matches one of some patterns."""
+    return any(fnmatchcase(table, pattern) for pattern in patterns)
 
 
 class TableNames(frozenset[str]):
-    """Names of tables, and with them every name that fits a pattern and is not the router's own."""
+    """Names of tables, and with them every name that matches a pattern and is not the router's own."""
 
     patterns: tuple[str, ...]
     own: frozenset[str]
 
     @classmethod
-    def fitting(cls, names: Iterable[str], patterns: tuple[str, ...], own: Iterable[str]) -> TableNames:
-        """Return names, and with them what fits one of the patterns."""
-        found = cls(names)
-        found.patterns, found.own = patterns, frozenset(own)
-        return found
+    def matching(cls, names: Iterable[str], patterns: tuple[str, ...], own: Iterable[str]) -> TableNames:
+        """Return names, and with them all that match one of the patterns."""
+        table_names = cls(names)
+        table_names.patterns = patterns
+        table_names.own = frozenset(own)
+        return table_names
 
     def __contains__(self, name: object) -> bool:
-        """Say whether a name is one of them; runs in the landing task, too."""
-        return super().__contains__(name) or (isinstance(name, str) and name not in self.own and self._fits(name))
-
-    def _fits(self, name: str) -> bool:
-        return not name.startswith(OWN_LAYERS) and any(fnmatchcase(name, pattern) for pattern in self.patterns)
+        """Return whether a name is one of them; also runs in the tasks that land."""
+        if super().__contains__(name):
+            return True
+        if not isinstance(name, str) or name in self.own or name.startswith(OWN_LAYERS):
+            return False
+        return matches(name, self.patterns)
 
 
 @dataclass(frozen=True)
 class Refreshed:
-    """What a refresh did: the tables that it made anew, those that it could not, and rows that have no place in them.
+    """What a refresh did: the rebuilt tables, those that it could not rebuild, and rows that no table has.
 
     A table of `failed` is as it was.
     """
@@ -64,7 +74,7 @@ class Refreshed:
 
 @dataclass
 class Refresh:
-    """The refresh of all tables whose names fit a pattern. The decoder must be prepared already.
+    """The refresh of all tables whose names match a pattern. The decoder must be prepared already.
 
     `topic` takes the records from Kafka in place of bronze, `full` and `accept` are those of `Repair`.
     """
@@ -81,107 +91,125 @@ class Refresh:
         self.lake = self.context.lake
 
     def run(self) -> Refreshed:
-        """Make the tables anew. Raises StartError or TableError where one cannot be, before anything changes."""
-        self.sinks = self._sinks_of()
-        self._refuse_protected()
+        """Rebuild the tables. Raises StartError or TableError if one cannot be rebuilt, before anything changes."""
+        self.written = self._repair("").written
+        sinks_by_table = self._sinks_by_table()
+        self._refuse_protected(sinks_by_table)
+        done: list[Repaired] = []
+        failed: dict[str, str] = {}
         with ExitStack() as locks:
-            repairs = {table: self._repair(table) for table in sorted(self.sinks)}
-            for repair in repairs.values():
+            merging: dict[str, Repair] = {}
+            appending: dict[str, Repair] = {}
+            # Every table is locked and looked at before the first one changes; one that cannot be rebuilt raises here.
+            for table in sorted(sinks_by_table):
+                repair = self._repair(table)
                 locks.enter_context(repair.lock())
                 repair.look()
-            merging = {table for table, repair in repairs.items() if repair.merging() is not None}
-            landed, refused = self._landed({table: one for table, one in repairs.items() if table not in merging})
-            done, failed = [], dict[str, str]()
-            for table in sorted({*landed} | merging):
+                if repair.merging() is not None:
+                    merging[table] = repair
+                else:
+                    appending[table] = repair
+            rebuilt, refused = self._land(appending, set(merging))
+            for table in sorted({*rebuilt, *merging}):
                 try:
-                    one = repairs[table].merged() if table in merging else self._put(table, repairs, landed[table])
-                    done.append(one)
+                    if table in merging:
+                        done.append(merging[table].merge())
+                    elif table in appending:
+                        done.append(appending[table].replace(rebuilt[table]))
+                    else:  # data names the table, and no row of it was written yet
+                        done.append(self._make(table, rebuilt[table]))
                 except (RunningError, StartError, TableError) as error:
                     failed[table] = str(error)
         if not done and not failed:
             raise StartError(f"no table of {self.config.name} fits {' '.join(self.patterns)}")
         return Refreshed(tuple(done), failed, refused)
 
-    def _put(self, table: str, repairs: dict[str, Repair], landed: RebuiltRows) -> Repaired:
-        """Replace the content of a table, or make one of the first rows that it gets."""
-        if table in repairs:
-            return repairs[table].replaced(landed)
-        first = self._repair(table)
-        first.written = self.written
-        with first.lock():
-            first.look()
-            return first.replaced(landed)
+    def _make(self, table: str, rebuilt: RebuiltRows) -> Repaired:
+        """Make a table of the first rows that it gets: before these were landed nothing named it."""
+        repair = self._repair(table)
+        repair.written = self.written
+        with repair.lock():
+            repair.look()
+            return repair.replace(rebuilt)
 
     def _repair(self, table: str) -> Repair:
         return Repair(self.context, table, self.accept, full=self.full, topic=self.topic)
 
-    def _own(self) -> set[str]:
+    def _bronze(self) -> set[str]:
+        """Return the tables of bronze that exist."""
         bronze = self.config.bronze_tables() or ()
-        return {
-            self.config.ledger,
-            self.config.dead_letters,
-            *(t for t in self.lake.every_table() if t in bronze),
-        }
+        return {table for table in self.lake.every_table() if table in bronze}
 
-    def _fits(self, table: str) -> bool:
-        return any(fnmatchcase(table, pattern) for pattern in self.patterns)
+    def _own_tables(self) -> set[str]:
+        return {self.config.ledger, self.config.dead_letters, *self._bronze()}
 
-    def _sinks_of(self) -> dict[str, set[str]]:
-        """Return the sinks that write each table of the configuration that fits: those there, gone, and to come."""
-        found: dict[str, set[str]] = {}
+    def _sinks_by_table(self) -> dict[str, set[str]]:
+        """Return the sinks of each table of the configuration that matches: those that exist, are gone, or are new."""
+        sinks = {f"{route}/{name}": sink for route, name, sink in self.config.all_sinks()}
+        store = CheckpointStore(self.context.checkpoint, self.written.run)
+        sinks_by_table: dict[str, set[str]] = {}
         for key, tables in tables_by_sink(self.config).items():
             for table, _ in tables:
-                found.setdefault(table, set()).add(key)
-        written = self.written = self._repair("").written
-        sinks = {f"{route}/{name}": sink for route, name, sink in self.config.all_sinks()}
-        for table, by in written.manifests.items():
-            found.setdefault(table, set()).update(key for key in by if key in sinks)
-        store = CheckpointStore(self.context.checkpoint, written.run)
+                sinks_by_table.setdefault(table, set()).add(key)
+        # A table that is gone is named by manifests only.
+        for table, rows_by_sink in self.written.manifests.items():
+            sinks_by_table.setdefault(table, set()).update(sinks.keys() & rows_by_sink.keys())
         for key, sink in sinks.items():
-            names = [fixed_table(sink)] if isinstance(sink, (TableSink, MergingSink)) else []
+            names: list[str] = []
+            if isinstance(sink, (TableSink, MergingSink)):
+                names.append(fixed_table(sink))
             if isinstance(sink, MergingSink):
                 names += MergedTables(store, key).names
             for table in filter(None, names):
-                found.setdefault(table, set()).add(key)
-        own = self._own()
-        return {
-            table: keys
-            for table, keys in found.items()
-            if keys and self._fits(table) and table not in own and not table.startswith(OWN_LAYERS)
-        }
+                sinks_by_table.setdefault(table, set()).add(key)
 
-    def _refuse_protected(self) -> None:
-        """Raise StartError where a table that is chosen, bronze too, says `reset: never`."""
-        bronze, options = self.config.bronze, dict[str, TableSink | MergingSink]()
-        never = [table for table in self._own() if table in (self.config.bronze_tables() or ()) and self._fits(table)]
-        never = never if bronze is not None and bronze.reset == "never" else []
+        own = self._own_tables()
+        chosen = {}
+        for table, keys in sinks_by_table.items():
+            is_own = table in own or table.startswith(OWN_LAYERS)
+            if keys and not is_own and matches(table, self.patterns):
+                chosen[table] = keys
+        return chosen
+
+    def _refuse_protected(self, sinks_by_table: dict[str, set[str]]) -> None:
+        """Raise StartError if a table that is chosen, also one of bronze, has `reset: never`."""
+        protected: list[str] = []
+        bronze = self.config.bronze
+        if bronze is not None and bronze.reset == "never":
+            protected += [table for table in self._bronze() if matches(table, self.patterns)]
+        protected_sinks = set()
         for route, name, sink in self.config.all_sinks():
-            if isinstance(sink, (TableSink, MergingSink)):
-                options[f"{route}/{name}"] = sink
-        for table, keys in self.sinks.items():
-            if any(options[key].reset == "never" for key in keys if key in options):
-                never.append(table)
-        if never:
-            what = f"`reset: never` protects {', '.join(sorted(never)[:5])}"
-            raise StartError(f"{what}: choose other tables with --tables; nothing was changed")
+            if isinstance(sink, (TableSink, MergingSink)) and sink.reset == "never":
+                protected_sinks.add(f"{route}/{name}")
+        protected += [table for table, keys in sinks_by_table.items() if keys & protected_sinks]
+        if protected:
+            problem = f"`reset: never` protects {', '.join(sorted(protected)[:5])}"
+            raise StartError(f"{problem}: choose other tables with --tables; nothing was changed")
 
-    def _landed(self, repairs: dict[str, Repair]) -> tuple[dict[str, RebuiltRows], int]:
-        """Land the records once for all these tables and those that are new; return the rows of each.
+    def _land(self, repairs: dict[str, Repair], merging: set[str]) -> tuple[dict[str, RebuiltRows], int]:
+        """Land the records once for all tables that sinks append to, also for new ones; return the rows of each.
 
-        Also returns how many rows have no place in any of them.
+        Also returns how many rows no table has.
         """
         if not any(isinstance(sink, TableSink) for _, _, sink in self.config.all_sinks()):
             return {}, 0
-        lead = max(repairs.values(), key=lambda one: one.last, default=self._repair(""))
+        # All tables are rebuilt up to the same batch: the newest that one of the looks has seen.
+        lead = max(repairs.values(), key=lambda repair: repair.last, default=self._repair(""))
         self.written = lead.written
-        for repair in repairs.values():
+        handles = {}
+        for table, repair in repairs.items():
             repair.written = lead.written
-        records, others = lead.records(), {*self.sinks} - {*repairs}
-        names = TableNames.fitting(repairs, self.patterns, self._own() | others)
-        handles = {} if self.full else {table: repair.handle for table, repair in repairs.items()}
-        landed = lead.rebuild(names, GivenTables(handles.get)).stage(
-            records.frame(self.spark, self.lake), records.rows, lead.last
-        )
-        tables = {work.table for work in landed.commits} | {table for table, one in repairs.items() if one.handle}
-        works = {table: tuple(work for work in landed.commits if work.table == table) for table in tables}
-        return {table: RebuiltRows(work, landed.read, 0) for table, work in works.items()}, landed.refused
+            handles[table] = None if self.full else repair.handle
+        records = lead.records()
+        names = TableNames.matching(repairs, self.patterns, self._own_tables() | merging)
+        rebuild = lead.rebuild(names, TableSource(handles.get))
+        rebuilt = rebuild.stage(records.frame(self.spark, self.lake), records.rows, lead.last)
+
+        commits: dict[str, list[TableCommit]] = {}
+        for table, repair in repairs.items():
+            if repair.handle is not None:  # it loses its rows if the records have none for it
+                commits[table] = []
+        for commit in rebuilt.commits:
+            commits.setdefault(commit.table, []).append(commit)
+        by_table = {table: RebuiltRows(tuple(of_table), rebuilt.read, 0) for table, of_table in commits.items()}
+        return by_table, rebuilt.refused

@@ -1,8 +1,13 @@
-"""Release quarantined rows into their tables, or discard them, once somebody approved it or a table can be written.
+"""Release quarantined rows into their tables, or discard them, once a person approves it or a table can be written.
 
-Only between two batches of the stream: a batch that was cut off must end first. Each step can be repeated from any
-point: the release writes batch and number of rows into the approval, commits the rows under a transaction id, appends
-to the ledger under another one, deletes the rows from the quarantine, and the approval last.
+A release runs only between two batches of the stream; a batch that was cut off must end first. It has five steps, and
+can be repeated from any of them:
+
+1. write the last batch and the number of rows into the approval, or into the note of the blocked table
+2. commit the rows to their table, under a transaction id
+3. append to the ledger, under another transaction id
+4. delete the rows from the quarantine
+5. delete the approval, or the note
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ import json
 import logging
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
@@ -42,7 +48,7 @@ from router.engine.label.layout import BRONZE_SCHEMA, COORDINATES, DEAD_SCHEMA, 
 from router.engine.quarantine.table import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
-    OWN,
+    SYSTEM_COLUMNS,
     PendingRelease,
     allowed,
     pending_releases,
@@ -67,13 +73,16 @@ if TYPE_CHECKING:
     from router.delta.lake import Lake
     from router.engine.commit.committers import Committers
     from router.engine.commit.violations import Conditions
-    from router.engine.quarantine.table import Kind, Place, Quarantined
+    from router.engine.quarantine.table import Kind, Place
+    from router.sinks import Evolution, Widening
 
 log = logging.getLogger("router")
 Deliver = Callable[[str, str, int, DataFrame], Applied | None]
 """Called with route/sink, query (with its run), batch and rows of a quarantine; returns what the sink did with them."""
-Kinds = dict[str, "pa.DataType | None"]
-"""The type in which each column goes into a table; None for what does not."""
+TargetTypes = dict[str, "pa.DataType | None"]
+"""The type in which each column of a quarantine goes into the table; None if the table cannot store its values."""
+Task = Callable[["Iterable[pa.RecordBatch]"], "Iterator[pa.RecordBatch]"]
+"""A function for `mapInArrow`."""
 
 
 @dataclass(frozen=True)
@@ -95,24 +104,28 @@ class Release:
     def due(self) -> list[PendingRelease]:
         """Return the approvals, and the notes of blocked tables whose next try is due."""
         now = time.time()
-        return [
-            *pending_releases(self.store),
-            *(note for note in pending_releases(self.store, "blocked") if note.due <= now),
-        ]
+        due_notes = [note for note in pending_releases(self.store, "blocked") if note.due <= now]
+        return [*pending_releases(self.store), *due_notes]
 
     def idle(self) -> set[str]:
         """Carry out what is due before or between batches, unless one was cut off; return the tables that changed."""
-        if not (found := self.due()):
+        due = self.due()
+        if not due:
             return set()
+        # A batch that was cut off has a manifest, but is not in the ledger yet.
         run = Checkpoint.read(self.store.checkpoint).run
         table = self.lake.open(self.config.ledger)
-        booked = table.transaction_version(str(TransactionId("ledger", f"{self.config.name}:{run}"))) if table else None
-        cut_off = f"manifests/{run}/{-1 if booked is None else booked + 1:010d}.json"
-        return self.carry_out(found) if self.store.read(cut_off) is None else set()
+        last_batch = None
+        if table is not None:
+            last_batch = table.transaction_version(str(TransactionId("ledger", f"{self.config.name}:{run}")))
+        next_batch = 0 if last_batch is None else last_batch + 1
+        if self.store.read(f"manifests/{run}/{next_batch:010d}.json") is not None:
+            return set()
+        return self.carry_out(due)
 
-    def carry_out(self, found: list[PendingRelease]) -> set[str]:
-        """Carry out approvals while no batch is under way; return the tables that changed."""
-        for pending in found:
+    def carry_out(self, due: list[PendingRelease]) -> set[str]:
+        """Carry out approvals and notes while no batch is under way; return the tables that changed."""
+        for pending in due:
             try:
                 if pending.cause and pending.place.table.startswith("outbox."):
                     self._deliver(pending)
@@ -122,20 +135,20 @@ class Release:
                     self._carry_out(pending)
             except Exception as error:  # the stream must not stop for quarantined rows
                 self._postpone(pending, error)
-        return {pending.place.table for pending in found}
+        return {pending.place.table for pending in due}
 
-    def _carry_out(self, pending: PendingRelease) -> None:
-        for query in pending.upto:
-            if pending.discard:
-                self._discard(pending, query)
+    def _carry_out(self, approval: PendingRelease) -> None:
+        for query in approval.upto:
+            if approval.discard:
+                self._discard(approval, query)
             else:
-                self._release(pending, query)
-        self.store.delete(pending.path)
+                self._release(approval, query)
+        self.store.delete(approval.path)
 
     def _postpone(self, pending: PendingRelease, error: Exception) -> None:
         if not pending.cause:
-            text = "the quarantined rows of %s cannot be released now, it is tried again after the next batch: %s"
-            log.warning(f"%s: {text}", self.config.name, pending.place.table, first_line(error))
+            text = "%s: the quarantined rows of %s cannot be released now, it is tried again after the next batch: %s"
+            log.warning(text, self.config.name, pending.place.table, first_line(error))
             return
         pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2**pending.tries)
         text = "%s: %s can still not be written, the next try is in %.0f s: %s"
@@ -144,14 +157,15 @@ class Release:
 
     def _unblock(self, note: PendingRelease) -> None:
         """Release all rows that wait for a table that could not be written. Raises while it still cannot be."""
-        self._look(note)
-        upto, columns = self._waiting(note.place)
-        cut_off = {query: last for query, (last, _) in note.decided.items()}
-        for last in (cut_off, upto):  # a release that was cut off ends as it was decided, whatever came since
-            found = replace(note, upto=last, columns=columns)
-            for query in last:
-                if not self._release(found, query):
-                    raise _NotTaken("it has no place for all columns of its rows; see `router quarantine list`")
+        self._refuse_lost_batches(note)
+        last_batches, columns = self._waiting(note.place)
+        # A release that was cut off ends as it was decided; rows that came since are released after it.
+        decided_batches = {query: last for query, (last, _) in note.decided.items()}
+        for upto in (decided_batches, last_batches):
+            pending = replace(note, upto=upto, columns=columns)  # has the same dictionary `decided` as the note
+            for query in upto:
+                if not self._release(pending, query):
+                    raise _StillBlocked("it cannot store all columns of its rows; see `router quarantine list`")
                 note.decided.pop(query, None)
                 write(self.store, note)
         self.store.delete(note.path)
@@ -164,14 +178,14 @@ class Release:
         """
         assert self.deliver is not None  # whoever carries out the note of an outbox can deliver
         place = note.place
+        # The rows go to the sink, not into their table: it need not be read, as for rows that are discarded.
+        pending = replace(note, discard=True, columns=to_delta(pa.schema([])))
         for query, batch in self._waiting_batches(place):
-            pending = replace(note, discard=True, columns=to_delta(pa.schema([])))
             rows_of_query = _ReleasedRows.read(self, pending, query)
-            rows = rows_of_query.waiting.filter(F.col("_batch_id") == batch)
+            rows = rows_of_query.all_rows.filter(F.col("_batch_id") == batch)
             count = rows.count()
-            applied = self.deliver(f"{place.route}/{place.sink}", query, batch, rows)
-            done = Applied() if applied is None else applied
-            counts = {"landed": count, "quarantined": -count, **done._asdict(), "backlog": count - done.done}
+            applied = self.deliver(f"{place.route}/{place.sink}", query, batch, rows) or Applied()
+            counts = {"landed": count, "quarantined": -count, **applied._asdict(), "backlog": count - applied.done}
             self._book(note, query, batch, counts)
             rows_of_query.delete(batch)
             log.info("%s: %d rows of batch %d are in %s now", self.config.name, count, batch, place.table)
@@ -183,60 +197,67 @@ class Release:
         if self.lake.open(quarantine) is None:
             return []
         rows = self.spark.read.format("delta").load(self.lake.spark_address(quarantine))
-        named = rows.filter(F.col("_table") == place.table).select("_query", "_batch_id").distinct().collect()
-        return sorted((row["_query"], row["_batch_id"]) for row in named)
+        batches = rows.filter(F.col("_table") == place.table).select("_query", "_batch_id").distinct().collect()
+        return sorted((row["_query"], row["_batch_id"]) for row in batches)
 
-    def _look(self, note: PendingRelease) -> None:
-        """Raise while a blocked table cannot be read, or lacks batches, unless a person has said to go on."""
-        table, checkpoint = note.place.table, self.store.checkpoint
+    def _refuse_lost_batches(self, note: PendingRelease) -> None:
+        """Raise while a blocked table cannot be read, or lacks batches, unless a person has forced the release."""
+        table = note.place.table
+        checkpoint = self.store.checkpoint
         handle = TableCache(self.lake).open([table])[table]
         store = CheckpointStore(checkpoint, self.store.run or Checkpoint.read(checkpoint).run or "")
         committed = CommittedBatches.read(store, self.config, sys.maxsize)
-        if not (lost := committed.lost({table: handle})):
+        lost = committed.lost({table: handle})
+        if not lost:
             return
         if not note.forced:
             raise TableError(table, lost[table].blocks)
         accept_lost(store, committed, lost)
 
     def _waiting(self, place: Place) -> tuple[dict[str, int], str]:
-        """Return the last batch of each query with rows for a blocked table, and the columns that they hold."""
+        """Return the last batch of each query with rows for a blocked table, and the columns of these rows."""
         quarantine = quarantine_of(self.config.name, place.route, place.sink)
         handle = self.lake.open(quarantine)
-        waiting: Iterable[Quarantined] = ()
         if handle is not None:
-            waiting = quarantined_in(self.lake, handle, (place.route, place.sink, quarantine), table=place.table)
-        for one in waiting:
-            if one.place == place and one.kind == "unblock":
-                return one.upto, to_delta(one.columns)
+            where = (place.route, place.sink, quarantine)
+            for waiting in quarantined_in(self.lake, handle, where, table=place.table):
+                if waiting.place == place and waiting.kind == "unblock":
+                    return waiting.upto, to_delta(waiting.columns)
         return {}, to_delta(pa.schema([]))
 
     def _release(self, pending: PendingRelease, query: str) -> bool:
-        """Release the rows of a query; say whether none is left."""
+        """Release the rows of a query; return whether all of them, up to `pending.upto`, have left the quarantine."""
         rows_of_query = _ReleasedRows.read(self, pending, query)
         if query not in pending.decided:
-            if not (decided := rows_of_query.decide(pending.upto[query])):
-                return not pending.upto[query] > rows_of_query.after
-            refused = rows_of_query.violating(decided[0])
-            pending.decided[query] = decided[0], decided[1] - refused
-            pending.refused[query], pending.demanded[query] = refused, rows_of_query.demanded
+            decision = rows_of_query.decide(pending.upto[query])
+            if decision is None:
+                return pending.upto[query] <= rows_of_query.after
+            last, count = decision
+            refused = rows_of_query.count_violating(last)
+            pending.decided[query] = (last, count - refused)
+            pending.refused[query] = refused
+            pending.demanded[query] = rows_of_query.demanded
             write(self.store, pending)
-        last, rows = pending.decided[query]
-        counts, refused = {"released": rows}, pending.refused.get(query, 0)
-        if rows:
+
+        # After a crash these steps are repeated: each has a transaction id, or deletes the same rows again.
+        last, count = pending.decided[query]
+        counts = {"released": count}
+        if count:
             self._commit(rows_of_query, query, last)
+        refused = pending.refused.get(query, 0)
         if refused:
             rows_of_query.refuse(last)
-            counts |= {"quarantined": -refused, "refused": refused}
+            counts.update(quarantined=-refused, refused=refused)
         self._book(pending, query, last, counts)
         rows_of_query.delete(last)
-        log.info("%s: %d quarantined rows are in %s now", self.config.name, rows, pending.place.table)
+        log.info("%s: %d quarantined rows are in %s now", self.config.name, count, pending.place.table)
         if refused:
             text = "%s: %d rows violate what %s demands, and are dead letters now"
             log.warning(text, self.config.name, refused, pending.place.table)
         return last >= pending.upto[query]
 
     def _commit(self, rows_of_query: _ReleasedRows, query: str, last: int) -> None:
-        """Commit rows that are decided. Where that fails it is decided anew: the table may demand something else."""
+        """Commit rows that are decided. If that fails, they are decided again: the table may have changed."""
         pending = rows_of_query.pending
         try:
             rows_of_query.commit(last)
@@ -246,27 +267,31 @@ class Release:
                 write(self.store, pending)
             raise
 
-    def _discard(self, pending: PendingRelease, query: str) -> None:
-        rows_of_query, last = _ReleasedRows.read(self, pending, query), pending.upto[query]
-        if query not in pending.decided:
-            pending.decided[query] = last, rows_of_query.frame.filter(F.col("_batch_id") <= last).count()
-            write(self.store, pending)
-        rows = pending.decided[query][1]
-        rows_of_query.add_dead_letters(last)
-        self._book(pending, query, last, {"quarantined": -rows, "refused": rows})
+    def _discard(self, approval: PendingRelease, query: str) -> None:
+        rows_of_query = _ReleasedRows.read(self, approval, query)
+        last = approval.upto[query]
+        if query not in approval.decided:
+            count = rows_of_query.rows.filter(F.col("_batch_id") <= last).count()
+            approval.decided[query] = (last, count)
+            write(self.store, approval)
+        _, count = approval.decided[query]
+        rows_of_query.discard(last)
+        self._book(approval, query, last, {"quarantined": -count, "refused": count})
         rows_of_query.delete(last)
-        log.info("%s: %d quarantined rows for %s are dead letters now", self.config.name, rows, pending.place.table)
+        log.info("%s: %d quarantined rows for %s are dead letters now", self.config.name, count, approval.place.table)
 
     def _book(self, pending: PendingRelease, query: str, last: int, counts: dict[str, int]) -> None:
-        place, (name, _, run) = pending.place, query.rpartition(":")
+        """Append what became of the rows of a query to the ledger, once."""
+        place = pending.place
+        name, _, run = query.rpartition(":")
         row = {"query": name, "run": run, "batch_id": last, "route": place.route, "sink": place.sink, **counts}
         reason = "discard" if pending.discard else pending.kind
-        app = TransactionId("ledger_move", query, place.route, place.sink, place.table, reason)
-        entry = ledger.LedgerEntry(self.config.ledger, str(app), last)
+        app_id = TransactionId("ledger_move", query, place.route, place.sink, place.table, reason)
+        entry = ledger.LedgerEntry(self.config.ledger, str(app_id), last)
         ledger.append(self.committers, entry, [row])
 
 
-class _NotTaken(Exception):  # noqa: N818 - it says what happened
+class _StillBlocked(Exception):  # noqa: N818 - it is a state of the table
     """Rows that their table does not take as it is now."""
 
 
@@ -274,119 +299,154 @@ class _NotTaken(Exception):  # noqa: N818 - it says what happened
 class _ReleasedRows:
     """The quarantined rows of one query for one table, and their release.
 
-    `after` is the batch up to which the table has them; `kinds` has the type in which each column of the quarantine
-    goes into the table; `table` the types of the table as it may be. `demanded` is what the table demands of its rows,
-    `schema` its columns as Delta's JSON. `waiting` are the rows with those that the table has already.
+    `all_rows` are the rows in the quarantine, `rows` those of batches behind `after`, up to which the table has them
+    already. `handle` is the open table, `table_types` are the columns that it may have, `target_types` those of the
+    quarantine as they go into it. `demanded` are the constraints of the table.
     """
 
-    of: Release
+    release: Release
     pending: PendingRelease
     query: str
     quarantine: str
-    frame: DataFrame
-    have: pa.Schema | None
-    kinds: Kinds
+    all_rows: DataFrame
+    rows: DataFrame
     after: int
-    table: dict[str, pa.DataType]
-    waiting: DataFrame
-    schema: str
+    table_types: dict[str, pa.DataType]
+    target_types: TargetTypes
+    handle: Any
     demanded: Conditions
 
     @classmethod
-    def read(cls, of: Release, pending: PendingRelease, query: str) -> _ReleasedRows:
-        place, kind = pending.place, pending.kind
-        quarantine = quarantine_of(of.config.name, place.route, place.sink)
-        handle = None if pending.discard else TableCache(of.lake).open([place.table])[place.table]
-        rows = of.lake.open(quarantine)
-        assert rows is not None  # rows of it were approved
-        after = released(handle, place, query, kind)
-        have = delta_schema(to_arrow(handle)) if handle else None
-        frame = of.spark.read.format("delta").load(of.lake.spark_address(quarantine))
-        cause = frame["_cause"] if "_cause" in frame.columns else F.lit(None)
-        frame = frame.withColumn("_cause", cause)
-        mine = _mine(place, query, kind)
-        rows_id = str(TransactionId("rows", query, place.route, place.sink, place.table))
-        if handle and kind == "unblock" and (direct := handle.transaction_version(rows_id)) is not None:
-            mine &= F.col("_batch_id") > direct  # the table was damaged after a commit that nobody could read any more
-        came = [column for column in delta_schema(to_arrow(rows)) if column.name not in OWN]
-        table, lossy = _may_have(of.config, pending, handle)
-        kinds = {column.name: _kind(table.get(column.name), column.type) for column in came}
-        kinds = {name: kind for name, kind in kinds.items() if kind is not None or not lossy}
-        schema = handle.schema().to_json() if handle else ""
-        demanded = pending.demanded.get(query) if query in pending.decided else None
-        if demanded is None:
-            demanded = constraints(schema, handle.metadata().configuration) if handle else {}
-        waiting = frame.filter(mine)
-        left = waiting.filter(F.col("_batch_id") > after)
-        return cls(of, pending, query, quarantine, left, have, kinds, after, table, waiting, schema, demanded)
+    def read(cls, release: Release, pending: PendingRelease, query: str) -> _ReleasedRows:
+        """Return the rows as they are now. Rows that are discarded do not need their table: it is not opened."""
+        lake = release.lake
+        place = pending.place
+        handle = None
+        demanded: Conditions = {}
+        if not pending.discard:
+            handle = TableCache(lake).open([place.table])[place.table]
+        if handle is not None:
+            demanded = constraints(handle.schema().to_json(), handle.metadata().configuration)
+        # Rows that are counted as refused must be refused, though the table's constraints may have changed since.
+        if query in pending.decided:
+            demanded = pending.demanded.get(query, demanded)
+
+        quarantine = quarantine_of(release.config.name, place.route, place.sink)
+        frame = release.spark.read.format("delta").load(lake.spark_address(quarantine))
+        if "_cause" not in frame.columns:
+            frame = frame.withColumn("_cause", F.lit(None))
+        waits = _waits(place, query, pending.kind)
+        if handle is not None and pending.kind == "unblock":
+            # The commit of a batch may have succeeded though nobody could read the table any more.
+            rows_id = TransactionId("rows", query, place.route, place.sink, place.table)
+            committed = handle.transaction_version(str(rows_id))
+            if committed is not None:
+                waits &= F.col("_batch_id") > committed
+        all_rows = frame.filter(waits)
+        after = released(handle, place, query, pending.kind)
+
+        table_types, may_leave_out = _allowed_types(release.config, pending, handle)
+        quarantine_handle = lake.open(quarantine)
+        assert quarantine_handle is not None  # rows of it were approved
+        target_types: TargetTypes = {}
+        for column in delta_schema(to_arrow(quarantine_handle)):
+            if column.name in SYSTEM_COLUMNS:
+                continue
+            kind = _target_type(table_types.get(column.name), column.type)
+            if kind is not None or not may_leave_out:
+                target_types[column.name] = kind
+        return cls(
+            release=release,
+            pending=pending,
+            query=query,
+            quarantine=quarantine,
+            all_rows=all_rows,
+            rows=all_rows.filter(F.col("_batch_id") > after),
+            after=after,
+            table_types=table_types,
+            target_types=target_types,
+            handle=handle,
+            demanded=demanded,
+        )
 
     @property
-    def columns(self) -> DataFrame:
-        """Return the rows as their table has them, with their batch."""
-        return self.frame.select("_batch_id", *map(quoted, self.kinds))
+    def stored_types(self) -> dict[str, pa.DataType]:
+        """Return the columns that go into the table, with the types in which they are stored."""
+        types = {}
+        for name, kind in self.target_types.items():
+            if kind is not None:
+                types[name] = limited_to(self.table_types[name], kind)
+        return types
 
     def decide(self, upto: int) -> tuple[int, int] | None:
-        """Return the last batch whose rows are released, and the number of rows; None where there are none."""
-        task = _checking(self.kinds, self.of.config.decode.zero_is_absent)
-        rows: dict[int, int] = {}
-        bad: list[int] = []
-        for report in self._reports(self.columns, task):  # one for each task
-            bad += report["bad"]
+        """Return the last batch whose rows are released, and the number of rows; None if there are none."""
+        task = _check_task(self.target_types, blank=self.release.config.decode.zero_is_absent)
+        counts: Counter[int] = Counter()
+        unfit_batches: set[int] = set()
+        for report in self._run(task, self._table_columns(self.rows)):  # one for each task
+            unfit_batches.update(report["unfit"])
             for batch, count in report["rows"]:
-                rows[batch] = rows.get(batch, 0) + count
-        first_bad = min(bad, default=None)
-        if first_bad is not None and first_bad <= upto:
-            text = "rows from batch %d on stay quarantined for %s: the table has changed since they were approved"
-            log.warning(f"%s: {text}", self.of.config.name, first_bad, self.pending.place.table)
-        good = {batch: count for batch, count in rows.items() if first_bad is None or batch < first_bad}
-        if not good:
-            return None
-        return (first_bad - 1 if first_bad is not None else max(good)), sum(good.values())
+                counts[batch] += count
+        if not unfit_batches:
+            return (max(counts), counts.total()) if counts else None
 
-    @property
-    def types(self) -> dict[str, pa.DataType]:
-        """Return the columns that go into the table, with the types in which they do."""
-        return {name: limited_to(self.table[name], kind) for name, kind in self.kinds.items() if kind is not None}
+        # The rows land in the order of their batches: those from the first unfit batch on stay.
+        first_unfit = min(unfit_batches)
+        if first_unfit <= upto:
+            text = "%s: rows from batch %d on stay quarantined for %s: the table has changed since they were approved"
+            log.warning(text, self.release.config.name, first_unfit, self.pending.place.table)
+        fitting = [count for batch, count in counts.items() if batch < first_unfit]
+        return (first_unfit - 1, sum(fitting)) if fitting else None
 
-    def judged(self, rows: DataFrame) -> DataFrame:
-        """Add to quarantined rows what they violate of what their table demands, as they would be in it."""
-        whole, columns = "_quarantined", pa.schema(list(self.types.items()))
-        kinds = StructType([*rows.schema, StructField("_row", to_spark_columns(columns, ntz=True))])
-        cast = rows.mapInArrow(self.of.executors.guarded(_casting(self.kinds, columns)), kinds)
-        row = [F.col(f"_row.{quoted(name)}") for name in columns.names]
-        flat = cast.select(F.struct(*map(quoted, rows.columns)).alias(whole), *row)
-        return with_violations(flat, self.schema, self.demanded).select(f"{whole}.*", VIOLATES)
-
-    def violating(self, last: int) -> int:
-        """Return how many rows of batches up to the last violate what their table demands."""
+    def count_violating(self, last: int) -> int:
+        """Return how many rows of batches up to the last violate a constraint of their table."""
         if not self.demanded:
             return 0
-        return self.judged(self.frame.filter(F.col("_batch_id") <= last)).filter(F.col(VIOLATES).isNotNull()).count()
+        rows = self._with_violations(self.rows.filter(F.col("_batch_id") <= last))
+        return rows.filter(F.col(VIOLATES).isNotNull()).count()
 
     def refuse(self, last: int) -> None:
-        """Append the rows that violate what their table demands to the dead letters, once."""
-        rows = self.judged(self.waiting.filter(F.col("_batch_id") <= last)).filter(F.col(VIOLATES).isNotNull())
-        place, kind = self.pending.place, self.pending.kind
-        why = F.concat(F.lit(f"table {place.table}: "), F.col(VIOLATES), F.lit(" does not hold"))
-        app = TransactionId("refuse", self.query, place.route, place.sink, place.table, kind)
-        self._append_dead_letters(rows, why, str(app), last)
+        """Append the rows that violate a constraint of their table to the dead letters, once."""
+        place = self.pending.place
+        rows = self._with_violations(self.all_rows.filter(F.col("_batch_id") <= last))
+        reason = F.concat(F.lit(f"table {place.table}: "), F.col(VIOLATES), F.lit(" does not hold"))
+        app_id = TransactionId("refuse", self.query, place.route, place.sink, place.table, self.pending.kind)
+        self._append_dead_letters(rows.filter(F.col(VIOLATES).isNotNull()), reason, str(app_id), last)
+
+    def discard(self, last: int) -> None:
+        """Append the rows of batches up to the last to the dead letters, once."""
+        place = self.pending.place
+        not_approved = F.lit(f"table {place.table}: nobody approved the change that the row needs")
+        app_id = TransactionId("discard", self.query, place.route, place.sink, place.table)
+        rows = self.rows.filter(F.col("_batch_id") <= last)
+        self._append_dead_letters(rows, F.coalesce("_cause", not_approved), str(app_id), last)
 
     def commit(self, last: int) -> None:
         """Stage the rows of batches up to the last that may land, and commit them once."""
         if self.after >= last:
             return
-        place, lake = self.pending.place, self.of.lake
-        columns = self.types
-        options = self.of.config.landing
-        staging = Staging(lake, options.file_bytes, options.buffer_bytes)
-        where = f"{place.route}/{place.sink}", place.table, last
-        task = _staging(self.kinds, pa.schema(list(columns.items())), staging, where)
-        frame = self.frame.filter(F.col("_batch_id") <= last)
-        frame = self.judged(frame).filter(F.col(VIOLATES).isNull()) if self.pending.refused.get(self.query) else frame
-        reports = self._reports(frame.select("_batch_id", *map(quoted, self.kinds)), task)
-        files = tuple(map(StagedFile.of, reports))
-        written = pa.schema([(name, kind) for name, kind in columns.items() if any(name in f.columns for f in files)])
-        change = compare(self.have, written) if self.have is not None else SchemaDiff()
+        rows = self.rows.filter(F.col("_batch_id") <= last)
+        if self.pending.refused.get(self.query):
+            rows = self._with_violations(rows).filter(F.col(VIOLATES).isNull())
+        place = self.pending.place
+        lake = self.release.lake
+        landing = self.release.config.landing
+        task = _stage_task(
+            self.target_types,
+            pa.schema(list(self.stored_types.items())),
+            Staging(lake, landing.file_bytes, landing.buffer_bytes),
+            target=f"{place.route}/{place.sink}",
+            table=place.table,
+            batch=last,
+        )
+        files = tuple(StagedFile.of(report) for report in self._run(task, self._table_columns(rows)))
+
+        # The files lack columns without a value: the table need not gain these.
+        valued = set().union(*(file.columns for file in files))
+        written = pa.schema([(name, kind) for name, kind in self.stored_types.items() if name in valued])
+        change = SchemaDiff()
+        if self.handle is not None:
+            change = compare(delta_schema(to_arrow(self.handle)), written)
         work = TableCommit(
             target=f"{place.route}/{place.sink}",
             table=place.table,
@@ -398,167 +458,219 @@ class _ReleasedRows:
             widened=to_delta(pa.schema(list(change.widened))) if change.widened else None,
         )
         notes = {"router.released": self.query, "router.up_to_batch": str(last)}
-        made = 0
+        commits = 0
         try:
-            made = self.of.committers.commit((work,), {}, notes)
+            commits = self.release.committers.commit((work,), {}, notes)
         finally:
-            for file in files if not made else ():
-                lake.delete(file.path)
-
-    def _reports(self, rows: DataFrame, task: Callable[..., Any]) -> list[dict[str, Any]]:
-        """Return what the tasks of a job report; raise StartError where an executor lacks what the driver has."""
-        executors = self.of.executors
-        found = rows.mapInArrow(executors.guarded(task, reports=True), "report string").collect()
-        return executors.without_looks(json.loads(row["report"]) for row in found)
-
-    def add_dead_letters(self, last: int) -> None:
-        """Append the rows of batches up to the last to the dead letters, once."""
-        place = self.pending.place
-        why = F.coalesce("_cause", F.lit(f"table {place.table}: nobody approved the change that the row needs"))
-        rows = self.frame.filter(F.col("_batch_id") <= last)
-        app = TransactionId("discard", self.query, place.route, place.sink, place.table)
-        self._append_dead_letters(rows, why, str(app), last)
-
-    def _append_dead_letters(self, rows: DataFrame, why: Column, app_id: str, last: int) -> None:
-        """Append rows to the dead letters as received, where bronze has them.
-
-        Without bronze, or where a row's coordinates are not known, the value is the row as JSON.
-        """
-        place, config, lake = self.pending.place, self.of.config, self.of.lake
-        for name in {*COORDINATES} - {*rows.columns}:
-            rows = rows.withColumn(name, F.lit(None))
-        old = {new: F.col(name) for name, new in COORDINATES.items()}
-        row = F.to_json(F.struct(*map(quoted, self.kinds))).cast("binary") if self.kinds else F.lit(None)
-        row = F.coalesce(F.col(ROW).cast("binary"), row) if ROW in rows.columns else row
-        stage = "expect" if self.pending.kind == "held" and self.pending.discard else "schema"
-        about = {"stage": F.lit(stage), "reason": why, "route": F.lit(place.route), "sink": F.lit(place.sink)}
-        letters = {**about, **old, "batch_id": F.col("_batch_id"), "value": row}
-        found = rows.select(*(column.alias(name) for name, column in letters.items()))
-        if tables := bronze_tables(lake, config):
-            read = self.of.spark.read.format("delta")
-            found = _as_received(
-                found, reduce(DataFrame.unionByName, [read.load(lake.spark_address(t)) for t in tables])
-            )
-        kinds = to_spark_columns(DEAD_SCHEMA)
-        found = found.select(*(_or_null(found, field.name).cast(field.dataType).alias(field.name) for field in kinds))
-        work = TableCommit("/dead_letters", config.dead_letters, app_id, last, (), to_delta(DEAD_SCHEMA))
-        self.of.committers.append(self.of.spark.newSession(), work, {"router.discarded": self.query}, found)
+            if not commits:
+                lake.delete(*(file.path for file in files))
 
     def delete(self, last: int) -> None:
         """Delete the rows of batches up to the last from the quarantine."""
-        mine = _mine(self.pending.place, self.query, self.pending.kind, there="_cause" in self._kept)
-        table = SparkDeltaTable.forPath(self.of.spark, self.of.lake.spark_address(self.quarantine))
-        table.delete(mine & (F.col("_batch_id") <= last))
+        address = self.release.lake.spark_address(self.quarantine)
+        table = SparkDeltaTable.forPath(self.release.spark, address)
+        has_cause = "_cause" in table.toDF().columns
+        waits = _waits(self.pending.place, self.query, self.pending.kind, has_cause=has_cause)
+        table.delete(waits & (F.col("_batch_id") <= last))
 
-    @property
-    def _kept(self) -> list[str]:
-        return self.of.spark.read.format("delta").load(self.of.lake.spark_address(self.quarantine)).columns
+    def _table_columns(self, rows: DataFrame) -> DataFrame:
+        """Return the columns of rows that are for their table, with their batch."""
+        return rows.select("_batch_id", *map(quoted, self.target_types))
+
+    def _with_violations(self, rows: DataFrame) -> DataFrame:
+        """Add the constraint to quarantined rows that each would violate in its table."""
+        schema = pa.schema(list(self.stored_types.items()))
+        # The constraints are evaluated on the rows as the table would have them: `_row` is that.
+        with_row = StructType([*rows.schema, StructField("_row", to_spark_columns(schema, ntz=True))])
+        task = _cast_task(self.target_types, schema)
+        cast = rows.mapInArrow(self.release.executors.guarded(task), with_row)
+        quarantined_row = F.struct(*map(quoted, rows.columns)).alias("_quarantined")
+        table_columns = [F.col(f"_row.{quoted(name)}") for name in schema.names]
+        flat = cast.select(quarantined_row, *table_columns)
+        table_json = self.handle.schema().to_json() if self.handle is not None else ""
+        return with_violations(flat, table_json, self.demanded).select("_quarantined.*", VIOLATES)
+
+    def _run(self, task: Task, rows: DataFrame) -> list[dict[str, Any]]:
+        """Run a task over rows and return its reports; raise StartError if an executor lacks what the driver has."""
+        executors = self.release.executors
+        rows_of_reports = rows.mapInArrow(executors.guarded(task, reports=True), "report string").collect()
+        return executors.without_looks(json.loads(row["report"]) for row in rows_of_reports)
+
+    def _append_dead_letters(self, rows: DataFrame, reason: Column, app_id: str, last: int) -> None:
+        """Append rows to the dead letters as received, if bronze has them.
+
+        Without bronze, and if a row's coordinates are not known, the value is the row as JSON.
+        """
+        place = self.pending.place
+        config = self.release.config
+        stage = "expect" if self.pending.kind == "held" and self.pending.discard else "schema"
+        columns = {
+            "stage": F.lit(stage),
+            "reason": reason,
+            "route": F.lit(place.route),
+            "sink": F.lit(place.sink),
+            "batch_id": F.col("_batch_id"),
+            "value": self._row_as_json(rows),
+        }
+        for name, received_name in COORDINATES.items():
+            columns[received_name] = _column_or_null(rows, name)
+        dead_letters = rows.select(*(column.alias(name) for name, column in columns.items()))
+        # Bronze has the records as received; of a row without its record in bronze the JSON above stays.
+        tables = bronze_tables(self.release.lake, config)
+        if tables:
+            reader = self.release.spark.read.format("delta")
+            bronze = [reader.load(self.release.lake.spark_address(table)) for table in tables]
+            dead_letters = _as_received(dead_letters, reduce(DataFrame.unionByName, bronze))
+        kinds = to_spark_columns(DEAD_SCHEMA)
+        typed = [_column_or_null(dead_letters, kind.name).cast(kind.dataType).alias(kind.name) for kind in kinds]
+        work = TableCommit(
+            target="/dead_letters",
+            table=config.dead_letters,
+            app_id=app_id,
+            version=last,
+            files=(),
+            columns=to_delta(DEAD_SCHEMA),
+        )
+        notes = {"router.discarded": self.query}
+        self.release.committers.append(self.release.spark.newSession(), work, notes, dead_letters.select(*typed))
+
+    def _row_as_json(self, rows: DataFrame) -> Column:
+        """Return quarantined rows as JSON; those of an outbox are kept so."""
+        row = F.lit(None)
+        if self.target_types:
+            row = F.to_json(F.struct(*map(quoted, self.target_types))).cast("binary")
+        if ROW in rows.columns:
+            row = F.coalesce(F.col(ROW).cast("binary"), row)
+        return row
 
 
-def _mine(place: Place, query: str, kind: Kind, *, there: bool = True) -> Column:
-    """Return the condition of the rows of one query for one table, in a quarantine that has `_cause` or not."""
-    mine = (F.col("_table") == place.table) & (F.col("_query") == query)
-    if not there:
-        return mine
-    cause, held = F.col("_cause"), F.coalesce(F.col("_cause").startswith(HELD), F.lit(False))
-    return mine & {"release": cause.isNull(), "unblock": cause.isNotNull() & ~held, "held": held}[kind]
+def _waits(place: Place, query: str, kind: Kind, *, has_cause: bool = True) -> Column:
+    """Return a boolean column over a quarantine: the row is of a query, for a table, and waits for a kind of release.
+
+    The quarantine of an older version has no column `_cause`.
+    """
+    is_of_query = (F.col("_table") == place.table) & (F.col("_query") == query)
+    if not has_cause:
+        return is_of_query
+    cause = F.col("_cause")
+    is_held = F.coalesce(cause.startswith(HELD), F.lit(False))
+    if kind == "release":
+        return is_of_query & cause.isNull()
+    if kind == "held":
+        return is_of_query & is_held
+    return is_of_query & cause.isNotNull() & ~is_held
 
 
-def _as_received(found: DataFrame, bronze: DataFrame) -> DataFrame:
-    """Return dead letters with key, value and headers of the records in bronze, where it has them."""
-    where = ["topic", "partition", "offset"]
-    kept = [name for name in BRONZE_SCHEMA.names if name not in (*where, "batch_id")]
-    stored = [_or_null(bronze, name).alias(f"_{name}") for name in kept]
-    records = bronze.select(*where, *stored, F.lit(True).alias("_there"))
-    joined = found.join(records, where, "left")
-    return joined.withColumns({
-        name: F.when(F.col("_there"), F.col(f"_{name}")).otherwise(_or_null(found, name)) for name in kept
-    })  # fmt: skip
+def _as_received(dead_letters: DataFrame, bronze: DataFrame) -> DataFrame:
+    """Return dead letters with key, value and headers of their records, if bronze has these."""
+    coordinates = ["topic", "partition", "offset"]
+    names = [name for name in BRONZE_SCHEMA.names if name not in (*coordinates, "batch_id")]
+    stored = [_column_or_null(bronze, name).alias(f"_{name}") for name in names]
+    records = bronze.select(*coordinates, *stored, F.lit(True).alias("_in_bronze"))
+    columns = {}
+    for name in names:
+        received = F.when(F.col("_in_bronze"), F.col(f"_{name}"))
+        columns[name] = received.otherwise(_column_or_null(dead_letters, name))
+    return dead_letters.join(records, coordinates, "left").withColumns(columns)
 
 
-def _or_null(frame: DataFrame, name: str) -> Column:
+def _column_or_null(frame: DataFrame, name: str) -> Column:
     return F.col(name) if name in frame.columns else F.lit(None)
 
 
-def _may_have(
+def _allowed_types(
     config: Config, pending: PendingRelease, handle: DeltaTable | None
 ) -> tuple[dict[str, pa.DataType], bool]:
-    """Return the columns and types that a table may have, and whether values that it has no place for are left out.
+    """Return the columns and types that a table may have, and whether values that it cannot store are left out.
 
-    What an approval says, goes; a blocked table gains by its release what its sink lets it gain.
+    An approval lets the table change as its rows need. A blocked table may change as its sink lets it.
     """
-    place, have = pending.place, delta_schema(to_arrow(handle)) if handle else None
-    sink = next((s for route, name, s in config.all_sinks() if (route, name) == (place.route, place.sink)), None)
-    evolution = sink.evolution if isinstance(sink, TableSink) else "evolve"
-    if not pending.cause or handle is None or have is None:
-        return allowed(have, pending), False
-    if evolution == "evolve":
-        found, asked = allowed(have, pending), sink.widening if isinstance(sink, TableSink) else "rewrite"
-        keeps = {*have.names} if way(handle, place.table, asked) is None else set()
-        kept = {name: type_within(have.field(name).type, found[name], new_fields=True) for name in keeps}
-        return {**found, **kept}, False
-    return {column.name: column.type for column in have}, evolution == "freeze"
+    table_schema = None if handle is None else delta_schema(to_arrow(handle))
+    if not pending.cause or table_schema is None:
+        return allowed(table_schema, pending), False
+
+    place = pending.place
+    evolution: Evolution = "evolve"
+    widening: Widening = "rewrite"
+    for route, name, sink in config.all_sinks():
+        if (route, name) == (place.route, place.sink) and isinstance(sink, TableSink):
+            evolution = sink.evolution
+            widening = sink.widening
+    if evolution != "evolve":
+        return {column.name: column.type for column in table_schema}, evolution == "freeze"
+    types = allowed(table_schema, pending)
+    # A table that cannot become wider may still gain columns and nested fields.
+    if way(handle, place.table, widening) is None:
+        for column in table_schema:
+            types[column.name] = type_within(column.type, types[column.name], new_fields=True)
+    return types, False
 
 
-def _kind(to: pa.DataType | None, come: pa.DataType) -> pa.DataType | None:
-    return type_within(to, come) if to is not None and common_type(to, come) is not None else None
+def _target_type(table_type: pa.DataType | None, row_type: pa.DataType) -> pa.DataType | None:
+    if table_type is None or common_type(table_type, row_type) is None:
+        return None
+    return type_within(table_type, row_type)
 
 
-def _checking(kinds: Kinds, blank: bool) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the function of a task that counts rows by batch and lists the batches with rows that nobody approved."""
+def _check_task(target_types: TargetTypes, *, blank: bool) -> Task:
+    """Return the function of a task that counts rows by batch and finds the batches with rows that nobody approved."""
 
     def check(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        rows: dict[int, int] = {}
-        bad: set[int] = set()
+        counts: Counter[int] = Counter()
+        unfit_batches: set[int] = set()
         for batch in batches:
             numbers = batch.column("_batch_id").to_numpy()
             for number, count in zip(*np.unique(numbers, return_counts=True), strict=True):
-                rows[int(number)] = rows.get(int(number), 0) + int(count)
+                counts[int(number)] += int(count)
             unfit = np.zeros(len(numbers), bool)
-            for name, kind in kinds.items():
+            for name, kind in target_types.items():
                 values = batch.column(name)
+                # A row is unfit if a value would be lost or changed on its way into the table.
                 if kind is None:
                     unfit |= has_value(values, blank=blank)
                 elif values.type != kind:
-                    found = cast_down(values, kind, blank=blank)
-                    unfit |= found.lost | found.too_wide
-            bad |= {int(number) for number in np.unique(numbers[unfit])}
-        report = json.dumps({"rows": sorted(rows.items()), "bad": sorted(bad)})
+                    cast = cast_down(values, kind, blank=blank)
+                    unfit |= cast.lost | cast.too_wide
+            unfit_batches.update(np.unique(numbers[unfit]).tolist())
+        report = json.dumps({"rows": sorted(counts.items()), "unfit": sorted(unfit_batches)})
         yield pa.RecordBatch.from_arrays([pa.array([report])], names=["report"])
 
     return check
 
 
-def _casting(kinds: Kinds, schema: pa.Schema) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _cast_task(target_types: TargetTypes, schema: pa.Schema) -> Task:
     """Return the function of a task that adds to rows the struct `_row`: what of them goes into their table."""
 
     def cast(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            found = {n: cast_down(batch.column(n), kind).array for n, kind in kinds.items() if kind is not None}
-            row = cast_to(pa.table(found), schema).combine_chunks().to_struct_array().combine_chunks()
+            row = _cast_rows(batch, target_types, schema).to_struct_array().combine_chunks()
             yield pa.RecordBatch.from_arrays([*batch.columns, row], names=[*batch.schema.names, "_row"])
 
     return cast
 
 
-def _staging(
-    kinds: Kinds, schema: pa.Schema, staging: Staging, where: tuple[str, str, int]
-) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _stage_task(
+    target_types: TargetTypes, schema: pa.Schema, staging: Staging, *, target: str, table: str, batch: int
+) -> Task:
     """Return the function of a task that stages rows for their table, in types that it may have."""
 
     def stage(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         keep_archives()
-        target, table, last = where
-        writer = staging.writer(last, f"released-{attempt()}")
-        for batch in batches:
-            columns = {
-                name: cast_down(batch.column(name), kind).array for name, kind in kinds.items() if kind is not None
-            }
-            rows = cast_to(pa.table(columns), schema).combine_chunks().to_batches()
-            for part in rows:
+        writer = staging.writer(batch, f"released-{attempt()}")
+        for rows in batches:
+            for part in _cast_rows(rows, target_types, schema).to_batches():
                 writer.hold(target, table, part, seen=True)
             writer.flush()
         reports = [json.dumps(asdict(file)) for file in writer.close()]
         yield pa.RecordBatch.from_arrays([pa.array(reports, pa.string())], names=["report"])
 
     return stage
+
+
+def _cast_rows(rows: pa.RecordBatch, target_types: TargetTypes, schema: pa.Schema) -> pa.Table:
+    """Return what of rows goes into their table, in its types."""
+    columns = {}
+    for name, kind in target_types.items():
+        if kind is not None:
+            columns[name] = cast_down(rows.column(name), kind).array
+    return cast_to(pa.table(columns), schema).combine_chunks()

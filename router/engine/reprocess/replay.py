@@ -1,13 +1,13 @@
-"""Send dead letters again, through the path of every batch and today's configuration: a part of `router replay`.
+"""Send dead letters again, through the steps of every batch and today's configuration: a part of `router replay`.
 
 The dead letters of one stage, route and sink are one batch. Its records come from the dead letters in place of the
 source (those that a sink refused from bronze, since their dead letter has a row and no record), and they go to that
-route and sink only; what no route had taken goes to all. Manifest, transaction ids and marks of applied batches carry
-the replay's name where those of the stream carry its run: a replay that was killed goes on where it ended, from the
-version of the dead letters that it began with.
+route and sink only; records that no route had matched go to all. Manifest, transaction ids and marks of applied batches
+carry the replay's name where those of the stream carry its run: a replay that was killed continues where it ended, from
+the version of the dead letters that it began with.
 
-What would be the same dead letter again stays as it is. Every other one is taken: it gets the replay's name in the
-column `replayed`, and is never taken again. Runs on the driver, while the stream does not.
+A record that would become the same dead letter again stays one. Every other dead letter is taken: it gets the replay's
+name in the column `replayed`, and no later replay takes it. Runs on the driver, while the stream does not.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ if TYPE_CHECKING:
 
 NOTE = "replays/dead_letters.json"
 PLACE = ("topic", "partition", "offset")
-WHOLE = (*PLACE, "timestamp", "key", "value")
-"""The columns that tell dead letters of one stage, route and sink apart."""
+DEAD_LETTER_KEY = (*PLACE, "timestamp", "key", "value")
+"""The columns that identify a dead letter of one stage, route and sink."""
 
 
 class Scope(NamedTuple):
@@ -67,16 +67,20 @@ class Scope(NamedTuple):
     route: str | None
     sink: str | None
 
+    def includes(self, route: str, sink: str) -> bool:
+        """Return whether records of the scope go to a sink."""
+        return self.route in (None, route) and self.sink in (None, sink)
+
     def holds(self) -> Column:
         """Return a boolean column over dead letters: the scope has the row."""
-        return reduce(and_, (F.col(name).eqNullSafe(F.lit(value)) for name, value in self._asdict().items()))
+        return reduce(and_, [F.col(name).eqNullSafe(F.lit(value)) for name, value in self._asdict().items()])
 
 
 @dataclass(frozen=True)
-class LetterFilter:
+class DeadLetterFilter:
     """The choice of dead letters: by stage, route and sink, by a text in their reason, by their record's time.
 
-    `since` is in seconds since 1970; what is empty or None chooses all.
+    `since` is in seconds since 1970. An empty value, or None, chooses all.
     """
 
     stages: tuple[str, ...] = ()
@@ -87,31 +91,35 @@ class LetterFilter:
 
     def holds(self) -> Column:
         """Return a boolean column over dead letters: the filter chooses the row."""
-        found = F.lit(True)
+        condition = F.lit(True)
         if self.stages:
-            found &= F.col("stage").isin(*self.stages)
-        for name in ("route", "sink"):
-            if (value := getattr(self, name)) is not None:
-                found &= F.col(name) == value
+            condition &= F.col("stage").isin(*self.stages)
+        if self.route is not None:
+            condition &= F.col("route") == self.route
+        if self.sink is not None:
+            condition &= F.col("sink") == self.sink
         if self.reason is not None:
-            found &= F.col("reason").contains(self.reason)
-        return found if self.since is None else found & (F.col("timestamp").cast("double") >= self.since)
+            condition &= F.col("reason").contains(self.reason)
+        if self.since is not None:
+            condition &= F.col("timestamp").cast("double") >= self.since
+        return condition
 
 
 @dataclass(frozen=True)
-class LetterChoice:
+class DeadLetterChoice:
     """The dead letters of a replay: a filter, and the scopes of what it chooses, each a batch."""
 
-    filter: LetterFilter
+    filter: DeadLetterFilter
     scopes: tuple[Scope, ...] = ()
 
 
 @dataclass(frozen=True)
-class LetterOutcome:
-    """What becomes of the dead letters of a scope, or would: rows by where they go, and those that stay dead letters.
+class DeadLetterOutcome:
+    """What becomes of the dead letters of a scope, or would: rows by destination, and those that stay dead letters.
 
-    `places` has tables, route/sink of those with an outbox, and quarantines; `other` rows become dead letters of
-    another kind. `left` says why nothing of a scope can be taken. `reason` is that of one of them.
+    `places` has tables, route/sink of those with an outbox, and quarantines. `still` rows become the same dead letter
+    again, `other` rows one of another kind. `obstacle` is why no dead letter of the scope can be taken. `reason` is the
+    reason of one of them.
     """
 
     scope: Scope
@@ -120,12 +128,12 @@ class LetterOutcome:
     places: dict[str, int] = field(default_factory=dict)
     still: int = 0
     other: int = 0
-    left: str = ""
+    obstacle: str = ""
 
     @property
     def taken(self) -> int:
         """Return how many dead letters are taken."""
-        return 0 if self.left else self.rows - self.still
+        return 0 if self.obstacle else self.rows - self.still
 
 
 @dataclass
@@ -139,26 +147,28 @@ class ReplayDestination(Destination):
 
     def chosen(self, decision: BatchDecision, batch: int) -> tuple[TableCommit, ...]:
         """Return the commits without the dead letters of the scope, whose records are noted."""
-        works = []
-        for work in decision.commits:
-            rest = self._without_same(work, batch) if work.target == "/dead_letters" else work
-            if rest.files:
-                works.append(rest)
-        return tuple(works)
+        commits = []
+        for commit in decision.commits:
+            if commit.target == "/dead_letters":
+                commits.append(self._without_same(commit, batch))
+            else:
+                commits.append(commit)
+        return tuple(commit for commit in commits if commit.files)
 
     def _without_same(self, work: TableCommit, batch: int) -> TableCommit:
+        """Return a commit of dead letters without those of the scope, and note the records of these in a file."""
         files: list[StagedFile] = []
         still: list[pa.Table] = []
         for file in work.files:
             with self.lake.files.open_input_file(file.path) as source:
                 rows = pq.read_table(source)
             same = self._same(rows)
-            still.append(rows.filter(same).select([*WHOLE]))
+            still.append(rows.filter(same).select([*DEAD_LETTER_KEY]))
             others = rows.filter(pc.invert(same))
             if len(others):
                 # They are of no batch of the stream.
-                at = others.schema.get_field_index("batch_id")
-                others = others.set_column(at, others.schema.field(at), pa.nulls(len(others), pa.int64()))
+                index = others.schema.get_field_index("batch_id")
+                others = others.set_column(index, others.schema.field(index), pa.nulls(len(others), pa.int64()))
                 files += staged_again(self.lake, file, others.to_batches(), "replay")
             self.lake.delete(file.path)
         if still:
@@ -170,51 +180,67 @@ class ReplayDestination(Destination):
         return replace(work, files=tuple(files))
 
     def _same(self, rows: pa.Table) -> pa.ChunkedArray:
-        """Return which dead letters are those of the scope again; of one route also what does not decode by now."""
+        """Return which dead letters are those of the scope again; of one route also those that do not decode now."""
         same = pc.equal(rows["stage"], self.scope.stage)
         for name in ("route", "sink"):
             value = getattr(self.scope, name)
-            equal = rows[name].is_null() if value is None else pc.fill_null(pc.equal(rows[name], value), False)
-            same = pc.and_(same, equal)
+            if value is None:
+                same = pc.and_(same, rows[name].is_null())
+            else:
+                same = pc.and_(same, pc.fill_null(pc.equal(rows[name], value), False))
         if self.scope.route is not None:
             same = pc.or_(same, pc.equal(rows["stage"], "decode"))
         return same
 
     @property
     def folder(self) -> str:
-        """Return the folder of what the replay stages for itself."""
+        """Return the folder of the replay's own files."""
         return folder_of(self.config, self.run)
 
     def ledger_rows(self, manifest: Manifest, applied: dict[str, Applied]) -> list[dict[str, Any]]:
         """Return what the replay has changed: more rows are there, and as many fewer are dead letters."""
-        about = self.config.name, self.run
-        rows = ledger.rows(*about, manifest.batch, manifest.targets, manifest.partitions, applied)
-        moved = [row for row in rows if row.get("route") is not None]
-        moved += ledger.of_moved(*about, manifest)
-        moved += self._fewer_dead_letters(manifest)
+        rows = ledger.rows(self.config.name, self.run, manifest.batch, manifest.targets, manifest.partitions, applied)
+        changed = [row for row in rows if row.get("route") is not None]
+        changed += ledger.of_moved(self.config.name, self.run, manifest)
+        changed += self._fewer_dead_letters(manifest)
         base = {"query": self.config.name, "run": self.run}
-        return [{**base, **row, "batch_id": None, "violated": None} for row in moved]
+        return [{**base, **row, "batch_id": None, "violated": None} for row in changed]
 
     def _fewer_dead_letters(self, manifest: Manifest) -> list[dict[str, Any]]:
-        counted, stage = manifest.partitions, self.scope.stage
-        read, failed, bare = (total(counted, kind) for kind in ("read", "failed", "bare"))
+        """Return the changes of the counts that the dead letters had in the ledger until now."""
+        partitions = manifest.partitions
+        read = total(partitions, "read")
+        failed = total(partitions, "failed")
         if self.scope.route is None:
-            now = {"failed": failed, "bare": bare, "decoded": read - failed - bare}
-            was = {"failed": read} if stage == "decode" else {"decoded": read}
-            moved = {name: now.get(name, 0) - was.get(name, 0) for name in ("decoded", "failed", "bare")}
-            unmatched = total(counted, "unmatched") - (read if stage == "match" else 0)
-            return [{"read": 0, "unmatched": unmatched, **moved}]
-        gone = failed - read
-        counts = ("matched", "landed", "dead") if stage == "apply" else ("matched", "refused")
+            bare = total(partitions, "bare")
+            changes = {
+                "read": 0,
+                "decoded": read - failed - bare,
+                "failed": failed,
+                "bare": bare,
+                "unmatched": total(partitions, "unmatched"),
+            }
+            # All of them were counted as failed until now, or as decoded and unmatched.
+            if self.scope.stage == "decode":
+                changes["failed"] -= read
+            else:
+                changes["decoded"] -= read
+            if self.scope.stage == "match":
+                changes["unmatched"] -= read
+            return [changes]
+
+        counts = ["matched", "refused"]
+        if self.scope.stage == "apply":
+            counts = ["matched", "landed", "dead"]
         rows = []
         for key in manifest.targets:
             route, sink = key.split("/", 1)
-            rows.append({"route": route, "sink": sink, **dict.fromkeys(counts, gone)})
+            rows.append({"route": route, "sink": sink, **dict.fromkeys(counts, failed - read)})
         return rows
 
 
 def folder_of(config: Config, run: str) -> str:
-    """Return the folder of what a replay stages for itself."""
+    """Return the folder of a replay's own files."""
     return f"{STAGING}/{config.name}/replays/{run}"
 
 
@@ -238,91 +264,97 @@ class DeadLetterReplay:
         self.spark = self.context.spark
         self.lake = self.context.lake
 
-    def begin(self, chosen: LetterFilter) -> NamedRun[LetterChoice] | None:
-        """Return a new replay of the dead letters that a filter chooses; None where there are none."""
+    def begin(self, chosen: DeadLetterFilter) -> NamedRun[DeadLetterChoice] | None:
+        """Return a new replay of the dead letters that a filter chooses; None if there are none."""
         table = self.config.dead_letters
         handle = self.lake.open(table)
         if handle is None:
             return None
-        self._refuse_letters_of_others(chosen)
-        run = NamedRun.new(self.context.checkpoint, NOTE, LetterChoice(chosen), {table: handle.version()})
-        scopes = self._letters(run).select(*Scope._fields).distinct().collect()  # few: stages x routes x sinks
-        if not scopes:
+        self._refuse_dead_letters_of_others(chosen)
+        run = NamedRun.new(self.context.checkpoint, NOTE, DeadLetterChoice(chosen), {table: handle.version()})
+        rows = self._dead_letters(run).select(*Scope._fields).distinct().collect()  # few: stages x routes x sinks
+        if not rows:
             return None
-        return replace(run, choice=LetterChoice(chosen, tuple(sorted((Scope(*row) for row in scopes), key=repr))))
+        scopes = sorted([Scope(*row) for row in rows], key=repr)
+        return replace(run, choice=DeadLetterChoice(chosen, tuple(scopes)))
 
-    def _refuse_letters_of_others(self, chosen: LetterFilter) -> None:
-        """Raise StartError where several queries write the dead letters: those without a route may be anybody's."""
-        name, table = self.config.name, self.config.dead_letters
-        if chosen.route is None and (others := writers_of(self.lake, table) - {name}):
-            what = f"{table} has dead letters of {', '.join(sorted(others))}, too, and does not say whose each is"
-            raise StartError(f"{what}: choose those of a route that only {name} has, with --route")
+    def _refuse_dead_letters_of_others(self, chosen: DeadLetterFilter) -> None:
+        """Raise StartError if several queries write the dead letters: the query of those without a route is unknown."""
+        if chosen.route is not None:
+            return
+        name = self.config.name
+        table = self.config.dead_letters
+        others = writers_of(self.lake, table) - {name}
+        if others:
+            problem = f"{table} also has dead letters of {', '.join(sorted(others))}, and the query of each is unknown"
+            raise StartError(f"{problem}: choose those of a route that only {name} has, with --route")
 
-    def cut_off(self) -> NamedRun[LetterChoice] | None:
-        """Return the replay that was killed before its end; None where there is none."""
-        return NamedRun.resume(self.context.checkpoint, NOTE, LetterChoice)
+    def cut_off(self) -> NamedRun[DeadLetterChoice] | None:
+        """Return the replay that was killed before its end; None if there is none."""
+        return NamedRun.resume(self.context.checkpoint, NOTE, DeadLetterChoice)
 
-    def show(self, run: NamedRun[LetterChoice]) -> list[LetterOutcome]:
+    def show(self, run: NamedRun[DeadLetterChoice]) -> list[DeadLetterOutcome]:
         """Return what would become of the dead letters of each scope. Stages files, and deletes them."""
-        found = []
+        outcomes = []
         for scope in run.choice.scopes:
-            rows, reason = self._counted(run, scope)
-            left = self._left(scope)
-            look = LetterOutcome(scope, rows, reason, left=left) if left else self._tried(run, scope, rows, reason)
-            found.append(look)
+            outcome = self._count(run, scope)
+            if not outcome.obstacle:
+                outcome = self._try_out(run, outcome)
+            outcomes.append(outcome)
         self._clear(run)
-        return found
+        return outcomes
 
-    def _tried(self, run: NamedRun[LetterChoice], scope: Scope, rows: int, reason: str) -> LetterOutcome:
+    def _try_out(self, run: NamedRun[DeadLetterChoice], counted: DeadLetterOutcome) -> DeadLetterOutcome:
         """Return what would become of a scope: its records are landed and decided, and then deleted."""
-        config = _chosen(self.config, scope)
+        scope = counted.scope
+        config = _config_of(scope, self.config)
         destination = ReplayDestination(config, run.name, self.lake, scope)
-        query = f"{config.name}:{run.name}"
         decider = BatchDecider.of(
             config,
             self.spark,
             self.lake,
-            query,
+            f"{config.name}:{run.name}",
             staging=destination.folder,
             executors=self.context.executors,
         )
         decider.forget_released(blocked_places(run.store))
         plan = decider.plan(with_arrival(self._records(run, scope), 0, 0))
         decision = decider.land_and_decide(plan, Steps(0), destination)
+        # Nothing is committed: all staged files are deleted again.
         commits = destination.chosen(decision, 0)
-        self.lake.delete(*(file.path for work in commits for file in work.files))
+        for commit in commits:
+            self.lake.delete(*(file.path for file in commit.files))
         decider.landing.discard(decision.landed)
-        look = self._outcome(run, scope, 0, rows, reason, commits, decision.partitions)
+        outcome = self._outcome(run, counted, 0, commits, decision.partitions)
         self.lake.delete(still_path(destination.folder, 0))
-        return look
+        return outcome
 
-    def send(self, run: NamedRun[LetterChoice]) -> list[LetterOutcome]:
+    def send(self, run: NamedRun[DeadLetterChoice]) -> list[DeadLetterOutcome]:
         """Send the dead letters of each scope again, and mark what is taken. Can be repeated from any point.
 
-        Raises StartError, before anything changes, where they would go into tables that depend on the order of records.
+        Raises StartError, before anything changes, if they would go into tables that depend on the order of records.
         """
         if self.cut_off() is None:
             self._refuse_order_dependent(run)
         run.begin()
-        found = list[LetterOutcome]()
+        outcomes: list[DeadLetterOutcome] = []
         for batch, scope in enumerate(run.choice.scopes):
             if self.context.stop.is_set():
-                return found
-            rows, reason = self._counted(run, scope)
-            if left := self._left(scope):
-                found.append(LetterOutcome(scope, rows, reason, left=left))
-                continue
-            self._batches(run, scope).process(self._records(run, scope), batch)
-            manifest = run.store.manifest(batch)
-            assert manifest is not None  # it was processed
-            self._mark(run, scope, batch)
-            found.append(self._outcome(run, scope, batch, rows, reason, manifest.commits, manifest.partitions))
+                return outcomes
+            outcome = self._count(run, scope)
+            if not outcome.obstacle:
+                self._batches(run, scope).process(self._records(run, scope), batch)
+                manifest = run.store.manifest(batch)
+                assert manifest is not None  # it was processed
+                self._mark(run, scope, batch)
+                outcome = self._outcome(run, outcome, batch, manifest.commits, manifest.partitions)
+            outcomes.append(outcome)
         run.finish()
         self._clear(run)
-        return found
+        return outcomes
 
-    def _refuse_order_dependent(self, run: NamedRun[LetterChoice]) -> None:
-        """Raise StartError where a record that comes late leaves another row than one that came in time.
+    def _refuse_order_dependent(self, run: NamedRun[DeadLetterChoice]) -> None:
+        """Raise StartError if a late record would leave another row than one that came in time.
 
         A sink that keeps part of an older row needs the rows in their order; all others do not.
         """
@@ -330,105 +362,109 @@ class DeadLetterReplay:
             return
         names: set[str] = set()
         for route, sink_name, sink in self.config.all_sinks():
-            chosen = any(
-                scope.route in (None, route) and scope.sink in (None, sink_name) for scope in run.choice.scopes
-            )
-            if chosen and isinstance(sink, MergingSink) and keeps_older_values(sink.keyed()):
+            if not isinstance(sink, MergingSink) or not keeps_older_values(sink.keyed()):
+                continue
+            if any(scope.includes(route, sink_name) for scope in run.choice.scopes):
                 names.add(fixed_table(sink) or f"the tables of {route}/{sink_name}")
         if names:
-            what = f"{', '.join(sorted(names))} keep parts of older rows: a late record does not find them as they were"
-            raise StartError(f"{what}. Add --accept, then rebuild them with `router refresh`; nothing was sent")
+            problem = "keep parts of older rows: a late record does not find them as they were"
+            todo = "Add --accept, then rebuild them with `router refresh`"
+            raise StartError(f"{', '.join(sorted(names))} {problem}. {todo}; nothing was sent")
 
-    def _clear(self, run: NamedRun[LetterChoice]) -> None:
+    def _clear(self, run: NamedRun[DeadLetterChoice]) -> None:
         folder = folder_of(self.config, run.name)
         if self.lake.files.get_file_info(folder).type.name == "Directory":
             self.lake.files.delete_dir(folder)
 
     def _outcome(
         self,
-        run: NamedRun[LetterChoice],
-        scope: Scope,
+        run: NamedRun[DeadLetterChoice],
+        counted: DeadLetterOutcome,
         batch: int,
-        rows: int,
-        reason: str,
         commits: Iterable[TableCommit],
         partitions: tuple[Partition, ...],
-    ) -> LetterOutcome:
-        """Return what becomes of the records of a scope by what is committed; what bronze lacks stays, too."""
+    ) -> DeadLetterOutcome:
+        """Return what becomes of the counted dead letters of a scope by some commits."""
         places: dict[str, int] = {}
         other = 0
-        for work in commits:
-            if work.target == "/dead_letters":
-                other += work.rows
+        for commit in commits:
+            if commit.target == "/dead_letters":
+                other += commit.rows
                 continue
-            place = work.target if work.table.startswith("outbox.") else work.table
-            places[place] = places.get(place, 0) + work.rows
-        still = self._count_still(run, batch) + rows - total(partitions, "read")
-        return LetterOutcome(scope, rows, reason, places, still, other)
+            place = commit.target if commit.table.startswith("outbox.") else commit.table
+            places[place] = places.get(place, 0) + commit.rows
+        # Dead letters whose record bronze lacks were not read: they stay as well.
+        still = self._count_still(run, batch) + counted.rows - total(partitions, "read")
+        return replace(counted, places=places, still=still, other=other)
 
-    def _count_still(self, run: NamedRun[LetterChoice], batch: int) -> int:
+    def _count_still(self, run: NamedRun[DeadLetterChoice], batch: int) -> int:
         path = still_path(folder_of(self.config, run.name), batch)
         if not self.lake.files.get_file_info(path).is_file:
             return 0
         with self.lake.files.open_input_file(path) as source:
             return int(pq.ParquetFile(source).metadata.num_rows)
 
-    def _letters(self, run: NamedRun[LetterChoice], scope: Scope | None = None) -> DataFrame:
+    def _dead_letters(self, run: NamedRun[DeadLetterChoice], scope: Scope | None = None) -> DataFrame:
         """Return the chosen dead letters, of all scopes or one, as their table was when the replay began."""
         ((table, version),) = run.versions.items()
-        found = delta_rows(self.spark, self.lake, table, version).filter(run.choice.filter.holds())
-        if REPLAYED in found.columns:
-            found = found.filter(F.col(REPLAYED).isNull())
-        for route, sink, _ in resending_sinks(self.config):  # they keep their own
-            found = found.filter(~Scope("apply", route, sink).holds())
-        return found if scope is None else found.filter(scope.holds())
+        rows = delta_rows(self.spark, self.lake, table, version).filter(run.choice.filter.holds())
+        if REPLAYED in rows.columns:
+            rows = rows.filter(F.col(REPLAYED).isNull())
+        for route, sink, _ in resending_sinks(self.config):  # `Resender` sends their dead letters again
+            rows = rows.filter(~Scope("apply", route, sink).holds())
+        if scope is None:
+            return rows
+        return rows.filter(scope.holds())
 
-    def _counted(self, run: NamedRun[LetterChoice], scope: Scope) -> tuple[int, str]:
-        """Return the number of records of a scope, and one of the reasons."""
-        letters = self._letters(run, scope).groupBy(*self._names(scope)).agg(F.max("reason").alias("reason"))
-        (row,) = letters.agg(F.count(F.lit(1)).alias("rows"), F.max("reason").alias("reason")).collect()
-        return row["rows"], row["reason"] or ""
+    def _count(self, run: NamedRun[DeadLetterChoice], scope: Scope) -> DeadLetterOutcome:
+        """Return the number of records of a scope, one of the reasons, and why none can be sent again."""
+        records = self._dead_letters(run, scope).groupBy(*self._names(scope)).agg(F.max("reason").alias("reason"))
+        (row,) = records.agg(F.count(F.lit(1)).alias("rows"), F.max("reason").alias("reason")).collect()
+        return DeadLetterOutcome(scope, row["rows"], row["reason"] or "", obstacle=self._obstacle(scope))
 
-    def _left(self, scope: Scope) -> str:
-        """Return why no dead letter of a scope can be sent again; nothing where they can."""
-        route = next((route for route in self.config.routes if route.identity == scope.route), None)
-        if scope.route is not None and (route is None or (scope.sink and scope.sink not in route.named_sinks)):
-            return f"the configuration has no {'/'.join(filter(None, scope[1:]))} any more"
+    def _obstacle(self, scope: Scope) -> str:
+        """Return why no dead letter of a scope can be sent again; an empty text if they can."""
+        if scope.route is not None:
+            sinks = {(route, sink) for route, sink, _ in self.config.all_sinks()}
+            routes = {route.identity for route in self.config.routes}
+            if scope.route not in routes or (scope.sink and (scope.route, scope.sink) not in sinks):
+                return f"the configuration has no {'/'.join(filter(None, scope[1:]))} any more"
         if scope.stage == "apply" and self.config.bronze is None:
             return "there is no `bronze`, which alone has the records that a sink refused"
         return ""
 
     def _names(self, scope: Scope) -> tuple[str, ...]:
-        return PLACE if scope.stage == "apply" else WHOLE
+        """Return the columns that identify a dead letter of a scope. Those of `apply` have the sink's row as value."""
+        return PLACE if scope.stage == "apply" else DEAD_LETTER_KEY
 
-    def _records(self, run: NamedRun[LetterChoice], scope: Scope) -> DataFrame:
+    def _records(self, run: NamedRun[DeadLetterChoice], scope: Scope) -> DataFrame:
         """Return the raw records of a scope, each once."""
-        found = letters = self._letters(run, scope)
+        records = self._dead_letters(run, scope)
         if scope.stage == "apply":
             bronze = self._bronze()
-            found = bronze.join(letters, _alike(bronze, letters, PLACE), "left_semi")
-        return stored_records(found).dropDuplicates([*self._names(scope)])
+            records = bronze.join(records, _same_values(bronze, records, PLACE), "left_semi")
+        return stored_records(records).dropDuplicates([*self._names(scope)])
 
     def _bronze(self) -> DataFrame:
         """Return the records of bronze that have a place of their own: those of a topic, or a file."""
         records = BronzeRecords.newest(self.lake, self.config).frame(self.spark, self.lake)
         return records.filter(F.col("topic").isNotNull())
 
-    def _mark(self, run: NamedRun[LetterChoice], scope: Scope, batch: int) -> None:
+    def _mark(self, run: NamedRun[DeadLetterChoice], scope: Scope, batch: int) -> None:
         """Mark the dead letters of a scope that were taken."""
-        taken, names = self._letters(run, scope), self._names(scope)
+        taken = self._dead_letters(run, scope)
         if scope.stage == "apply":
             bronze = self._bronze()
-            taken = taken.join(bronze, _alike(taken, bronze, PLACE), "left_semi")
+            taken = taken.join(bronze, _same_values(taken, bronze, PLACE), "left_semi")
         path = still_path(folder_of(self.config, run.name), batch)
         if self.lake.files.get_file_info(path).is_file:
             still = self.spark.read.parquet(self.lake.for_spark(path))
-            taken = taken.join(still, _alike(taken, still, names), "left_anti")
+            taken = taken.join(still, _same_values(taken, still, self._names(scope)), "left_anti")
         mark_replayed(taken, self.lake, self.config, run.name, batch)
 
-    def _batches(self, run: NamedRun[LetterChoice], scope: Scope) -> Batches:
+    def _batches(self, run: NamedRun[DeadLetterChoice], scope: Scope) -> Batches:
         try:
-            config = opened(_chosen(self.config, scope), self.spark, self.context.folder)
+            config = opened(_config_of(scope, self.config), self.spark, self.context.folder)
         except OSError as error:
             raise StartError(f"{error}; try again when it is back") from error
         return Batches(
@@ -444,16 +480,16 @@ class DeadLetterReplay:
 
 
 def keeps_older_values(keyed: KeyedTable) -> bool:
-    """Say whether a row of a table keeps values of records before its newest one."""
+    """Return whether a row of a table keeps values of records before its newest one."""
     return keyed.when_matched == "ignore" or keyed.columns is not None or keyed.soft_delete is not None
 
 
-def _chosen(config: Config, scope: Scope) -> Config:
-    """Return the configuration with what a scope's dead letters are for: one route or sink, or all; never bronze."""
+def _config_of(scope: Scope, config: Config) -> Config:
+    """Return the configuration with only the sinks that a scope's records go to; never with bronze."""
     if scope.route is None:
         return config.model_copy(update={"bronze": None})
-    return config.with_sinks(lambda route, sink, _: route == scope.route and scope.sink in (None, sink))
+    return config.with_sinks(lambda route, sink, _: scope.includes(route, sink))
 
 
-def _alike(left: DataFrame, right: DataFrame, names: tuple[str, ...]) -> Column:
-    return reduce(and_, (left[name].eqNullSafe(right[name]) for name in names))
+def _same_values(left: DataFrame, right: DataFrame, names: tuple[str, ...]) -> Column:
+    return reduce(and_, [left[name].eqNullSafe(right[name]) for name in names])

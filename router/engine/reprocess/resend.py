@@ -1,16 +1,14 @@
-"""Send parked rows and dead letters of a sink that keeps them again, a part of `router replay`.
+"""Send parked rows and dead letters of a sink that keeps them again: a part of `router replay`.
 
 A replay is not a batch: it reads rows of many batches from the outbox, and its receipts and its row in the ledger have
 a name in place of a batch number. Before it sends anything, it writes its name, filter and table versions into the
-checkpoint's store. When a replay was killed, the next one first sends the same rows again under the same name, so that
-the ledger says what became of them.
+checkpoint's store. If a replay was killed, the next one first sends the same rows again under the same name, so that
+the ledger has what became of them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import reduce
-from operator import or_
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
@@ -43,7 +41,7 @@ PLACE = tuple(COORDINATES.items())[:3]
 class ReplayFilter:
     """The choice of rows to send again: by status, by time, and dead ones by the API's answer code.
 
-    `since` is in seconds since 1970; without `codes` every code is chosen.
+    `since` is in seconds since 1970. Without `codes` all codes are chosen.
     """
 
     statuses: tuple[str, ...] = ("parked", "dead")
@@ -52,17 +50,25 @@ class ReplayFilter:
 
     def holds(self) -> Column:
         """Return a boolean column: the filter chooses the row."""
-        of_code = F.col("code").isin(*self.codes) if self.codes else F.lit(True)
-        kinds = {"parked": F.col("status") == "parked", "dead": (F.col("status") == "dead") & of_code}
-        wanted = reduce(or_, (kinds[status] for status in self.statuses), F.lit(False))
-        return wanted if self.since is None else wanted & (F.col("at").cast("double") >= self.since)
+        is_dead = F.col("status") == "dead"
+        if self.codes:
+            is_dead &= F.col("code").isin(*self.codes)
+        condition = F.lit(False)
+        if "parked" in self.statuses:
+            condition |= F.col("status") == "parked"
+        if "dead" in self.statuses:
+            condition |= is_dead
+        if self.since is not None:
+            condition &= F.col("at").cast("double") >= self.since
+        return condition
 
 
 @dataclass(frozen=True)
 class ReplayGroup:
-    """The number of rows of one status and code: those in the outbox, their calls at most, and those `gone` from it.
+    """The number of rows of one status and code: those in the outbox, and those `gone` from it.
 
-    `oldest` and `newest` are times in seconds since 1970, `reason` is that of the newest row.
+    `calls` is how many calls the rows take at most. `oldest` and `newest` are times in seconds since 1970, `reason` is
+    that of the newest row.
     """
 
     status: str
@@ -77,7 +83,7 @@ class ReplayGroup:
 
 @dataclass(frozen=True)
 class ReplayRows:
-    """The rows that a filter has chosen: their receipts, and as `events` those rows that the outbox still has."""
+    """The rows that a filter has chosen and that the outbox still has: `events`, with their receipts, `aside`."""
 
     events: DataFrame
     aside: DataFrame
@@ -103,7 +109,7 @@ class TableSnapshots:
     versions: dict[str, int] = field(default_factory=dict)
 
     def __call__(self, table: str) -> DataFrame | None:
-        """Return the rows of a table, None where there is none."""
+        """Return the rows of a table; None if it does not exist."""
         if table not in self.versions:
             handle = self.lake.open(table)
             if handle is None:
@@ -126,104 +132,119 @@ class Resender(OutboxSink):
     folder: Path
 
     def cut_off(self) -> NamedRun[ReplayFilter] | None:
-        """Return the replay that was killed before the ledger had its row; None where there is none."""
+        """Return the replay that was killed before the ledger had its row; None if there is none."""
         return NamedRun.resume(self.checkpoint, self._mark, ReplayFilter)
 
     def find(self, chosen: ReplayFilter, tables: TableSnapshots | None = None) -> ReplayRows | None:
-        """Return the rows that a filter chooses; None where the sink has never sent anything."""
+        """Return the rows that a filter chooses; None if the sink has never sent anything."""
         tables = tables or TableSnapshots(self.spark, self.lake)
-        outbox, aside = tables(self.outbox), self.sink.set_aside(self._batch(""), tables)
+        outbox = tables(self.outbox)
+        aside = self.sink.set_aside(self._batch(""), tables)
         if outbox is None or aside is None:
             return None
-        there = outbox.select(*(F.col(old).alias(f"_of_{new}") for old, new in PLACE)).distinct()
-        same = [F.col(new).eqNullSafe(F.col(f"_of_{new}")) for _, new in PLACE]
-        joined = aside.filter(chosen.holds()).join(there.withColumn("_there", F.lit(True)), same, "left").persist()
-        mine = joined.filter("_there").select(aside.columns)
-        rows = outbox.join(mine, [F.col(old).eqNullSafe(F.col(new)) for old, new in PLACE], "left_semi")
-        return ReplayRows(rows.dropDuplicates([old for old, _ in PLACE]), mine, tuple(_groups(joined)))
+        # Receipts may be older than the rows of the outbox, which is cleaned: `_in_outbox` is null for these.
+        stored = outbox.select(*[F.col(name).alias(f"_of_{in_receipt}") for name, in_receipt in PLACE]).distinct()
+        is_stored = [F.col(in_receipt).eqNullSafe(F.col(f"_of_{in_receipt}")) for _, in_receipt in PLACE]
+        receipts = aside.filter(chosen.holds())
+        receipts = receipts.join(stored.withColumn("_in_outbox", F.lit(True)), is_stored, "left").persist()
+        sendable = receipts.filter("_in_outbox").select(aside.columns)
+        is_chosen = [F.col(name).eqNullSafe(F.col(in_receipt)) for name, in_receipt in PLACE]
+        events = outbox.join(sendable, is_chosen, "left_semi").dropDuplicates([name for name, _ in PLACE])
+        return ReplayRows(events, sendable, tuple(_groups(receipts)))
 
     def resume(self, run: NamedRun[ReplayFilter]) -> ReplayRows:
         """Return the rows of a replay that was killed."""
-        found = self.find(run.choice, TableSnapshots(self.spark, self.lake, run.versions))
-        assert found is not None  # it had rows
-        return found
+        rows = self.find(run.choice, TableSnapshots(self.spark, self.lake, run.versions))
+        assert rows is not None  # it had rows
+        return rows
 
     def begin(self, chosen: ReplayFilter) -> tuple[NamedRun[ReplayFilter], ReplayRows | None]:
-        """Return a new replay and its rows; the rows are None where the sink has never sent anything."""
+        """Return a new replay and its rows; the rows are None if the sink has never sent anything."""
         tables = TableSnapshots(self.spark, self.lake)
-        found = self.find(chosen, tables)
-        return NamedRun.new(self.checkpoint, self._mark, chosen, tables.versions), found
+        rows = self.find(chosen, tables)
+        return NamedRun.new(self.checkpoint, self._mark, chosen, tables.versions), rows
 
-    def send(self, run: NamedRun[ReplayFilter], found: ReplayRows) -> Resent:
+    def send(self, run: NamedRun[ReplayFilter], rows: ReplayRows) -> Resent:
         """Send the rows of a replay again and write what became of them into the ledger, once. Raises RouterError."""
         batch = self._batch(run.name)
-        sink = self._prepared(found)
+        sink = self._prepare(rows)
         run.begin()
         try:
-            resent = sink.resend(found.events, found.aside, batch)
+            resent = sink.resend(rows.events, rows.aside, batch)
         except RouterError:
             raise
         except Exception as error:
-            if refused := refusal(error):
-                raise refused from error
-            what = f"{type(error).__name__}: {error}. The next replay ends this one first; to give it up, delete "
-            what += f"{self.checkpoint.root}/store/{self._mark}"
-            raise SinkError(self.config.name, batch.id, self.route, self.name, what) from error
-        self._note(run.name, found, batch, resent)
+            # An executor that cannot work at all raises StartError; any other error is the sink's.
+            executor_error = refusal(error)
+            if executor_error:
+                raise executor_error from error
+            todo = f"to give it up, delete {self.checkpoint.root}/store/{self._mark}"
+            problem = f"{type(error).__name__}: {error}. The next replay ends this one first; {todo}"
+            raise SinkError(self.config.name, batch.id, self.route, self.name, problem) from error
+        self._note(run.name, rows, batch, resent)
         run.finish()
         return resent
 
-    def _prepared(self, found: ReplayRows) -> ApplyingSink:
+    def _prepare(self, rows: ReplayRows) -> ApplyingSink:
         try:
-            return self.sink.prepare(Opening(self.folder, found.events.limit(0)))
+            return self.sink.prepare(Opening(self.folder, rows.events.limit(0)))
         except OSError as error:
             raise StartError(f"route {self.route}, sink {self.name}: {error}; try again when it is back") from error
         except RouterError as error:
             raise StartError(f"route {self.route}, sink {self.name}: {error}") from error
 
-    def _note(self, name: str, found: ReplayRows, batch: Batch, resent: Resent) -> None:
+    def _note(self, name: str, rows: ReplayRows, batch: Batch, resent: Resent) -> None:
         """Write what became of the rows into the dead letters and the ledger."""
         if resent.refused is not None:
-            dead_letters, run = self.config.dead_letters, f"{self.config.name}:{name}"
-            append_dead_letters(resent.refused, found.events, batch, self.lake, dead_letters, run)
+            query = f"{self.config.name}:{name}"
+            append_dead_letters(resent.refused, rows.events, batch, self.lake, self.config.dead_letters, query)
         self.book(name, 0, ledger.of_replay(self.key, resent))
-        self._mark_letters(name, found, batch)
+        self._mark_dead_letters(name, rows, batch)
 
-    def _mark_letters(self, name: str, found: ReplayRows, batch: Batch) -> None:
+    def _mark_dead_letters(self, name: str, rows: ReplayRows, batch: Batch) -> None:
         """Mark the dead letters whose rows are dead no more."""
         handle = self.lake.open(self.config.dead_letters)
-        now = self.sink.set_aside(batch, TableSnapshots(self.spark, self.lake))
-        if handle is None or now is None:
+        aside = self.sink.set_aside(batch, TableSnapshots(self.spark, self.lake))
+        if handle is None or aside is None:
             return
-        names, dead = [name for _, name in PLACE], F.col("status") == "dead"
-        taken = found.aside.filter(dead).select(*names).subtract(now.filter(dead).select(*names))
-        letters = self.spark.read.format("delta").load(self.lake.spark_address(self.config.dead_letters))
-        here = (F.col("stage") == "apply") & (F.col("route") == self.route) & (F.col("sink") == self.name)
-        mark_replayed(letters.filter(here).join(taken, names, "left_semi"), self.lake, self.config, name, 0)
+        place = [in_receipt for _, in_receipt in PLACE]
+        is_dead = F.col("status") == "dead"
+        taken = rows.aside.filter(is_dead).select(*place).subtract(aside.filter(is_dead).select(*place))
+        dead_letters = self.spark.read.format("delta").load(self.lake.spark_address(self.config.dead_letters))
+        of_sink = (F.col("stage") == "apply") & (F.col("route") == self.route) & (F.col("sink") == self.name)
+        mark_replayed(dead_letters.filter(of_sink).join(taken, place, "left_semi"), self.lake, self.config, name, 0)
 
     def _batch(self, name: str) -> Batch:
         owner = TransactionId("sink", f"{self.config.name}:{name}", self.route, self.name)
-        keeps = keeper(self.lake, str(owner), 0)
-        guards = self.executors.guarded
-        return Batch(self.config.name, 0, self.route, self.name, True, self.stop, keeps, name, guards)
+        return Batch(
+            query=self.config.name,
+            id=0,
+            route=self.route,
+            sink=self.name,
+            replay=True,
+            stop=self.stop,
+            keeps=keeper(self.lake, str(owner), 0),
+            resending=name,
+            guards=self.executors.guarded,
+        )
 
     @property
     def _mark(self) -> str:
         return f"replays/{self.key.replace('/', '__')}.json"
 
 
-def _groups(joined: DataFrame) -> Iterator[ReplayGroup]:
-    """Count rows by their status and the API's answer code."""
-    there, place = F.col("_there"), F.struct("topic", "partition", "offset")
-    call = F.coalesce(F.col("call"), F.to_json(place))
+def _groups(receipts: DataFrame) -> list[ReplayGroup]:
+    """Count receipts by their status and the API's answer code."""
+    in_outbox = F.col("_in_outbox")
+    call = F.coalesce(F.col("call"), F.to_json(F.struct("topic", "partition", "offset")))
     at = F.col("at").cast("double")
-    counted = joined.groupBy("status", "code").agg(
-        F.count(there).alias("rows"),
-        F.count_distinct(F.when(there, call)).alias("calls"),
-        F.count(F.when(there.isNull(), 1)).alias("gone"),
+    counted = receipts.groupBy("status", "code").agg(
+        F.count(in_outbox).alias("rows"),
+        F.count_distinct(F.when(in_outbox, call)).alias("calls"),
+        F.count(F.when(in_outbox.isNull(), 1)).alias("gone"),
         F.min(at).alias("oldest"),
         F.max(at).alias("newest"),
         F.max_by("reason", "at").alias("reason"),
     )
-    found = (ReplayGroup(**row.asDict()) for row in counted.collect())
-    yield from sorted(found, key=lambda group: (group.status, group.code or 0))
+    groups = [ReplayGroup(**row.asDict()) for row in counted.collect()]
+    return sorted(groups, key=lambda group: (group.status, group.code or 0))

@@ -1,4 +1,4 @@
-"""A run of reprocessing: it has a name, and a note in the checkpoint's store while it is under way."""
+"""A run of reprocessing: it has a name, and a note in the checkpoint's store until it is finished."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ class NamedRun(Generic[Choice]):
 
     @classmethod
     def new(cls, checkpoint: Lake, note: str, choice: Choice, versions: dict[str, int]) -> NamedRun[Choice]:
-        """Return a run with a name of its own, of which nothing is noted yet."""
+        """Return a run with a name of its own, without a note yet."""
         name = f"{REPLAY}{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
         return cls(checkpoint, note, name, choice, versions)
 
     @classmethod
     def resume(cls, checkpoint: Lake, note: str, kind: type[Choice]) -> NamedRun[Choice] | None:
         """Return the run that was killed before its end; None if there is none."""
-        found = CheckpointStore(checkpoint).load(note)
-        if found is None:
+        stored = CheckpointStore(checkpoint).load(note)
+        if stored is None:
             return None
-        choice = TypeAdapter(kind).validate_python(found["choice"])
-        return cls(checkpoint, note, found["name"], choice, found["versions"])
+        choice = TypeAdapter(kind).validate_python(stored["choice"])
+        return cls(checkpoint, note, stored["name"], choice, stored["versions"])
 
     @property
     def store(self) -> CheckpointStore:
@@ -57,7 +57,7 @@ class NamedRun(Generic[Choice]):
         self.store.write(self.note, TypeAdapter(dict).dump_json(content))
 
     def finish(self) -> None:
-        """Forget the run: first the note, then what it has left in the store."""
+        """Delete the run's note, then its other files in the store."""
         self.store.delete(self.note)
         for folder in ("manifests", "applied"):
             for path in self.store.paths(f"{folder}/{self.name}"):

@@ -1,11 +1,13 @@
-"""Which records a table has rows of: the offsets in its rows, a bit for each.
+"""Find of which records a table has rows: the offsets in its rows, a bit for each.
 
-Memory is bounded by the range that is asked for, not by the table: files outside of it are not read.
+Memory is bounded by the range of offsets, not by the table: files outside of the range are not read.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,13 +44,13 @@ class OffsetSet:
 
     def contains(self, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Return for each offset whether it was added."""
-        found = np.zeros(len(offsets), np.bool_)
+        contained = np.zeros(len(offsets), np.bool_)
         for page, row_numbers in _by_page(offsets):
             bits = self.pages.get(page)
             if bits is not None:
                 places = offsets[row_numbers] % PAGE
-                found[row_numbers] = (bits[places >> 3] >> (places & 7)) & 1
-        return found
+                contained[row_numbers] = (bits[places >> 3] >> (places & 7)) & 1
+        return contained
 
 
 PAGE = 1 << 16
@@ -56,33 +58,37 @@ PAGE = 1 << 16
 
 def _by_page(offsets: npt.NDArray[np.int64]) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
     """Yield each page that offsets are in, with their places among the offsets."""
+    if not len(offsets):
+        return
     numbers = offsets // PAGE
     order = np.argsort(numbers, kind="stable")
     pages, starts = np.unique(numbers[order], return_index=True)
-    for page, row_numbers in zip(pages, np.split(order, starts[1:]), strict=True) if len(pages) else ():
+    for page, row_numbers in zip(pages, np.split(order, starts[1:]), strict=True):
         yield int(page), row_numbers
 
 
 StoredRecords = dict[tuple[Any, ...], OffsetSet]
-"""(topic, partition, and what else tells rows apart) -> the offsets of records that a table has rows of."""
+"""(topic, partition, and the values of more columns that identify a row) -> offsets of records with rows in a table."""
 
 
 def stored_records_of(table: DeltaTable, names: tuple[str, ...], more: tuple[str, ...], spans: Spans) -> StoredRecords:
     """Return of which records within some spans a table has rows.
 
-    Reads the files whose statistics overlap a span, of these a part of the rows at a time, and keeps a bit per record.
+    `names` are its columns of topic, partition and offset, `more` other columns that identify a row. Reads the files
+    whose statistics overlap a span, of these a part of the rows at a time, and keeps a bit per record.
     """
     if not spans:
         return {}
     topic, partition, offset = (pc.field(name) for name in names)
     first_of_all = min(first for first, _ in spans.values())
     last_of_all = max(last for _, last in spans.values())
-    # Files are chosen by each partition's span. Their rows are filtered by one span that holds all of these, which
-    # does not get slower with the number of partitions; what is outside of a row's own span is left out below.
-    overlaps = None
-    for (of_topic, of_partition), (first, last) in spans.items():
-        of_span = (topic == of_topic) & (partition == of_partition) & (offset >= first) & (offset <= last)
-        overlaps = of_span if overlaps is None else overlaps | of_span
+    # Files are chosen by each partition's span. Their rows are filtered by one span that contains all of these, which
+    # does not get slower with the number of partitions; `_add_stored` leaves out rows outside of their own span.
+    of_spans = []
+    for (span_topic, span_partition), (first, last) in spans.items():
+        is_of_partition = (topic == span_topic) & (partition == span_partition)
+        of_spans.append(is_of_partition & (offset >= first) & (offset <= last))
+    overlaps = reduce(or_, of_spans)
     within = (offset >= first_of_all) & (offset <= last_of_all)
     rows = table.to_pyarrow_dataset(filesystem=native_files(table))
     stored: StoredRecords = {}
@@ -108,21 +114,21 @@ def _add_stored(
     for key, row_numbers in _groups(rows, names, more):
         first, last = spans.get((key[0], key[1]), (0, -1))
         of_key = offsets[row_numbers]
-        of_key = of_key[(of_key >= first) & (of_key <= last)]
-        if len(of_key):
-            stored.setdefault(key, OffsetSet()).add(of_key)
+        in_span = of_key[(of_key >= first) & (of_key <= last)]
+        if len(in_span):
+            stored.setdefault(key, OffsetSet()).add(in_span)
 
 
 def are_stored(
     rows: pa.Table, names: tuple[str, ...], more: tuple[str, ...], stored: StoredRecords
 ) -> npt.NDArray[np.bool_]:
     """Return of which rows the record is stored."""
-    found = np.zeros(len(rows), np.bool_)
+    is_stored = np.zeros(len(rows), np.bool_)
     offsets = _offsets(rows, names)
     for key, row_numbers in _groups(rows, names, more):
         if key in stored:
-            found[row_numbers] = stored[key].contains(offsets[row_numbers])
-    return found
+            is_stored[row_numbers] = stored[key].contains(offsets[row_numbers])
+    return is_stored
 
 
 def _offsets(rows: pa.Table, names: tuple[str, ...]) -> npt.NDArray[np.int64]:
@@ -134,7 +140,7 @@ def _offsets(rows: pa.Table, names: tuple[str, ...]) -> npt.NDArray[np.int64]:
 def _groups(
     rows: pa.Table, names: tuple[str, ...], more: tuple[str, ...]
 ) -> Iterator[tuple[tuple[Any, ...], npt.NDArray[np.int64]]]:
-    """Yield (key, row numbers) of rows of one topic and partition, and of what else tells rows apart."""
+    """Yield the keys of rows (see `StoredRecords`), each with its row numbers."""
     by = [*names[:2], *more]
     numbered = rows.select(by).append_column("_row", pa.array(np.arange(len(rows))))
     grouped = numbered.group_by(by).aggregate([("_row", "list")])

@@ -246,7 +246,7 @@ def begin(spark: SparkSession, tables: TableCache, checkpoint: Lake, config: Con
         return None
     if config.source.kafka is None:
         raise StartError("only a Kafka source can go on from the ledger; restore the checkpoint")
-    return source.completed(spark, config.source.kafka, resume(lake, config.ledger, config.name))
+    return source.complete_offsets(spark, config.source.kafka, resume(lake, config.ledger, config.name))
 
 
 def refuse_other_source(store: CheckpointStore, config: Config, past: Checkpoint) -> None:

@@ -81,7 +81,7 @@ class LostRecords:
         assert self.config.source.kafka is not None
         first: Offsets = {}
         created_again = []
-        for topic, spans in source.kept(self.spark, self.config.source.kafka, begin).items():
+        for topic, spans in source.retained_offsets(self.spark, self.config.source.kafka, begin).items():
             first[topic] = {partition: first_offset for partition, (first_offset, _) in spans.items()}
             # An end before the next record is that of another topic of the same name.
             for partition, (_, end) in spans.items():

@@ -24,7 +24,7 @@ def missing_topics(spark: SparkSession, config: Config) -> str:
     kafka = config.source.kafka
     if kafka is None or kafka.pattern:
         return ""
-    existing = source.completed(spark, kafka, {})
+    existing = source.complete_offsets(spark, kafka, {})
     missing = [topic for topic in kafka.topics if topic not in existing]
     if not missing:
         return ""

@@ -1,7 +1,7 @@
-"""Merge a table that keeps one row per key anew, from nothing: what `router repair` puts in place of its content.
+"""Merge a table that keeps one row per key from nothing: `router repair` puts the result in place of its content.
 
-The rows of an outbox, staged once more from bronze, are merged batch by batch into a table of their own below the
-staging folder, by the functions that merge those of a stream. Nobody reads that table but the repair; it goes after it.
+The rows of an outbox, staged again from bronze, are merged batch by batch into a table of their own below the staging
+folder, by the functions that merge those of a stream. Only the repair reads that table, and deletes it at its end.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from router.sinks import KeyedTable
 
 PORTION = 500_000
-"""Records whose rows are merged at once; the driver holds them."""
+"""The most records whose rows are merged at once; the driver holds them."""
 
 
 class ArrivedBatch(NamedTuple):
@@ -73,23 +73,25 @@ def portions(batches: list[ArrivedBatch], most: int) -> Iterator[tuple[int, int]
 
     Arrivals order batches, so that two numbers say which rows are meant, however many batches these came in.
     """
-    held: list[int] = []
+    arrivals: list[int] = []
     records = 0
     for batch in batches:
-        if held and records + batch.records > most:
-            yield held[0], held[-1]
-            held, records = [], 0
-        held.append(batch.arrival)
+        if arrivals and records + batch.records > most:
+            yield arrivals[0], arrivals[-1]
+            arrivals = []
+            records = 0
+        arrivals.append(batch.arrival)
         records += batch.records
-    if held:
-        yield held[0], held[-1]
+    if arrivals:
+        yield arrivals[0], arrivals[-1]
 
 
 @dataclass
-class MergedAgain:
-    """A table merged from nothing, for a table that `handle` has open (None: it is made anew).
+class UpsertRebuild:
+    """A table merged from nothing, to replace one that `handle` has open (None: it has the columns of its rows only).
 
     A table, also one with a history, is a function of its rows, so that those of many batches are merged together.
+    `merged` and `refused` count rows, `merges` the merges.
     """
 
     spark: SparkSession
@@ -104,18 +106,21 @@ class MergedAgain:
 
     def __post_init__(self) -> None:
         self.drop()  # what a repair that was killed has left
-        divided = self.handle.metadata().partition_columns if self.handle else self.keyed.partition_by
-        self.merged_as = replace(self.keyed, properties={}, cluster_by=(), comment=None, partition_by=tuple(divided))
+        partition_by = self.keyed.partition_by
         if self.handle is not None:
-            self._make(self.handle)
+            partition_by = tuple(self.handle.metadata().partition_columns)
+        self.merged_as = replace(self.keyed, properties={}, cluster_by=(), comment=None, partition_by=partition_by)
+        if self.handle is not None:
+            self._create_like(self.handle)
 
-    def _make(self, like: DeltaTable) -> None:
-        """Make the table with the columns and constraints of the one that is repaired, for rows to meet the same."""
-        may_widen = way(like, self.table, self.keyed.widening) is not None
-        columns = to_arrow(like)
-        for name, kind in POSITION.items():  # a table of an older version lacks some
-            columns = columns if name in columns.names else columns.append(pa.field(name, kind))
-        made = create_table(
+    def _create_like(self, repaired: DeltaTable) -> None:
+        """Create the table with the columns and constraints of the repaired one, so that rows meet the same."""
+        columns = to_arrow(repaired)
+        for name, kind in POSITION.items():
+            if name not in columns.names:  # a table of an older version lacks some
+                columns = columns.append(pa.field(name, kind))
+        may_widen = way(repaired, self.table, self.keyed.widening) is not None
+        created = create_table(
             self.lake,
             self.name,
             columns,
@@ -124,45 +129,48 @@ class MergedAgain:
             name=made_as(self.name) if may_widen else "",
             exclusive=True,
         )
-        for key, sql in like.metadata().configuration.items():
+        for key, sql in repaired.metadata().configuration.items():
             if key.startswith(CHECK):
-                add_constraint(made, key.removeprefix(CHECK), sql)
+                add_constraint(created, key.removeprefix(CHECK), sql)
 
     def open(self) -> DeltaTable:
-        """Return the table. Raises TableError where nothing was merged into it."""
-        found = self.lake.open(self.name)
-        if found is None:
+        """Return the table. Raises TableError if nothing was merged into it."""
+        handle = self.lake.open(self.name)
+        if handle is None:
             raise TableError(self.table, "bronze has no row for it")
-        return found
+        return handle
 
     def merge(self, works: tuple[TableCommit, ...], batches: list[ArrivedBatch]) -> None:
         """Merge the staged rows of batches, in the order of batches. Raises TableError."""
         for work in works:
-            rows, before = staged_rows(self.spark, self.lake, work).withColumn(TABLE, F.lit(self.name)), self.merged
+            rows = staged_rows(self.spark, self.lake, work).withColumn(TABLE, F.lit(self.name))
+            merged_before = self.merged
             for first, last in portions(batches, PORTION):
                 self._merge(rows.filter(F.col(ARRIVAL).between(first, last)), work)
-            if (merged := self.merged - before) < work.rows:
+            merged = self.merged - merged_before
+            if merged < work.rows:
                 raise TableError(self.table, f"of {work.rows:,} rows {merged:,} were merged; nothing was committed")
 
     def _merge(self, rows: DataFrame, work: TableCommit) -> None:
         if self.keyed.engine == "spark":
             self._merge_with_spark(rows, work.target)
             return
-        given = cast_to(rows.toArrow(), delta_schema(to_arrow_schema(work.columns)))
-        if len(given) and self.merge_rows(given, work.target).spark:
+        outbox_rows = cast_to(rows.toArrow(), delta_schema(to_arrow_schema(work.columns)))
+        if len(outbox_rows) and self.merge_rows(outbox_rows, work.target).spark:
             self._merge_with_spark(rows, work.target)
 
     def merge_rows(self, rows: pa.Table, target: str) -> MergeOutcomes:
-        """Merge rows with delta-rs, where it can; they are as an outbox has them. Raises TableError."""
-        found = MergeOutcomes()
+        """Merge rows with delta-rs, if it can; they are as an outbox has them. Raises TableError."""
+        outcomes = MergeOutcomes()
         name, report, _ = merge_table(self._job(target), self.name, rows)
-        found.add({"table": name, **report})
-        return self._counted(found)
+        outcomes.add({"table": name, **report})
+        self._count(outcomes)
+        return outcomes
 
     def _merge_with_spark(self, rows: DataFrame, target: str) -> None:
-        found = MergeOutcomes()
-        SparkMerger(self.spark, self.lake, self._job(target)).merge(rows, found)
-        self._counted(found)
+        outcomes = MergeOutcomes()
+        SparkMerger(self.spark, self.lake, self._job(target)).merge(rows, outcomes)
+        self._count(outcomes)
 
     def _job(self, target: str) -> MergeJob:
         """Return a merge with a transaction id of its own; refused rows are dead letters since their batch."""
@@ -171,70 +179,71 @@ class MergedAgain:
         staging = Staging(self.lake, FILE_BYTES, HELD_BYTES)
         return MergeJob(staging, self.merged_as, STAGED_MERGES, self.merges, route, sink, f"{self.name}.refused", {})
 
-    def _counted(self, found: MergeOutcomes) -> MergeOutcomes:
-        if found.failed:
-            raise TableError(self.table, f"its rows could not be merged: {found.failed[self.name]}")
-        self.refused += found.counts.get("refused", 0)
-        self.merged += found.counts.get("applied", 0) + found.counts.get("refused", 0)
-        return found
+    def _count(self, outcomes: MergeOutcomes) -> None:
+        if outcomes.failed:
+            raise TableError(self.table, f"its rows could not be merged: {outcomes.failed[self.name]}")
+        refused = outcomes.counts.get("refused", 0)
+        self.refused += refused
+        self.merged += outcomes.counts.get("applied", 0) + refused
 
     def replace(
-        self, handle: DeltaTable | None, ids: dict[str, int], notes: dict[str, str], *, anew: bool = False
+        self, handle: DeltaTable | None, ids: dict[str, int], notes: dict[str, str], *, full: bool = False
     ) -> None:
         """Put the rows in place of the content of an open table, or make it of them, in one commit of delta-rs.
 
-        The id that all merges of one table share lets none of them pass beside this commit. Raises DeltaError where
-        another writer was faster. The columns are those of the rows alone where they are made anew.
+        With `full` the table keeps none of its columns that the rows lack. Raises DeltaError if another writer was
+        faster.
         """
         merged = self.open()
+        # All merges of one table share this id: none of them can succeed at the same time as this commit.
         guard = 0 if handle is None else handle.version() + 1
         ids = {**ids, GUARD: guard}
         schema = merged.schema().to_json()
-        if handle is not None and not anew:
+        if handle is not None and not full:
             schema = wider_schema(handle.schema().to_json(), schema)
-        divided = merged.metadata().partition_columns
-        kinds = [column for column in delta_schema(to_arrow_schema(schema)) if column.name not in divided]
-        files = [
-            in_partition(file) for file in copied_rows(self.lake, (self.name, merged), self.table, pa.schema(kinds))
-        ]
-        if handle is None:
-            options = self.keyed
-            create_with_files(
-                self.lake, self.table, schema, files, ids=ids, notes=notes, options=options, exclusive=True
-            )
+        partition_by = merged.metadata().partition_columns
+        columns = [column for column in delta_schema(to_arrow_schema(schema)) if column.name not in partition_by]
+        copies = copied_rows(self.lake, (self.name, merged), self.table, pa.schema(columns))
+        files = [in_partition(file) for file in copies]
+        if handle is not None:
+            replace_content(handle, files, ids=ids, notes=notes, schema=schema, partition_by=partition_by, alone=True)
         else:
-            replace_content(handle, files, ids=ids, notes=notes, schema=schema, partition_by=divided, alone=True)
+            create_with_files(
+                self.lake, self.table, schema, files, ids=ids, notes=notes, options=self.keyed, exclusive=True
+            )
         self._note_keys()
 
     def _note_keys(self) -> None:
-        """Let the table say by which keys it is merged now. Until then no sink with these keys writes it."""
+        """Write into the table by which keys it is merged now. Until then no sink with these keys writes it."""
         table = self.lake.open(self.table)
         assert table is not None  # it was committed
         if table.metadata().configuration.get(KEYED_BY) != keyed_by(self.keyed):
             set_properties(table, own_properties(self.keyed))
 
     def remember_deletions(self, once: Transaction) -> None:
-        """Remember with the table that is repaired which keys are deleted; more than once does no harm.
+        """Remember with the repaired table which keys are deleted; more than once does no harm.
 
-        Those of a table that was merged by other keys are replaced: they would delete what they do not name.
+        Deletions of a table that was merged by other keys are replaced: they would delete other rows now.
         """
-        remembered = deletions_table(self.lake, self.name)
+        deletions = deletions_table(self.lake, self.name)
         table = self.lake.open(self.table)
-        other_keys = table is not None and table.metadata().configuration.get(KEYED_BY) != keyed_by(self.keyed)
-        if remembered is None:
-            if other_keys and (former := deletions_table(self.lake, self.table)) is not None:
+        has_other_keys = table is not None and table.metadata().configuration.get(KEYED_BY) != keyed_by(self.keyed)
+        if deletions is None:
+            # The rebuild has deleted no key: only deletions by other keys must not stay.
+            former = deletions_table(self.lake, self.table) if has_other_keys else None
+            if former is not None:
                 former.delete()
             return
         write_rows(
             self.lake.address(f"{self.table}.{DELETIONS}"),
-            remembered.to_pyarrow_dataset(filesystem=native_files(remembered)).scanner().to_reader(),
+            deletions.to_pyarrow_dataset(filesystem=native_files(deletions)).scanner().to_reader(),
             ids={once.app_id: once.version},
-            overwrite=other_keys,
+            overwrite=has_other_keys,
             new_columns=True,
             storage_options=self.lake.delta_options(self.table),
         )
 
     def drop(self) -> None:
         """Delete the table."""
-        with suppress(OSError):  # the next start, or the next repair of the table, takes what is left
+        with suppress(OSError):  # the next start, or the next repair of the table, deletes the rest
             self.lake.files.delete_dir(self.name.replace(".", "/"))
