@@ -515,8 +515,8 @@ def test_a_stop_sends_tasks_away(clock: Clock) -> None:
     coordinator.stop("a")
     tasks.deal()
 
-    assert "leave" in tasks.states("a")
-    assert "leave" not in tasks.states("b")
+    assert tasks.states("a")[-1] == "stop"
+    assert "stop" not in tasks.states("b")
 
 
 def test_a_window_that_is_full_for_long_sends_tasks_away(clock: Clock) -> None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from delta.tables import DeltaTable
-from deltalake import Transaction
 from pyarrow import fs
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -308,8 +307,7 @@ def append_dead_letters(refused: DataFrame, events: DataFrame, batch: Batch, lak
     try:
         count = dead.count()
         if count:
-            app = TransactionId("sink_refusals", run, batch.route, batch.sink)
-            once = Transaction(str(app), batch.id)
+            once = TransactionId("sink_refusals", run, batch.route, batch.sink).transaction(batch.id)
             # Queries of other sinks append at the same time, and the first of all makes the table.
             retry_conflicts(append_by_spark, dead, lake.spark_address(table), once)
     finally:
