@@ -17,7 +17,7 @@ from pyarrow import fs
 from router.delta.constraints import unmergeable
 from router.delta.history import REPAIRED, LogCommit, log_commits, log_folder, log_versions
 from router.delta.transaction_id import TransactionId, batch_id, parse
-from router.engine.audit.verify import RecordedCounts, describe_commits, committed_rows, is_own_commit
+from router.engine.audit.verify import RecordedCounts, committed_rows, describe_commits, is_own_commit
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.commit.committers import Committers
 from router.engine.label.layout import merge_options, with_order_columns
