@@ -143,12 +143,6 @@ class KafkaSource(Model):
         default_factory=dict, description="passed to Spark's Kafka source as they are: kafka.security.protocol, ..."
     )
 
-
-class Archive(Model):
-    """Where files go that have been read."""
-
-    archive: str = Field(min_length=1, description="folder; a file keeps its path below it")
-
     def reads(self, topic: str) -> bool | None:
         """Return whether a topic is read; None if only Java, as which Spark takes it, can read the pattern."""
         if self.pattern is None:
@@ -157,6 +151,12 @@ class Archive(Model):
             return re.fullmatch(self.pattern, topic) is not None
         except re.error:
             return None
+
+
+class Archive(Model):
+    """Where files go that have been read."""
+
+    archive: str = Field(min_length=1, description="folder; a file keeps its path below it")
 
 
 class FilesSource(Model):

@@ -269,7 +269,7 @@ def complete_offsets(spark: SparkSession, kafka: KafkaSource, resume: Offsets) -
 
 def _is_read(spark: SparkSession, kafka: KafkaSource, topic: str) -> bool:
     """Return whether the source reads a topic."""
-    is_read = kafka.reads(topic)
+    is_read: bool | None = kafka.reads(topic)
     if is_read is None:
         is_read = bool(spark_internals.jvm(spark).java.util.regex.Pattern.matches(kafka.pattern, topic))
     return is_read
