@@ -143,6 +143,15 @@ class KafkaSource(Model):
         default_factory=dict, description="passed to Spark's Kafka source as they are: kafka.security.protocol, ..."
     )
 
+    def reads(self, topic: str) -> bool | None:
+        """Return whether a topic is read; None if only Java, as which Spark takes it, can read the pattern."""
+        if self.pattern is None:
+            return topic in self.topics
+        try:
+            return re.fullmatch(self.pattern, topic) is not None
+        except re.error:
+            return None
+
 
 class Archive(Model):
     """Where files go that have been read."""
@@ -246,15 +255,7 @@ class Source(Model):
 
     def reads_topic(self, topic: str) -> bool:
         """Return whether records of a topic are read; of sources other than Kafka nobody knows before they come."""
-        if self.kafka is None:
-            return False
-        if self.kafka.pattern is None:
-            return topic in self.kafka.topics
-        try:
-            return re.fullmatch(self.kafka.pattern, topic) is not None
-        except re.error:
-            # Spark takes the pattern as Java's, which has more than Python's.
-            return False
+        return self.kafka is not None and bool(self.kafka.reads(topic))
 
 
 class Expectation(Model):

@@ -226,7 +226,7 @@ class FileRows:
     def _learn_columns(self, parts: Iterable[DataFrame]) -> T.StructType:
         """Return the known columns and those that are new in files, and store them."""
         before = self.known()
-        names = [field.name for field in before]
+        names = before.names
         columns = {field.name.lower(): field for field in before}
         for hint in _hints(self.files.schema_hints):
             if hint.name not in names:

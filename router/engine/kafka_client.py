@@ -115,7 +115,7 @@ def end_offsets(admin: AdminClient, kafka: KafkaSource) -> Offsets:
     """
     partitions: list[TopicPartition] = []
     for topic, metadata in admin.list_topics(timeout=SECONDS).topics.items():
-        if is_read(kafka, topic):
+        if kafka.reads(topic):
             partitions += [TopicPartition(topic, number) for number in metadata.partitions]
     if not partitions:
         return {}
@@ -124,10 +124,3 @@ def end_offsets(admin: AdminClient, kafka: KafkaSource) -> Offsets:
     for partition, answer in admin.list_offsets(latest, request_timeout=SECONDS).items():
         ends[partition.topic, partition.partition] = answer.result(SECONDS).offset
     return ends
-
-
-def is_read(kafka: KafkaSource, topic: str) -> bool:
-    """Return whether a source reads a topic."""
-    if kafka.pattern:
-        return re.fullmatch(kafka.pattern, topic) is not None
-    return topic in kafka.topics

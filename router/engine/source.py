@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from functools import partial
@@ -258,7 +257,7 @@ def complete_offsets(spark: SparkSession, kafka: KafkaSource, resume: Offsets) -
     A partition that nothing was read from yet begins with its earliest record. Runs on the driver, asks the brokers.
     """
     with _admin(spark, kafka) as admin:
-        topics = [topic for topic in admin.listTopics().names().get() if _is_read(kafka, topic)]
+        topics = [topic for topic in admin.listTopics().names().get() if _is_read(spark, kafka, topic)]
         described = admin.describeTopics(topics).allTopicNames().get()
         offsets: Offsets = {}
         for topic in topics:
@@ -268,11 +267,12 @@ def complete_offsets(spark: SparkSession, kafka: KafkaSource, resume: Offsets) -
     return offsets
 
 
-def _is_read(kafka: KafkaSource, topic: str) -> bool:
+def _is_read(spark: SparkSession, kafka: KafkaSource, topic: str) -> bool:
     """Return whether the source reads a topic."""
-    if kafka.pattern:
-        return re.fullmatch(kafka.pattern, topic) is not None
-    return topic in kafka.topics
+    is_read: bool | None = kafka.reads(topic)
+    if is_read is None:
+        is_read = bool(spark_internals.jvm(spark).java.util.regex.Pattern.matches(kafka.pattern, topic))
+    return is_read
 
 
 def retained_offsets(

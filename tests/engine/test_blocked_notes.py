@@ -11,7 +11,7 @@ from router.config.models import Config, Route
 from router.delta.lake import Lake
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.commit.committers import Committers
-from router.engine.quarantine.table import Quarantine
+from router.engine.quarantine.table import Quarantine, pause_after
 from router_decoders import Json
 from router_sinks import Tables
 from tests.engine.parts import Where
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 
 ROUTES = (Route(name="games", match=Where(sql="true"), sinks=(Tables(table="silver.{event.game}"),)),)
 NOTE = "blocked/games/tables/silver.uno.json"
+
+
+def test_a_table_that_is_blocked_for_weeks_is_tried_again() -> None:
+    """Without it the stream ends after a week of tries, and fails at each further start: a number became too large."""
+    assert [pause_after(failures) for failures in (1, 2, 3, 8, 9, 1025, 10**6)] == [5, 10, 20, 600, 600, 600, 600]
 
 
 def test_a_note_that_is_lost_is_written_again_while_rows_wait(tmp_path: Path) -> None:

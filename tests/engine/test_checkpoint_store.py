@@ -45,6 +45,14 @@ def store(tmp_path: Path) -> CheckpointStore:
     return CheckpointStore(Lake.at(str(tmp_path)), "run-1")
 
 
+@pytest.mark.parametrize("content", [b"{", b"[]", b"{}", b"null"])
+def test_notes_of_spark_that_name_no_run_are_damaged(lake: Lake, content: bytes) -> None:
+    """Without it a start ends with a traceback."""
+    lake.write("spark/metadata", content)
+    with pytest.raises(StartError, match="is damaged"):
+        Checkpoint.read(lake)
+
+
 def test_a_manifest_comes_back_as_it_was(store: CheckpointStore) -> None:
     """Without it a restart finishes another batch than the one that was decided."""
     store.decide(manifest(7))

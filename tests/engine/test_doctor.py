@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from router import registry as parts_on_offer
 from router.cli import commands
+from router.config.loader import load
 from router.engine.preflight import doctor
 from router.engine.preflight.doctor import diagnose_clocks, diagnose_memory, diagnose_storage, memory_limit
 from router.errors import StartError
@@ -65,6 +66,9 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, type[Handler]]]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}", handler
         server.shutdown()
+
+
+NOWHERE = "http://127.0.0.1:1"
 
 
 def configuration(folder: Path, url: str, registry: str, servers: str) -> Path:
@@ -173,6 +177,27 @@ def test_a_clock_that_is_wrong_is_named(tmp_path: Path, api: tuple[str, type[Han
     assert found["clocks"][0]["state"] == "warn"
     assert "ahead" in found["clocks"][0]["what"]
     assert "behind" in diagnose_clocks({"x": -3600}).what
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "jars", "states"),
+    [
+        (None, None, ["warn"]),
+        ("s3://lake/checkpoint", None, ["warn", "warn"]),
+        ("/checkpoint", "org.apache.hadoop:hadoop-aws:3.5.0", ["ok"]),
+    ],
+    ids=["in the lake", "in a bucket", "jars are named"],
+)
+def test_a_bucket_that_spark_has_to_reach_is_named(
+    tmp_path: Path, checkpoint: str | None, jars: str | None, states: list[str]
+) -> None:
+    """Without it the doctor finds nothing, and the start is refused."""
+    loaded = load(configuration(tmp_path, NOWHERE, NOWHERE, "127.0.0.1:1"), parts_on_offer.load_registry([]))
+    changes = {"lake": "s3://lake/a", "checkpoint": checkpoint, "spark": {"spark.jars.packages": jars} if jars else {}}
+    found = [*doctor.diagnose_file_systems(loaded.config.model_copy(update=changes))]
+    assert [line.state for line in found] == states
+    assert "the sink rest of the route all (Spark reads its outbox)" in found[0].what
+    assert not [*doctor.diagnose_file_systems(loaded.config)]
 
 
 def test_a_faulty_configuration_is_named_and_the_machine_is_looked_at_all_the_same(tmp_path: Path) -> None:

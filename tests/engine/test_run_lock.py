@@ -54,6 +54,14 @@ def test_the_lock_of_a_killed_run_expires(checkpoint: Lake) -> None:
         assert checkpoint.read("lock")
 
 
+def test_a_lock_of_another_program_expires(checkpoint: Lake) -> None:
+    """Without it a start ends with a traceback: the file has no owner."""
+    checkpoint.write("lock", b'{"pid": 1}')
+
+    with alone(checkpoint, "games"):
+        assert b"owner" in (checkpoint.read("lock") or b"")
+
+
 def test_one_of_two_takes_over_from_a_killed_run(checkpoint: Lake) -> None:
     """Without it both do."""
     Lease(checkpoint.store, "lock", "killed").take()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pytest
@@ -19,7 +21,6 @@ from router.errors import StartError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +59,14 @@ def test_no_archive_is_used_while_another_one_is_asked_for_or_made() -> None:
 def test_avro_is_kept_from_making_room_for_what_a_record_claims() -> None:
     """Without it one record of ten bytes ends the JVM."""
     assert sum("avro.limits" in one for one in asked("-Dx=1")) == 3
+
+
+def test_a_log_that_was_asked_for_stands_alone() -> None:
+    """Without it nobody can see what Spark would say."""
+    own = "-Dlog4j2.configurationFile=file:/etc/own.properties"
+    assert [option for option in asked(own) if "log4j" in option] == []
+    (option,) = [option for option in asked("-Dx=1") if "log4j" in option]
+    assert Path(unquote(urlsplit(option.partition("=")[2]).path)).is_file()
 
 
 def young(settings: dict[str, str], monkeypatch: pytest.MonkeyPatch, cores: int = 2) -> list[str]:

@@ -321,6 +321,16 @@ def test_kafka_records_arrive_whole_and_in_bounded_batches(drain: Drain, topics:
         assert found == ([("trace", b"\x00\xff"), ("none", None), ("trace", b"again")] if i % 2 else [])
 
 
+def test_a_pattern_that_only_java_reads_is_read_as_spark_does(spark: SparkSession, topics: EmbeddedKafka) -> None:
+    """Without it a stream with such a pattern never starts again after its checkpoint was lost."""
+    kafka = KafkaSource(servers=topics.servers, pattern="\\p{L}+-[ab]")
+    assert kafka.reads("source-a") is None
+    assert source.complete_offsets(spark, kafka, {"source-a": {1: 7}}) == {
+        "source-a": {0: source.EARLIEST, 1: 7},
+        "source-b": {0: source.EARLIEST},
+    }
+
+
 STARTS = {
     "offsets": ({"start": {"source-a": {0: 15, 1: 18}}}, {0: 15, 1: 18}),
     "offsets by word": ({"start": {"source-a": {0: -2, 1: -1}}}, {0: 0}),

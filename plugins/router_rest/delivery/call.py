@@ -197,7 +197,7 @@ class Retries:
 
     def backoff(self, attempts: int) -> float:
         """Return the seconds to wait after so many attempts: a random share of what doubles with each."""
-        return random.uniform(0, min(self.policy.longest, self.policy.first * 2 ** (attempts - 1)))
+        return random.uniform(0, min(self.policy.longest, self.policy.first * 2 ** min(attempts - 1, 30)))
 
     async def sleep(self, seconds: float) -> None:
         """Wait. Raises Ending."""

@@ -10,7 +10,7 @@ import zoneinfo
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +33,8 @@ from router.engine.expressions.tree import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from router.engine.expressions.tree import Entry, Kind, Value
+
 UTC = {"UTC", "Etc/UTC", "Z", "GMT", "+00:00"}
 SPACE = "\x00-\x20\x7f"
 """The characters that Spark takes off both ends of a text before it reads a number or a boolean, for a pattern."""
@@ -54,7 +56,7 @@ TRUE = ("t", "true", "y", "yes", "1")
 FALSE = ("f", "false", "n", "no", "0")
 
 
-def literal(_: str, entry: Any, of: tuple[Node, ...]) -> Node:
+def literal(_: str, entry: Entry, of: tuple[Node, ...]) -> Node:
     """Return a constant. Dates, times and bytes come as the JVM has them, all others as text."""
     kind = entry["dataType"]
     value = entry["value"]
@@ -73,7 +75,7 @@ def literal(_: str, entry: Any, of: tuple[Node, ...]) -> Node:
     raise Untranslatable(f"a constant of type {type_name(kind)}")
 
 
-def cast(_: str, entry: Any, of: tuple[Node, ...]) -> Node:
+def cast(_: str, entry: Entry, of: tuple[Node, ...]) -> Node:
     """Return a cast. Raises Untranslatable for one whose values are not the same here."""
     kind = entry["dataType"]
     have = of[0].kind
@@ -90,21 +92,21 @@ def cast(_: str, entry: Any, of: tuple[Node, ...]) -> Node:
     return Node("cast", kind, of)
 
 
-def check_zone(entry: Any) -> None:
+def check_zone(entry: Entry) -> None:
     """Refuse a local time of another session time zone than UTC."""
     zone = entry.get("timeZoneId")
     if zone not in UTC:
         raise Untranslatable(f"a date or time in the session time zone {zone}")
 
 
-def convert(node: Node, value: pa.Array) -> Any:
+def convert(node: Node, value: pa.Array) -> Value:
     """Return values as another type, and the rows on which the cast raises if it can."""
     converter = _converter(node.of[0].kind, node.kind)
     assert converter is not None  # `cast` refuses others
     return converter(value, arrow_type(node.kind))
 
 
-def _converter(have: Any, kind: Any) -> Callable[[pa.Array, pa.DataType], Any] | None:
+def _converter(have: Kind, kind: Kind) -> Callable[[pa.Array, pa.DataType], Value] | None:
     """Return the function that casts values of one type to another; None if only Spark can."""
     if not isinstance(have, str) or not isinstance(kind, str):
         return None
@@ -127,13 +129,13 @@ def _bounds(kind: pa.DataType) -> tuple[int, int]:
     return -(2 ** (kind.bit_width - 1)), 2 ** (kind.bit_width - 1) - 1
 
 
-def _narrowed(value: pa.Array, to: pa.DataType) -> Any:
+def _narrowed(value: pa.Array, to: pa.DataType) -> Value:
     low, high = _bounds(to)
     failed = pc.or_(pc.less(value, pa.scalar(low, pa.int64())), pc.greater(value, pa.scalar(high, pa.int64())))
     return _plain(value, to), failed
 
 
-def _whole(value: pa.Array, to: pa.DataType) -> Any:
+def _whole(value: pa.Array, to: pa.DataType) -> Value:
     """Cut the digits behind the point. 2.0 ** 63 is the largest long in Spark, and raises only above."""
     # Spark casts to a byte or a short by way of an integer.
     middle = pa.int64() if to == pa.int64() else pa.int32()
@@ -154,7 +156,7 @@ def _trimmed(value: pa.Array) -> pa.Array:
     return pc.replace_substring_regex(value, f"^[{SPACE}]+|[{SPACE}]+$", "")
 
 
-def _integer(value: pa.Array, to: pa.DataType) -> Any:
+def _integer(value: pa.Array, to: pa.DataType) -> Value:
     """Read whole numbers: digits with a sign, and white space around them."""
     short = pc.match_substring_regex(value, SHORT)
     if pc.all(short).as_py():
@@ -177,7 +179,7 @@ def _wide_integer(text: str) -> int:
     return number if abs(number) < 2**64 else 2**64
 
 
-def _real(value: pa.Array, to: pa.DataType) -> Any:
+def _real(value: pa.Array, to: pa.DataType) -> Value:
     """Read numbers as Java does; most are plain, and read by Arrow."""
     plain = pc.match_substring_regex(value, PLAIN)
     number = pc.cast(pc.if_else(plain, value, NO_TEXT), pa.float64())
@@ -204,20 +206,20 @@ def _java_double(text: str) -> float | None:
     return NAMED.get(text.lower())
 
 
-def _boolean(value: pa.Array, _: pa.DataType) -> Any:
+def _boolean(value: pa.Array, _: pa.DataType) -> Value:
     text = pc.ascii_lower(_trimmed(value))
     true = pc.is_in(text, pa.array(TRUE))
     return true, pc.invert(pc.or_(true, pc.is_in(text, pa.array(FALSE))))
 
 
-def _dates(value: pa.Array, to: pa.DataType) -> Any:
+def _dates(value: pa.Array, to: pa.DataType) -> Value:
     """Read dates, each different text once; usual ones are cut to ten characters first, so that fewer texts differ."""
     value = pc.if_else(pc.match_substring_regex(value, USUAL_DATE), pc.utf8_slice_codeunits(value, 0, 10), value)
     days = by_value(value, _day_of_text, pa.int32())
     return pc.cast(days, to), pc.and_(pc.is_valid(value), pc.is_null(days))
 
 
-def _moments(value: pa.Array, to: pa.DataType) -> Any:
+def _moments(value: pa.Array, to: pa.DataType) -> Value:
     """Read times. Arrow reads the usual form, if all days in it exist."""
     usual = pc.match_substring_regex(value, MOMENT)
     try:
@@ -237,7 +239,7 @@ def _moment_text(value: pa.Array, to: pa.DataType) -> pa.Array:
     return pc.replace_substring_regex(without_zeros, r"\.$", "")
 
 
-def _of_decimals(have: str, kind: str) -> Callable[[pa.Array, pa.DataType], Any] | None:
+def _of_decimals(have: str, kind: str) -> Callable[[pa.Array, pa.DataType], Value] | None:
     """Return the function of a cast from a decimal, to one, or both."""
     old = precision(have)
     if precision(kind):
@@ -251,7 +253,7 @@ def _of_decimals(have: str, kind: str) -> Callable[[pa.Array, pa.DataType], Any]
     return _plain if kind == "string" and old[1] <= 6 else None
 
 
-def rescale(value: pa.Array, to: pa.DataType) -> Any:
+def rescale(value: pa.Array, to: pa.DataType) -> Value:
     """Return decimals as another decimal type, rounded half up, and where they have too many digits."""
     wide = pc.cast(value, pa.decimal256(60, value.type.scale))
     if to.scale < value.type.scale:
@@ -261,7 +263,7 @@ def rescale(value: pa.Array, to: pa.DataType) -> Any:
     return pc.cast(pc.if_else(failed, pa.scalar(None, wide.type), wide), to), failed
 
 
-def _decimal(value: pa.Array, to: pa.DataType) -> Any:
+def _decimal(value: pa.Array, to: pa.DataType) -> Value:
     return rescale(pc.cast(pc.cast(value, pa.int64()), pa.decimal128(19, 0)), to)
 
 
@@ -279,7 +281,7 @@ def _unscaled(value: pa.Array) -> pa.Array:
 
 
 _MICROS = 1_000_000
-_CONVERTERS: dict[tuple[str, str], Callable[[pa.Array, pa.DataType], Any]] = {
+_CONVERTERS: dict[tuple[str, str], Callable[[pa.Array, pa.DataType], Value]] = {
     **dict.fromkeys([("boolean", kind) for kind in NUMBERS], lambda value, to: pc.cast(pc.cast(value, pa.int8()), to)),
     **dict.fromkeys(
         [(kind, "boolean") for kind in NUMBERS], lambda value, to: pc.not_equal(value, pa.scalar(0, value.type))

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame
 
+    from router.engine.expressions.tree import Entry, Kind, Value
+
 __all__ = ["Node", "Untranslatable", "evaluate", "translate"]
 
 QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|`[^`]*`")
@@ -136,36 +138,36 @@ UNTRANSLATED = {
 }
 
 
-def _column(_: str, entry: Any, of: tuple[Node, ...]) -> Node:
+def _column(_: str, entry: Entry, of: tuple[Node, ...]) -> Node:
     return Node("column", entry["dataType"], with_=entry["name"])
 
 
-def _quiet(name: str, entry: Any, of: tuple[Node, ...]) -> Node:
+def _quiet(name: str, entry: Entry, of: tuple[Node, ...]) -> Node:
     """Return an operation that gives null instead of its own errors; errors of its operands stay."""
     return replace(unwrap(name, entry, of), quiet=True)
 
 
-def _get(name: str, entry: Any, of: tuple[Node, ...]) -> Node:
+def _get(name: str, entry: Entry, of: tuple[Node, ...]) -> Node:
     """Return a look-up that never raises: Spark 4.1 leaves its operands as they are, 4.0 rewrites it."""
     if len(of) == 1:
         return unwrap(name, entry, of)
     return functions.item("GetArrayItem", {"failOnError": False}, of)
 
 
-def _typed_null(name: str, entry: Any, of: tuple[Node, ...]) -> Node:
+def _typed_null(name: str, entry: Entry, of: tuple[Node, ...]) -> Node:
     """Return the null that Spark 4.2 writes by an expression of its type, which it does not evaluate."""
     return Node("literal", unwrap(name, entry, of).kind)
 
 
-def _guarded(name: str, entry: Any, of: tuple[Node, ...]) -> Node:
+def _guarded(name: str, entry: Entry, of: tuple[Node, ...]) -> Node:
     return Node(name, of[0].kind, of)
 
 
-def _logical(name: str, entry: Any, of: tuple[Node, ...]) -> Node:
+def _logical(name: str, entry: Entry, of: tuple[Node, ...]) -> Node:
     return Node(name, "boolean", of)
 
 
-def _in(name: str, entry: Any, of: tuple[Node, ...]) -> Node:
+def _in(name: str, entry: Entry, of: tuple[Node, ...]) -> Node:
     value, *items = of
     functions.check_comparable("In", value.kind, "binary")
     if any(item.kind != value.kind for item in items):
@@ -175,11 +177,11 @@ def _in(name: str, entry: Any, of: tuple[Node, ...]) -> Node:
     return Node(name, "boolean", of)
 
 
-def _coalesce_node(name: str, entry: Any, of: tuple[Node, ...]) -> Node:
+def _coalesce_node(name: str, entry: Entry, of: tuple[Node, ...]) -> Node:
     return Node(name, _common_kind(name, of), of)
 
 
-def _case_node(name: str, entry: Any, of: tuple[Node, ...]) -> Node:
+def _case_node(name: str, entry: Entry, of: tuple[Node, ...]) -> Node:
     """Return a CASE or an IF: conditions and values in turn, and a value for all other rows if their number is odd."""
     values = of[1::2]
     if len(of) % 2:
@@ -190,7 +192,7 @@ def _case_node(name: str, entry: Any, of: tuple[Node, ...]) -> Node:
     return Node(name, kind, of)
 
 
-def _common_kind(name: str, values: tuple[Node, ...]) -> Any:
+def _common_kind(name: str, values: tuple[Node, ...]) -> Kind:
     kind = values[0].kind
     arrow_type(kind)
     if any(value.kind != kind for value in values):
@@ -198,7 +200,7 @@ def _common_kind(name: str, values: tuple[Node, ...]) -> Any:
     return kind
 
 
-def _bound(_: str, entry: Any, of: tuple[Node, ...]) -> Node:
+def _bound(_: str, entry: Entry, of: tuple[Node, ...]) -> Node:
     """Return an expression with its named part in its places: Spark writes BETWEEN so."""
     body, *parts = of
     if len(parts) != 1:  # the parts have no names in Spark's tree
@@ -212,11 +214,11 @@ def _bound(_: str, entry: Any, of: tuple[Node, ...]) -> Node:
     return fill(body)
 
 
-def _part(_: str, entry: Any, of: tuple[Node, ...]) -> Node:
+def _part(_: str, entry: Entry, of: tuple[Node, ...]) -> Node:
     return Node("part", of[0].kind if of else entry["dataType"], of)
 
 
-MAKERS: dict[str, Callable[[str, Any, tuple[Node, ...]], Node]] = {
+MAKERS: dict[str, Callable[[str, Entry, tuple[Node, ...]], Node]] = {
     # All but the first have been rewritten: they stand for their only child.
     **dict.fromkeys(
         ("Alias", "Nvl", "NullIf", "Nvl2", "Between", "Extract", "DatePart", "DatetimeSub", "EqualNull"), unwrap
@@ -246,7 +248,7 @@ Mask = Any
 class _Result(NamedTuple):
     """The value of an expression, and the rows on which it raises. Constants are scalars; None is no row."""
 
-    value: Any
+    value: Value
     raised: Mask | None = None
 
 
@@ -275,7 +277,7 @@ def _where(condition: Mask, raised: Mask | None) -> Mask | None:
     return None if raised is None else pc.and_(condition, raised)
 
 
-def _true(value: Any) -> Mask:
+def _true(value: Value) -> Mask:
     return pc.fill_null(value, False)
 
 
@@ -373,7 +375,7 @@ def _case(node: Node, of: list[_Result]) -> _Result:
     return result
 
 
-def _if(holds: Mask, then: Any, other: Any) -> Any:
+def _if(holds: Mask, then: Value, other: Value) -> Value:
     if isinstance(holds, pa.Scalar):
         return then if holds.as_py() else other
     return pc.if_else(holds, then, in_type(other, then.type))

@@ -37,6 +37,10 @@ from router.engine.expressions.tree import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import numpy.typing as npt
+
+    from router.engine.expressions.tree import Entry, Kind, Value
+
 Nodes = tuple[Node, ...]
 RIGHT_FIRST = ("Divide", "IntegralDivide", "Remainder")
 """Spark evaluates a divisor first, and stops if it is null."""
@@ -45,13 +49,13 @@ ALL = ("EqualNullSafe", "IsNaN", "Greatest", "Least", "CreateNamedStruct")
 COMPARED = (*NUMBERS, *TIMES, "boolean", "string")
 
 
-def check_comparable(operation: str, kind: Any, *more: str) -> None:
+def check_comparable(operation: str, kind: Kind, *more: str) -> None:
     """Refuse types that Arrow does not compare as Spark does."""
     if kind not in (*COMPARED, *more) and not precision(kind):
         raise Untranslatable(f"{operation} with {type_name(kind)}")
 
 
-def _compared(name: str, entry: Any, of: Nodes) -> Node:
+def _compared(name: str, entry: Entry, of: Nodes) -> Node:
     check_comparable("a comparison", of[0].kind, "binary")
     if of[0].kind != of[1].kind:
         raise Untranslatable(f"a comparison of {type_name(of[0].kind)} and {type_name(of[1].kind)}")
@@ -60,7 +64,7 @@ def _compared(name: str, entry: Any, of: Nodes) -> Node:
     return Node(name, "boolean", of)
 
 
-def equal(node: Node, left: Any, right: Any) -> Any:
+def equal(node: Node, left: Value, right: Value) -> Value:
     """Return whether two values are equal: in Spark NaN equals itself."""
     same = pc.equal(left, right)
     if not _is_floating(node):
@@ -68,12 +72,12 @@ def equal(node: Node, left: Any, right: Any) -> Any:
     return pc.or_kleene(same, pc.and_kleene(pc.is_nan(left), pc.is_nan(right)))
 
 
-def _equal_null_safe(node: Node, left: Any, right: Any) -> Any:
+def _equal_null_safe(node: Node, left: Value, right: Value) -> Value:
     both_null = pc.and_(pc.is_null(left), pc.is_null(right))
     return pc.or_(both_null, pc.fill_null(equal(node, left, right), False))
 
 
-def _greater(node: Node, left: Any, right: Any) -> Any:
+def _greater(node: Node, left: Value, right: Value) -> Value:
     """Return whether the first value is greater: in Spark NaN is greater than any other number."""
     if node.of[0].kind == "boolean":
         left = pc.cast(left, pa.int8())
@@ -88,22 +92,22 @@ def _is_floating(node: Node) -> bool:
     return node.of[0].kind in FLOATS
 
 
-def _extreme(name: str, entry: Any, of: Nodes) -> Node:
+def _extreme(name: str, entry: Entry, of: Nodes) -> Node:
     check_comparable(f"the function {name.lower()}", of[0].kind)
     if any(node.kind != of[0].kind for node in of):
         raise Untranslatable(f"the function {name.lower()} of several types")
     return Node(name, of[0].kind, of)
 
 
-def _greatest(node: Node, *values: Any) -> Any:
-    def choose(left: Any, right: Any) -> Any:
+def _greatest(node: Node, *values: Value) -> Value:
+    def choose(left: Value, right: Value) -> Value:
         pair = (right, left) if node.op == "Greatest" else (left, right)
         return pc.if_else(pc.fill_null(_greater(node, *pair), pc.is_null(left)), right, left)
 
     return reduce(choose, arrays(*values))
 
 
-def _arithmetic(name: str, entry: Any, of: Nodes) -> Node:
+def _arithmetic(name: str, entry: Entry, of: Nodes) -> Node:
     left, right = of
     if left.kind in NUMBERS and left.kind == right.kind:
         return Node(name, left.kind, of)
@@ -140,7 +144,7 @@ _KERNELS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 }
 
 
-def _compute(node: Node, left: Any, right: Any) -> Any:
+def _compute(node: Node, left: Value, right: Value) -> Value:
     """Add, subtract or multiply. Only if some row overflows all are computed with more digits."""
     plain, checked = _KERNELS[node.op]
     if node.kind not in INTEGERS:
@@ -151,11 +155,11 @@ def _compute(node: Node, left: Any, right: Any) -> Any:
         return _narrow(plain(_wide(left), _wide(right)), TYPES[node.kind])
 
 
-def _wide(value: Any) -> Any:
+def _wide(value: Value) -> Value:
     return pc.cast(pc.cast(value, pa.int64()), pa.decimal256(19, 0))
 
 
-def _narrow(wide: pa.Array, to: pa.DataType) -> Any:
+def _narrow(wide: pa.Array, to: pa.DataType) -> Value:
     """Return numbers as a type of fewer digits, and the rows on which they have too many."""
     limit = 2 ** (to.bit_width - 1)
     failed = pc.or_(pc.less(wide, Decimal(-limit)), pc.greater(wide, Decimal(limit - 1)))
@@ -163,7 +167,7 @@ def _narrow(wide: pa.Array, to: pa.DataType) -> Any:
     return pc.cast(pc.cast(pc.cast(inside, pa.decimal128(38, 0)), pa.int64()), to), failed
 
 
-def _divided(name: str, entry: Any, of: Nodes) -> Node:
+def _divided(name: str, entry: Entry, of: Nodes) -> Node:
     if of[0].kind != of[1].kind or of[0].kind not in _DIVIDED[name]:
         raise Untranslatable(f"{_SIGNS[name]} on {type_name(of[0].kind)} and {type_name(of[1].kind)}")
     return Node(name, of[0].kind, of)
@@ -173,17 +177,17 @@ _DIVIDED = {"Divide": ("double",), "IntegralDivide": ("long",), "Remainder": NUM
 """The types of both operands."""
 
 
-def _quotient(node: Node, dividend: Any, divisor: Any) -> Any:
+def _quotient(node: Node, dividend: Value, divisor: Value) -> Value:
     return pc.divide(dividend, divisor), pc.equal(divisor, 0.0)
 
 
-def _whole_quotient(node: Node, dividend: Any, divisor: Any) -> Any:
+def _whole_quotient(node: Node, dividend: Value, divisor: Value) -> Value:
     overflow = pc.and_(pc.equal(dividend, -(2**63)), pc.equal(divisor, -1))
     failed = pc.or_(pc.equal(divisor, 0), overflow)
     return pc.divide(dividend, pc.if_else(failed, pa.scalar(1, pa.int64()), divisor)), failed
 
 
-def _remainder(node: Node, dividend: Any, divisor: Any) -> Any:
+def _remainder(node: Node, dividend: Value, divisor: Value) -> Value:
     dividend, divisor = arrays(dividend, divisor)
     failed = pc.equal(divisor, pa.scalar(0, divisor.type))
     nulls = _either_null(dividend, divisor)
@@ -196,13 +200,13 @@ def _remainder(node: Node, dividend: Any, divisor: Any) -> Any:
     return pa.array(remainders, mask=_numbers(nulls)), failed
 
 
-def _numbers(value: pa.Array) -> np.ndarray[Any, Any]:
+def _numbers(value: pa.Array) -> npt.NDArray[Any]:
     """Return the values of an array: 1 in place of nulls."""
-    numbers: np.ndarray[Any, Any] = pc.fill_null(value, pa.scalar(1).cast(value.type)).to_numpy(zero_copy_only=False)
+    numbers: npt.NDArray[Any] = pc.fill_null(value, pa.scalar(1).cast(value.type)).to_numpy(zero_copy_only=False)
     return numbers
 
 
-def _signed(name: str, entry: Any, of: Nodes) -> Node:
+def _signed(name: str, entry: Entry, of: Nodes) -> Node:
     if name == "UnaryMinus" and str(of[0].kind).startswith("interval") and is_constant(of[0]):
         return Node("literal", of[0].kind, with_=-of[0].with_)  # a time minus an interval is written so
     if of[0].kind not in NUMBERS and not precision(of[0].kind):
@@ -213,7 +217,7 @@ def _signed(name: str, entry: Any, of: Nodes) -> Node:
 _NAMES = {"UnaryMinus": "the sign -", "Abs": "the function abs"}
 
 
-def _negated(node: Node, value: pa.Array) -> Any:
+def _negated(node: Node, value: pa.Array) -> Value:
     """Return minus or the absolute value: the smallest whole number has none."""
     apply = pc.negate if node.op == "UnaryMinus" else pc.abs
     if node.kind not in INTEGERS:
@@ -222,7 +226,7 @@ def _negated(node: Node, value: pa.Array) -> Any:
     return apply(pc.if_else(failed, pa.scalar(0, value.type), value)), failed
 
 
-def _round(name: str, entry: Any, of: Nodes) -> Node:
+def _round(name: str, entry: Entry, of: Nodes) -> Node:
     value, places = of
     size = precision(value.kind)
     is_number = value.kind in (*INTEGERS, "double") or size is not None
@@ -238,7 +242,7 @@ def _round(name: str, entry: Any, of: Nodes) -> Node:
     return Node(name, f"decimal({digits},{scale})", (value,), places.with_)
 
 
-def _rounded(node: Node, value: pa.Array) -> Any:
+def _rounded(node: Node, value: pa.Array) -> Value:
     """Round half up, decided on the decimal text of a number as Spark does."""
     if node.kind != "double":
         return rescale(value, arrow_type(node.kind))
@@ -263,7 +267,7 @@ def _quantized(number: Decimal, places: int) -> Decimal:
     return number.quantize(Decimal(1).scaleb(-places), ROUND_HALF_UP)
 
 
-def _ceil(name: str, entry: Any, of: Nodes) -> Node:
+def _ceil(name: str, entry: Entry, of: Nodes) -> Node:
     if of[0].kind == "long":
         return of[0]
     if of[0].kind != "double":
@@ -271,7 +275,7 @@ def _ceil(name: str, entry: Any, of: Nodes) -> Node:
     return Node(name, "long", of)
 
 
-def _ceiled(node: Node, value: pa.Array) -> Any:
+def _ceiled(node: Node, value: pa.Array) -> Value:
     """Return the next whole number as a long: the largest long stands for all above, zero for NaN."""
     whole = pc.ceil(value) if node.op == "Ceil" else pc.floor(value)
     whole = pc.if_else(pc.is_nan(whole), 0.0, whole)
@@ -281,11 +285,11 @@ def _ceiled(node: Node, value: pa.Array) -> Any:
     return pc.if_else(above, 2**63 - 1, pc.if_else(below, -(2**63), inside))
 
 
-def _nan(name: str, entry: Any, of: Nodes) -> Node:
+def _nan(name: str, entry: Entry, of: Nodes) -> Node:
     return Node(name, "boolean", of)
 
 
-def _date_part(name: str, entry: Any, of: Nodes) -> Node:
+def _date_part(name: str, entry: Entry, of: Nodes) -> Node:
     kinds = ("timestamp", "timestamp_ntz") if name in _CLOCK else ("date",)
     if of[0].kind not in kinds:
         raise Untranslatable(f"the function {name.lower()} of {type_name(of[0].kind)}")
@@ -313,24 +317,24 @@ def _part_of_date(node: Node, value: pa.Array) -> pa.Array:
     return pc.cast(_CALENDAR[node.op](value), pa.int32())
 
 
-def _shifted(name: str, entry: Any, of: Nodes) -> Node:
+def _shifted(name: str, entry: Entry, of: Nodes) -> Node:
     if of[0].kind != "date" or of[1].kind not in INTEGERS:
         raise Untranslatable(f"the function date_add of {type_name(of[0].kind)} and {type_name(of[1].kind)}")
     return Node(name, "date", of)
 
 
-def _shifted_date(node: Node, date: Any, days: Any) -> Any:
+def _shifted_date(node: Node, date: Value, days: Value) -> Value:
     apply = pc.add if node.op == "DateAdd" else pc.subtract
     return pc.cast(apply(pc.cast(date, pa.int32()), pc.cast(days, pa.int32())), pa.date32())
 
 
-def _between_dates(name: str, entry: Any, of: Nodes) -> Node:
+def _between_dates(name: str, entry: Entry, of: Nodes) -> Node:
     if [node.kind for node in of] != ["date", "date"]:
         raise Untranslatable("the function datediff of other types than dates")
     return Node(name, "integer", of)
 
 
-def _later(name: str, entry: Any, of: Nodes) -> Node:
+def _later(name: str, entry: Entry, of: Nodes) -> Node:
     """Return a time some days, hours or seconds later: days are of 24 hours in UTC."""
     start, interval = of
     if start.kind not in ("timestamp", "timestamp_ntz") or not is_constant(interval) or "month" in interval.kind:
@@ -343,7 +347,7 @@ _LATER = ("TimeAdd", "TimestampAddInterval")
 """Its names in Spark 4.0 and Spark 4.1."""
 
 
-def _seconds(name: str, entry: Any, of: Nodes) -> Node:
+def _seconds(name: str, entry: Entry, of: Nodes) -> Node:
     if of[0].kind != "timestamp":
         raise Untranslatable(f"the function {_UNIX[name][0]} of {type_name(of[0].kind)}")
     return Node(name, "long", of[:1])
@@ -364,7 +368,7 @@ def _since(node: Node, value: pa.Array) -> pa.Array:
     return divide(pc.cast(value, pa.int64()), _UNIX[node.op][1])
 
 
-def _moment(name: str, entry: Any, of: Nodes) -> Node:
+def _moment(name: str, entry: Entry, of: Nodes) -> Node:
     if of[0].kind not in INTEGERS:
         raise Untranslatable(f"the function {_EPOCHS[name][0]} of {type_name(of[0].kind)}")
     return Node(name, "timestamp", of)
@@ -377,7 +381,7 @@ _EPOCHS = {
 }
 
 
-def _since_epoch(node: Node, value: pa.Array) -> Any:
+def _since_epoch(node: Node, value: pa.Array) -> Value:
     """Return the time that a number of seconds, or parts of them, after 1970 stands for."""
     by = _EPOCHS[node.op][1]
     value = pc.cast(value, pa.int64())
@@ -385,7 +389,7 @@ def _since_epoch(node: Node, value: pa.Array) -> Any:
     return pc.cast(pc.multiply(pc.if_else(failed, 0, value), by), TYPES["timestamp"]), failed
 
 
-def _truncated(name: str, entry: Any, of: Nodes) -> Node:
+def _truncated(name: str, entry: Entry, of: Nodes) -> Node:
     if name == "TruncTimestamp":
         unit, value = of
         units = {**_DATE_UNITS, **_CLOCK_UNITS}
@@ -417,7 +421,7 @@ def _floored(node: Node, value: pa.Array) -> pa.Array:
     return pc.cast(pc.floor_temporal(pc.cast(value, pa.timestamp("us")), unit=node.with_), value.type)
 
 
-def _read_date(name: str, entry: Any, of: Nodes) -> Node:
+def _read_date(name: str, entry: Entry, of: Nodes) -> Node:
     """Return a cast: to_date and to_timestamp without a format stand for one."""
     kind = "date" if name == "ParseToDate" else entry["dataType"]
     if len(of) > 1:
@@ -427,14 +431,14 @@ def _read_date(name: str, entry: Any, of: Nodes) -> Node:
     return node if strict or node is of[0] else replace(node, quiet=True)
 
 
-def _field(_: str, entry: Any, of: Nodes) -> Node:
+def _field(_: str, entry: Entry, of: Nodes) -> Node:
     if of[0].op == "CreateNamedStruct":  # Spark makes no struct for it, and evaluates none of the other fields
         field: Node = of[0].of[entry["ordinal"]]
         return field
     return Node("field", of[0].kind["fields"][entry["ordinal"]]["type"], of, entry["ordinal"])
 
 
-def _fields(name: str, entry: Any, of: Nodes) -> Node:
+def _fields(name: str, entry: Entry, of: Nodes) -> Node:
     field = of[0].kind["elementType"]["fields"][entry["ordinal"]]
     kind = {**of[0].kind, "elementType": field["type"], "containsNull": True}
     return Node(name, kind, of, entry["ordinal"])
@@ -450,7 +454,7 @@ def _listed(collection: pa.Array, items: pa.Array) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(collection.offsets.to_numpy()), items, mask=pc.is_null(collection))
 
 
-def _struct(name: str, entry: Any, of: Nodes) -> Node:
+def _struct(name: str, entry: Entry, of: Nodes) -> Node:
     if not all(map(is_constant, of[::2])):
         raise Untranslatable("a struct whose fields have no constant names")
     names = tuple(node.with_ for node in of[::2])
@@ -460,11 +464,11 @@ def _struct(name: str, entry: Any, of: Nodes) -> Node:
     return Node(name, {"type": "struct", "fields": fields}, of[1::2], names)
 
 
-def _made_struct(node: Node, *values: Any) -> pa.Array:
+def _made_struct(node: Node, *values: Value) -> pa.Array:
     return pa.StructArray.from_arrays(arrays(*values), names=list(node.with_))
 
 
-def item(name: str, entry: Any, of: Nodes) -> Node:
+def item(name: str, entry: Entry, of: Nodes) -> Node:
     """Return a look-up in an array or a map; `with_`: whether a missing item raises."""
     collection, key = of
     if is_nested(collection.kind, "map"):
@@ -477,7 +481,7 @@ def item(name: str, entry: Any, of: Nodes) -> Node:
     return Node(name, collection.kind["elementType"], of, entry["failOnError"])
 
 
-def _from_array(node: Node, array: Any, place: Any) -> Any:
+def _from_array(node: Node, array: Value, place: Value) -> Value:
     """Return items by their place: from zero in a[0]; from one, and from the end if negative, in element_at."""
     array, place = arrays(array, place)
     starts = array.offsets.to_numpy()[:-1].astype(np.int64)
@@ -493,14 +497,14 @@ def _from_array(node: Node, array: Any, place: Any) -> Any:
     return items, pa.array(missing if node.with_ else invalid)
 
 
-def _from_map(node: Node, mapping: Any, key: Any) -> Any:
+def _from_map(node: Node, mapping: Value, key: Value) -> Value:
     """Return the value of the first of a map's keys that is equal; null if there is none."""
     mapping, key = arrays(mapping, key)
     places = _first_equal(mapping, node.of[1].kind, mapping.keys, key)
     return mapping.items.take(pa.array(np.maximum(places, 0), mask=places < 0))
 
 
-def _first_equal(collection: pa.Array, kind: Any, items: pa.Array, wanted: pa.Array) -> np.ndarray[Any, Any]:
+def _first_equal(collection: pa.Array, kind: Kind, items: pa.Array, wanted: pa.Array) -> npt.NDArray[Any]:
     """Return the place of the first item of every row that is equal to a value; -1 if there is none."""
     offsets = collection.offsets.to_numpy().astype(np.int64)
     rows = np.repeat(np.arange(len(collection)), np.diff(offsets))
@@ -516,13 +520,13 @@ def _either_null(left: pa.Array, right: pa.Array) -> pa.Array:
     return pc.or_(pc.is_null(left), pc.is_null(right))
 
 
-def _size(name: str, entry: Any, of: Nodes) -> Node:
+def _size(name: str, entry: Entry, of: Nodes) -> Node:
     if entry.get("legacySizeOfNull") or not (is_nested(of[0].kind, "array") or is_nested(of[0].kind, "map")):
         raise Untranslatable("the function size where it gives -1 for null")
     return Node(name, "integer", of)
 
 
-def _contains(name: str, entry: Any, of: Nodes) -> Node:
+def _contains(name: str, entry: Entry, of: Nodes) -> Node:
     collection, wanted = of
     kind = collection.kind["elementType" if is_nested(collection.kind, "array") else "keyType"]
     check_comparable("a look-up", kind)
@@ -531,7 +535,7 @@ def _contains(name: str, entry: Any, of: Nodes) -> Node:
     return Node(name, "boolean", of)
 
 
-def _contained(node: Node, array: Any, wanted: Any) -> pa.Array:
+def _contained(node: Node, array: Value, wanted: Value) -> pa.Array:
     """Return whether an array has a value: null if it has none that is equal, but nulls."""
     array, wanted = arrays(array, wanted)
     is_in = pa.array(_first_equal(array, node.of[1].kind, array.values, wanted) >= 0)
@@ -543,13 +547,13 @@ def _contained(node: Node, array: Any, wanted: Any) -> pa.Array:
     return pc.if_else(unknown, pa.scalar(None, pa.bool_()), is_in)
 
 
-def _has_key(node: Node, mapping: Any, wanted: Any) -> pa.Array:
+def _has_key(node: Node, mapping: Value, wanted: Value) -> pa.Array:
     mapping, wanted = arrays(mapping, wanted)
     is_in = pa.array(_first_equal(mapping, node.of[1].kind, mapping.keys, wanted) >= 0)
     return pc.if_else(_either_null(mapping, wanted), pa.scalar(None, pa.bool_()), is_in)
 
 
-def _entries(name: str, entry: Any, of: Nodes) -> Node:
+def _entries(name: str, entry: Entry, of: Nodes) -> Node:
     item = of[0].kind["keyType" if name == "MapKeys" else "valueType"]
     return Node(name, {"type": "array", "elementType": item, "containsNull": name != "MapKeys"}, of)
 
@@ -558,7 +562,7 @@ def _all_entries(node: Node, mapping: pa.Array) -> pa.Array:
     return _listed(mapping, mapping.keys if node.op == "MapKeys" else mapping.items)
 
 
-MAKERS: dict[str, Callable[[str, Any, Nodes], Node]] = {
+MAKERS: dict[str, Callable[[str, Entry, Nodes], Node]] = {
     **dict.fromkeys(
         ("EqualTo", "EqualNullSafe", "LessThan", "LessThanOrEqual", "GreaterThan", "GreaterThanOrEqual"), _compared
     ),

@@ -20,6 +20,8 @@ from router.engine.expressions.tree import Node, Untranslatable, arrays, arrow_t
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from router.engine.expressions.tree import Entry, Value
+
 Nodes = tuple[Node, ...]
 ALL = ("Concat", "ConcatWs")
 """Functions that Spark evaluates with all of their operands, null or not."""
@@ -32,7 +34,7 @@ def _named(name: str) -> str:
     return f"the function {words}"
 
 
-def _text(name: str, entry: Any, of: Nodes) -> Node:
+def _text(name: str, entry: Entry, of: Nodes) -> Node:
     """Return a function of texts; a length is also one of bytes."""
     if name in ("Length", "OctetLength") and of[0].kind == "binary":
         return Node("OctetLength", "integer", of)
@@ -49,7 +51,7 @@ _KINDS = {
 """The types of functions that give no text."""
 
 
-def _constant(name: str, entry: Any, of: Nodes) -> Node:
+def _constant(name: str, entry: Entry, of: Nodes) -> Node:
     """Return a function of a text whose other operands are constants: these are its `with_`."""
     value, *rest = of
     if value.kind != "string":
@@ -59,7 +61,7 @@ def _constant(name: str, entry: Any, of: Nodes) -> Node:
     return Node(name, _KINDS.get(name, "string"), (value,), tuple(node.with_ for node in rest))
 
 
-def _joined(node: Node, by: Any, *values: Any) -> pa.Array:
+def _joined(node: Node, by: Value, *values: Value) -> pa.Array:
     """Join the texts that are not null."""
     first, *others, by = arrays(*values, by)
     # Arrow leaves out a row that has nulls only: its first text becomes empty.
@@ -68,7 +70,7 @@ def _joined(node: Node, by: Any, *values: Any) -> pa.Array:
     return pc.binary_join_element_wise(first, *others, by, null_handling="skip")
 
 
-def _substring(name: str, entry: Any, of: Nodes) -> Node:
+def _substring(name: str, entry: Entry, of: Nodes) -> Node:
     value, *rest = of
     if value.kind == "binary" and all(map(is_constant, rest)):
         node = Node(name, "binary", (value,), tuple(constant.with_ for constant in rest))
@@ -171,7 +173,7 @@ def _position(node: Node, value: pa.Array) -> pa.Array:
     return by_value(value, lambda text: text.find(wanted) + 1, pa.int32())
 
 
-def _locate(name: str, entry: Any, of: Nodes) -> Node:
+def _locate(name: str, entry: Entry, of: Nodes) -> Node:
     wanted, value, start = of
     if start.with_ != 1:
         raise Untranslatable("the function locate with a place to begin at")
@@ -209,7 +211,7 @@ def _before(node: Node, value: pa.Array) -> pa.Array:
     return by_value(value, first_part if count > 0 else last_part, pa.string())
 
 
-def _split(name: str, entry: Any, of: Nodes) -> Node:
+def _split(name: str, entry: Entry, of: Nodes) -> Node:
     node = _constant(name, entry, of)
     if node.with_[1] == 0 or not node.with_[0]:
         raise Untranslatable("the function split_part without a delimiter or a part")
@@ -229,14 +231,14 @@ def _part(node: Node, value: pa.Array) -> pa.Array:
     return by_value(value, part, pa.string())
 
 
-def _repeat(name: str, entry: Any, of: Nodes) -> Node:
+def _repeat(name: str, entry: Entry, of: Nodes) -> Node:
     node = _constant(name, entry, of)
     if node.with_[0] > 1000:
         raise Untranslatable("the function repeat with more than 1000 times")
     return node
 
 
-def _like(name: str, entry: Any, of: Nodes) -> Node:
+def _like(name: str, entry: Entry, of: Nodes) -> Node:
     """Return a match with a pattern of LIKE. ILIKE compares texts and pattern in lower case."""
     value, pattern = of
     escape = entry.get("escapeChar") or "\\"
@@ -300,7 +302,7 @@ def _quoted(text: str) -> str:
     return "".join(c if c.isalnum() or ord(c) > 127 else f"\\x{{{ord(c):x}}}" for c in text)
 
 
-def _rlike(name: str, entry: Any, of: Nodes) -> Node:
+def _rlike(name: str, entry: Entry, of: Nodes) -> Node:
     value, pattern = of
     if value.kind != "string" or not is_constant(pattern):
         raise Untranslatable("RLIKE with a pattern that is no constant")
@@ -480,7 +482,7 @@ class JavaPattern:
         return character
 
 
-MAKERS: dict[str, Callable[[str, Any, Nodes], Node]] = {
+MAKERS: dict[str, Callable[[str, Entry, Nodes], Node]] = {
     **dict.fromkeys(("Upper", "Lower", "Length", "OctetLength", "Concat", "ConcatWs", "Reverse"), _text),
     **dict.fromkeys(
         ("StartsWith", "EndsWith", "Contains", "StringInstr", "StringReplace", "SubstringIndex", *_TRIMS), _constant

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 INTEGERS = ("byte", "short", "integer", "long")
 FLOATS = ("float", "double")
@@ -33,6 +33,14 @@ TYPES: dict[str, pa.DataType] = {
 DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)")
 
 
+Entry: TypeAlias = "Mapping[str, Any]"
+"""A node of a tree of Catalyst, as its JSON has it."""
+Kind: TypeAlias = Any
+"""Spark's name of a type, or the description of a nested one, as its JSON has them."""
+Value: TypeAlias = "pa.Array | pa.Scalar"
+"""The value of an expression for all rows, or one that is the same for all."""
+
+
 class Untranslatable(Exception):  # noqa: N818 - an answer, no error
     """The part of an expression that only Spark can evaluate, as its author would name it."""
 
@@ -46,13 +54,13 @@ class Node:
     """
 
     op: str
-    kind: Any
+    kind: Kind
     of: tuple[Node, ...] = ()
     with_: Any = None
     quiet: bool = False
 
 
-def arrow_type(kind: Any) -> pa.DataType:
+def arrow_type(kind: Kind) -> pa.DataType:
     """Return the Arrow type of a Spark type. Raises Untranslatable for one that events do not have."""
     if isinstance(kind, str):
         if kind in TYPES:
@@ -79,7 +87,7 @@ def columns_of(node: Node) -> dict[str, pa.DataType]:
     return columns
 
 
-def precision(kind: Any) -> tuple[int, int] | None:
+def precision(kind: Kind) -> tuple[int, int] | None:
     """Return the precision and scale of a decimal type; None for any other."""
     if not isinstance(kind, str):
         return None
@@ -89,17 +97,17 @@ def precision(kind: Any) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2]))
 
 
-def is_nested(kind: Any, name: str) -> bool:
+def is_nested(kind: Kind, name: str) -> bool:
     """Return whether a type is an array, a map or a struct: `name` is one of these words."""
     return isinstance(kind, dict) and kind["type"] == name
 
 
-def type_name(kind: Any) -> str:
+def type_name(kind: Kind) -> str:
     """Return a type as messages name it."""
     return kind if isinstance(kind, str) else str(kind.get("type", kind))
 
 
-def unwrap(name: str, entry: Any, of: tuple[Node, ...]) -> Node:
+def unwrap(name: str, entry: Entry, of: tuple[Node, ...]) -> Node:
     """Return the only child of a function that Spark has rewritten: the whole stands for it.
 
     Spark may write such a function in another way in its next version, with its operands as children. Raises
@@ -120,12 +128,12 @@ def repeat(value: pa.Scalar, rows: int) -> pa.Array:
     return pa.repeat(value, rows) if value.is_valid else pa.nulls(rows, value.type)
 
 
-def in_type(value: Any, kind: pa.DataType) -> Any:
+def in_type(value: Value, kind: pa.DataType) -> Value:
     """Return a value in a type: nested types may differ in the names of their items only."""
     return value if value.type == kind else value.cast(kind)
 
 
-def arrays(*values: Any) -> list[pa.Array]:
+def arrays(*values: Value) -> list[pa.Array]:
     """Return operands as arrays: constants are repeated. One of them is an array already."""
     rows = next(len(value) for value in values if not isinstance(value, pa.Scalar))
     return [repeat(value, rows) if isinstance(value, pa.Scalar) else value for value in values]

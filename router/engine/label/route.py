@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
@@ -239,11 +240,11 @@ class RoutePlanner:
         return self._expressions(
             labels,
             rule=next(remaining),
-            checks=[next(remaining) for _ in columns.checks],
-            row=tuple(next(remaining) for _ in columns.row) or None,
-            names=[next(remaining) for _ in columns.names],
+            checks=list(islice(remaining, len(columns.checks))),
+            row=tuple(islice(remaining, len(columns.row))) or None,
+            names=list(islice(remaining, len(columns.names))),
             names_of_rows=names_of_rows,
-            deletes=[next(remaining) for _ in columns.deletes],
+            deletes=list(islice(remaining, len(columns.deletes))),
             newest=[*remaining],
         )
 
@@ -313,7 +314,7 @@ class RoutePlanner:
             merges[str(target.merge_by)] = MergeBy(
                 table=None if target.bad_name else str(sink.table()),
                 deletes=node,
-                newest=tuple(next(remaining) for _ in sink.newest()),
+                newest=tuple(islice(remaining, len(sink.newest()))),
                 tombstones=sink.tombstones,
             )
         return RouteExpressions(

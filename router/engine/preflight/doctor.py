@@ -34,6 +34,7 @@ from router.engine.spark.connectors import (
 )
 from router.engine.spark.java import PACKAGE, is_packaged, provide_java
 from router.engine.spark.session import spark_env, usable_cores
+from router.engine.start.spark_needs import spark_needs
 from router.errors import MachineError, StartError, first_line
 from router.parts import Server
 from router.registry import missing_extras, parts_in
@@ -57,6 +58,8 @@ TOO_LITTLE = GIB
 """Free bytes of a disk below which it is a fault."""
 BESIDE_HEAP = 400 << 20
 """Bytes that the driver's JVM takes in addition to its heap: classes, compiled code, Arrow's buffers."""
+JAR_SETTINGS = ("spark.jars.packages", "spark.jars", "spark.driver.extraClassPath")
+"""The settings of Spark that add jars to its class path."""
 PYTHON = 300 << 20
 """Bytes of the driver's Python, and of each worker: landing 1M events on 2 cores takes 2.4 GB with a heap of 1 GB."""
 
@@ -88,6 +91,7 @@ def diagnose(config: Config | None = None, folder: Path = Path()) -> Iterator[Di
     yield diagnose_storage("lake", config.lake, config.storage())
     if config.checkpoint:
         yield diagnose_storage("checkpoint", config.checkpoint, config.storage())
+    yield from diagnose_file_systems(config)
     yield from diagnose_servers(config, folder)
 
 
@@ -233,6 +237,28 @@ def _diagnose_folder(subject: str, folder: Path, options: dict[str, str]) -> Dia
     return Diagnosis(subject, "wrong" if free < TOO_LITTLE else "warn", sentence, "make room")
 
 
+def diagnose_file_systems(config: Config) -> Iterator[Diagnosis]:
+    """Look whether Spark itself has a file system for a lake or a checkpoint in a bucket, if it needs one.
+
+    Without a JVM it is only known whether the configuration adds jars: those of a cluster are not seen.
+    """
+    places = [(config.lake, spark_needs(config))]
+    if config.checkpoint:
+        places.append((config.checkpoint, ["its checkpoint"]))
+    elif config.lake:
+        places[0][1].append("its checkpoint")
+    adds_jars = any(config.spark.get(name) for name in JAR_SETTINGS)
+    for place, needs in places:
+        if is_local(normalized(place)) or not needs:
+            continue
+        needed_for = f"Spark itself has to reach {place} for {', '.join(needs)}"
+        if adds_jars:
+            yield Diagnosis("file system", "ok", f"{needed_for}; `spark:` adds jars, which were not looked at")
+        else:
+            todo = "on a cluster that has it, nothing; elsewhere: docs/how-to/object-storage.md, Spark's own part"
+            yield Diagnosis("file system", "warn", f"{needed_for}, and `spark:` names no jars", todo)
+
+
 # ---- servers
 
 
@@ -342,7 +368,7 @@ def diagnose_kafka(kafka: KafkaSource) -> tuple[list[Diagnosis], float | None]:
         topics = admin.list_topics(timeout=SECONDS).topics
         names = kafka.topics
         if kafka.pattern:
-            names = tuple(name for name in topics if re.fullmatch(kafka.pattern, name))
+            names = tuple(name for name in topics if kafka.reads(name))
         missing = [name for name in names if name not in topics]
         if missing:
             fault = f"the broker has no topic {', '.join(missing)}"

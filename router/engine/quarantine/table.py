@@ -57,10 +57,19 @@ log = logging.getLogger("router")
 SYSTEM_COLUMNS = {*QUARANTINE_COLUMNS, *MERGED_COORDINATES, *SCHEMA_COLUMNS, ROW}
 """Columns of a quarantine that are not those of its rows."""
 FIRST_PAUSE = 5.0
-"""Seconds between two tries to release the rows of a blocked table: twice as many after each."""
+"""Seconds until the first try to release the rows of a blocked table."""
 LONGEST_PAUSE = 600.0
 ROWS_AT_ONCE = 16_384
 """Rows that memory holds while a quarantine is listed."""
+
+
+def pause_after(failures: int) -> float:
+    """Return the seconds until the next try to release the rows of a blocked table, after so many that failed.
+
+    5 s after the first one, and twice as long after each further one, up to ten minutes.
+    """
+    # A table may be blocked for weeks: 2 to the power of all its tries is no float any more.
+    return min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(failures - 1, 10))
 
 
 Kind = ReleaseKind

@@ -46,11 +46,10 @@ from router.engine.commit.violations import VIOLATES, with_violations
 from router.engine.json_rows import ROW
 from router.engine.label.layout import BRONZE_SCHEMA, COORDINATES, DEAD_SCHEMA, HELD, quarantine_of
 from router.engine.quarantine.table import (
-    FIRST_PAUSE,
-    LONGEST_PAUSE,
     SYSTEM_COLUMNS,
     PendingRelease,
     allowed,
+    pause_after,
     pending_releases,
     quarantined_in,
     released,
@@ -150,10 +149,11 @@ class Release:
             text = "%s: the quarantined rows of %s cannot be released now, it is tried again after the next batch: %s"
             log.warning(text, self.config.name, pending.place.table, first_line(error))
             return
-        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2**pending.tries)
+        failures = pending.tries + 1
+        pause = pause_after(failures)
         text = "%s: %s can still not be written, the next try is in %.0f s: %s"
         log.warning(text, self.config.name, pending.place.table, pause, first_line(error))
-        write(self.store, replace(pending, tries=pending.tries + 1, due=time.time() + pause))
+        write(self.store, replace(pending, tries=failures, due=time.time() + pause))
 
     def _unblock(self, note: PendingRelease) -> None:
         """Release all rows that wait for a table that could not be written. Raises while it still cannot be."""
@@ -487,7 +487,7 @@ class _ReleasedRows:
         quarantined_row = F.struct(*map(quoted, rows.columns)).alias("_quarantined")
         table_columns = [F.col(f"_row.{quoted(name)}") for name in schema.names]
         flat = cast.select(quarantined_row, *table_columns)
-        table_json = self.handle.schema().to_json() if self.handle is not None else ""
+        table_json = self.handle.schema().to_json() if self.handle is not None else to_delta(schema)
         return with_violations(flat, table_json, self.demanded).select("_quarantined.*", VIOLATES)
 
     def _run(self, task: Task, rows: DataFrame) -> list[dict[str, Any]]:

@@ -75,7 +75,7 @@ class Checkpoint:
         if metadata is not None:
             try:
                 run = json.loads(metadata)["id"]
-            except ValueError:
+            except (ValueError, KeyError, TypeError):
                 fault = "is damaged; `router run` mends it, or prints what to do"
                 raise StartError(f"{place.root}/spark/metadata {fault}") from None
         notes = SparkNotes(place)

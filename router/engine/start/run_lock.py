@@ -231,9 +231,10 @@ class Lease:
 
     def _is_own(self) -> bool:
         content = self.files.read(self.path)
-        with suppress(ValueError):
+        try:
             return bool(content) and json.loads(content or b"{}")["owner"] == self.owner
-        return False
+        except (ValueError, KeyError, TypeError):  # another program has written it
+            return False
 
     def _content(self) -> bytes:
         content: dict[str, object] = {

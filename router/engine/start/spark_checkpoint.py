@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -152,12 +151,7 @@ def refuse_left_topics(config: Config, checkpoint: Lake) -> None:
     text = notes.text(f"offsets/{begun[-1]}")
     if not text or text.endswith(NO_OFFSET):
         return
-    try:
-        pattern = re.compile(kafka.pattern or "(?!)")  # without one no topic fits
-    except re.error:
-        return  # Spark takes the pattern as Java's, which has more than Python's
-    topics = sorted(offsets_in(text))
-    left_topics = [topic for topic in topics if topic not in kafka.topics and not pattern.fullmatch(topic)]
+    left_topics = [topic for topic in sorted(offsets_in(text)) if kafka.reads(topic) is False]
     if left_topics:
         raise StartError(
             f"{config.name}: {', '.join(left_topics[:5])} is not among the topics any more, and the checkpoint goes on "
