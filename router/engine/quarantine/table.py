@@ -69,7 +69,7 @@ def pause_after(failures: int) -> float:
     5 s after the first one, and twice as long after each further one, up to ten minutes.
     """
     # A table may be blocked for weeks: 2 to the power of all its tries is no float any more.
-    return min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(failures - 1, 10))
+    return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(failures - 1, 10))
 
 
 Kind = ReleaseKind
