@@ -137,7 +137,8 @@ def build_session(config: Config, master: str | None = None) -> SparkSession:
     builder = session_builder(config.spark, master, connectors_of(config))
     for key, value in pools(config).items():
         builder = builder.config(key, value)
-    return _session_of(builder.appName(f"router {config.name}"), config.name)
+    with quiet_gateway():  # py4j would log a trace if the JVM is killed meanwhile
+        return _session_of(builder.appName(f"router {config.name}"), config.name)
 
 
 def _session_of(builder: SparkSession.Builder, name: str) -> SparkSession:
