@@ -192,7 +192,7 @@ T = TypeVar("T")
 
 def retry_on_conflict(
     work: Callable[[], T],
-    faster: type[Exception],
+    faster: type[Exception] | tuple[type[Exception], ...],
     tries: int,
     seconds: float,
     before: Callable[[], object] | None = None,

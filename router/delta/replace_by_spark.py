@@ -14,6 +14,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from delta import exceptions
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -38,6 +39,19 @@ if TYPE_CHECKING:
     from router.delta.lake import Lake
     from router.sinks import KeyedTable
     from router.table_options import TableOptions
+
+
+CONFLICTS: tuple[type[Exception], ...] = (
+    exceptions.DeltaConcurrentModificationException,
+    exceptions.ConcurrentWriteException,
+    exceptions.MetadataChangedException,
+    exceptions.ProtocolChangedException,
+    exceptions.ConcurrentAppendException,
+    exceptions.ConcurrentDeleteReadException,
+    exceptions.ConcurrentDeleteDeleteException,
+    exceptions.ConcurrentTransactionException,
+)
+"""The errors of Delta on Spark if another writer was faster. In Python the first is no base class of the others."""
 
 
 def spark_schema(schema: pa.Schema) -> StructType:
@@ -76,11 +90,11 @@ def staged_rows(session: SparkSession, lake: Lake, work: TableCommit) -> DataFra
 
 def outbox_rows(session: SparkSession, lake: Lake, outbox: str) -> DataFrame:
     """Return the rows of an outbox, all of which the router has staged. Lazy."""
-    if not _spark_lacks(session, lake, outbox.replace(".", "/")):
+    folder = outbox.replace(".", "/")
+    if not _spark_lacks(session, lake, folder):
         return session.read.format("delta").load(lake.spark_address(outbox))
     table = lake.open(outbox)
     assert table is not None  # a commit into it is done
-    folder = outbox.replace(".", "/")
     actions = pa.table(table.get_add_actions())
     paths = [f"{folder}/{unquote(path)}" for path in actions.column("path").to_pylist()]
     return _rows_by_arrow(session, lake, paths, spark_schema(to_arrow(table)))

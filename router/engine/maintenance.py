@@ -14,8 +14,6 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, TypeVar
 
-from delta.exceptions import DeltaConcurrentModificationException
-
 from router.columns import quoted
 from router.config.models import UNASKED, interval
 from router.delta.commit import retry_on_conflict
@@ -28,6 +26,7 @@ from router.delta.maintenance import (
     size_of,
     small_files,
 )
+from router.delta.replace_by_spark import CONFLICTS
 from router.errors import TableError, first_line
 from router.spark_internals import recompute_statistics
 
@@ -227,4 +226,4 @@ class SparkMaintenance:
         return session
 
     def _retry(self, work: Callable[[], T]) -> T:
-        return retry_on_conflict(work, DeltaConcurrentModificationException, TRIES, WAIT_SECONDS)
+        return retry_on_conflict(work, CONFLICTS, TRIES, WAIT_SECONDS)

@@ -5,6 +5,10 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from delta import exceptions
+
+from router.delta.replace_by_spark import CONFLICTS
+
 ROOT = Path(__file__).parents[2]
 FUNCTIONS = {"create_table_with_add_actions", "write_deltalake"}
 METHODS = {"add_constraint", "create_write_transaction", "set_table_properties"}
@@ -36,3 +40,13 @@ def test_no_other_module_commits_with_delta_rs() -> None:
 
     assert merges == MERGES
     assert {place for place, calls in found.items() if calls - {"table.merge"}} == {"router/delta/replace.py"}
+
+
+def test_every_conflict_of_delta_on_spark_is_tried_again() -> None:
+    """Without it a merge, a deletion or the dead letters of a sink fail if another writer was faster."""
+    conflicts = []
+    for name, error in vars(exceptions).items():
+        if isinstance(error, type) and name.startswith(("Concurrent", "Delta")):
+            conflicts.append(error)
+    assert len(conflicts) >= 5
+    assert {*conflicts, exceptions.MetadataChangedException, exceptions.ProtocolChangedException} == {*CONFLICTS}

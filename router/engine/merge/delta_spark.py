@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from delta.exceptions import DeltaConcurrentModificationException
 from delta.tables import DeltaTable
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -51,6 +50,7 @@ from router.delta.keyed.upsert import (
     refuse_older,
 )
 from router.delta.replace_by_spark import (
+    CONFLICTS,
     append_by_spark,
     create_by_spark,
     rewrite_by_spark,
@@ -112,8 +112,8 @@ class SparkMerger:
             return TableMerge(self.spark, self.lake, self.job, work, rows, summary).merge()
 
         try:
-            return retry_on_conflict(merge_once, DeltaConcurrentModificationException, TRIES, WAIT_SECONDS)
-        except DeltaConcurrentModificationException as error:
+            return retry_on_conflict(merge_once, CONFLICTS, TRIES, WAIT_SECONDS)
+        except CONFLICTS as error:
             raise conflict_error(table, TRIES, error) from error
 
 

@@ -6,17 +6,17 @@ import logging
 import threading
 import uuid
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from delta.tables import DeltaTable
 from pyarrow import fs
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random
 
 from router.columns import quoted, row
-from router.delta.commit import StagedParts, TableCommit, staged_file, to_delta
-from router.delta.replace_by_spark import append_by_spark, staged_rows
+from router.delta.commit import StagedParts, TableCommit, retry_on_conflict, staged_file, to_delta
+from router.delta.replace_by_spark import CONFLICTS, append_by_spark, staged_rows
 from router.delta.transaction_id import TransactionId
 from router.engine import ledger
 from router.engine.checkpoint_store import REPLAY, Manifest
@@ -52,10 +52,8 @@ DEAD_LETTER_KEY = (
 )
 """The columns that identify a dead letter."""
 TRIES = 10
-CONFLICTS = ("CONCURRENT", "DELTA_PROTOCOL_CHANGED", "DELTA_METADATA_CHANGED")
-"""Words in the errors of Delta on Spark about another writer that was faster."""
-CONFLICT_PAUSE = wait_random(0, 0.2)
-"""Seconds before another try."""
+WAIT_SECONDS = 0.02
+"""Seconds to wait at most before the second try."""
 
 
 class AppliedBatch(NamedTuple):
@@ -309,23 +307,11 @@ def append_dead_letters(refused: DataFrame, events: DataFrame, batch: Batch, lak
         if count:
             once = TransactionId("sink_refusals", run, batch.route, batch.sink).transaction(batch.id)
             # Queries of other sinks append at the same time, and the first of all makes the table.
-            retry_conflicts(append_by_spark, dead, lake.spark_address(table), once)
+            append = partial(append_by_spark, dead, lake.spark_address(table), once)
+            retry_on_conflict(append, CONFLICTS, TRIES, WAIT_SECONDS)
     finally:
         dead.unpersist()
     return count
-
-
-def retry_conflicts(write: Callable[..., None], *arguments: Any) -> None:
-    """Call a function that writes a table by Spark; again if another writer was faster, TRIES times in all."""
-    for attempt in Retrying(
-        retry=retry_if_exception(_is_conflict), stop=stop_after_attempt(TRIES), wait=CONFLICT_PAUSE, reraise=True
-    ):
-        with attempt:
-            write(*arguments)
-
-
-def _is_conflict(error: BaseException) -> bool:
-    return any(word in str(error).upper() for word in CONFLICTS)
 
 
 def mark_replayed(taken: DataFrame, lake: Lake, config: Config, name: str, number: int) -> None:
@@ -353,7 +339,8 @@ def mark_replayed(taken: DataFrame, lake: Lake, config: Config, name: str, numbe
         merger.whenMatchedUpdate(set={REPLAYED: F.lit(name)}).execute()
 
     try:
-        retry_conflicts(mark)  # the stream appends meanwhile
+        # The stream appends meanwhile.
+        retry_on_conflict(mark, CONFLICTS, TRIES, WAIT_SECONDS)
     except Exception as error:
         problem = f"what was sent could not be marked: {first_line(error)}"
         raise TableError(config.dead_letters, problem) from error
