@@ -245,7 +245,7 @@ def diagnose_file_systems(config: Config) -> Iterator[Diagnosis]:
     places = [(config.lake, spark_needs(config))]
     if config.checkpoint:
         places.append((config.checkpoint, ["its checkpoint"]))
-    elif config.lake:
+    else:
         places[0][1].append("its checkpoint")
     adds_jars = any(config.spark.get(name) for name in JAR_SETTINGS)
     for place, needs in places:

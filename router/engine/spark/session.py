@@ -390,7 +390,7 @@ def java_options(settings: Mapping[str, str]) -> str:
     # The archive of classes takes seconds off a start; another JVM than that which made it silently ignores it.
     if "Archive" not in extra_options and class_archive().is_file():
         options += [f"-XX:SharedArchiveFile={class_archive()}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"]
-    # Until the router can set a level, Spark's own settings print warnings about the machine in another form.
+    # Without them Spark prints warnings about the machine, in another form, before the router can set a level.
     log_settings = Path(__file__).with_name("log4j2.properties")
     if "log4j" not in extra_options and log_settings.is_file():  # it is none in a zip
         options.append(f"-Dlog4j2.configurationFile={log_settings.as_uri()}")
