@@ -449,7 +449,7 @@ def resend(sink: OpenSink, events: DataFrame, aside: DataFrame, batch: Batch) ->
         responses.commit()
     result = outcome(events, parts)
     parts.commit(SCHEMA)
-    remove_call_logs(owner_of(batch), of_this_batch=True)
+    remove_call_logs(parts)
     # Rows that were dead before have their dead letters: only parked ones get new ones.
     refused = result.refused
     if refused is not None:

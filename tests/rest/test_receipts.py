@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -13,14 +15,20 @@ from typing import TYPE_CHECKING
 import pytest
 
 from router.delta.commit import StagedParts
+from router.delta.lake import Lake
 from router_rest.delivery.batcher import Call
-from router_rest.delivery.receipts import CallLog, KnownReceipts, Owner, ReceiptWriter, Settled, remove_call_logs
+from router_rest.delivery.receipts import (
+    UNREAD,
+    CallLog,
+    KnownReceipts,
+    ReceiptWriter,
+    Settled,
+    remove_call_logs,
+)
 from tests.rest.tasks import OWNER
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from router.delta.lake import Lake
 
 
 @pytest.fixture
@@ -57,7 +65,7 @@ import asyncio, os, signal, sys
 from router.delta.commit import StagedParts
 from router.delta.lake import Lake
 from router_rest.delivery.batcher import Call
-from router_rest.delivery.receipts import Owner, ReceiptWriter, Settled, remove_call_logs
+from router_rest.delivery.receipts import ReceiptWriter, Settled
 from tests.rest.tasks import OWNER
 
 async def story():
@@ -97,35 +105,68 @@ def test_logs_of_killed_attempts_are_gone_once_their_batch_is_done(
     """Without it the temporary folder gets a file for each attempt that was ever killed."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
-    def killed_attempt(owner: Owner) -> Path:
+    def killed_attempt(parts: StagedParts) -> Path:
         before = {*tmp_path.iterdir()}
-        CallLog(owner, str(uuid.uuid4())).close(keep=True)
-        (log,) = {*tmp_path.iterdir()} - before
+        killed = ReceiptWriter(parts, OWNER)
+        asyncio.run(killed.reserve([(*PLACE, 0, 9)]))
+        killed.close(keep=True)
+        (log,) = {*tmp_path.iterdir()} - before - {tmp_path / "lake"}
         return log
 
-    of_earlier_batch = killed_attempt(OWNER)
-    of_earlier_start = tmp_path / "event-router-0000-sink-unit-attempt"
-    of_earlier_start.touch()
-    later = replace(OWNER, batch=8)
-    still_needed = [
-        killed_attempt(later),
-        killed_attempt(replace(OWNER, sink="other")),
-        killed_attempt(replace(OWNER, batch=None, replay="again")),
-    ]
-    still_written = CallLog(OWNER, str(uuid.uuid4()))
-    first = {*tmp_path.iterdir()} - {of_earlier_batch, of_earlier_start}
+    of_this_batch = [killed_attempt(parts), killed_attempt(parts)]
+    of_another_batch = killed_attempt(replace(parts, batch=1))
+    still_written = ReceiptWriter(parts, OWNER)
+    asyncio.run(still_written.reserve([(*PLACE, 10, 19)]))
 
-    journal = ReceiptWriter(parts, later)
-    asyncio.run(journal.reserve([(*PLACE, 0, 9)]))
+    remove_call_logs(parts)
 
-    logs = {*tmp_path.iterdir()}
-    assert first < logs
-    assert {*still_needed} < logs
-    assert not {of_earlier_batch, of_earlier_start} & logs
+    assert not any(log.exists() for log in of_this_batch)
+    assert of_another_batch.exists()
+    assert CallLog.read(of_another_batch.name[-36:]) == [], "no call had begun"
+    assert len([*tmp_path.glob("event-router-*")]) == 2
     still_written.close(keep=False)
-    remove_call_logs(later, of_this_batch=True)
-    journal.close(keep=False)
-    assert {*tmp_path.glob("event-router-*")} == {*still_needed[1:]}
+    assert [*tmp_path.glob("event-router-*")] == [of_another_batch]
+
+
+def test_a_batch_of_another_lake_keeps_the_logs_of_sinks_with_the_same_name(
+    parts: StagedParts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without it two routers on one machine remove each other's logs: all that was reserved is in doubt after a kill."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    killed = ReceiptWriter(parts, OWNER)
+    asyncio.run(killed.reserve([(*PLACE, 0, 9)]))
+    killed.begin(Call(*PLACE, [5], [b"{}"]))
+    killed.close(keep=True)
+
+    elsewhere = StagedParts(Lake.at(str(tmp_path / "elsewhere")), "ops.receipts", parts.owner, 1)
+    for batch in (0, 1):
+        neighbour = ReceiptWriter(replace(elsewhere, batch=batch), replace(OWNER, batch=batch))
+        asyncio.run(neighbour.reserve([(*PLACE, 0, 9)]))
+        asyncio.run(neighbour.end([]))
+        remove_call_logs(neighbour.parts)
+
+    assert KnownReceipts.of(parts).in_doubt(PLACE, range(10)) == {5}
+
+
+def test_logs_that_nobody_will_read_are_removed_by_the_next_task(
+    parts: StagedParts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without it executors away from the driver keep a file of each attempt that was ever killed."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    of_earlier_start = tmp_path / "event-router-0000-attempt"
+    of_earlier_start.touch()
+    attempts = [str(uuid.uuid4()) for _ in range(2)]
+    for attempt in attempts:
+        CallLog(attempt).close(keep=True)
+    old, recent = (next(tmp_path.glob(f"*{attempt}")) for attempt in attempts)
+    last_week = time.time() - UNREAD - 60
+    os.utime(old, (last_week, last_week))
+
+    next_task = ReceiptWriter(parts, OWNER)
+    asyncio.run(next_task.reserve([(*PLACE, 0, 9)]))
+    next_task.close(keep=False)
+
+    assert [*tmp_path.glob("event-router-*")] == [recent]
 
 
 def test_an_attempt_that_may_still_send_puts_all_that_it_reserved_in_doubt(parts: StagedParts) -> None:

@@ -287,7 +287,7 @@ class BatchJob:
         if self.job.responses is not None:
             self.job.responses.commit()
         self.job.parts.commit(SCHEMA)
-        remove_call_logs(self.job.owner, of_this_batch=True)
+        remove_call_logs(self.job.parts)
         return result
 
     def deliver(self) -> None:

@@ -311,11 +311,11 @@ class CallLog:
 
     It is there until the attempt ends, and locked for as long as more may be written. The name has the machine's start
     in it, for what was not on disk before that is lost. Of an attempt that was killed it is there until the batch is
-    done: by then `remove_call_logs` removes it, or the first task of a later batch.
+    done: `remove_call_logs` removes it then. On another machine than the driver's it is there for UNREAD.
     """
 
-    def __init__(self, owner: Owner, attempt: str) -> None:
-        self._path = _log_folder() / f"{_log_prefix()}{_log_key(owner)}-{attempt}"
+    def __init__(self, attempt: str) -> None:
+        self._path = _log_folder() / f"{_log_prefix()}{attempt}"
         self._file = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o600)
         fcntl.flock(self._file, fcntl.LOCK_EX)
 
@@ -337,8 +337,7 @@ class CallLog:
         """Return the rows of the calls that an attempt has begun; None: it is not known, or not yet all of them."""
         ranges: list[Range] = []
         try:
-            (path,) = _log_folder().glob(f"{_log_prefix()}*-{attempt}")
-            with path.open("rb") as file:
+            with (_log_folder() / f"{_log_prefix()}{attempt}").open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 for line in file:
                     ranges += ranges_in(line.decode())
@@ -360,34 +359,37 @@ def _log_prefix() -> str:
     return f"{_LOGS}{boot}-"
 
 
-def _log_key(owner: Owner) -> str:
-    """Return what names the batches of a sink, or its replays, and among them the one."""
-    kind = "batch" if owner.replay is None else "replay"
-    sink = hashlib.sha256(f"{owner.name}/{kind}".encode()).hexdigest()[:16]
-    batch = hashlib.sha256(f"{owner.batch} {owner.replay}".encode()).hexdigest()[:16]
-    return f"{sink}-{batch}"
+UNREAD = 7 * 86_400.0
+"""Seconds after which a call log is not needed any more: its batch was sent again, or given up, long ago."""
 
 
-def remove_call_logs(owner: Owner, *, of_this_batch: bool) -> None:
-    """Remove the logs that nobody will read: of earlier batches, with `of_this_batch` of this one too.
-
-    A sink has one batch at a time, and one replay: a later one begins when the earlier one is done. Logs that are
-    still written to stay, and so do those of other sinks.
-    """
-    try:
-        prefix = _log_prefix()
-    except OSError:  # a system without it has no logs
+def remove_call_logs(parts: Parts) -> None:
+    """Remove the logs of the attempts at a batch that is done."""
+    logs = {path.name.removeprefix(_log_prefix()): path for path in _call_logs()}
+    if not logs:  # nothing was killed: the parts need not be read
         return
-    key = _log_key(owner)
-    sink, _, batch = key.partition("-")
-    for path in _log_folder().glob(f"{_LOGS}*"):
-        of_sink = path.name.startswith(f"{prefix}{sink}-")
-        of_batch = path.name.startswith(f"{prefix}{sink}-{batch}-")
-        if path.name.startswith(prefix) and (not of_sink or (of_batch and not of_this_batch)):
-            continue
-        with suppress(OSError), path.open("rb") as file:  # removed meanwhile; of another user; still written to
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink()
+    for attempt in {notes.get("attempt", "") for notes, _ in parts.read([])}:
+        if attempt in logs:
+            _remove_unless_written(logs[attempt])
+
+
+def remove_old_call_logs() -> None:
+    """Remove the logs from before this machine's start, and those that nobody has read for UNREAD seconds."""
+    for path in _call_logs():
+        with suppress(OSError):  # removed meanwhile
+            old = path.stat().st_mtime < time.time() - UNREAD
+            if old or not path.name.startswith(_log_prefix()):
+                _remove_unless_written(path)
+
+
+def _call_logs() -> list[Path]:
+    return list(_log_folder().glob(f"{_LOGS}*"))
+
+
+def _remove_unless_written(path: Path) -> None:
+    with suppress(OSError), path.open("rb") as file:  # removed meanwhile; of another user; still written to
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink()
 
 
 EVERY = 1.0
@@ -426,8 +428,8 @@ class ReceiptWriter:
         if not self._opened:
             self._opened = True
             with suppress(OSError):  # without it all that is reserved is in doubt after a crash
-                remove_call_logs(self.owner, of_this_batch=False)
-                self._log = CallLog(self.owner, self.attempt)
+                remove_old_call_logs()
+                self._log = CallLog(self.attempt)
         self._reserved.extend(ranges)
         await self.flush()
 
