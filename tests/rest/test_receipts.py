@@ -131,7 +131,7 @@ def test_logs_of_killed_attempts_are_gone_once_their_batch_is_done(
 def test_a_batch_of_another_lake_keeps_the_logs_of_sinks_with_the_same_name(
     parts: StagedParts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Without it two routers on one machine remove each other's logs: all that was reserved is in doubt after a kill."""
+    """Without it two routers on one machine remove each other's logs, and a kill puts all reserved rows in doubt."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     killed = ReceiptWriter(parts, OWNER)
     asyncio.run(killed.reserve([(*PLACE, 0, 9)]))
