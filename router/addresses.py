@@ -19,7 +19,7 @@ SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?=/)")
 
 
 class AddressError(ValueError):
-    """An address that cannot hold a lake; `what` says so without the address, which may hold a secret."""
+    """An address that cannot hold a lake; `what` says why, without the address, which may hold a secret."""
 
     def __init__(self, place: str, what: str) -> None:
         super().__init__(f"{place}: {what}")

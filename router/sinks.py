@@ -234,7 +234,7 @@ class Batch:
     """The identity of one micro-batch of one sink.
 
     `key` is unique for (query, route, sink). With `id` it identifies the batch, the same in every attempt at it. A sink
-    that takes long checks `stop`: once it is set, do not begin anything more, and raise a ConnectionError that says so.
+    that takes long checks `stop`: once it is set, begin nothing more, and raise a ConnectionError with that reason.
     In a replay, which has rows of many batches, `resending` is its name and `id` is a number of the replay itself.
     `keeps` and `guards` are set by the engine: call `parts` and `guarded`.
     """

@@ -216,7 +216,7 @@ class LocalFiles:
         _sync(file.parent)
 
     def _unfinished(self, path: str, content: bytes) -> Path:
-        """Write the content beside its file, down to the disk; under a name that no other writer of the file has."""
+        """Write the content next to its file, down to the disk, under a name that no other writer of the file has."""
         file = Path(self.root, path)
         unfinished = file.with_name(f".{file.name}.{uuid.uuid4().hex}.tmp")
         unfinished.parent.mkdir(parents=True, exist_ok=True)
@@ -236,7 +236,7 @@ def _sync(place: Path) -> None:
 
 
 class ObjectFiles(fs.FileSystemHandler):  # type: ignore[misc]
-    """Files below a prefix of an object store, which are there whole or not at all. Folders exist by their files only.
+    """Files below a prefix of an object store, which exist completely or not at all. Folders exist by their files only.
 
     Failures are OSErrors, as those of a disk.
     """
@@ -535,7 +535,7 @@ def for_delta(place: str, options: Mapping[str, str]) -> dict[str, str] | None:
 def _take_provider(root: str, options: dict[str, str]) -> Any:
     """Take profile and role out of the options; return what gets credentials for them.
 
-    None if there are neither, or keys beside them: then the keys are used, or what the machine says.
+    None if there are neither, or also keys: then the keys are used, or the machine's own credentials.
     """
     profile = options.pop("aws_profile", None) or os.environ.get("AWS_PROFILE")
     role = options.pop("aws_iam_role_arn", None)

@@ -56,7 +56,7 @@ def _parse_counts(ctx: click.Context, param: click.Parameter, text: str) -> tupl
 @click.option("--producer", multiple=True, metavar="KEY=VALUE", help="Setting of librdkafka for --servers; repeatable.")
 @click.option("--repeat", type=click.IntRange(1), default=3, show_default=True, help="Runs that make a median.")
 @click.option("--cold", is_flag=True, help="A fresh process for every run, timed whole; default: one warm session.")
-@click.option("--send", is_flag=True, help="Also measure sinks that send to somebody (rest, kafka): they really do.")
+@click.option("--send", is_flag=True, help="Also measure sinks that send to others (rest, kafka): they really do.")
 @click.option("--timeout", type=float, default=3600, show_default=True, help="Seconds for a number of partitions.")
 @click.option("--master", help="Spark master; default: all cores of this machine.")
 @click.option(

@@ -233,7 +233,7 @@ def written(sweep: Sweep, cells: Sequence[Cell], folder: Path) -> Path:
 
 
 def left_out(sweep: Sweep) -> list[str]:
-    """Return the sinks that are not measured since they would send to somebody."""
+    """Return the sinks that are not measured since they would send to other systems."""
     if sweep.send:
         return []
     _, names = quiet_routes(sweep.loaded.config)

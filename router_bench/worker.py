@@ -164,7 +164,7 @@ def kafka_source(config: Config) -> KafkaSource:
 
 
 def quiet_routes(config: Config) -> tuple[tuple[Route, ...], list[str]]:
-    """Return the routes without the sinks that send to somebody, and where those were."""
+    """Return the routes without the sinks that send to other systems, and where those were."""
     routes: list[Route] = []
     left_out: list[str] = []
     for route in config.routes:

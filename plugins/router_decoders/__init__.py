@@ -1,7 +1,7 @@
 """Turn records into events: JSON, Avro, Protobuf, what a registry says, and none for those who keep what came.
 
 Raw records go in, an `event` or an `_error` comes out of each, in the task that lands it. A decoder (`json`, `avro`,
-`protobuf`, `auto`, `record_keys`) says on the driver how tasks decode. The function that they run is beside it, or in
+`protobuf`, `auto`, `record_keys`) says on the driver how tasks decode. The function that they run is next to it, or in
 `json_arrow` and `router_schemas.protobuf`. Only `avro` adds native columns before.
 `Nothing`, which keeps records as they came, is here.
 """

@@ -1,7 +1,7 @@
 """Decode JSON objects: those with a schema of the configuration, and framed ones with schemas of a registry.
 
 A schema of the configuration is read from Spark DDL or a file, or inferred from the source and kept in a file.
-"""  # noqa: A005 - nobody imports it by this name alone
+"""  # noqa: A005 - it is never imported by this name alone
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Infer(BaseModel):
 
     file: str = Field(
         pattern=rf".{KINDS}",
-        description="file beside the configuration: NAME.schema.json (JSON Schema) or NAME.ddl (Spark DDL)",
+        description="file next to the configuration: NAME.schema.json (JSON Schema) or NAME.ddl (Spark DDL)",
     )
     rows: int = Field(default=10_000, ge=1, description="records to read from the source")
 

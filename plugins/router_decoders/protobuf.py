@@ -100,7 +100,7 @@ class Protobuf(RegistryDecoder):
     proto_file: str | None = Field(
         default=None,
         min_length=1,
-        description="a .proto text, from the configuration's folder; what it imports is looked for beside it",
+        description="a .proto text, from the configuration's folder; what it imports is looked for in the same folder",
     )
     message: str | None = Field(default=None, pattern=FULL_NAME, description="with a file: full name of the message")
     wire_format: Literal["confluent", "none"] = Field(

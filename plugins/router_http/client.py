@@ -41,7 +41,7 @@ class Away(ExchangeError):  # noqa: N818 - the two names say what happened
 
 
 class Refuses(ExchangeError):  # noqa: N818
-    """An answer that will not change until somebody changes a configuration."""
+    """An answer that will not change until a configuration is changed."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class BearerAuth(AuthBase):
 
 
 class ClientCredentialsAuth(AuthBase):
-    """A login by a token of a token server; after a 401 the request is sent once more, with a new token."""
+    """A login by a token of a token server; after a 401 the request is sent again, with a new token."""
 
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens
@@ -145,7 +145,7 @@ class ClientCredentialsAuth(AuthBase):
         return request
 
     def _again(self, response: requests.Response, **arguments: Any) -> requests.Response:
-        """Send a request that was answered with 401 once more, with a new token; the hook does not run for it."""
+        """Send a request again that was answered with 401, with a new token; the hook does not run for it."""
         if response.status_code != 401:
             return response
         refused = str(response.request.headers["Authorization"]).removeprefix("Bearer ")

@@ -181,7 +181,7 @@ class OAuth(SecretOptions):
 
     @property
     def secrets(self) -> tuple[Secret, ...]:
-        """Return all that nobody may see."""
+        """Return all texts that are secret."""
         secrets = (self.client_secret, self.private_key, self.refresh_token, *self.parameters.values())
         return tuple(secret for secret in secrets if secret is not None)
 

@@ -133,7 +133,7 @@ def _known(option: str, text: str, known: tuple[str, ...]) -> set[str]:
 
 
 class Jwt(SecretOptions):
-    """A bearer token that this client signs itself with a private key (RFC 7519), anew before it ends."""
+    """A bearer token that this client signs itself with a private key (RFC 7519), again before it ends."""
 
     private_key: Secret = Field(
         min_length=1, description="PEM key, RSA (RS256) or of the curve P-256 (ES256); write ${file:PATH}"

@@ -1,4 +1,4 @@
-"""Send one micro-batch, or rows once more: turn a REST sink into the job of its tasks. Runs on the driver.
+"""Send one micro-batch, or rows of a replay: turn a REST sink into the job of its tasks. Runs on the driver.
 
 `post` sends a batch; `calls` makes the same calls for a route test, and sends nothing. `resend` sends rows that were
 parked or refused: what went out in one call as the same call, with the same key. A key is made of what a call says: its

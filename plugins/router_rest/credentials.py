@@ -84,7 +84,8 @@ class Credentials:
     def current(self, refused: str = "") -> dict[str, Any]:
         """Return what `apply` takes, as JSON has it; `refused` is the `version` of one that was answered with 401.
 
-        May ask a token server. Raises ConnectionError while that is away, StartError when it refuses this client.
+        May ask a token server. Raises ConnectionError while that is unavailable, StartError when it refuses this
+        client.
         """
         if self._keys is not None:
             keys = self._keys.current()
@@ -149,7 +150,7 @@ def _hmac(options: Hmac) -> dict[str, Any]:
 
 
 def secrets_of(auth: Auth | None, proxy: Secret | None) -> list[str]:
-    """Return the texts that no answer may be kept with, beside the values of headers, which are secret as well."""
+    """Return the texts that no answer may be kept with, in addition to the values of headers, which are also secret."""
     texts = []
     if proxy is not None:
         for scheme, url in proxies_of(_open(proxy)).items():
@@ -346,7 +347,7 @@ class TaskLogin:
                 return True
             if self._asked != times_asked:  # another call has asked, in vain, while this one waited
                 return False
-            with suppress(LookupError):  # the driver has none now, and says so in its log
+            with suppress(LookupError):  # the driver has none now, and has logged it
                 self._take(await self.lease.credentials(refused))
             self._asked += 1
             return self.version != refused

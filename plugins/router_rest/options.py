@@ -66,7 +66,7 @@ Seconds = Annotated[
 class Limit(SecretOptions):
     """A limit of an API: so many calls, or so many rows, in any span of a length."""
 
-    calls: float | None = Field(default=None, gt=0, allow_inf_nan=False, description="calls, tried again ones too")
+    calls: float | None = Field(default=None, gt=0, allow_inf_nan=False, description="calls, with their retries")
     rows: float | None = Field(default=None, gt=0, allow_inf_nan=False, description="rows of these calls")
     per: Seconds = Field(default=1.0, description="second, minute, hour, day, or another span: 10 s")
 
@@ -89,7 +89,7 @@ class Timeouts(SecretOptions):
     read: Seconds = Field(default=30.0, description="without a byte of the answer")
     total: Seconds = Field(default=60.0, description="until the whole answer is there")
     connection: Seconds = Field(
-        default=300.0, description="age of a connection, after which its name is looked up anew"
+        default=300.0, description="age of a connection, after which its name is looked up again"
     )
 
     @model_validator(mode="after")
@@ -131,7 +131,7 @@ class MaxOutage(SecretOptions):
     """What becomes of calls when an API stays away."""
 
     after: Seconds = Field(
-        description="how long it was away by then, or failed a call while it took others: 10 min, 2 h"
+        description="how long it was unavailable by then, or failed a call while it took others: 10 min, 2 h"
     )
     then: Literal["wait", "fail", "park"] = Field(
         default="wait", description="`wait` on, `fail` (the stream stops), or `park` the rows for `router replay`"

@@ -1,6 +1,6 @@
 """Options for APIs that many call: rules and limits as data, after what their vendors publish.
 
-A preset is what somebody could have written into the configuration. What is written there counts; rules that are
+A preset is what a user could write into the configuration. What is written there counts; rules that are
 written there are asked before those of the preset. The pages were read on 2026-11-23, unless it says otherwise.
 """
 

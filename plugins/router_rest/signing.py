@@ -100,7 +100,7 @@ def _fill(pieces: Iterable[str | Placeholder], fields: Mapping[str, bytes]) -> b
 
 
 S3 = frozenset({"s3", "s3express", "s3-outposts", "s3-object-lambda"})
-"""Services whose paths are signed as they are written; those of all others are escaped once more."""
+"""Services whose paths are signed as they are written; those of all others are escaped again."""
 
 
 class AwsSignature(AuthBase):
@@ -134,7 +134,7 @@ class AwsSignature(AuthBase):
 
 
 CHANGED = frozenset({"accept", "accept-encoding", "connection", "content-length", "user-agent"})
-"""Headers that proxies write anew."""
+"""Headers that proxies rewrite."""
 AWS_SECONDS = 300.0
 """Seconds for which a task keeps keys of a role: botocore renews them ten minutes before they end."""
 

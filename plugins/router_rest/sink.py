@@ -222,7 +222,7 @@ class Rest(RestOptions):
         return checked
 
     def _log_in(self) -> None:
-        """Raise StartError for a login that cannot work. Tables start also while a token server is away."""
+        """Raise StartError for a login that cannot work. Tables also start while a token server is unavailable."""
         from router_rest.credentials import apply
 
         try:

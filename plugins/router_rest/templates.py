@@ -401,7 +401,7 @@ def check_fields(seen: DataFrame, what: str, paths: Iterable[str], *, one_value:
 
 
 BodyForm = Literal["object", "array", "ndjson"]
-"""How the rows of a call are joined; texts of several rows are lines, too."""
+"""How the rows of a call are joined; texts of several rows are also lines."""
 
 ROWS = "$rows"
 """What stands for the array of rows in what is wrapped around it."""

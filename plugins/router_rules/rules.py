@@ -143,7 +143,7 @@ class Field(Rule):
 class Schema(Rule):
     """Match events by the schema they were written with: its subject in the registry, its record name, or both.
 
-    Reads the columns `subject` and `message`, which the decoders that work with a schema registry add beside `event`.
+    Reads the columns `subject` and `message`, which the decoders that work with a schema registry add next to `event`.
     With a decoder that does not add them `router check --plan` reports the missing column.
     """
 

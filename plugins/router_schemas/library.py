@@ -70,7 +70,7 @@ class Library(ABC, Generic[M]):
     @property
     @abstractmethod
     def empty(self) -> bool:
-        """Return whether nothing can be read yet, so that nobody knows what events look like."""
+        """Return whether nothing can be read yet, so that the shape of events is unknown."""
 
     @property
     def announced(self) -> bool:
@@ -122,7 +122,7 @@ class RegistryLibrary(Library[M], Generic[U, M]):
 
     def __post_init__(self) -> None:
         named = named_by_records(self.memory, self._name)
-        if named is None:  # older versions kept what was polled, too, whatever its subjects
+        if named is None:  # older versions also kept what was polled, whatever its subjects
             self._learn(remembered(self.memory, self._name))
             self._forget_foreign()
             named = [*self.uses]
@@ -143,7 +143,7 @@ class RegistryLibrary(Library[M], Generic[U, M]):
         return {**self.faults, **{writer: reason for writer, (reason, _) in self.unknown.items()}}
 
     def refreshed(self, wanted: Iterable[str] = (), polled: Iterable[str] = ()) -> M:
-        """Return how to read all that is known, what records want, and what somebody else has `polled`."""
+        """Return how to read all that is known, what records want, and what another decoder has `polled`."""
         before = self._writers()
         wanted = list(wanted)
         announced = list(polled)

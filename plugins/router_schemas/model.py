@@ -1,6 +1,6 @@
 """Model what a registry has under an id, how records refer to it, and how columns are called. Quick to import.
 
-The schema that a record was written with is called by a text that people can read; it stands in logs and beside the
+The schema that a record was written with is called by a text that people can read; it stands in logs and next to the
 checkpoint:
 
 | a record was written with | text |
@@ -76,7 +76,7 @@ class ResolvedSchema:
 class SchemaOrigin:
     """A version of a subject, or a file. `label` is what conflicts call it; a file and some registries have less.
 
-    `foreign` says that none of the schema's subjects counts for these records: a record named its id all the same.
+    `foreign` says that none of the schema's subjects counts for these records: a record still named its id.
     """
 
     label: str

@@ -30,7 +30,7 @@ class RegistryAway(RegistryError):  # noqa: N818
 
 
 class RegistryRefuses(RegistryError):  # noqa: N818
-    """A response that will not change until somebody changes a configuration."""
+    """A response that will not change until a configuration is changed."""
 
 
 class UnusableSchema(Exception):  # noqa: N818 - like NotFound, it says what was found
@@ -53,7 +53,10 @@ class RegistryOptions(Tls):
         default=10.0, gt=0, le=600, allow_inf_nan=False, description="seconds to connect, and seconds for an answer"
     )
     attempts: int = Field(
-        default=3, ge=1, le=20, description="rounds over the URLs before the registry counts as away, with short pauses"
+        default=3,
+        ge=1,
+        le=20,
+        description="rounds over the URLs, with short pauses, until the registry is unavailable",
     )
 
     @model_validator(mode="before")
@@ -91,7 +94,7 @@ class RegistryOptions(Tls):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Return a JSON Schema for editors that takes a bare URL, or a list of them, too."""
+        """Return a JSON Schema for editors that also takes a bare URL, or a list of them."""
         bare: list[JsonSchemaValue] = [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]
         options = handler(schema)
         url = options["properties"]["url"]

@@ -2,8 +2,8 @@
 
 What a registry has, and what it does not have, is kept:
 
-- Schemas, ids of GUIDs and versions of subjects are cached for ever, beside the checkpoint: a restart does not need the
-  registry (SchemaCache).
+- Schemas, ids of GUIDs and versions of subjects are cached for ever, next to the checkpoint: a restart does not need
+  the registry (SchemaCache).
 - An id or GUID that the registry does not have is asked for a few times, because it may have been registered just now,
   and is then left alone for HOLD seconds (CachedLookup).
 """
@@ -103,9 +103,9 @@ class SchemaResolver:
     def poll(self, subjects: Iterable[str], *, wait: bool = False) -> frozenset[int]:
         """Return the ids of all versions of subjects; only versions not seen yet are fetched.
 
-        While the registry is away, the versions known so far are returned, and it is not asked again for 30 s; with
-        `wait` that raises RegistryAway. A subject that does not exist (yet) has no ids. Raises RegistryRefuses when the
-        configuration must change.
+        While the registry is unavailable, the versions known so far are returned, and it is not asked again for 30 s;
+        with `wait` that raises RegistryAway. A subject that does not exist (yet) has no ids. Raises RegistryRefuses
+        when the configuration must change.
         """
         ids: set[int] = set()
         with self._lock:

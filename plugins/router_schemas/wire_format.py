@@ -9,7 +9,7 @@ Only Protobuf has the message index, which names a message of a .proto file: a c
 file's root down the nesting, each a zigzag varint; `00` is short for the first message. With the header form the value
 is the bare payload. Source: docs.confluent.io, Schema Registry, "Formats, Serializers, Deserializers".
 
-`framed_rows` finds the schema and the payload of every record. Beside an event stand columns (ADDED) that say what it
+`framed_rows` finds the schema and the payload of every record. Next to an event stand columns (ADDED) that say what it
 was written with, or why there is no event. In the functions that make these, `written` has what is known of the schema
 of each of the `writers`, None where nothing is known; it has the attributes of ABOUT and `reason`.
 """
@@ -433,7 +433,7 @@ ABOUT = pa.schema(
 )
 """What is known of an event's schema."""
 ADDED = pa.schema([("_error", pa.string()), ("_wanted", pa.string()), *ABOUT])
-"""The columns beside an event."""
+"""The columns that are added to an event."""
 ADDED_FIELDS: tuple[T.StructField, ...] = tuple(to_spark_columns(ADDED))
 """The same as Spark's fields."""
 

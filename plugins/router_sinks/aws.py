@@ -69,7 +69,7 @@ class Aws(ApplyingSink):
 
     Delivery: at least once; in order per `group`, of which one message is in a call. Items that the service does not
     take are sent again alone, with growing pauses, so that Kinesis may get a record after a later one of its key; what
-    a service refuses for good, or is too large, is a dead letter. While it is away, throttles for
+    a service refuses for good, or is too large, is a dead letter. While it is unavailable, throttles for
     long or denies, only this sink waits, with its rows in the outbox.
     """
 
@@ -280,7 +280,7 @@ def task(job: SendJob) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.Recor
 def _client(job: SendJob) -> Any:
     try:
         return job.client()
-    except Exception as error:  # of botocore, for what nobody has set: a region, a profile
+    except Exception as error:  # of botocore, for what is not set: a region, a profile
         raise _Ended("wrong", str(error)) from None
 
 

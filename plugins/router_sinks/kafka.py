@@ -63,7 +63,8 @@ class Kafka(ApplyingSink):
     and router.offset: but for the batch they are the same when a record is sent again, and no other record has them.
 
     Delivery: at least once, in order per source partition and key. What Kafka, or the schema, refuses for good is a
-    dead letter; while Kafka is away the stream waits. Runs as one shuffle by source partition and one stage in Python.
+    dead letter; while Kafka is unavailable the stream waits. Runs as one shuffle by source partition and one stage in
+    Python.
     """
 
     ordered: ClassVar[bool] = True
@@ -102,7 +103,7 @@ class Kafka(ApplyingSink):
         gt=0,
         le=3600,
         allow_inf_nan=False,
-        description="seconds without any arrival before all is tried anew",
+        description="seconds without any arrival before all is tried again",
     )
 
     _opening: Opening | None = PrivateAttr(default=None)

@@ -232,7 +232,7 @@ class BrokerAway(Exception):  # noqa: N818 - it says what happened
 
 
 class Denied(Exception):  # noqa: N818
-    """Kafka takes no records until somebody changes a setting."""
+    """Kafka takes no records until a setting is changed."""
 
     kind = "denied"
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 TAKEN = {
     "checkpointlocation": "each batch is a write of its own",
-    "path": "write `path` beside `options`",
+    "path": "write `path` next to `options`",
 }
 """Options that belong to the sink, and what to do instead."""
 

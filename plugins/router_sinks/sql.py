@@ -40,20 +40,20 @@ class Database(ApplyingSink):
     Delivery: at least once; with `key`, whose columns have a unique index in the table, a row with the key of another
     takes its place, and the same rows sent twice leave the same table. PostgreSQL, SQLite, MySQL and MariaDB can do
     that. A row that the database refuses (a constraint, a value that is too large) is a dead letter, and its neighbours
-    land. While the database is away only this sink waits, with its rows in the outbox. Runs in Python tasks, each with
-    one connection.
+    land. While the database is unavailable only this sink waits, with its rows in the outbox. Runs in Python tasks,
+    each with one connection.
     """
 
     extras: ClassVar[Mapping[str, str]] = {"sqlalchemy": "spark-event-router[sql]"}
     needs: ClassVar[tuple[str, ...]] = ("router_sinks.sql_client",)
 
     url: SecretStr = Field(
-        description="of SQLAlchemy, with its driver, which is to be installed, too: postgresql+pg8000://user@host/database"
+        description="of SQLAlchemy, with its driver, which must also be installed: postgresql+pg8000://user@host/database"
     )
     table: str = Field(min_length=1, description="a table, or text with fields in braces behind it: wins_{event.game}")
     in_schema: str | None = Field(default=None, min_length=1, description="the schema of the tables, if not the user's")
     key: tuple[str, ...] = Field(
-        default=(), description="columns: a row with the same values there is updated instead of inserted once more"
+        default=(), description="columns: a row with the same values there is updated instead of inserted again"
     )
     without: tuple[str, ...] = Field(default=(), description="columns of the route that only name tables")
     rows_per_statement: int = Field(default=500, ge=1, le=10_000, description="rows of one insert and its transaction")

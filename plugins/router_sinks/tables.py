@@ -162,7 +162,7 @@ class Upsert(MergingSink):
     comment: str | None = Field(default=None, description="what a new table is about, for its readers")
     comments: dict[str, str] = Field(default_factory=dict, description="what new columns are about: {level: ...}")
     dropped: Literal["wait", "remake"] = Field(
-        default="wait", description="a table that was dropped: its rows wait until it is back, or it is made anew"
+        default="wait", description="a table that was dropped: its rows wait until it is back, or it is created again"
     )
     engine: Literal["auto", "arrow", "spark"] = Field(
         default="auto", description="who merges: see `router explain-table`; `auto` goes by each table"

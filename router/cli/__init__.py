@@ -20,39 +20,42 @@ from router.errors import ConfigError, MachineError, RouterError, first_line, pr
 
 log = logging.getLogger("router")
 COMMANDS = {
-    "approve": ("router.cli.quarantine:approve", "Let tables gain the columns that rows wait for."),
-    "backfill": ("router.cli.backfill:backfill", "Take a range of records once more, into tables."),
+    "approve": ("router.cli.quarantine:approve", "Approve the new columns that quarantined rows need."),
+    "backfill": ("router.cli.backfill:backfill", "Reprocess a range of records, into tables."),
     "bench": ("router_bench.cli:bench", "Measure a configuration against the partitions of its topic."),
     "check": ("router.cli.check:check", "Find every mistake in a configuration."),
     "dead-letters": ("router.cli.dead_letters:dead_letters", "Count dead letters by stage, route, sink and reason."),
-    "doctor": ("router.cli.doctor:doctor", "Say what on this machine keeps a configuration from running."),
-    "explain-table": ("router.cli.tables:explain_table", "Say what a table is, and who writes it how."),
+    "doctor": ("router.cli.doctor:doctor", "Report what on this machine keeps a configuration from running."),
+    "explain-table": (
+        "router.cli.tables:explain_table",
+        "Show what a table holds, and which sinks write it how.",
+    ),
     "expectations": ("router.cli.tables:expectations", "Show how often expectations do not hold."),
     "graph": ("router.cli.graph:graph", "Draw source, decoder, routes, sinks and tables."),
     "grants": ("router.cli.tables:grants", "Print owner, tags and rights of tables as SQL, for a catalog."),
     "ledger": ("router.cli.tables:ledger", "Print the last batches and their balance."),
-    "lineage": ("router.cli.graph:lineage", "Say what a table is made of, and who reads it."),
+    "lineage": ("router.cli.graph:lineage", "Show what a table is made from, and what reads it."),
     "maintain": ("router.cli.tables:maintain", "Compact and clean tables."),
     "plugins": (
         "router.cli.plugins:plugins",
         "List decoders, rules, sinks, encoders and views, or show the page of one.",
     ),
-    "quarantine": ("router.cli.quarantine:quarantine", "Show, release or discard rows whose table takes none."),
-    "refresh": ("router.cli.verify:refresh", "Make tables anew from bronze, or the topic."),
-    "repair": ("router.cli.verify:repair", "Make a table whole again from bronze."),
+    "quarantine": ("router.cli.quarantine:quarantine", "Show, release or discard quarantined rows."),
+    "refresh": ("router.cli.verify:refresh", "Rebuild tables from bronze, or from the topic."),
+    "repair": ("router.cli.verify:repair", "Rebuild a table from bronze."),
     "replay": ("router.cli.replay:replay", "Send dead letters and parked rows again."),
     "run": ("router.cli.run:run", "Run a configuration."),
     "schema": ("router.cli.plugins:schema", "Print the configuration's JSON Schema, for editors."),
-    "status": ("router.cli.status:status", "Say in ten lines how a stream is, and in an exit code."),
+    "status": ("router.cli.status:status", "Show the state of a stream in ten lines, and as an exit code."),
     "submit": ("router.cli.submit:submit", "Run a configuration on a cluster, by spark-submit."),
     "tables": ("router.cli.tables:tables", "List every table with its state."),
     "test": ("router.cli.check:test", "Run route tests: records in, rows expected."),
     "top": ("router.cli.top:top", "Watch a stream in the terminal."),
     "ui": ("router.cli.ui:ui", "Show the page of a stream that is down."),
-    "verify": ("router.cli.verify:verify", "Hold tables against manifests, ledger and bronze."),
+    "verify": ("router.cli.verify:verify", "Compare tables with manifests, ledger and bronze."),
     "views": ("router.cli.views:views", "Show views, how they follow changes, or refresh them now."),
-    "warm-up": ("router.cli.run:warm_up", "Make every later start some seconds shorter."),
-    "size": ("router.cli.size:size", "Say how many cores, files and requests a rate takes."),
+    "warm-up": ("router.cli.run:warm_up", "Make every later start some seconds faster."),
+    "size": ("router.cli.size:size", "Compute the cores, files and requests that a rate needs."),
     "simulate": ("router_demo.cli:simulate", "Write game events to a Kafka topic."),
 }
 """Command -> where it is, and its line in the help: `router --help` imports none of them."""
@@ -60,7 +63,7 @@ COMMANDS = {
 GROUPS = {
     "Write a configuration": ("check", "test", "graph", "size", "schema"),
     "Run it": ("doctor", "run", "submit", "maintain", "grants", "warm-up", "bench", "simulate"),
-    "Look at what became of records": (
+    "See what happened to records": (
         "status",
         "top",
         "ui",
@@ -73,7 +76,7 @@ GROUPS = {
         "lineage",
         "explain-table",
     ),
-    "Mend tables, send again": ("repair", "refresh", "backfill", "replay", "approve", "quarantine"),
+    "Repair tables, send again": ("repair", "refresh", "backfill", "replay", "approve", "quarantine"),
     "Extend it": ("plugins",),
 }
 """What a user is about -> the commands for it, as `router --help` lists them."""
@@ -148,7 +151,7 @@ class Commands(click.Group):
                 ctx.exit(error.exit_code)
             ctx.exit(1)
         except BrokenPipeError:
-            # click ends quietly when nobody reads the output any more.
+            # click ends quietly when the reader of the output has gone.
             raise
         except OSError as error:
             # A disk or an object store that does not answer is no fault of the program: no traceback.

@@ -69,7 +69,7 @@ def _distributions() -> dict[Distribution, set[str]]:
         router = Distribution.from_name(ROUTER)
     except ModuleNotFoundError:
         raise StartError(
-            f"{ROUTER} is not installed here, so nobody knows what belongs to it; pip install it, or -e a checkout"
+            f"{ROUTER} is not installed here, so its files are not known; pip install it, or -e a checkout"
         ) from None
     modules_by_dist = {router: {"router"}}
     # Each entry point has a distribution object of its own: the name tells whether it is one that was seen.
@@ -154,7 +154,7 @@ def configuration_files(path: Path, plugins: Iterable[Path], texts: Iterable[str
     """Return a configuration, its plugin files and the files that its values name, by their names in an archive.
 
     `texts` are the values of the configuration. Names are relative to the nearest folder that holds all of them, so
-    that ../schemas/games.proto is found there, too. What an absolute path names stays where it is, and so does what
+    that ../schemas/games.proto is also found there. What an absolute path names stays where it is, and so does what
     `${file:...}` reads: it is a secret.
     """
     path = path.resolve()
@@ -165,7 +165,7 @@ def configuration_files(path: Path, plugins: Iterable[Path], texts: Iterable[str
             continue
         file = file.resolve()
         files.add(file)
-        # A schema may import others of its kind, beside or below it.
+        # A schema may import others of its kind, from its folder or below it.
         if file.suffix in {".proto", ".avsc"}:
             files |= {near.resolve() for near in file.parent.rglob(f"*{file.suffix}")}
     top = os.path.commonpath([file.parent for file in files])

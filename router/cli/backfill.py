@@ -1,4 +1,4 @@
-"""`router backfill`: take a range of records once more, through today's configuration."""
+"""`router backfill`: reprocess a range of records with today's configuration."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 RANGE_FORMS = 'a time with a zone (2025-01-31T12:00:00Z), or offsets as JSON: {"events": {"0": 1200}}'
 
 
-@click.command(short_help="Take a range of records once more.")
+@click.command(short_help="Reprocess a range of records, into tables.")
 @config_argument
 @click.option("--from", "begin", required=True, metavar="PLACE", help=f"Where the range begins: {RANGE_FORMS}.")
 @click.option("--to", "end", required=True, metavar="PLACE", help="Where it ends; the record there is not taken.")
 @master_option
 @plugin_option
 def backfill(file: Path, begin: str, end: str, master: str | None, plugin_files: tuple[Path, ...]) -> None:
-    """Take a range of records once more, as the configuration FILE routes them today, into tables only.
+    """Reprocess a range of records, as the configuration FILE routes them today, into tables only.
 
     They come from bronze, without one from the topic. Tables that keep topic, partition and offset get each record
     once, whatever is there; others are refused where they have rows of the range already. The stream must not run. A

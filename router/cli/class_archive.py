@@ -76,7 +76,7 @@ def _small_configuration(folder: Path, settings: dict[str, str]) -> Path:
     for number in range(EVENTS):
         event = {"game": f"game_{number % 3}", "at": "2026-01-01T00:00:00Z", "amount": number}
         lines.append(json.dumps(event))
-    # The last line becomes a dead letter, so that their classes are loaded, too.
+    # The last line becomes a dead letter, so that their classes are also loaded.
     lines.append("not JSON")
     Path(events, "events.jsonl").write_text("\n".join(lines) + "\n")
     configuration = {

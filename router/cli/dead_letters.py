@@ -126,7 +126,7 @@ def _shown_reason(group: dict[str, Any]) -> str:
 
 
 def cut(text: str) -> str:
-    """Return the beginning of a text that somebody else wrote, as long as is shown of it."""
+    """Return the beginning of a text that others wrote, as long as is shown of it."""
     if len(text) <= CHARACTERS_SHOWN:
         return text
     return f"{text[:CHARACTERS_SHOWN]}..."

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from router.engine.preflight.doctor import Diagnosis
 
 
-@click.command(short_help="Say what on this machine keeps a configuration from running.")
+@click.command(short_help="Report what on this machine keeps a configuration from running.")
 @click.argument("file", type=existing_file, required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list: subject, state, what, todo.")
 @plugin_option
 def doctor(file: Path | None, as_json: bool, plugin_files: tuple[Path, ...]) -> None:
-    """Look at Java, jars, extras and memory; with FILE at the storage, brokers, registries, APIs and clocks, too.
+    """Check Java, jars, extras and memory; with FILE also the storage, brokers, registries, APIs and clocks.
 
     One line each: ok, warn or wrong, what was seen, and the next step. Starts no Spark, fetches nothing, and sends no
     event; the storage gets a file that is deleted again. Exit code 1: something is wrong.

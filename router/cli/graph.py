@@ -69,7 +69,7 @@ class GraphNode:
 
     @property
     def beside(self) -> str:
-        """Return what is drawn beside the text."""
+        """Return what is drawn next to the text."""
         return self.note or ", ".join(f"{count:,} {name}" for name, count in self.counts.items())
 
     def document(self) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def graph(file: Path, lake: bool, form: str, plugin_files: tuple[Path, ...]) -> 
     _show(graph_of(config, counts), form)
 
 
-@click.command(short_help="Say what a table is made of, and who reads it.")
+@click.command(short_help="Show what a table is made from, and what reads it.")
 @config_argument
 @click.argument("table", metavar="LAYER.TABLE")
 @format_option

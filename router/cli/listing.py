@@ -28,7 +28,7 @@ UNLIMITED = 1_000_000
 SENTENCE = 24
 """Characters that a column of sentences has at least; longer ones continue on the next line."""
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document in place of tables.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 """`--json`; the command gets it as `as_json`."""
 
 
@@ -36,9 +36,9 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 class ListingField:
     """A column of a listing. `name` is its key in the rows, and in JSON; `title` is its header, if that is another.
 
-    A `number` stands to the right. A `sentence` may go on in the next line, a `name` and a `number` never do. A number
-    that counts nothing, such as an offset, has no commas: it is not `counted`. `shown` returns the text of a row's
-    cell, if that is not the usual one of its value.
+    A `number` stands to the right. A `sentence` may continue in the next line, a `name` and a `number` never do. A
+    number that counts nothing, such as an offset, has no commas: it is not `counted`. `shown` returns the text of a
+    row's cell, if that is not the usual one of its value.
     """
 
     name: str
@@ -136,7 +136,7 @@ def _json_value(value: Any) -> Any:
         return _in_utc(value).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     if isinstance(value, set | frozenset):
         return sorted(value)
-    raise TypeError(f"{type(value).__name__} has no place in JSON")
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @json_option
 @plugin_option
 def plugins(name: str | None, as_json: bool, plugin_files: tuple[Path, ...]) -> None:
-    """List every decoder, rule, sink, encoder and view on offer with its provider, or show the manual page of NAME."""
+    """List every available decoder, rule, sink, encoder and view with its provider, or show the manual page of NAME."""
     registry = load_registry(plugin_files)
     if name is None:
         rows = list(_overview(registry))
@@ -111,7 +111,7 @@ def kind_text(annotation: object) -> str:
 @click.command(short_help="Print the configuration's JSON Schema, for editors.")
 @plugin_option
 def schema(plugin_files: tuple[Path, ...]) -> None:
-    """Print the JSON Schema of configuration files, with every part on offer.
+    """Print the JSON Schema of configuration files, with every available part.
 
     Save it and name it in the first line of a file: # yaml-language-server: $schema=router.schema.json
     """

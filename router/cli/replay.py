@@ -72,7 +72,7 @@ def replay(
 
     Their records go through decoder, routes and sinks as FILE says now, to the route and sink that refused them; what
     would be the same dead letter again stays as it is, and the others are marked and never taken again. Rows that a
-    sink parked, or an API refused, go out by the idempotency keys that they had, also beside a running stream.
+    sink parked, or an API refused, are sent again with the idempotency keys that they had, also while the stream runs.
     Exit code 1: not all of what was sent was delivered.
     """
     from router.engine.reprocess.context import ReprocessContext
@@ -90,7 +90,7 @@ def replay(
     if not statuses:
         letters = DeadLetterFilter(stages, route, name, reason, seconds)
     if config.debug:
-        raise StartError(f"{config.name} has `debug: true`: it sends nothing, and so nothing again")
+        raise StartError(f"{config.name} has `debug: true`: it sends nothing")
     sinks = _choose_sinks(config, route, name, rows, statuses, send=send)
     choice = ReplayChoice(rows, letters, sinks)
 
@@ -114,7 +114,7 @@ def _row_filter(
     """
     from router.engine.reprocess.resend import ReplayFilter
 
-    # Only the stage `apply` is that of rows which a sink keeps, and those that are dead letters, too, are dead ones.
+    # Of the stages only `apply` has rows that a sink keeps; those that are also dead letters have the status `dead`.
     if reason or (stages and "apply" not in stages):
         return None
     if stages and not statuses:
@@ -203,7 +203,7 @@ class _Command:
         with ExitStack() as locks:
             busy = f"another replay of {name} is at work; wait for its end, or stop it"
             locks.enter_context(locked(self.context.checkpoint, "replays/lock", busy))
-            # Rows that sinks keep go out beside a running stream; dead letters go into the tables that it writes.
+            # Rows that sinks keep can be sent while the stream runs; dead letters go into the tables that it writes.
             letters = self._letters_to_send()
             if letters:
                 refusal = (

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @click.option("--once", is_flag=True, help="Take what is there, then end.")
 @click.option("--every", metavar="INTERVAL", help="Start a batch at this interval: 10 s, 5 min.")
 @click.option("--continuous", is_flag=True, help="Start the next batch as soon as the last is done.")
-@click.option("--commit", type=click.Choice(["auto", "spark"]), help="In place of the configuration's `commit`.")
+@click.option("--commit", type=click.Choice(["auto", "spark"]), help="Instead of the configuration's `commit`.")
 @master_option
 @click.option("--refresh-schema", is_flag=True, help="Infer schemas again and show what changed.")
 @click.option(
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
         ]
     ),
     default=None,
-    help="Go on although lake, checkpoint and source do not belong together; the refusal says which one fits.",
+    help="Continue although lake, checkpoint and source do not match; the refusal names the value to give.",
 )
 @click.option("--wait-for-topic", is_flag=True, help="Wait for a topic that the broker does not have yet.")
 @click.option("--debug", is_flag=True, help="Write to LAKE_debug, with a checkpoint of its own; send nothing.")
@@ -76,7 +76,7 @@ def run(
     """Run the configuration FILE until its source is drained (--once), or until Ctrl-C or SIGTERM.
 
     A signal ends the run after the current batch. Exit code 1: it ended before its time, and a later start may
-    succeed and goes on where this one ended; 2: somebody has to act first, as the last line says.
+    succeed and continues where this one ended; 2: a person has to act first, as the last line says.
     """
     # It hooks into forks: imported while the JVM is forked off, it says with a traceback that its lock was not held.
     import concurrent.futures.thread  # noqa: F401
@@ -184,7 +184,7 @@ def _trigger(once: bool, every: str | None, continuous: bool) -> Trigger | None:
     return Trigger(once=once, every=every, continuous=continuous)
 
 
-@click.command(short_help="Make every later start some seconds shorter.")
+@click.command(short_help="Make every later start some seconds faster.")
 def warm_up() -> None:
     """Write an archive of the classes that a run loads (about 200 MB, in ~/.cache/spark-event-router or $ROUTER_CACHE).
 

@@ -42,7 +42,7 @@ def _parse_count(ctx: click.Context, param: click.Parameter, text: str | None) -
     return int(number)
 
 
-@click.command(short_help="Say how many cores, files and requests a rate takes.")
+@click.command(short_help="Compute the cores, files and requests that a rate needs.")
 @config_argument
 @click.option("--rate", callback=_parse_rate, required=True, help="Events: 200k/s, 5M/h.")
 @click.option(
@@ -97,7 +97,7 @@ def _lines(needed: Size) -> list[tuple[str, str]]:
     if needed.executors:
         executors = f"{needed.executors} of {needed.executor_cores} cores, and a driver"
     batches = f"one every {needed.batch_seconds:g} s with {needed.rows_per_batch:,} rows"
-    of_core = f"{_bytes(needed.worker_memory)} for each core beside the JVM's heap"
+    of_core = f"{_bytes(needed.worker_memory)} for each core, in addition to the JVM's heap"
     merges = "none counted"
     if needed.merge_memory:
         merges = f"{_bytes(needed.merge_memory)} of it while a table is merged"

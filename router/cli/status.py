@@ -27,7 +27,7 @@ PART_TIMES = {"views": ("refreshed", "checked"), "expectations": ("last",)}
 """Times in each of the parts of a list."""
 
 
-@click.command(short_help="Say in ten lines how a stream is, and in an exit code.")
+@click.command(short_help="Show the state of a stream in ten lines, and as an exit code.")
 @config_argument
 @click.option(
     "--max-age",
@@ -38,12 +38,12 @@ PART_TIMES = {"views": ("refreshed", "checked"), "expectations": ("last",)}
 @json_option
 @plugin_option
 def status(file: Path, max_age: timedelta | None, as_json: bool, plugin_files: tuple[Path, ...]) -> None:
-    """Say how the stream of the configuration FILE is.
+    """Show the state of the stream of the configuration FILE.
 
     A stream with `ui` answers itself. Of any other, and of one that is down, this reads lock, checkpoint, ledger and
-    quarantine, and asks the brokers for the lag. Exit code 0: it does its work; 1: it does, and somebody should look
-    (it waits, a table cannot be written, rows are quarantined, an API is away); 2: it is down, has failed or is stuck,
-    or --max-age is over. Needs no Spark.
+    quarantine, and asks the brokers for the lag. Exit code 0: it does its work; 1: it does, and a person should look
+    (it waits, a table cannot be written, rows are quarantined, an API is unavailable); 2: it is down, has failed or is
+    stuck, or --max-age is over. Needs no Spark.
     """
     from router.engine.status.summary import stream_summary
 
@@ -52,7 +52,7 @@ def status(file: Path, max_age: timedelta | None, as_json: bool, plugin_files: t
     now = time.time()
     down = summary.is_down(config, max_age, now)
     troubles = summary.troubles()
-    # Cron knows by the code whether to wake somebody: 2 for what is down, whatever else is wrong.
+    # Cron knows by the code whether to wake a person: 2 for what is down, whatever else is wrong.
     code = int(bool(troubles))
     reasons = troubles
     if down:

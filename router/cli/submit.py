@@ -42,7 +42,7 @@ VARIABLE = re.compile(r"(?<!\$)\$\{([A-Za-z_]\w*)(?::-[^}]*)?\}")
 )
 @click.option("--conf", "settings", multiple=True, metavar="KEY=VALUE", help="A Spark setting of spark-submit.")
 @click.option("--installed", is_flag=True, help="Router, plugins and jars are on all machines: an image, for example.")
-@click.option("--print", "only_print", is_flag=True, help="Print the command in place of running it.")
+@click.option("--print", "only_print", is_flag=True, help="Print the command instead of running it.")
 @click.option("--to", "folder", type=click.Path(file_okay=False, path_type=Path), help="Where to put the archives.")
 @plugin_option
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- OPTIONS OF router run]")
@@ -60,7 +60,7 @@ def submit(
     """Run the configuration FILE on a cluster: check it, pack what it needs there, and start spark-submit.
 
     The router and all plugins that are installed here travel as archives of Python; what has native code (pyarrow,
-    deltalake, ...) must be installed on the machines. With --deploy-mode cluster the configuration travels, too, with
+    deltalake, ...) must be installed on the machines. With --deploy-mode cluster the configuration also travels, with
     its plugin files and the schemas that it names by relative paths. Options after -- are those of `router run`:
 
         router submit games.yaml --master yarn --conf spark.executor.memory=4g -- --every "1 min"
@@ -98,7 +98,7 @@ def _for_shell(command: Sequence[str]) -> str:
 class Submission:
     """A configuration on its way to a cluster. `notes` say what a person has to see to, and are there after `command`.
 
-    `in_cluster`: the driver runs there, too. `asked` are the settings of the command line. Archives are written into
+    `in_cluster`: the driver also runs there. `asked` are the settings of the command line. Archives are written into
     `folder`.
     """
 
@@ -194,7 +194,7 @@ class Submission:
                 )
 
     def _packages(self) -> list[str]:
-        """Return where the connectors come from, unless the settings say so."""
+        """Return where the connectors come from, unless the settings name it."""
         from router.engine.spark.connectors import connectors_of, packages
 
         if {"spark.jars", "spark.jars.packages"} & self.settings.keys():

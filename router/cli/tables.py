@@ -142,9 +142,9 @@ def tables(file: Path, as_json: bool, plugin_files: tuple[Path, ...]) -> None:
     """List every table that the configuration FILE has rows in: state, rows, lag, committer and why, quarantined rows.
 
     A table is `ok`, or it is `behind` (batches that are decided are not in it yet), `blocked` (it cannot be written,
-    and its rows wait in the quarantine), `unreadable`, `gone`, or `none` (its first row has yet to come). Lag are the
+    and its rows wait in the quarantine), `unreadable`, `gone`, or `none` (it has no row yet). Lag are the
     rows that it still gets: decided ones, those of a backlog, those of an outbox that its sink has not sent. Tables of
-    views are among them, with the view. Needs no Spark. `router verify` holds tables against what went into them.
+    views are among them, with the view. Needs no Spark. `router verify` compares tables with what went into them.
     """
     from router.engine.audit.table_states import table_states
 
@@ -179,7 +179,7 @@ BARS = " ▁▂▃▄▅▆▇█"
 @json_option
 @plugin_option
 def expectations(file: Path, samples: int, as_json: bool, plugin_files: tuple[Path, ...]) -> None:
-    """Show how often each expectation of the configuration FILE was asked and did not hold, by its ledger.
+    """Show how often each expectation of the configuration FILE was checked and did not hold, from its ledger.
 
     Those of views are about the rows that their tables have now, and the trend are the last eight refreshes. For routes
     the trend are the shares of violations in eight parts of equal length of the ledger's time; the highest bar is the
@@ -254,7 +254,7 @@ VIOLATION_FIELDS = (
 @click.option("--catalog", metavar="NAME", help="The catalog that the tables are in.")
 @plugin_option
 def grants(file: Path, catalog: str | None, plugin_files: tuple[Path, ...]) -> None:
-    """Print what the configuration FILE says of owners, tags and rights, as SQL for the tables that are there.
+    """Print the owners, tags and rights in the configuration FILE as SQL, for the tables that exist.
 
     The statements are those of Unity Catalog, to be run in a SQL editor; nothing is changed here. Needs no Spark.
     """
@@ -263,7 +263,7 @@ def grants(file: Path, catalog: str | None, plugin_files: tuple[Path, ...]) -> N
     lines: dict[str, None] = {}
     for table, options in sorted(_catalog_options(config), key=itemgetter(0)):
         lines |= dict.fromkeys(_sql(table, options, catalog))
-    click.echo("\n".join(lines) or f"-- {config.name} says nothing of owners, tags and rights of tables that are there")
+    click.echo("\n".join(lines) or f"-- {config.name} sets no owners, tags or rights of existing tables")
 
 
 def _catalog_options(config: Config) -> Iterator[tuple[str, CatalogOptions]]:
@@ -310,13 +310,13 @@ def _text(text: str) -> str:
 @click.command(short_help="Compact and clean tables.")
 @config_argument
 @click.option("--tables", "pattern", default="*", metavar="PATTERN", help="Only tables of these names: silver.*")
-@click.option("--dry-run", is_flag=True, help="Say what would be done and what it would free.")
+@click.option("--dry-run", is_flag=True, help="Show what would be done and how many bytes it would free.")
 @plugin_option
 def maintain(file: Path, pattern: str, dry_run: bool, plugin_files: tuple[Path, ...]) -> None:
-    """Compact the tables of the configuration FILE, index their logs and delete what nothing refers to, now.
+    """Compact the tables of the configuration FILE, index their logs and delete unreferenced files, now.
 
-    Each table is treated as `maintenance` says; without it, all of them are, and files are deleted after 168 h. May
-    run beside the stream: each waits for the other. Exit code 1: a table could not be maintained.
+    Each table is maintained as `maintenance` says; without it, all of them, and files are deleted after 168 h. May
+    run while the stream runs: each waits for the other. Exit code 1: a table could not be maintained.
     """
     from router.config.models import Maintenance
     from router.engine.checkpoint_store import lake_and_checkpoint
@@ -372,7 +372,7 @@ MAINTAIN_FIELDS = (
 )
 
 
-@click.command(short_help="Say what a table is, and who writes it how.")
+@click.command(short_help="Show what a table holds, and which sinks write it how.")
 @config_argument
 @click.argument("table", metavar="LAYER.TABLE")
 @plugin_option

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 ASK_SECONDS = 1.0
 """Seconds between two readings."""
 DRAW_SECONDS = 0.5
-"""Seconds between two frames without a key: ages go on counting."""
+"""Seconds between two frames without a key: ages keep counting."""
 MISSED = 3
 """Answers that a stream may miss until its lake is read in its place."""
 NARROWEST_SENTENCE = 12
@@ -50,7 +50,7 @@ NARROWEST_SENTENCE = 12
 FINDINGS = 3
 """Findings that have a line on the screen."""
 GAP = "  "
-VERDICTS = {"act": "■ Somebody has to act", "look": "▲ Somebody should look", "": "✓ All is well"}
+VERDICTS = {"act": "■ Action needed", "look": "▲ Needs a look", "": "✓ All is well"}
 STYLES = {"act": "bold red", "look": "bold yellow", "": "bold green"}
 KEYS = "q quit  1-8 Tab list  s S sort  r reverse  / filter  ↑ ↓ scroll"
 ESCAPES = {
@@ -136,7 +136,7 @@ class TopReader(BackgroundThread):
 
 @dataclass
 class TopView:
-    """What somebody looks at: a list, the order of each, the text that rows must have, and the first row shown."""
+    """What the user looks at: a list, the order of each, the text that rows must have, and the first row shown."""
 
     number: int = 0
     orders: dict[int, tuple[int, bool]] = field(default_factory=dict)
@@ -297,7 +297,7 @@ def _head(reading: TopReading, now: float, width: int) -> Iterator[Text]:
         yield _line(f"▲ {reading.problem}", width, "bold red")
     for finding in status["findings"][:FINDINGS]:
         command = f"  $ {finding['command']}" if finding["command"] else ""
-        # The command is what somebody types next: the text before it is cut off, if one has to be.
+        # The command is what a user types next: if one has to be cut off, it is the text before it.
         room = max(0, width - cell_len(command) - 2)
         yield _line(f"  {_cut(printable(finding['text']), room)}{command}", width)
     others = len(status["findings"]) - FINDINGS
@@ -374,7 +374,7 @@ def _table(view: TopView, rows: Sequence[Row], now: float, width: int) -> Iterat
 def _fitting_widths(columns: Sequence[TopColumn], texts: list[list[str]], sorted_by: int, width: int) -> dict[int, int]:
     """Return the widths of the columns that fit, by their numbers.
 
-    Left out are first those without content, then others from the right; of what somebody looks for last: the first
+    Left out are first those without content, then others from the right; of what a user looks for last: the first
     column, the one that is sorted by, and sentences, which say what is wrong. Only sentences are cut off, and the first
     column of a screen that is narrower than it is.
     """

@@ -1,4 +1,4 @@
-"""Hold tables against what the router wrote down, make one whole again, or many as the configuration says today.
+"""Compare tables with what the router recorded, rebuild one, or rebuild many as the configuration says today.
 
 `router verify`, `router repair`, `router refresh`.
 """
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from router.engine.reprocess.repair_target import Repaired
 
 
-@click.command(short_help="Hold tables against manifests, ledger and bronze.")
+@click.command(short_help="Compare tables with manifests, ledger and bronze.")
 @config_argument
 @click.argument("tables", metavar="[LAYER.TABLE]...", nargs=-1)
 @click.option("--footers", is_flag=True, help="Open every file, and count its rows.")
 @click.option(
     "--recompute",
     is_flag=True,
-    help="Run the query of each view again, over what it was made of, and compare its tables (needs Spark).",
+    help="Run the query of each view again, over the same source versions, and compare its tables (needs Spark).",
 )
 @click.option("--master", help="With --recompute: Spark master of a local run; spark-submit brings its own.")
 @json_option
@@ -47,11 +47,11 @@ def verify(
     as_json: bool,
     plugin_files: tuple[Path, ...],
 ) -> None:
-    """Hold the tables of the configuration FILE, or those named, against manifests, ledger and bronze.
+    """Compare the tables of the configuration FILE, or those named, with manifests, ledger and bronze.
 
     A line per table says `ok` or what is wrong: batches that it lacks, files that are missing or damaged, rows that are
     not those of the manifest or the ledger, and what others wrote or removed, by version and author. A table of a view
-    is held against how the view left it, and with --recompute against its query. May run beside the stream; Spark is
+    is compared with how the view left it, and with --recompute with its query. May run while the stream runs; Spark is
     started for --recompute only. Exit code 1: something is wrong.
     """
     from router.engine.audit.verify import verify_tables
@@ -121,14 +121,18 @@ def _verdict(audit: TableAudit) -> str:
     return f"ok, {audit.rows:,} rows in {audit.files:,} files, version {audit.version}"
 
 
-@click.command(short_help="Make a table whole again from bronze.")
+@click.command(short_help="Rebuild a table from bronze.")
 @config_argument
 @click.argument("table", metavar="LAYER.TABLE")
-@click.option("--accept", is_flag=True, help="Bring back what others removed from it, and remove what they added.")
+@click.option(
+    "--accept",
+    is_flag=True,
+    help="Undo changes by others: deleted rows are restored, added rows are deleted.",
+)
 @master_option
 @plugin_option
 def repair(file: Path, table: str, accept: bool, master: str | None, plugin_files: tuple[Path, ...]) -> None:
-    """Make LAYER.TABLE anew of all records in bronze, as the configuration FILE routes them today.
+    """Rebuild LAYER.TABLE from all records in bronze, as the configuration FILE routes them today.
 
     For a table that was dropped, put back from an older copy, has lost files, or whose log is damaged. One commit
     replaces its content; the stream may run meanwhile. A log that cannot be read is moved below `_replaced/` in the
@@ -147,7 +151,7 @@ def repair(file: Path, table: str, accept: bool, master: str | None, plugin_file
         _show(Repair(context, table, accept).run())
 
 
-@click.command(short_help="Make tables anew from bronze, or the topic.")
+@click.command(short_help="Rebuild tables from bronze, or from the topic.")
 @config_argument
 @click.option("--tables", "patterns", multiple=True, required=True, metavar="PATTERN", help="Their names: silver.*")
 @click.option(
@@ -158,7 +162,11 @@ def repair(file: Path, table: str, accept: bool, master: str | None, plugin_file
     help="Take the records from bronze, or read the topic from its earliest record on.",
 )
 @click.option("--full", is_flag=True, help="Give each table the columns of today's configuration, and no others.")
-@click.option("--accept", is_flag=True, help="Bring back what others removed from them, and remove what they added.")
+@click.option(
+    "--accept",
+    is_flag=True,
+    help="Undo changes by others: deleted rows are restored, added rows are deleted.",
+)
 @master_option
 @plugin_option
 def refresh(
@@ -170,7 +178,7 @@ def refresh(
     master: str | None,
     plugin_files: tuple[Path, ...],
 ) -> None:
-    """Make all tables whose names fit a PATTERN anew, as the configuration FILE routes their records today.
+    """Rebuild all tables whose names match a PATTERN, as the configuration FILE routes their records today.
 
     One commit replaces the content of each; the stream may run meanwhile. Refused before anything changes where others
     have changed a table (unless --accept is given), where one says `reset: never`, and where bronze, or the topic, does
@@ -189,7 +197,7 @@ def refresh(
     for repaired in refreshed.done:
         _show(repaired)
     if refreshed.refused:
-        click.echo(f"{refreshed.refused:,} rows have no place in a table")
+        click.echo(f"{refreshed.refused:,} rows do not fit into a table")
     for table, why in refreshed.failed.items():
         click.echo(printable(f"{table} is as it was: {why}"))
     raise SystemExit(int(bool(refreshed.failed)))
@@ -201,7 +209,7 @@ def _show(repaired: Repaired) -> None:
         line += f", {repaired.later:,} of later batches"
     line += f", version {repaired.version}"
     if repaired.refused:
-        line += f"; {repaired.refused:,} rows have no place in it"
+        line += f"; {repaired.refused:,} rows do not fit into it"
     click.echo(line)
     if repaired.moved:
         click.echo(f"its former log and files are in {repaired.moved}")

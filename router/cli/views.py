@@ -27,11 +27,9 @@ if TYPE_CHECKING:
 @click.command(short_help="Show views, how they follow changes, or refresh them now.")
 @config_argument
 @click.option("--name", "names", multiple=True, help="Only this view; may be given several times.")
-@click.option("--refresh", is_flag=True, help="Refresh them now, those on demand too.")
-@click.option("--full", is_flag=True, help="With --refresh: compute everything anew.")
-@click.option(
-    "--plan", is_flag=True, help="Say which way each follows changes, and why not a better one (needs Spark)."
-)
+@click.option("--refresh", is_flag=True, help="Refresh them now, also those on demand.")
+@click.option("--full", is_flag=True, help="With --refresh: compute everything from scratch.")
+@click.option("--plan", is_flag=True, help="Show how each follows changes, and why not in a better way (needs Spark).")
 @click.option(
     "--accept",
     "accepted",
@@ -55,11 +53,11 @@ def views(
 ) -> None:
     """Show the views of the configuration FILE: what they read and make, and how their last refresh went.
 
-    A refresh may run beside the stream; where both refresh one view at once, one of the two is refused and the next one
-    computes all of it. Exit code 1: a view could not be refreshed; its tables stay as they were.
+    A refresh may run while the stream runs; if both refresh one view at once, one of the two is refused and the next
+    one computes all of it. Exit code 1: a view could not be refreshed; its tables stay as they were.
 
-    A view one of whose sources is gone or unreadable stays as it was, until the source is back or --accept names it.
-    One that its route does not write any more has left it, and is named in a warning until --accept names it.
+    If a source of a view is gone or unreadable, the view stays as it was until the source is back or --accept names it.
+    A table that the view's route no longer writes has left the view; a warning names it until --accept does.
     """
     from router.engine.views.schedule import in_order
 

@@ -47,7 +47,7 @@ class Loaded:
         return self.document.problem(loc, what, hint)
 
     def debugged(self) -> Loaded:
-        """Return this with a lake and a checkpoint of its own, unless the file says so already."""
+        """Return this with a lake and a checkpoint of its own, unless the file already has them."""
         if self.config.debug:
             return self
         return replace(self, config=self.config.debugged())

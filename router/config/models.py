@@ -96,9 +96,9 @@ def _place(text: str) -> str:
 
 
 def _debug(place: str) -> str:
-    """Return the place beside another one; within it where it is a whole bucket."""
+    """Return the place next to another one; inside it if it is a whole bucket."""
     place = place.rstrip("/")
-    # Beside a bucket there would be another bucket.
+    # Next to a bucket there would be another bucket.
     is_bucket = "://" in place and place.count("/") == 2
     return f"{place}/_debug" if is_bucket else f"{place}_debug"
 
@@ -198,7 +198,7 @@ class DeltaSource(Model):
     )
     changes: bool = Field(
         default=False,
-        description="rows that went or changed, too, from its change data: with `_change_type` (insert, delete, "
+        description="also deleted and changed rows, from its change data: with `_change_type` (insert, delete, "
         "update_postimage) and `_commit_version` in the JSON. Without it a table whose rows change ends the run",
     )
     start: Literal["earliest", "latest"] | int = Field(
@@ -211,7 +211,7 @@ BRONZE_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "
 
 
 class BronzeExpectation(Model):
-    """What must hold for records; null counts as a violation. Bronze keeps those that violate it, too."""
+    """What must hold for records; null counts as a violation. Bronze also keeps those that violate it."""
 
     name: Name
     sql: str = Field(description="SQL over the record (`key`, `value`, `topic`, ...) and what decoding adds (`event`)")
@@ -254,7 +254,7 @@ class Source(Model):
     format: FormatSource | None = None
 
     def reads_topic(self, topic: str) -> bool:
-        """Return whether records of a topic are read; of sources other than Kafka nobody knows before they come."""
+        """Return whether records of a topic are read; topics of sources other than Kafka are not known in advance."""
         return self.kafka is not None and bool(self.kafka.reads(topic))
 
 
@@ -498,17 +498,17 @@ class View(Model):
 
     @property
     def joined(self) -> frozenset[str]:
-        """Return the tables that it reads beside those of `source`."""
+        """Return the tables that it reads in addition to those of `source`."""
         return frozenset(self.tables.values()).union(*(let.joined for let in self.let))
 
     @property
     def commits(self) -> int | None:
-        """Return after how many batches it is refreshed; None where time, or somebody, decides."""
+        """Return after how many batches it is refreshed; None if it follows a time, or is on demand."""
         return int(self.after.split()[0]) if self.after else None
 
     @property
     def seconds(self) -> float | None:
-        """Return after how many seconds it is refreshed; None where batches, or somebody, decide."""
+        """Return after how many seconds it is refreshed; None if it follows batches, or is on demand."""
         if self.after or self.on_demand:
             return None
         return interval(self.every or "60 s").total_seconds()
@@ -617,7 +617,7 @@ class Landing(Model):
 
 
 class Maintenance(Model):
-    """How tables are kept in shape beside batches, one at a time: whichever of `every` and `commits` comes first."""
+    """How tables are kept in shape while the stream runs, one at a time, after `every` or `commits`."""
 
     tables: TableGlob = Field(description="a table, or a pattern of tables: silver.*")
     every: Interval = Field(default="1 h", description="time after which a table that was written is maintained")
@@ -628,10 +628,10 @@ class Maintenance(Model):
         default=(), description="columns that all rows of a table are sorted by, every time"
     )
     statistics: bool = Field(default=True, description="read files that came without statistics, and note them")
-    retention: Interval = Field(default="168 h", description="files that nothing refers to are deleted after this time")
+    retention: Interval = Field(default="168 h", description="unreferenced files are deleted after this time")
     log_commits: int = Field(default=1000, ge=20, description="the newest commits, which a table's log keeps")
     log_retention: Interval | None = Field(
-        default=None, description="younger commits are kept, too; default: 1 h on a disk, 168 h in an object store"
+        default=None, description="younger commits are also kept; default: 1 h on a disk, 168 h in an object store"
     )
     enabled: bool = Field(default=True, description="false: the tables are left alone")
     unsafe: bool = Field(default=False, description="let `retention` be less than 168 h")
@@ -641,7 +641,7 @@ class Maintenance(Model):
         if not self.unsafe and interval(self.retention) < interval("168 h"):
             raise ValueError(
                 f"retention {self.retention} is less than 168 h: readers of older versions and batches that were cut "
-                "off may need the files; write `unsafe: true`, too, if none can"
+                "off may need the files; if none can, also write `unsafe: true`"
             )
         return self
 
@@ -760,8 +760,8 @@ class Config(Model):
     )
     maintenance: tuple[Maintenance, ...] = Field(
         default=(),
-        description="how tables are kept in shape; the first that names a table counts. Those that none names are kept "
-        "in shape, too, if the router has made them",
+        description="how tables are kept in shape; the first line that matches a table counts. Tables that no line "
+        "matches are also kept in shape if the router has made them",
     )
     quarantine: QuarantineOptions = QuarantineOptions()
     outbox_retention: Interval = Field(
@@ -927,7 +927,7 @@ class Config(Model):
         return frozenset(name for name in own if name and "{" not in name)
 
     def maintenance_plans(self) -> tuple[Maintenance, ...]:
-        """Return how tables are kept in shape; the last plan is for those that nobody has named."""
+        """Return how tables are kept in shape; the last plan is for those that no line names."""
         return (*self.maintenance, UNASKED)
 
     def storage(self) -> dict[str, str]:

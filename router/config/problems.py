@@ -230,7 +230,7 @@ def _either(faults: list[_Fault]) -> _Fault:
 
 
 def _hidden_texts(line: ErrorDetails, place: LocatedNode, document: Document, entries: Entries) -> list[str]:
-    """Return the texts that a validator could see and no message may show: of the value and those beside it."""
+    """Return the texts that a validator could see and no message may show: of the value and its neighbours."""
     around = document.locate(place.path[:-1])
     texts = []
     for path, node in _scalars(around.node):

@@ -92,7 +92,7 @@ def _topics(root: Node) -> Iterator[Finding]:
     if not has_topics and not has_pattern:
         yield Finding(loc, "names no topics", "add `topics: [...]` or `pattern`")
     if has_topics and has_pattern:
-        yield Finding((*loc, "pattern"), "stands beside `topics`", "keep one of the two", at_key=True)
+        yield Finding((*loc, "pattern"), "is set together with `topics`", "keep one of the two", at_key=True)
 
 
 _KAFKA_OPTIONS_OF_ROUTER = {
@@ -144,8 +144,8 @@ def _kafka_options(root: Node) -> Iterator[Finding]:
             hint = _KAFKA_OPTIONS_OF_ROUTER[name]
             yield Finding((*loc, key), "this option belongs to the router", hint, at_key=True)
         elif name == "failondataloss" and _is_false(_node_at(root, (*loc, key))):
-            message = "Spark would pass over records that Kafka has deleted, without a word"
-            hint = "take it away; a run stops where records are gone, and `--accept lost-records` goes on after them"
+            message = "Spark would silently skip records that Kafka has deleted"
+            hint = "remove it; a run stops if records are gone, and `--accept lost-records` continues after them"
             yield Finding((*loc, key), message, hint, at_key=True)
         elif not name.startswith("kafka.") and name not in of_spark:
             near = suggestion(key, _KAFKA_OPTIONS_OF_SPARK, "those of Spark")
@@ -487,7 +487,7 @@ def _conflicts(root: Node, location: Location, first: dict[Location, Node]) -> I
         yield message, "take `storage_options` away; or give one bucket, and the field in the path"
 
 
-LOCATION_HINT = "give every table a folder of its own, beside the lake: s3://bucket/games/{table}"
+LOCATION_HINT = "give every table a folder of its own, outside of the lake: s3://bucket/games/{table}"
 
 
 def _written_locations(root: Node, registry: Registry) -> Iterator[tuple[KeyPath, Location]]:

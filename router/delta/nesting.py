@@ -2,8 +2,8 @@
 
 A table's schema is JSON in its log. delta-rs reads JSON of at most 127 levels (the recursion limit of serde_json), so
 it neither creates nor opens a table whose schema has more. It even commits a column that is added to a table, and then
-nobody can open the table again. A struct takes three levels (its object, the array of its fields, a field), an array or
-a map one. Spark reads a thousand levels (Jackson's limit), but the router opens every table with delta-rs.
+the table can never be opened again. A struct takes three levels (its object, the array of its fields, a field), an
+array or a map one. Spark reads a thousand levels (Jackson's limit), but the router opens every table with delta-rs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STRUCTS = 41
 COLUMN = 3
 """The levels at which a column stands: the schema, the array of its fields, the field."""
 TYPE_CHANGES = 2
-"""The levels that a field's metadata gets beside its own when its type is widened (`delta.typeChanges`)."""
+"""The levels that a field's metadata gets in addition to its own when its type is widened (`delta.typeChanges`)."""
 
 
 def depth_fault(column: pa.Field, *, widened: bool = False) -> str | None:

@@ -187,7 +187,7 @@ class Batches:
         if not missing:
             return manifest
 
-        problem = f"{missing[0]} is not there whole"
+        problem = f"{missing[0]} is missing or truncated"
         finished = [commit for commit in manifest.commits if commit not in unfinished]
         if any(commit.place in manifest.quarantined for commit in finished):
             what = f"{problem}, and other rows of the batch are in the quarantine already: restore that file"

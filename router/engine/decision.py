@@ -153,7 +153,7 @@ class BatchDecider:
             if decision is not None:
                 return decision
             self.landing.discard(landed)
-        raise self._error(steps, f"tables changed {TRIES} times while the batch was landed; who else writes them?")
+        raise self._error(steps, f"tables changed {TRIES} times while the batch was landed; find who writes them")
 
     def _land(self, plan: Plan, steps: Steps) -> tuple[Plan, Landed]:
         try:

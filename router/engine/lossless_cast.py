@@ -84,7 +84,7 @@ class Precision:
     smallest: float
 
 
-# A double is often printed with 17 digits (`%.17g`), so a text with as many may be a double. Nobody prints a float so:
+# A double is often printed with 17 digits (`%.17g`), so a text with as many may be a double. A float never is:
 # more digits than it keeps come from a double.
 PRECISIONS = {T.DoubleType: Precision(15, 17, 2.0**-1022), T.FloatType: Precision(6, 6, 2.0**-126)}
 

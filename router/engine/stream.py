@@ -111,7 +111,7 @@ def run(
 
     Raises StartError when it may not start, the broker refuses login or rights, or records are gone from Kafka,
     BatchError, TableError or SinkError when a batch cannot be finished, SessionLost when Spark's JVM ends, and waits
-    with growing pauses while the source or the storage is away.
+    with growing pauses while the source or the storage is unavailable.
     """
     options = options or RunOptions()
     status = options.status = options.status or StatusBoard(loaded.config.name)
@@ -136,7 +136,7 @@ def _run_with_status(
             raise
         raise SessionLost(
             f"{loaded.config.name}: Spark has ended (its JVM was killed, or had too little memory); "
-            "start again, and the run goes on where it ended"
+            "start again, and the run continues where it ended"
         ) from error
 
 
@@ -285,7 +285,7 @@ class _StreamRun:
         return self.tables.lake
 
     def until_done(self, begin: source.Offsets | None) -> list[BatchReport]:
-        """Run the query, and again after a failure that passes: every batch can go on where it was interrupted."""
+        """Run the query, and again after a failure that passes: every batch can continue where it was interrupted."""
         try:
             with quiet_failures(self.spark), self._detached_sinks(), self._viewing():
                 retry = retrying(self.config, self.spark, self.options.stop, self.status, self.pauses, self.trouble)
@@ -295,7 +295,7 @@ class _StreamRun:
         except Exception as error:
             if not (self.stopped and passing(error)):
                 raise
-            log.warning("%s: stopped while it could not go on: %s", self.config.name, first_line(error))
+            log.warning("%s: stopped while it could not continue: %s", self.config.name, first_line(error))
         return list(self.reports)
 
     @contextmanager
@@ -310,7 +310,7 @@ class _StreamRun:
 
     @contextmanager
     def _detached_sinks(self) -> Iterator[None]:
-        """Run the detached sinks: beside the query, or after a query that drains its source and ends."""
+        """Run the detached sinks: together with the query, or after a query that drains its source and ends."""
         try:
             yield
             if self.detached and self._once:
@@ -326,7 +326,7 @@ class _StreamRun:
 
     @contextmanager
     def _viewing(self) -> Iterator[None]:
-        """Refresh views: beside the query, or after a query that drains its source and ends."""
+        """Refresh views: together with the query, or after a query that drains its source and ends."""
         store = CheckpointStore(self.checkpoint)
         by = refresher(self.config, self.spark, self.lake, store, self.executors)
         self.views = ViewSchedule(by, in_order(self.config.views), observer=self.status)
@@ -339,14 +339,14 @@ class _StreamRun:
             self.views.finish(refresh=drained)
 
     def _query(self, begin: source.Offsets | None) -> None:
-        self.error, self.batches = None, None  # a query that begins anew has a session of its own
-        if not self.open:  # within the retries: a source that is away is waited for
+        self.error, self.batches = None, None  # a query that starts again has a session of its own
+        if not self.open:  # within the retries: they wait for a source that is unavailable
             self.config = opened(self.config, self.spark, self.folder, trial=self.config.debug)
             self.open = True
             self._open_detached_sinks()
         self._release()
         self.planner = self.planner or Planner(self.config, self.config.decode, at_start=True)
-        self.planner.lookups.load(self.spark)  # a table that is away is waited for, before anything is read
+        self.planner.lookups.load(self.spark)  # waits for a table that is unavailable, before anything is read
         query = self._started(begin)
         if not self.trouble.kind:  # else each try would have this line
             log.info("%s: reading %s", self.config.name, source.display_name(self.config))
@@ -394,7 +394,7 @@ class _StreamRun:
             refuse_missing_topics(self.spark, self.config)
 
     def _wait_for_executors(self) -> None:
-        """Wait until those that are there have been looked at; say so where a cluster gives none, as Spark does not."""
+        """Wait until the executors that are there were checked; warn if a cluster gives none, as Spark does not."""
         if self.executors.check.lake and not wait([self.probe], EXECUTOR_SECONDS).done:
             what = "no executor has taken a task for %d s: has the cluster cores and memory free for it?"
             log.warning(f"%s: {what}", self.config.name, EXECUTOR_SECONDS)
@@ -412,11 +412,11 @@ class _StreamRun:
         return writer.start()
 
     def _pass_over(self, error: Exception) -> None:
-        """Go on after records that are gone from Kafka, or raise StartError where that was not accepted."""
+        """Continue after records that are gone from Kafka, or raise StartError if that was not accepted."""
         gone = LostRecords(self.spark, self.lake, self.checkpoint, self.config, self._committers)
         if self.options.accept != "lost-records" or not (lost := gone.pass_over()):
             raise gone.refusal(error) from error
-        log.warning("%s: going on after lost records: %s", self.config.name, ", ".join(map(str, lost)))
+        log.warning("%s: continuing after lost records: %s", self.config.name, ", ".join(map(str, lost)))
 
     @property
     def _committers(self) -> Committers:

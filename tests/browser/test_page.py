@@ -131,7 +131,7 @@ def assert_nothing_went_wrong(browser: Chrome, address: str) -> None:
 def test_the_state_is_seen_at_a_glance(browser: Chrome, show: Callable[..., str]) -> None:
     """Without it somebody at night reads tables to find out whether all is well."""
     address = show(told_board(list(table_names(231)), has_trouble=True))
-    assert text_of(browser, "#verdict") == "▲ Somebody should look"
+    assert text_of(browser, "#verdict") == "▲ Needs a look"
     assert "big_wins: running, 3,000 records behind" in text_of(browser, "#words")
     findings = text_of(browser, "#findings")
     assert "Tables that cannot be written: silver.poker" in findings

@@ -126,6 +126,6 @@ def test_a_topic_that_was_made_anew_is_not_taken_for_the_old_one(drain, new_topi
     topic.send([EVENT], 0)
 
     for accept in ("", "lost-records"):
-        with pytest.raises(StartError, match="made anew"):
+        with pytest.raises(StartError, match="created again"):
             drain(config, accept=accept)
     assert lakes.places(tmp_path / "lake").total() == sum(SENT)

@@ -141,7 +141,7 @@ def test_a_terminal_follows_the_stream_and_its_keys(served: StatusBoard, tmp_pat
     """Without it whoever has a shell only sees the state of one moment, or has to restart a command each second."""
     terminal = Terminal(tmp_path, 120, 24)
     try:
-        lines = terminal.wait("Somebody should look", "silver.backgammon")
+        lines = terminal.wait("Needs a look", "silver.backgammon")
         assert lines[0] == "big_wins: running, 3,000 records behind".ljust(len(lines[0]))
         assert len(lines) == 24
         terminal.press("/tournament_0007\r")
@@ -166,9 +166,9 @@ def test_an_order_to_stop_gives_the_terminal_back(served: StatusBoard, tmp_path:
     """Without it a session that is ended leaves a shell in which nobody sees what is typed."""
     terminal = Terminal(tmp_path, 80, 24)
     try:
-        terminal.wait("Somebody should look")
+        terminal.wait("Needs a look")
         terminal.resize(60, 20)
-        terminal.wait("Somebody should look")
+        terminal.wait("Needs a look")
         terminal.process.send_signal(signal.SIGTERM)
         assert terminal.end() == 0
         assert termios.tcgetattr(terminal.there) == terminal.before
@@ -350,7 +350,7 @@ def test_a_stream_that_ends_leaves_its_lake(tmp_path: Path, monkeypatch: pytest.
         for _ in range(2):
             reader._read(lake)
         assert (reader.reading.status["state"], reader.reading.problem) == ("down", "")
-        assert texts(reader.reading, TopView())[1] == "■ Somebody has to act · seen by its lake and checkpoint"
+        assert texts(reader.reading, TopView())[1] == "■ Action needed · seen by its lake and checkpoint"
         with StatusServer(board, Ui(address="{}:{}".format(*server.address)), Metrics()):
             reader._read(lake)
         assert reader.reading.status["state"] == "running"

@@ -22,7 +22,7 @@ from router.config.models import interval, moment
         ('{servers: "127.0.0.1:9092", topics: [game-events]}', "", "source.kafka", "has no options"),
         (", topics: [game-events]", "", "source.kafka", "names no topics"),
         ("topics: [game-events]", "topics: []", "source.kafka", "names no topics"),
-        ("topics:", "pattern: game.*, topics:", "source.kafka.pattern", "stands beside `topics`"),
+        ("topics:", "pattern: game.*, topics:", "source.kafka.pattern", "is set together with `topics`"),
         ("topics:", "start_time: today, topics:", "source.kafka.start_time", "is not a time with a zone"),
         ("decode:", "trigger: {}\ndecode:", "trigger", "chooses nothing"),
         ("decode:", "trigger: {once: false}\ndecode:", "trigger", "chooses nothing"),

@@ -148,5 +148,5 @@ def test_a_batch_of_which_rows_are_in_the_quarantine_is_not_decided_again(store:
     )
     known = store.manifest(7)
     assert known is not None
-    with pytest.raises(BatchError, match=r"silver/t/part-0.parquet is not there whole.*restore that file"):
+    with pytest.raises(BatchError, match=r"silver/t/part-0.parquet is missing or truncated.*restore that file"):
         Batches._manifest_to_finish(stages, known)

@@ -172,7 +172,7 @@ def test_where_a_query_began_at_the_end_of_its_topic_is_asked(tmp_path: Path) ->
         notes.notes.delete(f"offsets/{batch}")
     notes.notes.delete("commits/0")
     notes.damage("sources/0/0")
-    with pytest.raises(StartError, match=r"sources/0/0 is damaged.*begins anew"):
+    with pytest.raises(StartError, match=r"sources/0/0 is damaged.*starts over"):
         notes.mend()
 
 

@@ -199,11 +199,11 @@ def test_a_receiver_that_fails_is_one_warning_without_its_address(
     blocked = {"r/s/silver.uno": "no rights"}
     with failures_reported(config(tmp_path, url), board):
         board.enter("waiting", "no broker")
-        while "was not told" not in caplog.text:
+        while "did not get" not in caplog.text:
             assert time.monotonic() < began + 20
             time.sleep(0.01)
         board.carried_out(manifest(0, "silver.uno", quarantined=blocked), {}, blocked)
-    assert caplog.text.count("was not told") == 1, "once, and not for each change"
+    assert caplog.text.count("did not get") == 1, "once, and not for each change"
     assert str(answer or "ConnectionError") in caplog.text
     assert SECRET not in caplog.text
     assert "/services" not in caplog.text

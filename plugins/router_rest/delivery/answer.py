@@ -41,8 +41,8 @@ class Action(Enum):
     LOGIN = "get new credentials and send it again; if they are refused as well, wait"
     REFUSED = "one of its rows, or all, will never be taken"
     SPLIT = "it is too large: send it in two"
-    WRONG = "no call can succeed until somebody changes a setting"
-    LATER = "nobody can read what the API says: leave it for the next round"
+    WRONG = "no call can succeed until a setting is changed"
+    LATER = "the API's answer cannot be read: leave it for the next round"
     PARK = "the API says nothing of the rows: park them, in doubt"
     DEAD = "a rule says that its rows will never be taken"
     SET_ASIDE = "a rule says to park its rows"
@@ -56,7 +56,7 @@ OF_THE_URL = frozenset({403, 404, 410, 414})
 GONE = frozenset({404, 410})
 """Statuses by which a DELETE that may have arrived before is done: nothing is there any more (RFC 9110, 9.2.2)."""
 NOT_DONE = frozenset({501, 503})
-"""Failures of a server that has not processed the call; after every other 5xx nobody knows."""
+"""Failures of a server that has not processed the call; after every other 5xx it is unknown."""
 
 
 OF_NO_CALL = frozenset({401, 408, 425, 502, 503, 504})
@@ -383,8 +383,8 @@ class BulkResults:
 
     `path` leads to a list (empty: the answer itself is the list). Within an element `status` leads to what became of
     the row: one of `ok` where these are given, else a status like that of HTTP, true or false, or a word such as
-    `created`; where it leads nowhere, or to null, nobody knows what
-    became of it; so of rows without an element: with `absent_ok` both were taken. `id` leads to the name of the row,
+    `created`. If it leads nowhere, or to null, the result of the row is unknown; so it
+    is for rows without an element. With `absent_ok` both were taken. `id` leads to the name of the row,
     which is the value that the row has at `row_id`, or its position among the rows where rows have no such field;
     without `id` there is one element for each row, in their order. `reason` leads to why a row was
     not. Paths are names with dots between them; `*` is the only field of an object, whatever its name.
@@ -481,7 +481,7 @@ def _status(value: Any, ok: Sequence[str | int | bool]) -> int:
 _FAILED = frozenset({Action.AGAIN, Action.LOGIN, Action.WRONG, Action.LATER})
 """Answers that say that the API is not well, or that it is not called as it wants."""
 UNDONE = frozenset({Action.AGAIN, Action.SPLIT, Action.SET_ASIDE, Action.WRONG})
-"""Decisions of rules after which rows may be sent once more: after a 2xx these may have arrived."""
+"""Decisions of rules after which rows may be sent again: after a 2xx these may have arrived."""
 _LOOK = 0.05
 """Seconds between two readings of the headers about the limit."""
 
@@ -645,7 +645,7 @@ def excerpt(body: bytes) -> str:
 
 
 def row_action(policy: Policy, call: Call, position: int, result: Result) -> Action:
-    """Return the next step for one row of a call that was taken; note that it may have arrived all the same."""
+    """Return the next step for one row of a call that was taken; note that it may still have arrived."""
     offset = call.offsets[position]
     decision = result.decision
     if decision is not None:

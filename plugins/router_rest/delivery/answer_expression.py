@@ -1,10 +1,10 @@
 """Evaluate the SQL of an answer rule over JSON values, with Spark's meaning (ANSI mode). Runs anywhere, without Spark.
 
 A value has the type of its JSON: a boolean, a number (whole ones of 64 bits are `bigint`, others `double`), a text. A
-text beside another type is read as that one. Null is contagious but for AND, OR, IN and the functions about null. What
-would be an error in Spark (a division by zero, a text that is no number, a list compared with a number) makes the value
-of the whole expression null, and so the rule does not hold. AND, OR, CASE, IF and COALESCE evaluate no more than they
-need.
+text compared with another type is read as that one. Null is contagious but for AND, OR, IN and the functions about
+null. What would be an error in Spark (a division by zero, a text that is no number, a list compared with a number)
+makes the value of the whole expression null, and so the rule does not hold. AND, OR, CASE, IF and COALESCE evaluate no
+more than they need.
 """
 
 from __future__ import annotations

@@ -255,7 +255,7 @@ class _Reader:
         kind = TYPES.get(node.args["to"].this.name)
         if kind is None or kind not in CASTS:
             raise self._refuse(node, f"a type is expected: {', '.join(TYPES.values())}")
-        # sqlglot reads Spark's CAST as TRY_CAST, which it was before Spark 4; `safe` is what somebody has written.
+        # sqlglot reads Spark's CAST as TRY_CAST, which it was before Spark 4; `safe` is set if TRY_CAST was written.
         quiet = bool(node.args.get("safe"))
         return Operation("TryCast" if quiet else "Cast", (self.read(node.this),), kind)
 

@@ -58,7 +58,7 @@ class Call:
     `order`: the calls of one order are sent one after the other; None: at any time. `attempts` counts those made with
     these rows so far. `doubtful` are the offsets of rows that may have arrived in an attempt that ended without an
     answer. `why` says what the last attempt came to, `answered` whether that was an answer about this call: not that
-    the server is away, or has too much to do.
+    the server is unavailable, or has too much to do.
     """
 
     topic: str | None
@@ -94,7 +94,7 @@ class Call:
         return f"{place}/{hashlib.sha256(owner + body).hexdigest()[:16]}"
 
     def drop_rows(self) -> None:
-        """Drop the values of the rows, which nobody needs any more."""
+        """Drop the values of the rows, which are not needed any more."""
         self.rows = [b""] * len(self.rows)
 
     def halves(self) -> tuple[Call, Call]:

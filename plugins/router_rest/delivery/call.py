@@ -290,7 +290,7 @@ class Delivery:
         return self._wrong_often or ("" if self._taken else self._wrong_first)
 
     def end(self) -> None:
-        """Send nothing more; calls in flight go on."""
+        """Send nothing more; calls in flight continue."""
         self.ending.set()
 
     async def _send_until_settled(self, call: Call) -> Sequence[Call]:
@@ -315,7 +315,7 @@ class Delivery:
             self._settle(call, _STATUSES[attempt.action], attempt, key, attempt.why)
             return ()
         if attempt.action in {Action.REFUSED, Action.SPLIT}:
-            # Nobody knows which row is at fault: halves tell, and only a row that stands alone is dead.
+            # Which row is at fault is unknown: halves find it, and only a row that stands alone is dead.
             if len(call) > 1:
                 return call.halves()
             self._settle(call, "dead", attempt, key, attempt.why)

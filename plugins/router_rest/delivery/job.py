@@ -45,13 +45,13 @@ class OutageClock:
     """The time since an API took any row, and the time since each call was first tried in vain.
 
     The second is for rows that an API never takes while it takes others, such as a call that it answers 500 every time:
-    each delivery of another row would start the first count anew, and these would block their batch for ever. So are
+    each delivery of another row would start the first count again, and these would block their batch for ever. So are
     `rounds`: the jobs that tried a call in vain and delivered others. When nothing is left but such calls, there are no
-    others to tell: a job counts all the same, `alone`, when the API has answered each of them for itself. A call is
+    others to tell: a job still counts, `alone`, when the API has answered each of them for itself. A call is
     recognised by its first row without a receipt. Its time begins at the end of the first job that tried it in vain,
-    and goes on as long as every job that delivers anything tries it again; when it is delivered, or belongs to another
-    call, its time ends. Rows that were not tried, as those behind a limit of an hour, wait for their turn and not for
-    the API.
+    and continues as long as every job that delivers anything tries it again; when it is delivered, or belongs to
+    another call, its time ends. Rows that were not tried, as those behind a limit of an hour, wait for their turn and
+    not for the API.
     """
 
     clock: Callable[[], float] = time.monotonic
@@ -111,7 +111,7 @@ def park(
     """Return the function of a task that parks rows without a receipt, for mapInArrow. Needs `batcher.TAKES`.
 
     Calls are cut as for sending: rows in doubt were sent in these calls, and a replay sends them with the same keys.
-    `only`: the ranges of the rows to park; None: all. They are dead in place of parked where `status` says so.
+    `only`: the ranges of the rows to park; None: all. They are dead instead of parked if `status` is dead.
     """
 
     def parked(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -180,7 +180,7 @@ LONGEST = 2.0
 FIRST_ROUND, LONGEST_ROUND = 10.0, 300.0
 """Seconds before another round of calls that alone are left, at first and at most; the pause doubles."""
 SAID = 60.0
-"""Seconds between two lines in the log about an API that is away."""
+"""Seconds between two lines in the log about an API that is unavailable."""
 
 
 @dataclass(frozen=True)
@@ -319,7 +319,7 @@ class BatchJob:
         trusted = self.leases.may_set_aside(self.limit)
         self.outage.heard(result.tried, moved=result.moved, alone=result.alone and trusted)
         self._why = result.why
-        # Another round is another delivery, if the API takes rows and says so in words that nobody can read.
+        # Another round is another delivery, if the API takes rows and answers in a form that cannot be read.
         longer_pause = min(LONGEST_ROUND, max(FIRST_ROUND, 2 * self._pause))
         self._pause = longer_pause if result.alone else 0.0
         if result.left:
@@ -337,7 +337,7 @@ class BatchJob:
         until = time.monotonic() + self._pause
         seconds = SHORTEST
         while seconds > 0:
-            # The driver looks again now and then: somebody may stop the stream, or the API may be there again.
+            # The driver looks again now and then: the stream may be stopped, or the API may be back.
             if self.batch.stop.wait(min(max(seconds, SHORTEST), LONGEST)):
                 raise ConnectionError(f"stopped while {self.limit} has not taken all rows of the batch")
             seconds = max(self.leases.outlook(self.limit).again, until - time.monotonic())
@@ -364,7 +364,7 @@ class BatchJob:
         raise StartError(f"{self.limit} has taken {taken}, and max_outage says to fail")
 
     def set_aside(self) -> int:
-        """Give calls that have failed in too many rounds a receipt that says so; return how many rows."""
+        """Give calls that have failed in too many rounds a receipt; return how many rows."""
         only = self.outage.odd(self.rounds)
         if not only:
             return 0
@@ -375,7 +375,7 @@ class BatchJob:
         return self._park(why, only, self.odd)
 
     def park(self) -> int:
-        """Give rows that have waited for too long a receipt that says so; return how many."""
+        """Give rows that have waited for too long a receipt; return how many."""
         assert self.max_outage is not None
         why = "the API has not taken it for longer than max_outage"
         if self.outage.away > self.max_outage.after:
@@ -400,7 +400,7 @@ class BatchJob:
         return self.job.parts.read(["status"])
 
     def _stop(self, why: str) -> None:
-        """Write down that nothing is sent again with this configuration, and raise a StartError that says so."""
+        """Record that nothing is sent again with this configuration, and raise a StartError."""
         text = f"{self.limit} does not say what became of rows: {why}; nothing is sent until the configuration changes"
         self.job.parts.write(receipts(self.job.owner, []), {"stopped": self.configuration, "why": text})
         raise StartError(text)

@@ -45,7 +45,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class PartitionPlan:
-    """How a batch is cut and which task sends what, kept until it is done: a new configuration must not cut it anew.
+    """How a batch is cut and which task sends what, kept until it is done: a new configuration must not cut it again.
 
     Without `pieces` source partitions are hashed to tasks.
     """

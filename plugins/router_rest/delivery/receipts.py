@@ -7,7 +7,7 @@ A part may have notes about the attempt that wrote it:
 | `attempt` | the name of the attempt: one run of one task |
 | `reserved` | ranges of rows whose calls may go out from now on |
 | `ended` | the attempt came to its end: of its ranges only the rows in `doubtful` may have arrived without a receipt |
-| `doubtful` | offsets of rows that were sent, and nobody knows what became of them |
+| `doubtful` | offsets of rows that were sent, with an unknown result |
 
 A note is a file of the lake, so rows are reserved for a second and more at a time. Which of them were sent is in
 the `CallLog` of the attempt, which only its own machine has.
@@ -374,7 +374,7 @@ def remove_call_logs(parts: Parts) -> None:
 
 
 def remove_old_call_logs() -> None:
-    """Remove the logs from before this machine's start, and those that nobody has read for UNREAD seconds."""
+    """Remove the logs from before this machine's start, and those that were not read for UNREAD seconds."""
     for path in _call_logs():
         with suppress(OSError):  # removed meanwhile
             old = path.stat().st_mtime < time.time() - UNREAD
@@ -442,7 +442,7 @@ class ReceiptWriter:
             self.close(keep=False)
 
     def close(self, *, keep: bool = True) -> None:
-        """Note no more calls; without `keep` nobody needs to know which were begun."""
+        """Note no more calls; without `keep` those that were begun are not needed any more."""
         log = self._log
         self._log = None
         if log is not None:

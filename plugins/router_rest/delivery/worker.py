@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 REPORT = f"kind string, rows bigint, text string, why string, answered boolean, receipt struct<{DDL}>"
 """What tasks return: how many rows got a receipt (`delivered`, `parked`), had one (`known`), were `refused`, or are
-`left`; why they are (`away`; `wrong`: until somebody changes a setting), how many answers say what became of no row,
+`left`; why they are (`away`; `wrong`: until a setting is changed), how many answers say what became of no row,
 where all are so (`unread`); which calls were `tried` (`text` names their rows as the notes of receipts do, `why` says
 what the last attempt came to, `answered` that it did not fail for all calls alike), how many were begun (`calls`), and
 the receipt of every row that is `dead`, which is not written. A `tick` says nothing."""

@@ -442,7 +442,7 @@ class UnusableFile(ValueError):  # noqa: N818 - it says what is wrong
 
 
 def tls_context(verify: bool | str, cert: str | tuple[str, str] | None) -> ssl.SSLContext:
-    """Return the TLS context of a client, made anew when one of its files has changed.
+    """Return the TLS context of a client, made again when one of its files has changed.
 
     verify: True for the authorities that `requests` trusts, the path of a file or folder of others, False to trust any
     server. cert: the client's certificate, with its key in the same file or in a second one. Variables of the

@@ -33,7 +33,7 @@ NO_REQUEST = (
 )
 NOT_CONNECTED = (
     requests.exceptions.ConnectTimeout,
-    requests.exceptions.ProxyError,  # urllib3 says so only until the proxy, and the tunnel through it, are there
+    requests.exceptions.ProxyError,  # urllib3 raises it only until the proxy, and the tunnel through it, are there
     wrong.NewConnectionError,
     wrong.ConnectTimeoutError,
 )
@@ -109,7 +109,7 @@ class RequestsClient:
                 if not whole:
                     response.raw.close()
                 return Response(response.status_code, response.headers, body, time.monotonic() - began, whole)
-        except Exception as error:  # hooks are anybody's
+        except Exception as error:  # hooks are code of users
             raise _fault(error) from None
         finally:
             self._free.append(session)

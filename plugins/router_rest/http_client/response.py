@@ -21,7 +21,7 @@ class Response:
     body: decoded where it came as gzip or deflate; at most as long as the client may read.
     seconds: from the first byte out to the last byte in.
     whole: False when the body was too long, took too long or could not be decoded to its end; its connection was
-    closed then. The status is valid all the same.
+    closed then. The status is still valid.
     resent: the request had been sent before, over a connection that was closed before a byte of an answer came, so it
     may have been processed twice.
     """

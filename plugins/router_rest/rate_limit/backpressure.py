@@ -1,7 +1,7 @@
 """What slows a job down when an API refuses, times out or fails. Pure; runs on the driver.
 
 The stated pace goes at a stated limit, and below it while that costs no accepted call; the adaptive rate finds a limit
-that nobody stated. The pause stops all calls when most answers ask for it, the concurrency limit shares the calls in
+that is not stated. The pause stops all calls when most answers ask for it, the concurrency limit shares the calls in
 flight among tasks, the circuit breaker tells an API that is out from one that fails now and then, and the retry budget
 bounds retries.
 """
@@ -151,7 +151,7 @@ LEAST_RATE = 0.1
 
 
 class AdaptiveRate:
-    """A rate for an API whose limit nobody stated: none until calls are refused, then a CUBIC one.
+    """A rate for an API whose limit is not stated: none until calls are refused, then a CUBIC one.
 
     As in the adaptive retry mode of botocore: after a cut the rate grows fast, then slowly near the rate at which calls
     were refused before, then fast again.

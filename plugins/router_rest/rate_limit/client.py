@@ -127,7 +127,7 @@ class LeaseClient:
         return token
 
     async def again(self, rows: int = 1, key: str = "") -> CallToken:
-        """Wait for another token: a call is sent once more. Raises Leave or Gone, and keeps the old token then."""
+        """Wait for another token: a call is sent again. Raises Leave or Gone, and keeps the old token then."""
         self._tokens.out -= 1
         try:
             token = await self.token(rows, key)

@@ -370,7 +370,7 @@ class TaskState:
         self.under_way.append((self.granted, key, calls))
 
     def beyond(self, report: TaskReport) -> deque[Want]:
-        """Return what it wants beside the tokens that are on their way to it."""
+        """Return what it wants in addition to the tokens that are on their way to it."""
         while self.under_way and self.under_way[0][0] <= report.received:
             self.under_way.popleft()
         coming: Counter[str] = Counter()

@@ -144,7 +144,7 @@ class Grant:
     cap: int = 0
     """Calls in flight."""
     retries: int = 0
-    """Further retries, beside those that were granted before."""
+    """Further retries, in addition to those that were granted before."""
     again: float = 0.0
 
     def message(self) -> dict[str, Any]:

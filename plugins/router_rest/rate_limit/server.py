@@ -197,7 +197,7 @@ class LeaseServer:
             self._loop.call_soon_threadsafe(_answer, question, answer)
         while not answer.done():
             if not self.running:
-                raise ConnectionError("the server of leases has ended: nobody says how many calls may go out")
+                raise ConnectionError("the server of leases has ended: how many calls may be sent is unknown")
             wait([answer], TICK)
         return answer.result()
 
@@ -289,7 +289,7 @@ class LeaseServer:
         return sessions, session, sink
 
     def _refuse(self, writer: asyncio.StreamWriter) -> None:
-        """Log once from where somebody connected who does not know the secret; send nothing."""
+        """Log once from where a client connected that does not know the secret; send nothing."""
         peer = writer.get_extra_info("peername")
         where = str(peer[0]) if peer else "?"
         if where not in self._refused and len(self._refused) < REFUSED_NAMED:

@@ -162,7 +162,7 @@ class Quota:
 class SlidingWindows:
     """The tokens under several limits, each given out once.
 
-    `share` of each limit is used. Runs start in order; tokens that nobody uses expire.
+    `share` of each limit is used. Runs start in order; unused tokens expire.
     """
 
     keyed = False
@@ -209,7 +209,7 @@ class SlidingWindows:
 
         Args:
             factor: The part of the stated pace to go at.
-            rate: Calls per second at most, beside the limits.
+            rate: Calls per second at most, in addition to the limits.
         """
         for quota in self._quotas:
             quota.window.forget(now)

@@ -7,17 +7,17 @@
 | null allowed in some | nullable |
 | int, long | long |
 | int, float, double | double: no int is lost in it, as in a float |
-| long beside float or double | refused: Avro would read it, and round what is beyond 2**53 |
+| long with float or double | refused: Avro would read it, and round what is beyond 2**53 |
 | string, bytes | bytes: bytes need not be a text |
 | enum with other symbols | an enum with the symbols of all |
 | record, array, map | merged inside |
 | unions of several types | the types of all; no type of them is widened |
 | one type, then a union of several | refused: one column cannot be both |
-| logical types | must be equal; decimals of one scale get the larger precision; a uuid beside a string is a string |
+| logical types | must be equal; decimals of one scale get the larger precision; a uuid with a string is a string |
 | the rest: other types, other names, another size | refused |
 
 A type is the same in two versions when the full name is, the name without namespace in the same place, or an alias
-says so (specification, "Schema Resolution" and "Aliases"). The result holds every former name as alias, so it reads
+allows it (specification, "Schema Resolution" and "Aliases"). The result holds every former name as alias, so it reads
 the writers' schemas as they are. A column is never decoded into a wrong value: what cannot be merged is a conflict."""
 
 from __future__ import annotations
@@ -359,7 +359,7 @@ def _wider(have: Primitive, come: Primitive) -> Primitive:
 def _meaning(have: Logical | None, come: Logical | None) -> Logical | None:
     """Return the logical type of both; raise ValueError where they mean different things.
 
-    The bytes do not tell a logical type: milliseconds read as microseconds would be wrong without a word.
+    The bytes do not tell a logical type: milliseconds read as microseconds would be silently wrong.
     """
     if have == come:
         return have

@@ -273,7 +273,7 @@ def words(kind: Type, types: Mapping[str, Definition] | None = None) -> str:
 
 
 def parts(kind: Type) -> tuple[bool, tuple[Type, ...]]:
-    """Return whether a type may be null, and its other branches; int beside long counts as long, so do the floats."""
+    """Return whether a type may be null, and its other branches; int with long counts as long, so do the floats."""
     branches = kind.branches if isinstance(kind, Union) else (kind,)
     rest = tuple(branch for branch in branches if branch != NULL)
     if len(rest) == 2 and set(rest) in PAIRS:

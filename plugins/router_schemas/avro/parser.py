@@ -3,7 +3,7 @@
 Checked as Apache Avro 1.12 does: names, duplicates, unions, references. Two things are let through as Avro's own
 reader lets them: a logical type that does not fit its type is ignored (specification, "Logical Types"), and defaults
 are not looked at, because a value's bytes do not depend on them. Unknown attributes are dropped, so nothing that
-somebody registered reaches Spark but types and names.
+an author registered reaches Spark but types and names.
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ def _is_name(name: str) -> bool:
 
 
 def _shown(value: object) -> str:
-    """Return a piece of somebody's schema for a message, cut."""
+    """Return a piece of a schema for a message, cut."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 

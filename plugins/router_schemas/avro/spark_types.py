@@ -284,7 +284,7 @@ def derived(columns: T.StructType, name: str) -> AvroSchema:
 def known(resolved: ResolvedSchema) -> AvroSchema | None:
     """Return the schema of a version that this module could have written; None for one that it could not.
 
-    Whatever else somebody declared (a field without null, a default, a text for people) would be lost on the way.
+    Whatever else its author declared (a field without null, a default, a text for people) would be lost on the way.
     """
     schema = parse(resolved)
     if not isinstance(schema.root, Ref):

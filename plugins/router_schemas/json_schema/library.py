@@ -8,15 +8,15 @@ A `$ref` is resolved as JSON Schema core, 8.2 says: against the `$id` of its doc
 known under the name it is registered with, under that name resolved against the schema's `$id`, and under its own
 `$id`. In other places than these a schema is not looked for.
 Every schema has columns, whatever it allows: what no column can hold is its JSON text.
-A schema file that is written for the router may be refused: its author can change it. A registered one is somebody
-else's, and a refusal would make dead letters of all its records. So to the table of `spark_types` come:
+A schema file that is written for the router may be refused: its author can change it. A registered one has another
+author, and a refusal would make dead letters of all its records. So to the table of `spark_types` come:
 
 | JSON Schema | Spark | decided by |
 |---|---|---|
-| several objects in oneOf, anyOf or allOf, or beside properties | one struct with the fields of all | core, 10.2.1 |
+| several objects in oneOf, anyOf or allOf, or next to properties | one struct with the fields of all | core, 10.2.1 |
 | integer in one of them and number in another | double | validation, 6.1.1 |
 | members that only restrict: required, if, not, ... | are ignored | validation, 6.5.3 |
-| other types beside each other; none; true | string: the JSON text | core, 4.3.2 |
+| several other types; none; true | string: the JSON text | core, 4.3.2 |
 | object without properties and without a schema of its values | string: the JSON text | core, 10.3.2 |
 | array without one schema of its items | string: the JSON text | core, 10.3.1 |
 | a schema within itself | string: the JSON text, where it comes again | core, 8.2.3.1 |

@@ -11,13 +11,13 @@
 | object with properties | struct | core, 10.3.2.1; every field may be null: `required` is for expectations |
 | object with additionalProperties only | map<string, ...> | core, 10.3.2.3 |
 | array with one schema of items | array | core, 10.3.1.2 |
-| a type beside "null", in a list or in oneOf/anyOf | that type | 6.1.1; every column may be null |
-| integer beside number | double | 6.1.1: an integer is a number |
+| a type and "null", in a list or in oneOf/anyOf | that type | 6.1.1; every column may be null |
+| integer and number | double | 6.1.1: an integer is a number |
 | enum or const without a type | the type of its values | 6.1.2 and 6.1.3 |
 | $ref to a place in the document | what stands there | core, 8.2.3.1; a recursive one has no Spark type |
-| allOf of one schema | that schema | how generators put a description beside a $ref |
+| allOf of one schema | that schema | how generators put a description next to a $ref |
 
-Without a type, `properties` mean an object and `items` an array, as people write them. Beside properties,
+Without a type, `properties` mean an object and `items` an array, as people write them. Next to properties,
 additionalProperties are not mapped: they are unknown fields. Anything else is refused by its JSON pointer.
 """
 

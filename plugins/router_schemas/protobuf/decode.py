@@ -96,7 +96,7 @@ class Decoded:
 def reader(merged: MergedMessage) -> MessageReader:
     """Return the reader of merged versions. Runs on the driver.
 
-    Raises ValueError where a message has no fields, too many of them, or cannot be read natively.
+    Raises ValueError if a message has no field or too many fields, or cannot be read natively.
     """
     machine = _machine(merged.descriptors)
     found = MessageReader(merged.message, merged.descriptors, arrow_struct(machine.columns))

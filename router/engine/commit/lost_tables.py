@@ -59,7 +59,7 @@ class LostTable:
     def blocks(self) -> str:
         """Return why nothing is written to the table, and what a person can do."""
         return (
-            f"{self.cause}. Restore it, let `router repair {self.table}` make it whole again from bronze, or go on "
+            f"{self.cause}. Restore it, rebuild it from bronze by `router repair {self.table}`, or continue "
             "with it as it is by `router quarantine release`"
         )
 
@@ -181,10 +181,10 @@ def refusal(config: Config, lost: Mapping[str, LostTable]) -> str:
         repairable.append(name)
     repair = ""
     if repairable and config.bronze:
-        repair = f"let `router repair {' '.join(repairable[:SHOWN])}` make whole again from bronze what it can; or "
+        repair = f"rebuild what bronze has by `router repair {' '.join(repairable[:SHOWN])}`; or "
     return (
         f"{config.name}: tables were deleted or put back from an older copy: {_listed(lost)}. Restore them; or "
-        f"{repair}run with --accept lost-tables to go on with them as they are"
+        f"{repair}run with --accept lost-tables to continue with them as they are"
     )
 
 

@@ -147,7 +147,7 @@ class SchemaEvolution:
             elif never_passes(handle) or any(place in before for place in places):
                 handles[table] = None
             elif table in lost:
-                choice = "Restore it, or start with --accept lost-tables to go on with it as it is"
+                choice = "Restore it, or start with --accept lost-tables to continue with it as it is"
                 raise StartError(f"{lost[table]}. {choice}")
             else:
                 raise handle

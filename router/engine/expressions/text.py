@@ -155,7 +155,7 @@ def upper(text: str) -> str:
 
 
 def lower(text: str) -> str:
-    """Return a text in lower case. One difference is left: a sigma beside a character of Unicode 15 or 16."""
+    """Return a text in lower case. One difference is left: a sigma next to a character of Unicode 15 or 16."""
     return text.lower().translate(NEWER)
 
 

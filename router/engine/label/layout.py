@@ -54,7 +54,7 @@ MERGED_COORDINATES = {**COORDINATES, ARRIVAL: "arrival"}
 QUARANTINE_COLUMNS = {"_table": pa.string(), "_query": pa.string(), "_batch_id": pa.int64(), "_cause": pa.string()}
 """Columns that a quarantine has besides: the table that its rows are for, the query and the batch that read them, and
 why they wait: their table could not be written, or an expectation (`HELD`) does not hold (null: their table may not
-take them until somebody approves them)."""
+take them until they are approved)."""
 SCHEMA_COLUMNS = {"_message": "message", "_schema_id": "schema_id", "_schema_version": "schema_version"}
 """Columns that a quarantine has of the records' schema, if the decoder adds it."""
 

@@ -57,7 +57,7 @@ class Landed:
 
     `big` counts the records that it left out for a second job; `failed` says by place why files of a table could not
     be written, so that the batch has to be landed again. `ages` has by place how old records were when the job `began`
-    (seconds since 1970); it is empty if nobody looks at that.
+    (seconds since 1970); it is empty if nothing reads them.
     """
 
     files: list[StagedFile] = field(default_factory=list)
@@ -157,7 +157,7 @@ class LandingJob:
             self.discard(landed)
             if not wanted - fetched:
                 part = planner.decoder.part_name
-                raise UndecodedError(f"the decoder {part} wants what it was asked for: {some(wanted)}")
+                raise UndecodedError(f"the decoder {part} requests again what it has received: {some(wanted)}")
             log.info("%s, batch %d: decoding again, with %s", self.query.partition(":")[0], batch, some(wanted))
             with step("plan"):
                 planner.refresh(wanted - fetched)

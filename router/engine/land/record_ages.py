@@ -1,6 +1,6 @@
 """How old the records of each table are when their batch begins: a histogram that a landing task counts on an executor.
 
-The driver adds the time from there to the commit: `committed_later`. So nobody has to read a record a second time.
+The driver adds the time from there to the commit: `committed_later`. So no record is read a second time.
 """
 
 from __future__ import annotations

@@ -306,7 +306,7 @@ class _Task:
         return [*files, *counts, json.dumps({"big": self.big, "failed": self.writer.failed, "ages": ages})]
 
     def _count_ages(self, place: str, at: Numbers | None) -> None:
-        """Count how old the records are that land in a table, if anybody looks at that."""
+        """Count how old the records are that land in a table, if something reads these counts."""
         if self.batch_ages is None:
             return
         ages = self.batch_ages.of_rows(at)

@@ -100,7 +100,7 @@ class DetachedSink(OutboxSink):
         except Exception as error:
             self.failed = error
             if self.stop.is_set():
-                message = "%s, %s: stopped while it could not go on: %s"
+                message = "%s, %s: stopped while it could not continue: %s"
                 log.warning(message, self.config.name, self.key, first_line(error))
 
     def _log_retry(self, state: RetryCallState) -> None:

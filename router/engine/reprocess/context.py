@@ -49,7 +49,7 @@ class ReprocessContext:
         return cls(config, spark, lake, checkpoint, loaded.fingerprint, loaded.path.parent, stop)
 
     def with_executors(self, registry: Registry, command: str) -> ReprocessContext:
-        """Return the context with executors that have been looked at. `command` names the work beside a stream's."""
+        """Return the context with executors that have been looked at. `command` names the work that is done."""
         executors = executors_of(self.spark, registry, self.config, self.lake, command)
         executors.look(self.spark)
         return replace(self, executors=executors)

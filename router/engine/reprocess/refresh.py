@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from router.engine.reprocess.repair_target import Repaired
 
 OWN_LAYERS = ("outbox.", "quarantine.")
-"""The beginnings of the names of tables that are the router's own, beside bronze, the ledger and the dead letters."""
+"""The beginnings of the names of tables that are the router's own, except bronze, the ledger and the dead letters."""
 
 
 def matches(table: str, patterns: tuple[str, ...]) -> bool:

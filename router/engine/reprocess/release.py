@@ -89,7 +89,7 @@ class Release:
     """The approvals and blocked tables of a query, carried out.
 
     Rows that come into the quarantine before an approval is carried out are released too, as long as they need no
-    change that nobody approved. `deliver` gives rows of an outbox to its sink.
+    change that was not approved. `deliver` gives rows of an outbox to its sink.
     """
 
     config: Config
@@ -337,7 +337,7 @@ class _ReleasedRows:
             frame = frame.withColumn("_cause", F.lit(None))
         waits = _waits(place, query, pending.kind)
         if handle is not None and pending.kind == "unblock":
-            # The commit of a batch may have succeeded though nobody could read the table any more.
+            # The commit of a batch may have succeeded though the table could no longer be read.
             rows_id = TransactionId("rows", query, place.route, place.sink, place.table)
             committed = handle.transaction_version(str(rows_id))
             if committed is not None:
@@ -416,7 +416,7 @@ class _ReleasedRows:
     def discard(self, last: int) -> None:
         """Append the rows of batches up to the last to the dead letters, once."""
         place = self.pending.place
-        not_approved = F.lit(f"table {place.table}: nobody approved the change that the row needs")
+        not_approved = F.lit(f"table {place.table}: the change that the row needs was not approved")
         app_id = TransactionId("discard", self.query, place.route, place.sink, place.table)
         rows = self.rows.filter(F.col("_batch_id") <= last)
         self._append_dead_letters(rows, F.coalesce("_cause", not_approved), str(app_id), last)
@@ -613,7 +613,7 @@ def _target_type(table_type: pa.DataType | None, row_type: pa.DataType) -> pa.Da
 
 
 def _check_task(target_types: TargetTypes, *, blank: bool) -> Task:
-    """Return the function of a task that counts rows by batch and finds the batches with rows that nobody approved."""
+    """Return the function of a task that counts rows by batch and finds the batches with unapproved rows."""
 
     def check(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         counts: Counter[int] = Counter()

@@ -78,7 +78,7 @@ class Repair(RepairTarget):
         self._refuse_other_kinds()
         self.handle, is_damaged = self._open_settled()
         if is_damaged:
-            self.find_damaged_files()  # before anything is staged beside them
+            self.find_damaged_files()  # before anything is staged next to them
         if self.handle is not None:
             self.seen = self.handle.version()
         self.refuse_changes_of_others()

@@ -151,7 +151,7 @@ class RepairTarget:
     # Commits of others, and of batches after N
 
     def refuse_changes_of_others(self) -> None:
-        """Raise TableError if the table has changes that would be undone, and nobody accepted that.
+        """Raise TableError if the table has changes that would be undone, and that was not accepted.
 
         These are what others did to it, as far as its log can be read, and rows that a person has released though an
         expectation does not hold for them.

@@ -130,7 +130,7 @@ class UpsertReplacement:
         with self.target.without_stream() if by_spark else nullcontext():
             handle = self._grow(rebuild)
             if self.target.only_spark_replaces(handle) != by_spark:
-                return until  # somebody changed its features just now
+                return until  # another writer changed its features just now
             newest = self.target.committed_batch(self.key, handle) or 0
             if newest > until:
                 self._merge_batches(rebuild, until, newest)

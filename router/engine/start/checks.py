@@ -94,7 +94,7 @@ def examine(lake: Lake, ledger: str, name: str, checkpoint: Checkpoint, accept: 
         if missing:
             raise StartError(
                 f"{ledger} in {lake.root} was written by another version of the router (it has no "
-                f"{', '.join(missing)}), which this one cannot go on from; give this run a new lake and a new "
+                f"{', '.join(missing)}), from which this one cannot continue; give this run a new lake and a new "
                 "checkpoint"
             )
     # A batch is in the ledger before Spark commits it, so the ledger is level with the checkpoint or one batch ahead.
@@ -103,8 +103,8 @@ def examine(lake: Lake, ledger: str, name: str, checkpoint: Checkpoint, accept: 
         raise StartError(
             f"the checkpoint of {name} has committed batch {checkpoint.last}, but {ledger} in {lake.root} does not "
             "have it: the lake was deleted, moved or put back from an older copy. Restore it; or delete the "
-            "checkpoint too and fill the lake again from the source; or run with --accept lost-lake to go on with "
-            "what comes next"
+            "checkpoint also and fill the lake again from the source; or run with --accept lost-lake to continue "
+            "with what comes next"
         )
     if in_ledger > checkpoint.last + 1:
         raise StartError(
@@ -117,8 +117,8 @@ def examine(lake: Lake, ledger: str, name: str, checkpoint: Checkpoint, accept: 
     if traces := _traces(lake, table, name):
         raise StartError(
             f"{lake.root} holds records of {name} ({traces}), but its checkpoint is empty: a start from the beginning "
-            "would write them twice. Restore the checkpoint; or run with --accept lost-checkpoint to go on where the "
-            "ledger ends (Kafka); or with --accept duplicates"
+            "would write them twice. Restore the checkpoint; or run with --accept lost-checkpoint to continue where "
+            "the ledger ends (Kafka); or with --accept duplicates"
         )
 
 
@@ -170,8 +170,8 @@ def refuse_shared(lake: Lake, config: Config) -> None:
         for table, queries in zip(tables, pool.map(partial(writers_of, lake), tables), strict=True):
             if others := queries - {config.name}:
                 raise StartError(
-                    f"{table} in {lake.root} belongs to the query {others.pop()}, and {config.name} would write it, "
-                    "too; give this query another name, or a lake of its own"
+                    f"{table} in {lake.root} belongs to the query {others.pop()}, and {config.name} would also write "
+                    "it; give this query another name, or a lake of its own"
                 )
 
 
@@ -210,7 +210,7 @@ def resume(lake: Lake, ledger: str, name: str) -> Offsets:
     """
     table = lake.open(ledger)
     if table is None:
-        raise StartError(f"{ledger} is not in {lake.root}: without a ledger there is nothing to go on from")
+        raise StartError(f"{ledger} is not in {lake.root}: without a ledger there is no place to continue from")
     rows = _ledger_rows(table, name, ["run", "batch_id", "topic", "partition", "to_offset"])
     last_by_run = rows.group_by("run").aggregate([("batch_id", "max")]).to_pylist()
     _refuse_half_batch(lake, name, {row["run"]: row["batch_id_max"] for row in last_by_run})
@@ -245,7 +245,7 @@ def begin(spark: SparkSession, tables: TableCache, checkpoint: Lake, config: Con
     if accept != "lost-checkpoint" or past.begun:
         return None
     if config.source.kafka is None:
-        raise StartError("only a Kafka source can go on from the ledger; restore the checkpoint")
+        raise StartError("only a Kafka source can continue from the ledger; restore the checkpoint")
     return source.complete_offsets(spark, config.source.kafka, resume(lake, config.ledger, config.name))
 
 
@@ -266,7 +266,7 @@ def refuse_other_source(store: CheckpointStore, config: Config, past: Checkpoint
     if past.begun and noted:
         raise StartError(
             f"the checkpoint of {config.name} says how far {noted} was read, and the source is {kind} now: it cannot "
-            f"go on there. Give the configuration another `name`, it may write the same lake; or go back to {noted}"
+            f"continue there. Give the configuration another `name`, it may write the same lake; or go back to {noted}"
         )
     store.write("source", kind.encode())
 

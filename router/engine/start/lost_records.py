@@ -68,7 +68,7 @@ class LostRecords:
             ranges += f" and {len(lost) - SHOWN} more partitions"
         return StartError(
             f"{self.config.name}: Kafka has deleted {sum(map(len, lost)):,} records before they were read: {ranges}. "
-            "Restore them; or run with --accept lost-records to go on after them, and the ledger will say which are "
+            "Restore them; or run with --accept lost-records to continue after them, and the ledger shows which are "
             "missing; and let the topic keep its records for longer"
         )
 
@@ -90,7 +90,7 @@ class LostRecords:
         if created_again:
             raise StartError(
                 f"{self.config.name}: {', '.join(sorted(created_again)[:SHOWN])} ends before the record that comes "
-                "next: the topic was deleted and made anew. Give this configuration another name and checkpoint to "
+                "next: the topic was deleted and created again. Give this configuration another name and checkpoint to "
                 "read it from its beginning"
             )
         return _ranges_between(begin, first)

@@ -138,7 +138,7 @@ def _reason(content: str | bytes | None, refusal: str) -> str:
         holder = json.loads(content or "{}").get("holder")
     if not holder:
         return refusal
-    return f"{holder} is at work, beside which nothing else may run; try again when it has ended"
+    return f"{holder} is at work, and nothing else may run until it ends; try again then"
 
 
 @contextmanager
@@ -249,7 +249,7 @@ class Lease:
 
 
 def _next_stamp(files: Storage, path: str, stamp: str) -> str | None:
-    """Return the stamp that a lock gets when its holder renews it; the same one if nobody does until it expires."""
+    """Return the stamp that a lock gets when its holder renews it; the same one if the lock expires without that."""
     end = time.monotonic() + EXPIRES
     while time.monotonic() < end:
         time.sleep(min(RENEWED, EXPIRES) / 5)

@@ -154,9 +154,9 @@ def refuse_left_topics(config: Config, checkpoint: Lake) -> None:
     left_topics = [topic for topic in sorted(offsets_in(text)) if kafka.reads(topic) is False]
     if left_topics:
         raise StartError(
-            f"{config.name}: {', '.join(left_topics[:5])} is not among the topics any more, and the checkpoint goes on "
-            "only with the topics that it has. Put it back, with no route for it (match: {sql: \"topic <> 'NAME'\"}); "
-            "or give this configuration another name, and `start` offsets"
+            f"{config.name}: {', '.join(left_topics[:5])} is not among the topics any more, and the checkpoint "
+            "continues only with the topics that it has. Put it back, with no route for it "
+            "(match: {sql: \"topic <> 'NAME'\"}); or give this configuration another name, and `start` offsets"
         )
 
 
@@ -334,11 +334,11 @@ class CheckpointMending:
         """Return what to do about a damaged manifest whose batch is in tables, by the configuration of each."""
         tables = ", ".join(sorted(configurations))
         if any(table.startswith("quarantine.") for table in configurations):
-            return f"without one nobody can say which of its rows are in {tables}"
+            return f"without one it is unknown which of its rows are in {tables}"
         before = ""
         if set(configurations.values()) != {self.fingerprint}:
             before = "go back to the configuration that it began under, "
-        return f"or {before}delete it and start again: {tables} have the batch and skip it when it is decided anew"
+        return f"or {before}delete it and start again: {tables} have the batch and skip it when it is decided again"
 
     def _mend_offsets(self, store: CheckpointStore) -> None:
         """Mend the notes of the newest batch and of the one before, which contain where these end."""
@@ -419,6 +419,6 @@ class CheckpointMending:
             self.notes.mend(path, None, "nothing was decided, and the topic is read from its beginning")
         else:
             todo = (
-                "Delete it and the folder `offsets` beside its folder, and the query begins anew with what comes then"
+                "Delete it and the folder `offsets` next to its folder, and the query starts over with what comes then"
             )
             raise self.notes.refusal(path, "It says where the first batch begins", todo)

@@ -1,4 +1,4 @@
-"""The status of a stream while it runs: its threads note what happens, and anybody may ask for a snapshot."""
+"""The status of a stream while it runs: its threads note what happens, and any thread may ask for a snapshot."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class CommittedFiles:
 
 @dataclass(frozen=True)
 class StreamState:
-    """What of a stream somebody must hear: its state since when and why, finished batches, why tables are blocked."""
+    """What a webhook reports of a stream: its state since when and why, finished batches, why tables are blocked."""
 
     name: State
     cause: str
@@ -90,7 +90,7 @@ class StagedAges:
 class StatusBoard(logging.Handler):
     """The status of one stream. Every method may be called by any thread, and costs by what has changed.
 
-    It is a handler of the log, too: warnings are kept.
+    It is also a handler of the log: warnings are kept.
     """
 
     def __init__(self, query: str) -> None:
@@ -342,11 +342,11 @@ class StatusBoard(logging.Handler):
             self._tables[work.table] = replace(status, newest_record=newest)
 
     def read_files(self) -> None:
-        """Note that somebody reads files of batches from now on: see `unread_dead_letters`."""
+        """Note that files of batches are read from now on: see `unread_dead_letters`."""
         self._is_read = True
 
     def unread_dead_letters(self) -> CommittedFiles | None:
-        """Return the oldest dead letters that nobody has read, and forget them; None if there are none."""
+        """Return the oldest unread dead letters, and forget them; None if there are none."""
         with self._guard:
             return self._unread.popleft() if self._unread else None
 
@@ -478,7 +478,7 @@ class StatusBoard(logging.Handler):
         self._partitions[topic, partition] = known
 
     def state(self) -> StreamState:
-        """Return what somebody must hear of the stream; it costs the same with any number of tables."""
+        """Return what the webhook reports of the stream; it costs the same with any number of tables."""
         with self._guard:
             now = self._snapshot
             return StreamState(now.state, now.cause, now.since, now.finished, self._blocked)

@@ -80,7 +80,7 @@ class StatusFileReader(BackgroundThread):
             try:
                 self.read()
             except (DeltaError, OSError, RouterError, pa.ArrowException, ValueError) as error:
-                # Storage that is away, or files that maintenance has removed: the stream says what is wrong.
+                # Storage that is unavailable, or files that maintenance has removed: the stream says what is wrong.
                 log.debug("the status is not complete: %s", error)
             spent = time.monotonic() - began
             pause = min(LONGEST_PAUSE, max(SHORTEST_PAUSE, PAUSE_PER_SECOND * spent))
@@ -133,7 +133,7 @@ class StatusFileReader(BackgroundThread):
                 self._quarantines.pop(table, None)
                 continue
             before = self._quarantines.get(table)
-            # What waits is a scan of the whole table: only of one that somebody has written since.
+            # What waits is a scan of the whole table: only of one that was written since.
             if before is None or before[0] != handle.version():
                 self._quarantines[table] = handle.version(), self._waiting(lake, (*places[table], table))
         waiting: list[QuarantineStatus] = []

@@ -1,4 +1,4 @@
-"""What is wrong with a stream, in words, and the command with which somebody looks at it or mends it."""
+"""What is wrong with a stream, in words, and the command that shows or mends it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAMES_SHOWN = 3
 
 @dataclass(frozen=True)
 class StreamFinding:
-    """Something that is wrong. `act`: the stream does not do its work; `look`: it does, and somebody should look.
+    """Something that is wrong. `act`: the stream does not do its work; `look`: it does, and a person should look.
 
     `command` is what to type next; empty if there is nothing to type.
     """

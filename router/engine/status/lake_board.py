@@ -1,7 +1,7 @@
 """The status of a stream that cannot be asked: what its lake, checkpoint and topic say, read again and again.
 
 It has the form of a running stream's snapshot, so that the same page shows both. Counts are of the whole ledger, and
-`started` is 0: nobody knows since when the stream was up. Nothing is written, and no Spark is needed.
+`started` is 0: since when the stream was up is not known. Nothing is written, and no Spark is needed.
 """
 
 from __future__ import annotations

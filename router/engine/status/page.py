@@ -37,9 +37,9 @@ ASSETS = {
     "/assets/text.js": ("text.js", "text/javascript"),
 }
 FORM_PATHS = frozenset({"/", "/login"})
-"""Where somebody without a token gets the form."""
+"""Where a browser without a token gets the form."""
 OPEN_ASSETS = frozenset({"/assets/page.css"})
-"""The form needs it before anybody has logged in."""
+"""The form needs it before a login."""
 WRONG_TOKEN = b'<p id="problem" role="alert">This is not the token of this stream.</p>'
 
 

@@ -47,7 +47,7 @@ OPEN = frozenset({"/healthz", "/readyz"})
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", **PAGE_HEADERS}
 CLOSING_SECONDS = 5.0
 REQUEST_SECONDS = 1.0
-"""How long requests may go on when the server ends."""
+"""How long requests may continue when the server ends."""
 LARGEST_FORM = 4096
 """Bytes of a request's body."""
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -56,8 +56,8 @@ LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 class StatusServer:
     """The server of one stream's status. Use it as a context: it ends with the block.
 
-    An address that is taken is a warning: a stream does not end because nobody can look at it. `file` is the
-    configuration as somebody would type it, `graph` its document (`router graph`): the page shows both.
+    An address that is taken is a warning: a stream does not end because its page cannot be shown. `file` is the
+    configuration as a user would type it, `graph` its document (`router graph`): the page shows both.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class StatusServer:
             self._bound.set()
             self._loop.run_forever()
         except OSError as error:
-            log.warning("nobody can look at the stream: %s cannot be served: %s", self.ui.address, error)
+            log.warning("the status of the stream is not shown: %s cannot be served: %s", self.ui.address, error)
         finally:
             self._loop.run_until_complete(runner.cleanup())
             self._loop.close()

@@ -20,7 +20,7 @@ SAMPLES = 2
 VALUE_LETTERS = 300
 """Letters of a record's value that are kept."""
 State = Literal["starting", "running", "waiting", "ended", "failed", "down"]
-"""What a stream is doing. `waiting`: something that it needs is away, and it tries again. `down`: it does not run."""
+"""What a stream is doing. `waiting`: it retries until something is available. `down`: it does not run."""
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ class StreamSummary:
         return ""
 
     def troubles(self) -> list[str]:
-        """Return what somebody should look at, though the stream does its work."""
+        """Return what a person should look at, though the stream does its work."""
         troubles: list[str] = []
         if self.state == "waiting":
             troubles.append(f"it waits: {self.cause}")

@@ -1,4 +1,4 @@
-"""The views of a stream, as its status has them: by the note that each refresh writes beside the checkpoint."""
+"""The views of a stream, as its status has them: by the note that each refresh writes next to the checkpoint."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def with_note(status: ViewStatus, note: Note) -> ViewStatus:
     refreshed = refresh_time(note)
     if refreshed is None or refreshed < (status.refreshed or 0.0):
         return status
-    # A refresh by somebody else after one that failed here: the view can be made again.
+    # A refresh by another process after one that failed here: the view can be made again.
     is_newer = status.checked is not None and refreshed > status.checked
     return replace(
         status,

@@ -1,4 +1,4 @@
-"""Tell somebody when a stream gets into trouble and when it is out of it: `on_failure: {webhook: URL}`.
+"""Send a message when a stream gets into trouble and when it is out of it: `on_failure: {webhook: URL}`.
 
 A thread looks at the board once a second and sends one POST for what has changed since the last one. It waits for the
 receiver in place of the stream: one that is slow or away delays no batch, and gets the changes of meanwhile as one.
@@ -110,10 +110,10 @@ class FailureWebhook:
             self._report("recovered", "", released)
 
     def _report(self, event: Event, cause: str, tables: Mapping[str, str] | None = None) -> None:
-        """Send one POST. Nobody tries again: the next change has its own."""
+        """Send one POST. It is not tried again: the next change has its own."""
         message = message_of(self._query, event, cause, tables or {})
         try:
-            # Redirects would take the message elsewhere, and nobody needs the body of the answer.
+            # Redirects would take the message elsewhere, and the body of the answer is not needed.
             answer = requests.post(self._url, json=message, timeout=POST_SECONDS, allow_redirects=False, stream=True)
             answer.close()
             failure = "" if answer.status_code < 300 else f"it answered {answer.status_code}"
@@ -121,7 +121,7 @@ class FailureWebhook:
             # Not its text, which has the address: that is a secret.
             failure = type(error).__name__
         if failure and not self._fails:
-            what = "%s: the webhook of `on_failure` was not told `%s`: %s; the stream goes on"
+            what = "%s: the webhook of `on_failure` did not get `%s`: %s; the stream continues"
             log.warning(what, self._query, event, failure)
         self._fails = bool(failure)
 

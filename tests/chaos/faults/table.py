@@ -51,7 +51,7 @@ class Fault:
 
 AGAIN = "is read again"
 MENDED = "the manifest says where the batch ends"
-STAGED = "is not there whole"
+STAGED = "is missing or truncated"
 BEGINS = "where the first batch begins"
 OF_LOG = "its log is"
 AND_COMMIT: Literal["delete it and `commits/N`"] = "delete it and `commits/N`"

@@ -28,7 +28,7 @@ function withTables(node, tablesOf, opened) {
   return { ...node, below };
 }
 
-// Give each node a row and a depth: in columns a parent stands beside the middle of its children.
+// Give each node a row and a depth: in columns a parent stands next to the middle of its children.
 function placed(node, depth, rows, inColumns, nodes) {
   const place = { node, depth, children: [] };
   nodes.push(place);

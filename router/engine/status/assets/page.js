@@ -9,7 +9,7 @@ const RATE_SECONDS = 60;
 const CURVE_POINTS = 60;
 const BATCHES_SHOWN = 20;
 const RETRY_MILLISECONDS = 10000;
-const VERDICTS = { well: "✓ All is well", look: "▲ Somebody should look", act: "■ Somebody has to act" };
+const VERDICTS = { well: "✓ All is well", look: "▲ Needs a look", act: "■ Action needed" };
 const FROM_LAKE = "counts are those of the lake and of its whole ledger";
 const find = (id) => document.getElementById(id);
 const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
@@ -212,7 +212,7 @@ const quarantine = new SortedTable(find("quarantine"), "Quarantine", "No rows ar
   time("Oldest record", (row) => row.oldest),
   wide("Why", (row) => row.cause),
 ]);
-const sinks = new SortedTable(find("sinks"), "Sinks that send", "None of the sinks sends rows to somebody else, or none has yet.", [
+const sinks = new SortedTable(find("sinks"), "Sinks that send", "No sink sends rows to another system, or none has sent yet.", [
   wide("Sink", (row) => `${row.route}/${row.sink}`),
   { ...text("Circuit", (row) => (row.circuit_open ? "open: its API is unavailable" : "")), cell: circuit },
   { ...number("Limit used", (row) => row.limit_used ?? -1), cell: limit },

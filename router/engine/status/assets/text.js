@@ -28,7 +28,7 @@ export function duration(length) {
   return `${whole.format(Math.max(0, length))} s`;
 }
 
-// Show what nobody would see, such as a control character, as an escape.
+// Show what would be invisible, such as a control character, as an escape.
 export function visible(text) {
   return String(text).replace(UNSEEN, (character) => {
     return `\\u${character.charCodeAt(0).toString(16).padStart(4, "0")}`;
@@ -68,7 +68,7 @@ export function refill(parent, children) {
   }
 }
 
-// An age that goes on counting: `showAges` renews it every second.
+// An age that keeps counting: `showAges` renews it every second.
 export function age(time, words = "ago") {
   return element("time", { datetime: new Date(time * 1000).toISOString(), title: moment(time), "data-age": words });
 }
