@@ -324,7 +324,7 @@ def _surplus_key_errors(entries: Entries, kind: str, value: Mapping[object, obje
     for key in keys:
         if key != part_names[0]:
             problem = f"{_with_article(kind)} is one key, and `{part_names[0]}` is here already"
-            hint = f"take `{key}` away, or check the indentation"
+            hint = f"remove `{key}`, or check the indentation"
             yield _error_line(fault(problem, hint, at="key"), (key,), value)
 
 

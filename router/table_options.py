@@ -42,8 +42,8 @@ PROPERTIES = {
 }
 """The properties that Delta knows, with their values: https://docs.delta.io/latest/table-properties.html"""
 REFUSED_PROPERTIES = {
-    "delta.checkpointPolicy": "both engines write classic checkpoints only; take it away",
-    "delta.setTransactionRetentionDuration": "transaction ids keep a batch from being written twice; take it away",
+    "delta.checkpointPolicy": "both engines write classic checkpoints only; remove it",
+    "delta.setTransactionRetentionDuration": "transaction ids keep a batch from being written twice; remove it",
 }
 """Properties that no table of the router must have, and why."""
 RESERVED = frozenset({"collation", "comment", "external", "is_managed_location", "location", "owner", "provider"})

@@ -161,7 +161,7 @@ def _decoding(ddl: str, zone: str, rescue: bool) -> ArrowDecoding:
     event = nullable(schema)
     if rescue:
         if RESCUED in (name.lower() for name in schema.fieldNames()):
-            raise ValueError(f"the schema has a field {RESCUED} already; take it away or switch `rescue` off")
+            raise ValueError(f"the schema has a field {RESCUED} already; remove it or switch `rescue` off")
         event = event.add(RESCUED, T.MapType(T.StringType(), T.StringType()))
     adds = T.StructType([T.StructField("event", event), T.StructField("_error", T.StringType()), UNKNOWN])
     return ArrowDecoding(events, JsonEvents(shape(schema), zone, rescue), adds)

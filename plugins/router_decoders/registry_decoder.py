@@ -57,7 +57,7 @@ class RegistryDecoder(ArrowDecoder):
     header: str = Field(
         default=VALUE_HEADER,
         min_length=1,
-        description=f"record header that may hold the schema's GUID, in place of its id; that of keys is {KEY_HEADER}",
+        description=f"record header that may hold the schema's GUID, instead of its id; that of keys is {KEY_HEADER}",
     )
 
     def talks_to(self, folder: Path) -> Iterable[Server]:

@@ -54,7 +54,7 @@ class RegistryEncoder(Encoder):
         default="confluent", description="`confluent`: as a registry's clients write; `none`: the record alone"
     )
     subject: str | None = Field(
-        default=None, min_length=1, description="subject of the schema; default: TOPIC-value, where the topic is fixed"
+        default=None, min_length=1, description="subject of the schema; default: TOPIC-value, if the topic is fixed"
     )
     id: int | None = Field(default=None, ge=0, description="the schema of this id, whatever is newest")
     # every pydantic class has a method of this name
@@ -71,7 +71,7 @@ class RegistryEncoder(Encoder):
     @model_validator(mode="after")
     def _one_schema(self) -> Self:
         if self.id is not None and (self.registers or self.file):
-            raise ValueError(f"`id` names a schema that is there; take `register` and `{self.file_option}` away")
+            raise ValueError(f"`id` names a schema that is there; remove `register` and `{self.file_option}`")
         needs_registry = self.subject is not None or self.id is not None or self.registers
         if self.registry is None and (needs_registry or self.wire_format != "none" or not self.file):
             raise ValueError(

@@ -98,10 +98,10 @@ class Tls(SecretOptions):
         default=None, min_length=1, description="PEM file with the certificate's key, if it is not in the same file"
     )
     ca: str | None = Field(
-        default=None, min_length=1, description="PEM file with the authorities to trust, in place of the usual ones"
+        default=None, min_length=1, description="PEM file with the authorities to trust, instead of the usual ones"
     )
     insecure_skip_tls_verification: bool = Field(
-        default=False, description="trust any server: whoever stands in between reads the secrets; for trials only"
+        default=False, description="trust any server: another machine in between can read the secrets; for trials only"
     )
 
     @model_validator(mode="after")
@@ -153,14 +153,14 @@ class OAuth(SecretOptions):
         default="basic", description="where the secret stands: `basic` in a header, `post` in the form"
     )
     private_key: Secret | None = Field(
-        default=None, min_length=1, description="PEM key that signs a JWT in place of a secret; write ${file:PATH}"
+        default=None, min_length=1, description="PEM key that signs a JWT instead of a secret; write ${file:PATH}"
     )
     key_id: str | None = Field(default=None, min_length=1, description="`kid` of the private key")
     refresh_token: Secret | None = Field(
-        default=None, min_length=1, description="token to refresh, in place of client credentials"
+        default=None, min_length=1, description="token to refresh, instead of client credentials"
     )
     scope: str = Field(default="", description="scopes to ask for, with blanks between them")
-    audience: str = Field(default="", description="API that the token is for, where the token server wants to know")
+    audience: str = Field(default="", description="API that the token is for, if the token server requires it")
     parameters: dict[str, Secret] = Field(default_factory=dict, description="further parameters of the request")
     tls: Tls = Field(default=Tls(), description="`ca` and the like of the token server: those of the API do not count")
 

@@ -66,7 +66,7 @@ class Hmac(SecretOptions):
     body_hash_header: str | None = Field(default=None, description="header that carries the body's hash")
     id_header: str | None = Field(
         default=None,
-        description="header that carries the idempotency key in place of the usual one, and is signed as {id}",
+        description="header that carries the idempotency key instead of the usual one, and is signed as {id}",
     )
     preset: Literal["github", "stripe", "standard_webhooks"] | None = Field(
         default=None, description="options as receivers of these webhooks expect them; each may be given in its place"
@@ -155,7 +155,7 @@ class SigV4(SecretOptions, Part):
     service: str = Field(min_length=1, description="signing name of the service: execute-api, es, aoss, lambda")
     region: str = Field(min_length=1, description="its region: eu-central-1")
     access_key_id: str | None = Field(
-        default=None, min_length=1, description="key to sign with; default: what boto3 finds on the driver, a role too"
+        default=None, min_length=1, description="key to sign with; default: what boto3 finds on the driver, also a role"
     )
     secret_access_key: Secret | None = Field(default=None, min_length=1, description="its secret; write ${VARIABLE}")
     session_token: Secret | None = Field(default=None, min_length=1, description="token of temporary keys")
@@ -180,7 +180,7 @@ class Auth(SecretOptions):
     api_key: ApiKey | None = Field(default=None, description="a key in a header: {header: X-Api-Key, value: ${KEY}}")
     oauth: OAuth | None = Field(default=None, description="client credentials for a token server")
     hmac: Hmac | None = Field(default=None, description="a signature of every call")
-    sigv4: SigV4 | None = Field(default=None, description="a signature of every call as AWS wants it")
+    sigv4: SigV4 | None = Field(default=None, description="a signature of every call as AWS requires it")
     jwt: Jwt | None = Field(default=None, description="a bearer token that a private key signs")
     plugin: str | None = Field(
         default=None, description="package.module:Class of a requests.auth.AuthBase; every task makes one"

@@ -105,7 +105,7 @@ class Retry(SecretOptions):
     attempts: int = Field(default=5, ge=1, le=100, description="attempts of a call, the first one included")
     elapsed: Seconds = Field(default=300.0, description="no attempt begins later than so long after the first")
     statuses: tuple[int, ...] | None = Field(
-        default=None, description="statuses that are tried again, in place of 408, 423, 425, 429 and 5xx but 501"
+        default=None, description="statuses that are tried again, instead of 408, 423, 425, 429 and 5xx but 501"
     )
 
     rounds: int = Field(
@@ -128,13 +128,13 @@ class Retry(SecretOptions):
 
 
 class MaxOutage(SecretOptions):
-    """What becomes of calls when an API stays away."""
+    """What becomes of calls when an API stays unavailable."""
 
     after: Seconds = Field(
-        description="how long it was unavailable by then, or failed a call while it took others: 10 min, 2 h"
+        description="length of an outage, or of the failures of a call while others succeed: 10 min, 2 h"
     )
     then: Literal["wait", "fail", "park"] = Field(
-        default="wait", description="`wait` on, `fail` (the stream stops), or `park` the rows for `router replay`"
+        default="wait", description="keep to `wait`, `fail` (the stream stops), or `park` the rows for `router replay`"
     )
 
 
@@ -211,12 +211,12 @@ class BodyOptions(SecretOptions):
     )
     template: dict[str, JsonValue] | list[JsonValue] | None = Field(
         default=None,
-        description='JSON of a row in place of all its columns: {text: "{event.n} chips", user: "{event.user}"}',
+        description='JSON of a row instead of all its columns: {text: "{event.n} chips", user: "{event.user}"}',
     )
     text: str | None = Field(
         default=None,
         min_length=1,
-        description='text of a row in place of JSON, on a line of its own: "wins,user={event.user} n={event.n}"',
+        description='text of a row instead of JSON, on a line of its own: "wins,user={event.user} n={event.n}"',
     )
     urlencoded: dict[str, str] | None = Field(
         default=None,
@@ -244,7 +244,7 @@ class BodyOptions(SecretOptions):
             raise ValueError(f"a body is one of {' and '.join(ways)}")
         lines = self.text is not None and self.form == "ndjson"
         if ways and ways[0] != "template" and (self.wrap or self.action or (self.form and not lines)):
-            raise ValueError(f"{ways[0]} is no JSON: take `form`, `wrap` and `action` away")
+            raise ValueError(f"{ways[0]} is no JSON: remove `form`, `wrap` and `action`")
         if self.wrap is not None:
             check_wrap(self.wrap)
             if self.form not in (None, "array"):
@@ -364,7 +364,7 @@ def check_proxy(url: str) -> None:
 def check_hosts(template: UrlTemplate, hosts: tuple[str, ...]) -> None:
     """Raise ValueError where data could name any host, or where `hosts` has no effect."""
     if hosts and template.has_fixed_host:
-        raise ValueError("hosts: the URL's host is fixed; take `hosts` away")
+        raise ValueError("hosts: the URL's host is fixed; remove `hosts`")
     if not hosts and not template.has_fixed_host:
         raise ValueError("the URL's host has a field in it: list in `hosts` what it may be")
 
@@ -390,13 +390,13 @@ def check_body(body: BodyOptions, value: Encoder | None, without: tuple[str, ...
     if body.pieces is not None and value is not None:
         raise ValueError("give `value` or a template of the body, not both")
     if body.pieces is not None and without:
-        raise ValueError("the template of the body names its columns itself; take `without` away")
+        raise ValueError("the template of the body names its columns itself; remove `without`")
     if body.urlencoded is not None and rows_per_call > 1:
-        raise ValueError(f"a form has one row, and a call up to {rows_per_call}: take `rows_per_call` away")
+        raise ValueError(f"a form has one row, and a call up to {rows_per_call}: remove `rows_per_call`")
     if form == "object" and rows_per_call > 1:
         raise ValueError(f"the body is one object, and a call has up to {rows_per_call} rows: write array or ndjson")
     if body.action is not None and not isinstance(value, (ToJson, type(None))):
-        raise ValueError("an action is JSON before a row in JSON: take `value` or `action` away")
+        raise ValueError("an action is JSON before a row in JSON: remove `value` or `action`")
     if form != "object" and isinstance(value, (ToAvro, ToProtobuf)):
         raise ValueError(f"values of {value.part_name} are not JSON: they go alone, with `rows_per_call: 1`")
 
@@ -414,7 +414,7 @@ def check_limit_by(limit_by: str | None, limits: tuple[Limit, ...], template: Ur
     if limit_by is not None and not limits:
         raise ValueError("limit_by: there is no limit that each key could have; write `calls_per_second` or `limits`")
     if limit_by == BY_HOST and template.has_fixed_host:
-        raise ValueError("limit_by: the URL's host is fixed; take `limit_by` away, or name a column")
+        raise ValueError("limit_by: the URL's host is fixed; remove `limit_by`, or name a column")
 
 
 class RestOptions(ApplyingSink):
@@ -439,7 +439,7 @@ class RestOptions(ApplyingSink):
     body: BodyOptions = Field(
         default=BodyOptions(),
         description="`object`, `array` or `ndjson`, or options: `form`, `wrap` ({events: $rows}), `template` ({text: "
-        '"{event.n} chips"}: JSON in place of all columns), `text`, `urlencoded`, `content_type`',
+        '"{event.n} chips"}: JSON instead of all columns), `text`, `urlencoded`, `content_type`',
     )
     without: tuple[str, ...] = Field(
         default=(), description="columns of the route that are for the URL and the key only, not for the value"
@@ -506,7 +506,8 @@ class RestOptions(ApplyingSink):
         default=Retry(), description="of a call: `attempts` 5, `elapsed` 5 min, `statuses`, `rounds` 3, `then`"
     )
     max_outage: MaxOutage | None = Field(
-        default=None, description="when the API stays away: `after` (2 h), `then` (wait, fail, park); default: wait"
+        default=None,
+        description="for long outages: `after` (2 h), `then` (wait, fail, park); default: wait",
     )
     poison_share: float = Field(
         default=0.05,
@@ -599,7 +600,7 @@ class RestOptions(ApplyingSink):
         if self.group_by is not None and self.rows_per_call == 1:
             raise ValueError("group_by: a call has one row; give `rows_per_call`")
         if self.group_by is not None and self.ordering != "none":
-            raise ValueError("group_by: rows keep the order of its key; take `ordering` away")
+            raise ValueError("group_by: rows keep the order of its key; remove `ordering`")
         if self.linger is not None and self.mode == "inline":
             raise ValueError("linger: with `mode: inline` batches are those of the stream: see `trigger`")
         if self.idempotency_key != "uuid5" and (self.rows_per_call > 1 or not has_header_field(self.idempotency_key)):

@@ -76,7 +76,7 @@ class Aws(ApplyingSink):
     extras: ClassVar[Mapping[str, str]] = {"boto3": "spark-event-router[aws]"}
     needs: ClassVar[tuple[str, ...]] = ("router_sinks.aws",)
 
-    service: Literal["sqs", "sns", "kinesis"] = Field(description="which one")
+    service: Literal["sqs", "sns", "kinesis"] = Field(description="the service")
     to: str = Field(min_length=1, description="the URL of a queue; the ARN of a topic or stream")
     value: Encoder = Field(
         default=ToJson(), description="an encoder: to_json, to_avro, ...; SQS and SNS take text only"
@@ -91,9 +91,9 @@ class Aws(ApplyingSink):
         default=None, min_length=1, description="SQL: the deduplication id of a FIFO message"
     )
     without: tuple[str, ...] = Field(default=(), description="columns of the route that are not for the value")
-    region: str | None = Field(default=None, description="default: that of the machine, or of an ARN")
+    region: str | None = Field(default=None, description="region; default: that of the machine, or of an ARN")
     endpoint: str | None = Field(default=None, description="another address of the service: LocalStack, a VPC endpoint")
-    access_key_id: SecretStr | None = Field(default=None, description="default: boto3's own way to credentials")
+    access_key_id: SecretStr | None = Field(default=None, description="default: the credentials that boto3 finds")
     secret_access_key: SecretStr | None = Field(default=None)
     tasks: int = Field(default=2, ge=1, le=100, description="tasks that send at once, each one call at a time")
 

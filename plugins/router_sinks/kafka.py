@@ -75,7 +75,7 @@ class Kafka(ApplyingSink):
         return [Server("broker", server.strip()) for server in self.servers.split(",")]
 
     servers: str = Field(min_length=1, description="host:port, several with commas")
-    topic: str = Field(description="a topic, or text with fields in braces behind it: games-{event.game}")
+    topic: str = Field(description="a topic, or text followed by fields in braces: games-{event.game}")
     key: str | None = Field(
         default="_key",
         min_length=1,
@@ -131,7 +131,7 @@ class Kafka(ApplyingSink):
     def _options(cls, options: dict[str, SecretStr]) -> dict[str, SecretStr]:
         for name in options:
             if name in TAKEN or name.startswith(("test.", "topic.")):
-                raise ValueError(f"the option {name} belongs to the sink: {TAKEN.get(name, 'take it away')}")
+                raise ValueError(f"the option {name} belongs to the sink: {TAKEN.get(name, 'remove it')}")
         return options
 
     def prepare(self, opening: Opening) -> Self:

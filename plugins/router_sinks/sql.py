@@ -50,7 +50,7 @@ class Database(ApplyingSink):
     url: SecretStr = Field(
         description="of SQLAlchemy, with its driver, which must also be installed: postgresql+pg8000://user@host/database"
     )
-    table: str = Field(min_length=1, description="a table, or text with fields in braces behind it: wins_{event.game}")
+    table: str = Field(min_length=1, description="a table, or text followed by fields in braces: wins_{event.game}")
     in_schema: str | None = Field(default=None, min_length=1, description="the schema of the tables, if not the user's")
     key: tuple[str, ...] = Field(
         default=(), description="columns: a row with the same values there is updated instead of inserted again"

@@ -91,7 +91,7 @@ LEAST = 256 << 20
 """Bytes. A merge reads several files at once, and the rows of a batch cannot be spilled."""
 
 
-KEYED = {"delta.appendOnly": "rows of a keyed table change; take the property away"}
+KEYED = {"delta.appendOnly": "rows of a keyed table change; remove the property"}
 """Properties that a keyed table must not have, and why."""
 
 
@@ -202,7 +202,7 @@ class Upsert(MergingSink):
         if self.partition_by and self.cluster_by:
             raise ValueError("`partition_by` and `cluster_by` exclude each other: Delta divides a table in one way")
         if self.engine == "arrow" and self.cluster_by:
-            raise ValueError("`engine: arrow` cannot write clustered tables; take the engine away, or `cluster_by`")
+            raise ValueError("`engine: arrow` cannot write clustered tables; remove the engine, or `cluster_by`")
         return self
 
     @model_validator(mode="after")

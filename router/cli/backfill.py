@@ -34,9 +34,9 @@ RANGE_FORMS = 'a time with a zone (2025-01-31T12:00:00Z), or offsets as JSON: {"
 def backfill(file: Path, begin: str, end: str, master: str | None, plugin_files: tuple[Path, ...]) -> None:
     """Reprocess a range of records, as the configuration FILE routes them today, into tables only.
 
-    They come from bronze, without one from the topic. Tables that keep topic, partition and offset get each record
-    once, whatever is there; others are refused where they have rows of the range already. The stream must not run. A
-    backfill that was killed is ended first.
+    They come from bronze, or from the topic if there is no bronze. Tables that keep topic, partition and offset get
+    each record once, whatever they have already; others are refused if they have rows of the range. The stream must
+    not run. A backfill that was killed is ended first.
     """
     from router.engine.reprocess.context import ReprocessContext
 

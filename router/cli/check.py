@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @click.option(
     "--lake",
     is_flag=True,
-    help="Also say what changes for checkpoint, ledger and tables, and what a start would refuse (takes seconds).",
+    help="Also show what changes for checkpoint, ledger and tables, and what a start would refuse (takes seconds).",
 )
 @click.option("--fingerprint", is_flag=True, help="Print the fingerprint of a good FILE, and nothing else.")
 @plugin_option
@@ -36,12 +36,12 @@ def check(
     """Find every mistake in the configuration FILE.
 
     Prints one problem per line, as file:line:column: place: what; next step, and exits with 1 when there is any.
-    Needs neither Spark nor the network, unless --plan or --lake is given. The fingerprint names what FILE says,
-    whatever its comments and variables are; commits have it as router.configuration, rows of the ledger as
+    Needs neither Spark nor the network, unless --plan or --lake is given. The fingerprint identifies the content of
+    FILE without its comments and variables; commits have it as router.configuration, rows of the ledger as
     configuration.
 
-    With --lake each line says of a change that it is safe, or what to do about it; a start refuses those that would
-    lose rows, and the exit code is 1 then. Nothing is written.
+    With --lake each line names a change, and whether it is safe or what to do about it. A start refuses changes that
+    would lose rows; the exit code is then 1. Nothing is written.
     """
     registry = load_registry(plugin_files)
     # The engine is imported for --plan and --lake only: checking a file takes tenths of a second.
@@ -103,8 +103,8 @@ def _count(number: int, noun: str) -> str:
 def test(ctx: click.Context, files: tuple[Path, ...], plugin_files: tuple[Path, ...]) -> None:
     """Run the route tests in FILES, such as games.test.yaml, which tests games.yaml.
 
-    Every case goes through one batch into a lake of its own. No source is read, no registry
-    asked and nothing sent anywhere. Exits with 1 when a case fails.
+    Every case is one batch into a lake of its own. No source is read, no registry
+    is asked, and nothing is sent. Exits with 1 when a case fails.
     """
     from router.engine.preflight.route_tests import load_tests, run_tests
 

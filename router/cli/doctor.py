@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def doctor(file: Path | None, as_json: bool, plugin_files: tuple[Path, ...]) -> None:
     """Check Java, jars, extras and memory; with FILE also the storage, brokers, registries, APIs and clocks.
 
-    One line each: ok, warn or wrong, what was seen, and the next step. Starts no Spark, fetches nothing, and sends no
-    event; the storage gets a file that is deleted again. Exit code 1: something is wrong.
+    One line each: ok, warn or wrong, what was found, and the next step. Starts no Spark, fetches nothing, and sends no
+    event; a file is written to the storage and deleted. Exit code 1: something is wrong.
     """
     from router.engine.preflight.doctor import diagnose
 

@@ -125,7 +125,7 @@ format_option = click.option(
 @format_option
 @plugin_option
 def graph(file: Path, lake: bool, form: str, plugin_files: tuple[Path, ...]) -> None:
-    """Draw the configuration FILE: where records come from, who takes them, and where they end. Needs no Spark."""
+    """Draw the configuration FILE: where records come from, their routes, and where they end. Needs no Spark."""
     config = load(file, load_registry(plugin_files)).config
     counts = _read_counts(config) if lake else NO_COUNTS
     _show(graph_of(config, counts), form)

@@ -38,13 +38,13 @@ def waiting_rows(command: Callable[..., None]) -> Callable[..., None]:
     return chosen
 
 
-@click.command(short_help="Let tables gain the columns that rows wait for.")
+@click.command(short_help="Approve the new columns that quarantined rows need.")
 @waiting_rows
 @click.option("--show", is_flag=True, help="Show what waits, and approve nothing.")
 def approve(waiting: _Waiting, show: bool) -> None:
     """Show the quarantined rows of the configuration FILE and how they would change their tables, and approve that.
 
-    Rows are quarantined where a sink says `evolution: quarantine` and their table lacks a column or type of theirs.
+    Rows are quarantined if their sink has `evolution: quarantine` and their table lacks a column or type of theirs.
 
     A running stream releases the rows after its current batch, or within seconds while it has none; a stopped one when
     it starts. Rows that come later and need another change wait for another approval. Needs no Spark.
@@ -54,9 +54,9 @@ def approve(waiting: _Waiting, show: bool) -> None:
         waiting.approve(waits_for_approval)
 
 
-@click.group(short_help="Show, release or discard rows whose table does not take them.")
+@click.group(short_help="Show, release or discard quarantined rows.")
 def quarantine() -> None:
-    """Show, release or discard rows that wait: their table cannot be written or may not take them, or an expectation
+    """Show, release or discard quarantined rows: their table cannot be written or may not take them, or an expectation
     with `otherwise: quarantine` does not hold for them.
 
     A running stream carries it out after its current batch, or within seconds while it has none; a stopped one when it

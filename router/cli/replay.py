@@ -70,8 +70,8 @@ def replay(
 ) -> None:
     """Show what would become of the dead letters of the configuration FILE today; with --send, send them again.
 
-    Their records go through decoder, routes and sinks as FILE says now, to the route and sink that refused them; what
-    would be the same dead letter again stays as it is, and the others are marked and never taken again. Rows that a
+    Their records are processed by today's FILE, for the route and sink that refused them. What would be the same dead
+    letter again stays as it is; the others are marked and never taken again. Rows that a
     sink parked, or an API refused, are sent again with the idempotency keys that they had, also while the stream runs.
     Exit code 1: not all of what was sent was delivered.
     """

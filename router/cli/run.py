@@ -75,7 +75,7 @@ def run(
 ) -> None:
     """Run the configuration FILE until its source is drained (--once), or until Ctrl-C or SIGTERM.
 
-    A signal ends the run after the current batch. Exit code 1: it ended before its time, and a later start may
+    A signal ends the run after the current batch. Exit code 1: it ended too early, and a later start may
     succeed and continues where this one ended; 2: a person has to act first, as the last line says.
     """
     # It hooks into forks: imported while the JVM is forked off, it says with a traceback that its lock was not held.
@@ -188,7 +188,7 @@ def _trigger(once: bool, every: str | None, continuous: bool) -> Trigger | None:
 def warm_up() -> None:
     """Write an archive of the classes that a run loads (about 200 MB, in ~/.cache/spark-event-router or $ROUTER_CACHE).
 
-    Fetches the jars of Spark's connectors where they are not there yet, and runs a small configuration, which takes
+    Fetches the jars of Spark's connectors if they are missing, and runs a small configuration, which takes
     half a minute. Sessions that `router` starts by itself then map the archive instead of loading some ten thousand
     classes from jars; under spark-submit nothing changes.
     """

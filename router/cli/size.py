@@ -67,7 +67,7 @@ def size(
 ) -> None:
     """Compute what the configuration FILE needs to take --rate events and have them in their tables within --latency.
 
-    From measured constants, as docs/how-to/size.md says: to plan with, within a quarter or so. `router bench` measures
+    An estimate from measured constants (docs/how-to/size.md), right within about a quarter. `router bench` measures
     your records on your machine. Starts no Spark.
     """
     from router.engine.preflight.sizing import Load, tables_of
@@ -76,7 +76,7 @@ def size(
     config = load(file, load_registry(plugin_files)).config
     named, open_ended = tables_of(config)
     if tables is None and open_ended:
-        click.echo(f"tables are named by data: counted as {named}; say how many by --tables", err=True)
+        click.echo(f"tables are named by data: counted as {named}; give the number by --tables", err=True)
     wanted = Load(
         events_per_second=rate,
         latency_seconds=latency.total_seconds(),

@@ -181,10 +181,10 @@ BARS = " ▁▂▃▄▅▆▇█"
 def expectations(file: Path, samples: int, as_json: bool, plugin_files: tuple[Path, ...]) -> None:
     """Show how often each expectation of the configuration FILE was checked and did not hold, from its ledger.
 
-    Those of views are about the rows that their tables have now, and the trend are the last eight refreshes. For routes
-    the trend are the shares of violations in eight parts of equal length of the ledger's time; the highest bar is the
-    largest of them. `--samples` lists the newest records that became dead letters: where they are in the source, not
-    what they hold. Needs no Spark.
+    Those of views are about the rows that their tables have now; their trend is the last eight refreshes. For routes
+    the trend is the share of violations in eight parts of equal length of the ledger's time; the highest bar is the
+    largest of them. `--samples` lists the newest records that became dead letters, by their place in the source and
+    without content. Needs no Spark.
     """
     from router.engine.audit.expectation_counts import expectation_counts
 
@@ -379,7 +379,7 @@ MAINTAIN_FIELDS = (
 def explain_table(file: Path, table: str, plugin_files: tuple[Path, ...]) -> None:
     """Print what LAYER.TABLE holds, which sinks of the configuration FILE write it, by which engine and why.
 
-    Also how many rows wait for it, and why. Reads the table's log; Spark is not started.
+    Also how many rows wait for it, and why. Reads the table's log, without Spark.
     """
     from router.engine.preflight.explain import explain
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 def top(file: Path, once: bool, plugin_files: tuple[Path, ...]) -> None:
     """Watch the stream of the configuration FILE: its state, tables, views, expectations, dead letters, sinks.
 
-    A stream with `ui` is asked once a second. Of one without, and of one that is down, lake and checkpoint are read
-    again and again, as `router ui` does. Only reads. Needs no Spark.
+    A stream with `ui` is asked once a second. For one without, and for one that is down, lake and checkpoint are read
+    repeatedly, as `router ui` does. Only reads. Needs no Spark.
 
     \b
     Keys: q           ends it
@@ -36,7 +36,7 @@ def top(file: Path, once: bool, plugin_files: tuple[Path, ...]) -> None:
           /           show the rows that have a text (Esc: all of them)
           arrows, j k, Page Up, Page Down
 
-    In a pipe there is a line for each part of it, then one for whatever changes.
+    In a pipe there is one line for each part, then one for each change.
     """
     config = load(file, load_registry(plugin_files)).config
     screen = import_module("router.cli.top_screen")

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Show the page of a stream that is down.")
 @config_argument
-@click.option("--address", metavar="HOST:PORT", help="Where the page is shown; by default where `ui` says.")
+@click.option("--address", metavar="HOST:PORT", help="Address of the page; default: that of `ui`.")
 @plugin_option
 def ui(file: Path, address: str | None, plugin_files: tuple[Path, ...]) -> None:
     """Show the page of the configuration FILE by its ledger, checkpoint, tables and topic, until Ctrl-C.
 
-    It is for a stream that is down, or runs without `ui`: one that has it shows itself, and this command prints where.
-    Only reads. Needs no Spark.
+    For a stream that is down, or runs without `ui`: one with `ui` has a page of its own, and this command prints its
+    address. Only reads. Needs no Spark.
     """
     from router.engine.status.lake_board import LakeBoard
     from router.engine.status.server import StatusServer

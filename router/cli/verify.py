@@ -134,9 +134,9 @@ def _verdict(audit: TableAudit) -> str:
 def repair(file: Path, table: str, accept: bool, master: str | None, plugin_files: tuple[Path, ...]) -> None:
     """Rebuild LAYER.TABLE from all records in bronze, as the configuration FILE routes them today.
 
-    For a table that was dropped, put back from an older copy, has lost files, or whose log is damaged. One commit
+    For a table that was dropped, was put back from an older copy, has lost files, or has a damaged log. One commit
     replaces its content; the stream may run meanwhile. A log that cannot be read is moved below `_replaced/` in the
-    lake, with the files that it named. Refused where others have changed the table, unless --accept is given; and where
+    lake, with the files that it named. Refused if others have changed the table, unless --accept is given, and if
     bronze does not have every record.
     """
     from router.engine.reprocess.context import ReprocessContext
@@ -180,9 +180,9 @@ def refresh(
 ) -> None:
     """Rebuild all tables whose names match a PATTERN, as the configuration FILE routes their records today.
 
-    One commit replaces the content of each; the stream may run meanwhile. Refused before anything changes where others
-    have changed a table (unless --accept is given), where one says `reset: never`, and where bronze, or the topic, does
-    not reach back to the first record. Exit code 1: a table is as it was, and a line says why.
+    One commit replaces the content of each; the stream may run meanwhile. Refused before anything changes if others
+    have changed a table (unless --accept is given), if a sink has `reset: never`, and if bronze, or the topic, does
+    not reach back to the first record. Exit code 1: a table is as it was, and a line gives the reason.
     """
     from router.engine.reprocess.context import ReprocessContext
     from router.engine.reprocess.refresh import Refresh

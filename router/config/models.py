@@ -324,14 +324,16 @@ class Lookup(Model):
     table: str | None = Field(
         default=None, description="a Delta table: layer.table of the lake, or the address of one elsewhere"
     )
-    let: NamedLet | None = Field(default=None, description="a query of `let` in place of a table")
-    database: LookupDatabase | None = Field(default=None, description="a query of a database in place of a table")
+    let: NamedLet | None = Field(default=None, description="a query of `let` instead of a table")
+    database: LookupDatabase | None = Field(default=None, description="a query of a database instead of a table")
     rows: tuple[dict[str, str | int | float | bool | None], ...] | None = Field(
-        default=None, description="the rows themselves, in place of a table"
+        default=None, description="the rows themselves, instead of a table"
     )
     on: dict[str, str] = Field(min_length=1, description="column of the table: SQL expression over the event")
     columns: tuple[str, ...] = Field(default=(), description="columns that are kept; default: all but those of `on`")
-    newest_by: str | None = Field(default=None, description="of several rows with a key that with the most here counts")
+    newest_by: str | None = Field(
+        default=None, description="of rows with one key, that with the largest value here is used"
+    )
     every: Interval = Field(default="5 min", description="how often the table is looked at for changes")
     at_most: int = Field(default=1_000_000, ge=1, description="rows that the table may have")
 
@@ -360,7 +362,7 @@ class Route(Model):
     name: HyphenedName
     was: HyphenedName | None = Field(
         default=None,
-        description="the name that this route had before: what waits for its sinks, their notes and ids stay under "
+        description="the name that this route had before: waiting rows, notes and ids of its sinks stay under "
         "that name. Stays for good",
     )
     match: Rule
@@ -459,9 +461,7 @@ class View(Model):
         description="the tables that `source` stands for in the SQL, with the column `table`: uno for silver.uno",
     )
     sql: str | None = Field(default=None, description="a query of `source`, and of what `tables` names")
-    query: ViewQuery | None = Field(
-        default=None, description="a query in Python, which a plugin offers, in place of `sql`"
-    )
+    query: ViewQuery | None = Field(default=None, description="a query in Python from a plugin, instead of `sql`")
     into: str = Field(
         description="the table of the rows, or one for each value of columns of theirs: gold.{table}_sessions",
         pattern=r"^[a-z][a-z0-9_]{0,63}\.([a-z0-9_]|\{[A-Za-z_][A-Za-z0-9_]*\})+$",
@@ -471,15 +471,15 @@ class View(Model):
     )
     let: tuple[NamedLet, ...] = Field(default=(), description="queries of `let` that the SQL may join, by their names")
     expect: tuple[ViewExpectation, ...] = Field(default=(), description="what must hold for its rows")
-    every: Interval | None = Field(default=None, description="refreshed at this interval; 60 s where nothing is given")
+    every: Interval | None = Field(default=None, description="refreshed at this interval; default: 60 s")
     after: Annotated[str, StringConstraints(pattern=r"^\s*[1-9][0-9]{0,8}\s+commits?\s*$")] | None = Field(
         default=None, description="refreshed after so many batches into its sources: 10 commits"
     )
     on_demand: bool = Field(default=False, description="refreshed by `router views FILE --refresh` only")
     refresh: Literal["incremental", "full"] = Field(
-        default="incremental", description="`incremental` reads what has changed, where the query lets it"
+        default="incremental", description="`incremental` reads only changes, if the query allows it"
     )
-    comment: str | None = Field(default=None, description="said of the tables that are made")
+    comment: str | None = Field(default=None, description="comment of the tables that are created")
     changes: bool = Field(
         default=False, description="new tables keep change data, for `source: {delta: {changes: true}}`"
     )
@@ -740,12 +740,13 @@ class Config(Model):
     ] = Field(alias="dead_letters", description="table of what went nowhere else; {table, at_most}: with a limit")
     unmatched: Literal["dead_letters", "drop"] = "dead_letters"
     drop: Literal["nulls"] | None = Field(
-        default=None, description="nulls: a record without a value that no sink takes vanishes; the ledger counts it"
+        default=None,
+        description="nulls: skip and count records without a value, unless a sink deletes by them",
     )
     ledger: TableName = "ops.ledger"
     ui: Ui | None = Field(default=None, description="a server that shows what a stream does; default: none")
     metrics: Metrics = Field(default_factory=Metrics)
-    on_failure: OnFailure | None = Field(default=None, description="who hears of troubles: {webhook: URL}")
+    on_failure: OnFailure | None = Field(default=None, description="reports of changes of state: {webhook: URL}")
     commit: Literal["auto", "spark"] = Field(
         default="auto",
         description="who commits: `auto` takes delta-rs for the tables that it can write and Delta on Spark for the "
@@ -766,7 +767,7 @@ class Config(Model):
     quarantine: QuarantineOptions = QuarantineOptions()
     outbox_retention: Interval = Field(
         default="168 h",
-        description="rows that a sink has dealt with leave its outbox when their record is older than this",
+        description="rows that a sink has finished are deleted from its outbox when their record is older than this",
     )
     debug: bool = Field(
         default=False,

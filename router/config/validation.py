@@ -104,15 +104,15 @@ _KAFKA_OPTIONS_OF_ROUTER = {
     "startingtimestamp": "write source.kafka.start_time",
     "startingoffsetsbytimestamp": "write source.kafka.start_time",
     "maxoffsetspertrigger": "write source.kafka.rows_per_batch",
-    "includeheaders": "take it away; headers are always read",
+    "includeheaders": "remove it; headers are always read",
     "kafka.auto.offset.reset": "write source.kafka.start; offsets live in the checkpoint",
-    "kafka.enable.auto.commit": "take it away; offsets live in the checkpoint",
-    "kafka.key.deserializer": "take it away; records are read as bytes, see `decode`",
-    "kafka.value.deserializer": "take it away; records are read as bytes, see `decode`",
-    "kafka.interceptor.classes": "take it away; Spark refuses it",
-    "endingoffsets": "take it away; a stream has no end, see `trigger: {once: true}`",
-    "endingtimestamp": "take it away; a stream has no end, see `trigger: {once: true}`",
-    "endingoffsetsbytimestamp": "take it away; a stream has no end, see `trigger: {once: true}`",
+    "kafka.enable.auto.commit": "remove it; offsets live in the checkpoint",
+    "kafka.key.deserializer": "remove it; records are read as bytes, see `decode`",
+    "kafka.value.deserializer": "remove it; records are read as bytes, see `decode`",
+    "kafka.interceptor.classes": "remove it; Spark refuses it",
+    "endingoffsets": "remove it; a stream has no end, see `trigger: {once: true}`",
+    "endingtimestamp": "remove it; a stream has no end, see `trigger: {once: true}`",
+    "endingoffsetsbytimestamp": "remove it; a stream has no end, see `trigger: {once: true}`",
 }
 """Options that would work against the router, in lower case since Spark does not tell cases apart."""
 
@@ -170,9 +170,9 @@ def _files(root: Node) -> Iterator[Finding]:
     if not isinstance(files, Keys):
         return
     if has_rows and "whole_files" in files.entries:
-        yield Finding((*loc, "whole_files"), "is for files of lines only", "take it away", at_key=True)
+        yield Finding((*loc, "whole_files"), "is for files of lines only", "remove it", at_key=True)
     if not has_rows and "schema_hints" in files.entries:
-        yield Finding((*loc, "schema_hints"), "is for files with rows only", "take it away", at_key=True)
+        yield Finding((*loc, "schema_hints"), "is for files with rows only", "remove it", at_key=True)
     options = _node_at(root, (*loc, "options"))
     if isinstance(options, Keys):
         for key in options.entries:
@@ -186,8 +186,8 @@ _FILE_OPTIONS_OF_ROUTER = {
     "sourcearchivedir": "write source.files.after",
     "maxfilespertrigger": "write source.files.files_per_batch",
     "wholetext": "write source.files.whole_files",
-    "inferschema": "take it away; types are inferred, see schema_hints",
-    "rescueddatacolumn": "take it away; there is always a column _rescued",
+    "inferschema": "remove it; types are inferred, see schema_hints",
+    "rescueddatacolumn": "remove it; there is always a column _rescued",
 }
 
 
@@ -198,7 +198,7 @@ def _trigger_kind(root: Node) -> Iterator[Finding]:
     kinds = {"once", "every", "continuous"}
     chosen = [key for key in trigger.entries if key in kinds and _is_switched_on(trigger, key)]
     if not chosen:
-        hint = "write once: true, every: 10 s or continuous: true, or take `trigger` away"
+        hint = "write once: true, every: 10 s or continuous: true, or remove `trigger`"
         yield Finding(("trigger",), "chooses nothing", hint)
     for key in chosen[1:]:
         yield Finding(("trigger", key), f"`{chosen[0]}` is the trigger already", "keep one of the two", at_key=True)
@@ -484,7 +484,7 @@ def _conflicts(root: Node, location: Location, first: dict[Location, Node]) -> I
         message = (
             "the lake is in the same kind of storage, and Spark knows one set of options for all buckets of no name"
         )
-        yield message, "take `storage_options` away; or give one bucket, and the field in the path"
+        yield message, "remove `storage_options`; or give one bucket, and the field in the path"
 
 
 LOCATION_HINT = "give every table a folder of its own, outside of the lake: s3://bucket/games/{table}"

@@ -280,10 +280,10 @@ class Batches:
             target_key, _ = place.rsplit("/", 1)
             outcome = "rows land without it"
             if target_key in quarantines:
-                outcome = f"rows with what is new wait in {quarantines[target_key]} for `router approve`"
+                outcome = f"rows that need it wait in {quarantines[target_key]} for `router approve`"
             elif target_key in evolving:
-                outcome = "values that do not fit make dead letters; see `widening` of the sink"
-            log.warning("%s: %s has no place for all of %s; %s", self.config.name, place, ", ".join(new), outcome)
+                outcome = "rows with values that do not fit are dead letters; see `widening` of the sink"
+            log.warning("%s: %s cannot store all of %s; %s", self.config.name, place, ", ".join(new), outcome)
 
     def _commit(self, manifest: Manifest, tables: dict[str, Any] | None, steps: Steps) -> list[TableError]:
         """Make the commits of a manifest; return the errors of tables that could not be written."""

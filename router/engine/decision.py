@@ -193,7 +193,7 @@ class BatchDecider:
         self.demands = demands
         staged = {f"{file.target}/{file.table}" for file in landed.files}
         if before.differ(demands, staged | quarantined):
-            log.info("%s, batch %d: landing again, tables ask for it", self.config.name, steps.batch)
+            log.info("%s, batch %d: landing again, as its tables require", self.config.name, steps.batch)
             return None
         return BatchDecision(plan, landed, counted, decision.commits, decision.handles)
 

@@ -175,7 +175,7 @@ def _run(
             raise
         config = config.model_copy(update={"decode": prepared})
         if trouble.is_over():
-            log.info("%s: what was waited for at the start is there: the trouble is over", config.name)
+            log.info("%s: the start no longer waits: the trouble is over", config.name)
         with ThreadPoolExecutor(1) as pool:  # Spark plans the query meanwhile; the first batch waits for it
             executors = executors_of(spark, registry, config, lake)
             probe = pool.submit(executors.look, spark)

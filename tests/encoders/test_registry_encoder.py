@@ -234,10 +234,10 @@ def test_a_record_is_called_by_its_subject(subject: str, name: str) -> None:
         ({"to_avro": {"schema_file": "a.avsc"}}, "give a `registry`, or `schema_file` and `wire_format: none`"),
         (
             {"to_avro": {"schema_file": "a.avsc", "wire_format": "none", "id": 1}},
-            "take `register` and `schema_file` away",
+            "remove `register` and `schema_file`",
         ),
         ({"to_avro": {"schema_file": "a.avsc", "wire_format": "none", "subject": "a"}}, "nothing of a registry"),
-        ({"to_avro": {"registry": "http://a", "id": 1, "register": True}}, "take `register` and `schema_file` away"),
+        ({"to_avro": {"registry": "http://a", "id": 1, "register": True}}, "remove `register` and `schema_file`"),
         ({"to_protobuf": {"registry": "http://a", "id": 1, "proto_file": "a.proto"}}, "take `register` and `proto_"),
         ({"to_protobuf": {"registry": "http://a", "proto_file": "a.desc"}}, "a .proto file is needed"),
         ({"to_protobuf": {"registry": "http://a", "message": "a b"}}, "match pattern"),

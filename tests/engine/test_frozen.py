@@ -112,7 +112,7 @@ def test_what_is_left_out_is_said_once(make_query: MakeQuery, tmp_path: Path, ca
             found.take(records([{"game": "old", "id": 2, "bonus": 0.5}], first=first))
 
     said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert said == ["games: all/tables/silver.old has no place for all of bonus, id; rows land without it"]
+    assert said == ["games: all/tables/silver.old cannot store all of bonus, id; rows land without it"]
 
 
 KINDS = pa.schema([

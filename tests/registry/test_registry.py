@@ -250,7 +250,7 @@ def registry() -> Registry:
             "a rule is one key, and `where` is here already",
             "indentation",
         ),
-        (Rule, {"sel": 1, "where": "a"}, ("sel",), "a rule is one key, and `where` is here already", "take `sel` away"),
+        (Rule, {"sel": 1, "where": "a"}, ("sel",), "a rule is one key, and `where` is here already", "remove `sel`"),
         (Decoder, {"text": "utf-8"}, ("text",), "options are a mapping", "options: charset"),
     ],
 )

@@ -166,7 +166,7 @@ def refuse_lost_tables(tables: TableCache, store: CheckpointStore, config: Confi
     if accept not in ("lost-tables", "lost-lake"):
         raise StartError(refusal(config, lost))
     accept_lost(store, committed, lost)
-    log.warning("%s: going on without what these tables have lost: %s", config.name, _listed(lost))
+    log.warning("%s: continuing without what these tables have lost: %s", config.name, _listed(lost))
 
 
 def refusal(config: Config, lost: Mapping[str, LostTable]) -> str:

@@ -417,8 +417,8 @@ def _schema(table: Any) -> pa.Schema | None:
 def _refusal(table: str, columns: list[str]) -> str:
     named = ", ".join(columns)
     return (
-        f"table {table}: the events bring what it has no place for ({named}), and its sink says `evolution: fail`; "
-        "`evolve` lets it grow, `freeze` leaves them out, `quarantine` lets the rows wait"
+        f"table {table}: it cannot store the columns {named} of the events, and its sink has `evolution: fail`; "
+        "`evolve` adds them, `freeze` leaves them out, `quarantine` lets the rows wait"
     )
 
 

@@ -62,7 +62,7 @@ class InputRecord(Model):
     file: str | None = Field(default=None, alias="schema", description="of `schemas`, what the event is written with")
     message: str | None = Field(default=None, description="full name of the event's message; default: the first one")
     value: Any = Field(default=None, description="text is taken as it is, null is no value, all else becomes JSON")
-    base64: str | None = Field(default=None, description="the value's bytes, in place of `value`")
+    base64: str | None = Field(default=None, description="the value's bytes, instead of `value`")
     key: str | None = None
     headers: dict[str, str] = Field(default_factory=dict)
     topic: str = "test"
@@ -157,11 +157,11 @@ class RouteTests(Model):
     variables: dict[str, str] = Field(default_factory=dict, description="variables that the configuration needs")
     schemas: dict[str, tuple[str, ...]] = Field(
         default_factory=dict,
-        description="in place of a registry: subject -> files of its versions, the oldest first, from the "
+        description="instead of a registry: subject -> files of its versions, the oldest first, from the "
         "configuration's folder",
     )
     lookups: dict[str, tuple[dict[str, Any], ...]] = Field(
-        default_factory=dict, description="in place of the tables of lookups: lookup -> its rows"
+        default_factory=dict, description="instead of the tables of lookups: lookup -> its rows"
     )
     tests: tuple[RouteTest, ...] = Field(min_length=1)
 

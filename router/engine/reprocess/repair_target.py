@@ -42,7 +42,7 @@ log = logging.getLogger("router")
 TRIES = 20
 """Tries of a commit, while other writers are faster."""
 NEEDS_SPARK = (
-    "it needs Delta on Spark, which cannot replace it while the stream runs; end the stream with a whole batch, then "
+    "it needs Delta on Spark, which cannot replace it while the stream runs; end the stream after a complete batch, then "
     "repair it"
 )
 REPLACED = "_replaced"
