@@ -45,8 +45,8 @@ class Sink(Part, ABC):
     was: str | None = Field(
         default=None,
         pattern=r"^[a-z][a-z0-9_]{0,63}$",
-        description="the name that this sink had in its route, as rest_2: what waits for it, its notes and its ids "
-        "stay under that name. Stays for good",
+        description="the name that this sink had in its route, as rest_2: its waiting rows, notes and ids "
+        "stay under that name. Keep this option",
     )
 
 

@@ -82,9 +82,9 @@ class Json(ArrowDecoder):
     - Numbers fit when they are in the range of their type; an integer field takes no 1.0 and no 1e3, a number field
       takes any number but is rounded to its type, a decimal to its scale. No number is taken from a text, except that
       a decimal may be one.
-    - A timestamp is ISO 8601: `2026-11-21T10:00:00Z`, with up to 9 decimals of the second (6 are kept), a space in
-      place of the T, the zone as Z, +02:00 or Europe/Berlin; without a zone it is in the session's time zone, and a
-      date alone is its midnight. A date is `2026-11-21`. Years are 0001 to 9999. Numbers do not fit either: declare a
+    - A timestamp is ISO 8601: `2026-11-21T10:00:00Z`, with up to 9 decimals of the second (6 are kept), a space instead
+      of the T, the zone as Z, +02:00 or Europe/Berlin; without a zone it is in the session's time zone, and a date
+      alone is its midnight. A date is `2026-11-21`. Years are 0001 to 9999. Numbers do not fit either: declare a
       bigint and convert it in `select`.
     - A string field takes any value, as JSON text: `5`, `{"a":1}`.
     - Of a key that comes twice the last value counts, except that both must fit (of a time, a decimal and a map the
@@ -95,7 +95,7 @@ class Json(ArrowDecoder):
       for a string field.
     - Binary is base64. A variant takes any value. Intervals, char and varchar are refused.
 
-    Runs in Python, on record batches; what Spark's from_json would do in another way is in docs/reference/json.md.
+    Runs in Python, on record batches. docs/reference/json.md lists what Spark's from_json does in another way.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("router_decoders.json_arrow",)

@@ -67,7 +67,7 @@ class Protobuf(RegistryDecoder):
     With a `registry` the value is in the wire format of a Confluent-compatible schema registry: a zero byte, the
     schema's id (4 bytes, big-endian) and the message index in its file; or the record has the header
     `__value_schema_id` with the schema's GUID, and the value is the bare message. All versions of a message are read
-    by one merged schema: a field that a version lacks is null (zero, where the field cannot tell absent from zero), one
+    by one merged schema: a field that a version lacks is null (zero, if the field cannot tell absent from zero), one
     that was removed keeps its data, an unknown one is never lost silently, because its schema is fetched first. New
     versions are looked for before every batch, and an id that comes unannounced within it: the stream is not started
     again for them.

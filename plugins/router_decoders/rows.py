@@ -26,7 +26,7 @@ class RowsOfFiles(ArrowDecoder):
 
     The columns are those of the files, with their types; of CSV and JSON these are inferred. A column that comes later
     is there from its first batch on, without a restart. Known columns keep their type: a value that does not go into
-    it without loss stands as text in `_rescued`, a map of column and text, as does a line that is no row (`_line`).
+    it without loss is kept as text in `_rescued`, a map of column and text, as does a line that is no row (`_line`).
     What is known is kept next to the checkpoint.
     """
 

@@ -295,7 +295,7 @@ class ProtobufTarget:
 class ToProtobuf(RegistryEncoder):
     """Encode a row as a Protobuf message behind a zero byte, the schema's id and the message index, or alone.
 
-    Needs the extra `protobuf`, on the nodes of a cluster too. How columns go with a message, and which message is made
+    Needs the extra `protobuf`, also on the nodes of a cluster. How columns go with a message, and which message is made
     for them: docs/how-to/write-to-kafka.md.
     """
 

@@ -25,7 +25,7 @@ _CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 class ApiKey(SecretOptions):
-    """A key in a header, or in the query for an API that knows no better."""
+    """A key in a header, or in the query if the API requires it there."""
 
     header: str | None = Field(default=None, description="name of the header, such as X-Api-Key")
     query: str | None = Field(
@@ -147,7 +147,7 @@ class Jwt(SecretOptions):
 
 
 class SigV4(SecretOptions, Part):
-    """A signature of every call as AWS wants it (Signature Version 4)."""
+    """A signature of every call as AWS requires it (Signature Version 4)."""
 
     needs: ClassVar[tuple[str, ...]] = ("botocore.auth",)
     extras: ClassVar[Mapping[str, str]] = {"botocore": "spark-event-router[aws]"}

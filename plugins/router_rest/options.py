@@ -139,7 +139,7 @@ class MaxOutage(SecretOptions):
 
 
 class Results(SecretOptions):
-    """Where the answer of a bulk API tells rows that it took from rows that it did not."""
+    """Where the answer of a bulk API has the result of each row."""
 
     path: str = Field(default="", description="where the items are in the answer: items; empty: the answer is the list")
     status: str = Field(min_length=1, description="where an item says what became of its row: index.status")
@@ -170,7 +170,7 @@ class Results(SecretOptions):
 
 
 class AnswerOptions(SecretOptions):
-    """A rule: what becomes of the rows of a call, or of one of them, where a condition on the answer holds."""
+    """A rule: what becomes of the rows of a call, or of one of them, if a condition on the answer holds."""
 
     when: str = Field(
         description="SQL over `status`, `headers`, `body`, `method` and, with `results`, `item`: body.ok = false"

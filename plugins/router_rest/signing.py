@@ -104,7 +104,7 @@ S3 = frozenset({"s3", "s3express", "s3-outposts", "s3-object-lambda"})
 
 
 class AwsSignature(AuthBase):
-    """A login that signs each request as AWS wants it (Signature Version 4), by botocore.
+    """A login that signs each request as AWS requires it (Signature Version 4), by botocore.
 
     `given` is what `AwsKeys.current` returned. All headers are signed but those that servers on the way may change.
     """

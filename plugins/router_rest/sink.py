@@ -47,12 +47,12 @@ class Rest(RestOptions):
     `_partition`, `_offset`, `_timestamp` and `_key`. URLs are logged: secrets belong into `auth` and `headers`.
 
     The body is a JSON object of the route's columns, or an array of such objects with `rows_per_call`; `body` and
-    `value` say otherwise. Calls are cut from neighbouring offsets of one partition with the same URL.
+    `value` change that. Calls are cut from neighbouring offsets of one partition with the same URL.
 
     `calls_per_second`, `rows_per_second` and `limits` hold for all tasks of a job together, and for everything with
     the same `limit_name`. What the API refuses for good is a dead letter; what it cannot take now is tried again.
 
-    Delivery: at least once; once in effect where the API honours the idempotency key. Every row has a receipt.
+    Delivery: at least once; once in effect if the API honours the idempotency key. Every row has a receipt.
     """
 
     previews: ClassVar[bool] = True

@@ -38,7 +38,7 @@ class Sql(Rule):
 
     Null is no match: `event.amount > 5` leaves out events without an amount. So is a row on which the condition
     raises (Spark's ANSI mode is on: a cast that fails, a division by zero); write `try_cast(event.amount AS int)`,
-    `try_divide(a, b)` where such rows are to match something else.
+    `try_divide(a, b)` if such rows are to match something else.
     """
 
     main_option: ClassVar[str | None] = "where"
@@ -188,7 +188,7 @@ class All(Rule):
 
 
 class Any(Rule):
-    """Match events that at least one of the rules matches, even if others cannot tell."""
+    """Match events that at least one of the rules matches, even if others are null."""
 
     main_option: ClassVar[str | None] = "rules"
 
@@ -202,7 +202,7 @@ class Any(Rule):
 class Not(Rule):
     """Match events that the rule does not match.
 
-    A rule that cannot tell (null: the field is missing) does not match, so `not` matches: `not: {sql: "event.level >
+    A rule that is null (the field is missing) does not match, so `not` matches: `not: {sql: "event.level >
     5"}` takes the events of level 5 and below and those without a level. `not: {not: ...}` is therefore the rule
     itself. A record without an event matches neither.
     """

@@ -54,7 +54,7 @@ class Kafka(ApplyingSink):
 
     `topic: games-{event.game}` sends an event of the game uno to games-uno. SQL in `topic`, `key` and `headers` sees
     the route's columns, also as `event.NAME`, and of the record `_topic`, `_partition`, `_offset`, `_timestamp` and
-    `_key`. A topic that is not there is not created, unless `create_topics` says how.
+    `_key`. A topic that does not exist is not created, unless `create_topics` is set.
 
     The value is a JSON object of the route's columns, or an Avro record or Protobuf message in the frame of a schema
     registry: docs/how-to/write-to-kafka.md.
@@ -88,7 +88,7 @@ class Kafka(ApplyingSink):
     )
     create_topics: CreateTopics | None = Field(
         default=None,
-        description="how topics are created that are not there; options: `partitions`, `replication` (-1: as the "
+        description="how missing topics are created; options: `partitions`, `replication` (-1: as the "
         "brokers say), `config` (such as retention.ms), `at_most` (topics there may be of this sink's names, 1000)",
     )
     other_cluster: bool = Field(

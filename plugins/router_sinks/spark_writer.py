@@ -26,9 +26,9 @@ class SparkWriter(ApplyingSink):
     As `frame.write.format(...).options(...).mode(...).save(path)`. Jars of a data source come by `spark:` of the
     configuration (spark.jars.packages). The route's columns are written, without where they came from.
 
-    Delivery: at least once; a batch that was cut off is written again as a whole, and what a writer leaves of a failed
-    try is its own affair. A writer that fails is tried again with growing pauses, and only this sink waits: a row that
-    it does not take holds up those behind it, since Spark does not say which row that is. Runs as Spark's job.
+    Delivery: at least once; a batch that was cut off is written again completely, and the writer decides what remains
+    of a failed try. A writer that fails is tried again with growing pauses, and only this sink waits: a row that it
+    does not take holds up those behind it, since Spark does not name that row. Runs as Spark's job.
     """
 
     format: str = Field(min_length=1, description="short name, or class, of a data source: jdbc, parquet, ...")

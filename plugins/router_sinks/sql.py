@@ -33,7 +33,7 @@ PORTS = {"postgresql": 5432, "mysql": 3306, "mariadb": 3306, "mssql": 1433, "ora
 class Database(ApplyingSink):
     """Insert events into a table of a database, or into one per value of one or more fields.
 
-    Any database that SQLAlchemy has a dialect for. The tables are there already: the sink makes none. Columns of the
+    Any database that SQLAlchemy has a dialect for. The tables must exist: the sink creates none. Columns of the
     route go into those of the same name; structs, lists and maps as JSON. `table: wins_{event.game}` sends an event of
     the game uno to wins_uno.
 

@@ -46,9 +46,9 @@ class Delta(TableSink):
 class Tables(TableSink):
     """Append events to one Delta table per value of one or more fields.
 
-    `table: silver.{event.game}` sends an event of the game uno to silver.uno. What stands in braces is a field, a raw
-    column or, where there is none of that name, a column that `select` makes; the rest is taken as it is. Tables are
-    made when their first event comes. An event for which a field in braces is null, or whose name breaks the naming
+    `table: silver.{event.game}` sends an event of the game uno to silver.uno. In braces is a field, a raw
+    column or, if there is none of that name, a column that `select` makes; the rest is taken as it is. Tables are
+    created with their first event. An event for which a field in braces is null, or whose name breaks the naming
     rule (letters, digits and underscores; capitals become small, and hyphens of `topic` underscores), is a dead letter,
     and so is one for a table beyond `at_most`.
 

@@ -363,7 +363,7 @@ class Route(Model):
     was: HyphenedName | None = Field(
         default=None,
         description="the name that this route had before: waiting rows, notes and ids of its sinks stay under "
-        "that name. Stays for good",
+        "that name. Keep this option",
     )
     match: Rule
     lookup: tuple[Lookup, ...] = Field(default=(), description="tables that events are joined with, by key")

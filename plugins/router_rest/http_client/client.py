@@ -211,7 +211,7 @@ class HttpClient:
                 parts.append(part)
                 size += len(part)
                 if size > self._most:
-                    # the status holds, whatever comes: a connection that is read to its end serves once more
+                    # the status holds, whatever comes: a connection that is read to its end can be used again
                     with suppress(aiohttp.ClientError, OSError, asyncio.TimeoutError):
                         await asyncio.wait_for(_drain(response, DRAINED), DRAINED_WITHIN)
                     return b"".join(parts)[: self._most], False

@@ -42,8 +42,8 @@ log = logging.getLogger("router")
 TRIES = 20
 """Tries of a commit, while other writers are faster."""
 NEEDS_SPARK = (
-    "it needs Delta on Spark, which cannot replace it while the stream runs; end the stream after a complete batch, then "
-    "repair it"
+    "it needs Delta on Spark, which cannot replace it while the stream runs; end the stream after a complete batch, "
+    "then repair it"
 )
 REPLACED = "_replaced"
 """The folder of the lake for what was replaced: no layer, since its name begins with `_`."""
