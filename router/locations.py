@@ -36,7 +36,7 @@ class TableLocation(BaseModel):
         description="path or URI, with fields of the table's name: s3://lake-{topic}/events, /data/{table}"
     )
     storage_options: dict[str, SecretStr] = Field(
-        default_factory=dict, description="as those of the lake, where the credentials are others"
+        default_factory=dict, description="as those of the lake, if the credentials differ"
     )
 
     @field_validator("place")

@@ -142,7 +142,7 @@ class Decoder(Part, ABC):
     def zero_is_absent(self) -> bool:
         """Return whether a field that the record lacks may come out as zero, false or empty, as in protobuf.
 
-        Such a value then counts as none where a table has no column for it.
+        Such a value then counts as none if a table has no column for it.
         """
         return False
 

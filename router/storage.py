@@ -93,19 +93,19 @@ class Storage(Protocol):
         """Return the files as a file system of Arrow."""
 
     def read(self, path: str) -> bytes | None:
-        """Return the content of a file, or None where there is none."""
+        """Return the content of a file, or None if there is none."""
 
     def write(self, path: str, content: bytes) -> None:
         """Write a file so that a crash leaves either all of it or what was there; make its folder."""
 
     def create(self, path: str, content: bytes) -> str | None:
-        """Write a file unless there is one; return its stamp, or None where there is one."""
+        """Write a file unless there is one; return its stamp, or None if there is one."""
 
     def replace(self, path: str, content: bytes, stamp: str) -> str | None:
-        """Write a file in place of the one with a stamp; return the new stamp, or None where it is another one."""
+        """Write a file in place of the one with a stamp; return the new stamp, or None if it is another one."""
 
     def stamp(self, path: str) -> str | None:
-        """Return what changes whenever a file is written, or None where there is none."""
+        """Return what changes whenever a file is written, or None if there is none."""
 
     def stamps(self, folder: str, after: str) -> dict[str, str]:
         """Return the stamps of the files in a folder whose paths come after another one."""
@@ -118,7 +118,7 @@ class Storage(Protocol):
 
 
 def probe(place: str, options: Mapping[str, str]) -> None:
-    """Raise StartError where a place does not keep a file that is there from one that is created in its stead.
+    """Raise StartError if a place does not keep a file that is there from one that is created in its stead.
 
     Two writers of one commit would both believe that it is theirs. Mounted buckets are like that, and stores that do
     not know conditional writes. What else is wrong with a folder, a full disk for one, passes: the run waits for it.
@@ -480,7 +480,7 @@ class _Download(io.RawIOBase):
 
 
 def open_store(root: str, options: Mapping[str, str]) -> Any:
-    """Return a client of the object store at a place. Raises StartError where its options cannot be used.
+    """Return a client of the object store at a place. Raises StartError if its options cannot be used.
 
     What the options do not say comes from the environment, as the store's own tools read it.
     """

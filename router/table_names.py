@@ -140,7 +140,7 @@ def templates_meet(first: str, second: str) -> bool:
 def may_collide(template: str, values: Mapping[str, frozenset[str]]) -> bool:
     """Return whether rows that differ in a field may name one table: `a_b` and `c`, `a` and `b_c` in {x}_{y}.
 
-    `values` are those that a field may have, where they are known. Read from its beginning, a name says what each field
+    `values` are those that a field may have, if they are known. Read from its beginning, a name says what each field
     was as long as it says where that ends: digits before a text that begins with none, one of some values none of which
     begins another. The same from its end. What remains between the two may be one field, with whatever in it.
     """

@@ -78,7 +78,7 @@ SILENT = ("spark.sql.execution.pyspark.udf.idleTimeoutSeconds", "spark.python.wo
 
 
 def check_spark(spark: SparkSession) -> None:
-    """Raise StartError where Spark would run a task twice, or end one that waits for its API."""
+    """Raise StartError if Spark would run a task twice, or end one that waits for its API."""
     if _set(spark, "spark.speculation") == "true":
         raise StartError("spark.speculation is on: a copy of a task would send its calls again; set it to false")
     idle_timeout = _set(spark, *SILENT) or "0"
@@ -90,7 +90,7 @@ def check_spark(spark: SparkSession) -> None:
 
 
 def _seconds(span: str) -> float:
-    """Return the seconds of a span as Spark's settings have it: 10, 10s, 5min; none where it is written otherwise."""
+    """Return the seconds of a span as Spark's settings have it: 10, 10s, 5min; none if it is written otherwise."""
     number_and_unit = re.fullmatch(r"\s*(\d+)\s*(us|ms|s|m|min|h|d)?\s*", span)
     if number_and_unit is None:
         return 0.0
@@ -99,7 +99,7 @@ def _seconds(span: str) -> float:
 
 
 def _set(spark: SparkSession, *names: str) -> str:
-    """Return the first of some settings that is set; empty where none is."""
+    """Return the first of some settings that is set; empty if none is."""
     for name in names:
         value = spark.conf.get(name, None)
         if value is not None:
@@ -135,7 +135,7 @@ class OpenSink:
         )
 
     def task_columns(self, events: DataFrame) -> DataFrame:
-        """Return what tasks take; `_to` is null where all rows have one URL."""
+        """Return what tasks take; `_to` is null if all rows have one URL."""
         rows = self.columns(events)
         if self.options.template.fields or self.options.named_by_rows:
             return rows
@@ -373,7 +373,7 @@ def calls(
 ) -> Iterator[dict[str, Any]]:
     """Yield the calls of a small batch, as one task would make them; rows of which no call can be made are left out.
 
-    `rows` have the columns of `batcher.TAKES`. Where an API is to give an `answer`, calls say what it comes to.
+    `rows` have the columns of `batcher.TAKES`. If an API is to give an `answer`, calls say what it comes to.
 
     Nothing here is secret: tasks add the login.
     """
@@ -485,7 +485,7 @@ def _in_calls(rows: DataFrame, aside: DataFrame) -> DataFrame:
 
 
 def _prefixed_places(prefix: str) -> list[Column]:
-    """Return topic, partition and offset under names with a prefix, for a join with rows that have them too."""
+    """Return topic, partition and offset under names with a prefix, for a join with rows that also have them."""
     return [F.col(name).alias(f"{prefix}{name}") for name in PLACES]
 
 
@@ -494,7 +494,7 @@ def _as_they_are(rows: DataFrame) -> DataFrame:
 
 
 def _with(rows: DataFrame, aside: DataFrame) -> DataFrame:
-    """Return the rows that another frame has too."""
+    """Return the rows that another frame also has."""
     return rows.join(aside, [F.col(new).eqNullSafe(F.col(old)) for new, old in _PAIRS], "left_semi")
 
 

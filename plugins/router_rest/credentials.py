@@ -1,6 +1,6 @@
 """The login of calls: the driver holds secrets and fetches tokens; tasks get them from it and add them to requests.
 
-Signatures are made here too, for each attempt a new one.
+Signatures are also made here, for each attempt a new one.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Credentials:
 
 
 def _until(seconds: float) -> dict[str, float]:
-    """Return after how many seconds a task asks for credentials again; nothing where it need not."""
+    """Return after how many seconds a task asks for credentials again; nothing if it need not."""
     return {} if seconds == float("inf") else {"seconds": seconds}
 
 
@@ -240,7 +240,7 @@ def forms_of(secret: str) -> tuple[bytes, ...]:
     """Return how a secret is written by an API that shows what it was sent: as it is, escaped, encoded.
 
     Base64 of a longer text, such as `user:password`, holds that of the secret in one of three places; the digits at
-    its ends depend on the neighbours too, and are left out.
+    its ends also depend on the neighbours, and are left out.
     """
     plain = secret.encode()
     if len(plain) < SHORTEST_SECRET:
@@ -285,14 +285,14 @@ class SecretMask:
         return text
 
     def and_of(self, headers: Mapping[str, Any]) -> SecretMask:
-        """Return a mask over the values of some headers too: those that a plugin has made."""
+        """Return a mask also over the values of some headers: those that a plugin has made."""
         mask = SecretMask(_words(headers))
         mask._forms = _longest_first([*mask._forms, *self._forms])
         return mask
 
 
 def _words(headers: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the values of headers, and what follows the scheme of a login; of a basic one the password too."""
+    """Yield the values of headers, and what follows the scheme of a login; of a basic one also the password."""
     for value in headers.values():
         text = value.decode("latin-1") if isinstance(value, bytes) else str(value)
         yield text

@@ -362,7 +362,7 @@ def check_proxy(url: str) -> None:
 
 
 def check_hosts(template: UrlTemplate, hosts: tuple[str, ...]) -> None:
-    """Raise ValueError where data could name any host, or where `hosts` has no effect."""
+    """Raise ValueError if data could name any host, or where `hosts` has no effect."""
     if hosts and template.has_fixed_host:
         raise ValueError("hosts: the URL's host is fixed; remove `hosts`")
     if not hosts and not template.has_fixed_host:
@@ -370,7 +370,7 @@ def check_hosts(template: UrlTemplate, hosts: tuple[str, ...]) -> None:
 
 
 def check_own_headers(headers: Mapping[str, Secret], auth: Auth | None, idempotency_header: str | None) -> None:
-    """Raise ValueError where two options set the same header, or a name is invalid."""
+    """Raise ValueError if two options set the same header, or a name is invalid."""
     if idempotency_header is not None and not is_header_name(idempotency_header):
         raise ValueError("idempotency_header: it has a character that no name of a header has")
     logins = set()
@@ -410,7 +410,7 @@ def check_limits(limits: Iterable[Limit], rows_per_call: int) -> None:
 
 
 def check_limit_by(limit_by: str | None, limits: tuple[Limit, ...], template: UrlTemplate) -> None:
-    """Raise ValueError where there is nothing that each key could have for itself, or one host only."""
+    """Raise ValueError if there is nothing that each key could have for itself, or one host only."""
     if limit_by is not None and not limits:
         raise ValueError("limit_by: there is no limit that each key could have; write `calls_per_second` or `limits`")
     if limit_by == BY_HOST and template.has_fixed_host:

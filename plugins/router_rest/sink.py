@@ -170,8 +170,8 @@ class Rest(RestOptions):
         """Return what tasks take: `_topic`, `_partition`, `_offset`, `_order`, `_to` and `_row`.
 
         `_order` is the key of an order as bytes, or null; `_to` a struct of `url`, `values` (the method where rows name
-        it, then those of headers), and `fault`, which is null or else the reason of a dead letter. `_to` is null where
-        a field cannot be evaluated. `_row` is what the encoding takes. With `limit_by` there is `_limit` too, its key.
+        it, then those of headers), and `fault`, which is null or else the reason of a dead letter. `_to` is null if
+        a field cannot be evaluated. `_row` is what the encoding takes. With `limit_by` there is also `_limit`, its key.
         Raises StartError, naming the column.
         """
         # Fields are those of the route's columns, by their own names and as parts of `event`.

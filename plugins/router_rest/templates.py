@@ -184,7 +184,7 @@ def to_column(
 ) -> Column:
     """Return a struct of `url`, `values` and `fault`: either the last or both others are null.
 
-    The whole is null where a field cannot be evaluated. `values` are the method, where SQL gives it, and those of
+    The whole is null if a field cannot be evaluated. `values` are the method, where SQL gives it, and those of
     `headers`, whose templates are given by name. `dots` allows values in the path that a server may read as a way up.
 
     In the URL values are percent-encoded, except letters, digits and -._*, so that each stays one segment of the path
@@ -345,7 +345,7 @@ def body_fields(pieces: Iterable[BodyPiece]) -> tuple[list[str], list[str]]:
 
 
 def body_column(pieces: Iterable[BodyPiece]) -> Column:
-    """Return what a template makes of each row as bytes; null where a field cannot be evaluated. Needs `_offset`.
+    """Return what a template makes of each row as bytes; null if a field cannot be evaluated. Needs `_offset`.
 
     A field that is null is JSON's null, nothing inside of a text, and without its name in a form.
     """

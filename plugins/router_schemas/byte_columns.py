@@ -148,7 +148,7 @@ def _used(array: pa.Array, child: pa.Array) -> pa.Array:
 
 
 def within(numbers: NDArray[np.int64], least: int, most: int, path: str, what: str) -> None:
-    """Raise ValueError where a number is outside its bounds."""
+    """Raise ValueError if a number is outside its bounds."""
     if len(numbers) and not (least <= int(numbers.min()) and int(numbers.max()) <= most):
         raise ValueError(f"field {path}: {what}")
 

@@ -81,7 +81,7 @@ class Library(ABC, Generic[M]):
     def refreshed(self, wanted: Iterable[str] = ()) -> M:
         """Return how to read all that is known and what is wanted; the same object when nothing is new.
 
-        Raises RegistryAway where something wanted was never seen and the registry cannot be asked.
+        Raises RegistryAway if something wanted was never seen and the registry cannot be asked.
         """
 
 

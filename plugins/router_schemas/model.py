@@ -140,7 +140,7 @@ class WriterSchema:
 
     @property
     def path(self) -> tuple[int, ...] | None:
-        """Return the message index of the message; None where it is called by its name."""
+        """Return the message index of the message; None if it is called by its name."""
         if not self.message:
             return FIRST
         steps = self.message.split(".")
@@ -174,7 +174,7 @@ class SchemaInfo:
 
 @contextmanager
 def schema_file(path: Path) -> Iterator[None]:
-    """Raise StartError where a schema file cannot be read, or what it holds is wrong (OSError, ValueError)."""
+    """Raise StartError if a schema file cannot be read, or what it holds is wrong (OSError, ValueError)."""
     try:
         yield
     except OSError as error:

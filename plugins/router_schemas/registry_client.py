@@ -108,7 +108,7 @@ class RegistryClient:
         return _registered(schema_id, self._ask(f"/schemas/ids/{schema_id:d}", SCHEMA), self.name)
 
     def subjects_of(self, schema_id: int) -> tuple[tuple[str, int], ...]:
-        """Return every (subject, version) of an id, deleted ones too; nothing where the registry cannot say."""
+        """Return every (subject, version) of an id, also deleted ones; nothing if the registry cannot say."""
         try:
             pairs = self._ask(f"/schemas/ids/{schema_id:d}/versions?deleted=true", PAIRS)
         except NotFound:
@@ -122,7 +122,7 @@ class RegistryClient:
     def id_of(self, guid: UUID) -> int:
         """Return the id that a GUID has in the context of the url.
 
-        Raises NotFound where it has none, and for a registry that does not know GUIDs.
+        Raises NotFound if it has none, and for a registry that does not know GUIDs.
         """
         route = f"/schemas/guids/{guid}/ids"
         try:
@@ -170,7 +170,7 @@ class RegistryClient:
         self._ask(f"/config/{_quoted(subject, self.name)}", ANYTHING, "PUT", {"compatibility": level})
 
     def _check_api(self) -> None:
-        """Raise RegistryRefuses where the url leads to something that does not answer as a registry does."""
+        """Raise RegistryRefuses if the url leads to something that does not answer as a registry does."""
         with suppress(NotFound):
             self.by_id(LARGEST_ID)
 

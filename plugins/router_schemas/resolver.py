@@ -235,7 +235,7 @@ def _choose(
 ) -> None:
     """Choose the one schema that a name means.
 
-    Where a schema and what it imports ask for two versions of one subject, the newer one serves both: that is how
+    If a schema and what it imports ask for two versions of one subject, the newer one serves both: that is how
     shared definitions grow.
     """
     before, other = chosen.get(reference.name, (reference, referent))

@@ -105,7 +105,7 @@ class ParsedValues:
 
     @property
     def reasons(self) -> pa.StringArray:
-        """Return why a row names no schema; null where it does, and for tombstones."""
+        """Return why a row names no schema; null if it does, and for tombstones."""
         return pa.array(REASONS, pa.string()).take(pa.array(self.status))
 
 
@@ -166,7 +166,7 @@ def parse(
 
 
 def payloads(values: pa.BinaryArray, parsed: ParsedValues) -> pa.BinaryArray:
-    """Return what follows the prefixes; null where a row names no schema."""
+    """Return what follows the prefixes; null if a row names no schema."""
     framed = parsed.status == FRAMED
     starts = np.unique(parsed.starts[framed])
     if len(starts) == 0:
@@ -387,7 +387,7 @@ class FramedRows:
     """Payloads and what they were written with, row by row.
 
     `groups`: the position in `writers`, -1 where a row has none for the reason in `reasons`. `ids`: the schema id that
-    the row names, null where it names none.
+    the row names, null if it names none.
     """
 
     payloads: pa.BinaryArray

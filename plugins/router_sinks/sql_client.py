@@ -128,7 +128,7 @@ class Session:
 
     def __init__(self, job: InsertJob) -> None:
         self.job = job
-        # When a server restarts, closing its connections fails too, which SQLAlchemy logs with a traceback. What went
+        # When a server restarts, closing its connections also fails, which SQLAlchemy logs with a traceback. What went
         # wrong stands in the report of the task, in one line.
         logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)
         try:

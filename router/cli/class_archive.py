@@ -45,7 +45,7 @@ KAFKA = (
 def make_class_archive() -> Path:
     """Run a small configuration in a process of its own, keep the archive of its classes, and return where it is.
 
-    Raises MachineError where Spark cannot start here, StartError when the run fails or leaves no archive.
+    Raises MachineError if Spark cannot start here, StartError when the run fails or leaves no archive.
     """
     # An archive holds the classes of the class path, so that the jars must be there before the run.
     resolved_jars(tuple(CONNECTORS), {})
@@ -65,7 +65,7 @@ def make_class_archive() -> Path:
 def _run_alone(folder: Path, settings: dict[str, str]) -> subprocess.CompletedProcess[str]:
     folder.mkdir()
     command = [sys.executable, "-m", __name__, str(_small_configuration(folder, settings))]
-    # The pipe ends when the JVM has ended too, which writes the archive after Python is gone.
+    # The pipe ends when the JVM has also ended, which writes the archive after Python is gone.
     return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder)  # noqa: PLW1510 - the caller looks
 
 

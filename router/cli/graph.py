@@ -166,7 +166,7 @@ def _read_counts(config: Config) -> GraphCounts:
 
 
 def ways_through(node: GraphNode, table: str) -> GraphNode | None:
-    """Return a node with the ways through it to a table, and all below the table; None where there are none."""
+    """Return a node with the ways through it to a table, and all below the table; None if there are none."""
     if node.kind == "table" and node.text == table:
         return node
     below = []

@@ -142,7 +142,7 @@ def _choose_sinks(
     """Return the sinks that keep rows and that the options choose; what is sent goes to one of several."""
     from router.engine.reprocess.resend import resending_sinks
 
-    # A misspelt name is an error, also where no sink keeps rows.
+    # A misspelt name is an error, also if no sink keeps rows.
     every = list(config.all_sinks())
     if (route or name) and not any(_is_chosen(sink, route, name) for sink in every):
         shown = ", ".join(_shown_key(config, sink) for sink in every)

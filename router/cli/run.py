@@ -145,7 +145,7 @@ def ui_at(ui: Ui | None, address: str, option: str) -> Ui:
 
 @contextmanager
 def _served(config: Config, board: StatusBoard, file: Path) -> Iterator[None]:
-    """Serve the status of a run while it lasts, where that is asked for."""
+    """Serve the status of a run while it lasts, if that is asked for."""
     if config.ui is None:
         yield
         return

@@ -67,7 +67,7 @@ class Watcher:
         self.status.update(text)
 
     def finished(self, report: BatchReport, behind: int | None) -> None:
-        """Log a finished batch; `behind` is in records, None where the source does not say."""
+        """Log a finished batch; `behind` is in records, None if the source does not say."""
         self.log.info(line(report, behind), extra={"batch": {**asdict(report), "behind": behind}})
 
 

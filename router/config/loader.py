@@ -119,7 +119,7 @@ def _validate(document: Document, registry: Registry) -> tuple[Config | None, li
 
 
 def _wanted_as_text(error: ValidationError, document: Document) -> frozenset[int]:
-    """Return the scalars that look like numbers or booleans where text is needed: they are taken as written.
+    """Return the scalars that look like numbers or booleans although text is needed: they are taken as written.
 
     `password: ${PASSWORD}` with the value 0123 and `spark: {spark.ui.enabled: false}` are as good as quoted ones.
     """
@@ -128,7 +128,7 @@ def _wanted_as_text(error: ValidationError, document: Document) -> frozenset[int
 
 
 def _wanted_as_list(error: ValidationError, document: Document) -> frozenset[int]:
-    """Return the scalars with a variable in them where a list is needed: `topics: ${TOPICS}` with `a,b`."""
+    """Return the scalars with a variable in them although a list is needed: `topics: ${TOPICS}` with `a,b`."""
     scalars = _scalars_with(error, document, _LIST_WANTED)
     return frozenset(id(scalar) for scalar in scalars if scalar.tainted and not scalar.broken)
 

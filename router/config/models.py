@@ -105,7 +105,7 @@ def _debug(place: str) -> str:
 
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 HyphenedName = Annotated[str, StringConstraints(pattern=HYPHENED_PATTERN)]
-"""The name of a query or a route; where a table is named after it, a hyphen becomes an underscore."""
+"""The name of a query or a route; if a table is named after it, a hyphen becomes an underscore."""
 TableName = Annotated[str, StringConstraints(pattern=TABLE_PATTERN)]
 BronzeName = Annotated[str, StringConstraints(pattern=BRONZE_PATTERN)]
 Percent = Annotated[str, AfterValidator(_percent)]
@@ -316,7 +316,7 @@ class LookupDatabase(Model):
 class Lookup(Model):
     """A table by whose rows the events of a route get more columns: those of the row with their key.
 
-    The columns are fields of a struct with the lookup's name, null where the table has no row for an event. Every
+    The columns are fields of a struct with the lookup's name, null if the table has no row for an event. Every
     executor keeps all rows, and gets them again when the table has changed.
     """
 
@@ -670,7 +670,7 @@ class DeadLetters(Model):
 
     @property
     def largest_share(self) -> float | None:
-        """Return the share as a number from 0 to 1; None where any may."""
+        """Return the share as a number from 0 to 1; None if any may."""
         if self.at_most is None:
             return None
         return float(self.at_most.rstrip("% ")) / 100
@@ -912,7 +912,7 @@ class Config(Model):
         return tuple(locations)
 
     def written_names(self) -> tuple[str, ...]:
-        """Return the names, or templates of names, of the tables of sinks and of bronze; "" where only rows tell."""
+        """Return the names, or templates of names, of the tables of sinks and of bronze; "" if only rows tell."""
         return tuple(names for names, _ in self._written())
 
     def _written(self) -> Iterator[tuple[str, TableLocation | None]]:
@@ -941,7 +941,7 @@ class Config(Model):
 
 
 def names_of(sink: TableSink | MergingSink) -> str:
-    """Return the one table of a sink, or the template of its tables; nothing where only its rows tell."""
+    """Return the one table of a sink, or the template of its tables; nothing if only its rows tell."""
     template = sink.table_template()
     if template:
         return template

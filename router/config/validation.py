@@ -1,6 +1,6 @@
 """Check what no single field can tell: what belongs together, and what excludes each other.
 
-The checks read the tree, not the models, so that they speak even where another fault keeps the models from being made.
+The checks read the tree, not the models, so that they report even if another fault keeps the models from being made.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def _unique_names(root: Node, loc: KeyPath, noun: str) -> Iterator[Finding]:
     """Refuse two things of one list with names that would make the same tables."""
     first: dict[str, tuple[int, Scalar]] = {}
     for index, item in enumerate(_items_at(root, loc)):
-        # Where a name stands for something, the item itself is the name.
+        # If a name stands for something, the item itself is the name.
         name = item if isinstance(item, Scalar) else _node_at(item, ("name",))
         if not isinstance(name, Scalar) or not name.text:
             continue

@@ -2,7 +2,7 @@
 
 Keys stay as they are. `$${` is a plain `${`. A value with anything replaced is tainted from then on: no message shows
 it, not even in part. A value that is one variable and nothing else, without quotes, takes the type of its text, so
-`port: ${PORT}` is a number. Where a list is wanted, `a, b` and `["a", "b"]` are one (see the loader).
+`port: ${PORT}` is a number. If a list is wanted, `a, b` and `["a", "b"]` are one (see the loader).
 """
 
 from __future__ import annotations

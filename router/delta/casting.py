@@ -78,7 +78,7 @@ def _cast_array(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _offsets(array: pa.Array) -> pa.Array:
-    """Return the offsets of a list or map, null where it is null."""
+    """Return the offsets of a list or map, null if it is null."""
     return pa.array(array.offsets.to_numpy(), pa.int32(), mask=np.append(np.asarray(array.is_null()), False))
 
 

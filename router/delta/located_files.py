@@ -142,7 +142,7 @@ class LocatedFiles(fs.FileSystemHandler):  # type: ignore[misc]
         if located.outer or selector.recursive or "/" in path or path.startswith(NOTES):
             inner = fs.FileSelector(located.path, selector.allow_not_found, selector.recursive)
             return [located.info(info) for info in located.storage.arrow.get_file_info(inner)]
-        # The notes are in the lake's layout too, so the notes of this folder are its tables elsewhere.
+        # The notes are also in the lake's layout, so the notes of this folder are its tables elsewhere.
         notes = self.home.arrow.get_file_info(fs.FileSelector(f"{NOTES}/{path}".strip("/"), allow_not_found=True))
         inner = fs.FileSelector(path, selector.allow_not_found or bool(notes))
         infos = {info.base_name: info for info in self.home.arrow.get_file_info(inner)}

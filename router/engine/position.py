@@ -39,7 +39,7 @@ BLOCK = "_file_block"
 VERSION = "_version"
 CHANGE = "_change"
 PLACE_COLUMNS = (VERSION, CHANGE, MODIFIED, FILE, BLOCK)
-"""Columns of a stream without offsets, where it has them, the most important one first: commit and kind of change of a
+"""Columns of a stream without offsets, if it has them, the most important one first: commit and kind of change of a
 Delta table, time and path of the file, begin of the part of it that a task reads. A stream with FILE has no offsets."""
 
 

@@ -300,7 +300,7 @@ class _StreamRun:
 
     @contextmanager
     def consumer_group(self) -> Iterator[None]:
-        """Commit the offsets of batches for the group of the source, where it has one; a debugging run commits none."""
+        """Commit the offsets of batches for the group of the source, if it has one; a debugging run commits none."""
         kafka = self.config.source.kafka
         if kafka is None or kafka.commit_group is None or self.config.debug:
             yield

@@ -67,7 +67,7 @@ class AnswerExpression:
         return _reads(self.operation, name)
 
     def value(self, values: Mapping[str, Any]) -> Any:
-        """Return the value for JSON values by name; None where it is null or cannot be evaluated."""
+        """Return the value for JSON values by name; None if it is null or cannot be evaluated."""
         try:
             return self.operation.evaluate(values)
         except (NoValue, ArithmeticError, ValueError):  # the last of NaN, and of texts that are no UTF-8
@@ -95,7 +95,7 @@ def _path(operation: Operation, values: Mapping[str, Any]) -> Any:
 
 
 def _step(value: Any, step: str | int) -> Any:
-    """Return a part of a value; None where there is none. `*` is the only field of an object, whatever its name."""
+    """Return a part of a value; None if there is none. `*` is the only field of an object, whatever its name."""
     if isinstance(step, int):
         if isinstance(value, list) and step < len(value):
             return value[step]

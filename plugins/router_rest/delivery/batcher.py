@@ -53,7 +53,7 @@ class Call:
 
     `limit` is the key whose limit it is under, where each has its own. `asks`: it waits for its first token.
 
-    `url` is empty where it is the same for all calls; what else rows name follows it, a line each: the method, the
+    `url` is empty if it is the same for all calls; what else rows name follows it, a line each: the method, the
     values of headers.
     `order`: the calls of one order are sent one after the other; None: at any time. `attempts` counts those made with
     these rows so far. `doubtful` are the offsets of rows that may have arrived in an attempt that ended without an
@@ -407,7 +407,7 @@ class RowReader:
             yield TakenRow(place, value or b"", urls[at], keys[at], formers[at], limits[at], why)
 
     def _limits(self, rows: pa.RecordBatch, urls: Sequence[str]) -> Sequence[str]:
-        """Return the key of each row whose limit it is under; empty where there is one limit."""
+        """Return the key of each row whose limit it is under; empty if there is one limit."""
         if self.by_host:
             return [(url or "").partition("\n")[0].partition("://")[2].partition("/")[0] for url in urls]
         if LIMIT not in rows.schema.names:

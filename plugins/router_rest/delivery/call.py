@@ -74,7 +74,7 @@ MOST_KEPT = 1024
 class RequestForm:
     """What all requests of a sink have in common; it is pickled to tasks.
 
-    `method`, `url`: empty where rows name theirs. `key_header` carries the idempotency key, where there is one of our
+    `method`, `url`: empty if rows name theirs. `key_header` carries the idempotency key, where there is one of our
     own. `named` are the headers whose values rows name, with `row_key` the last one the idempotency key.
     """
 

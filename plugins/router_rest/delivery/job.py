@@ -346,7 +346,7 @@ class BatchJob:
         return True
 
     def _overdue(self) -> bool:
-        """Return whether rows are to be parked. Raises StartError where the stream is to stop for them."""
+        """Return whether rows are to be parked. Raises StartError if the stream is to stop for them."""
         limit = self.max_outage
         if limit is None or limit.then == "wait":
             return False

@@ -309,7 +309,7 @@ class Feeder:
         wanted = np.concatenate(missing) if missing else np.ones(0, bool)
         self.seen += rows.num_rows
         self.skipped += rows.num_rows - int(np.count_nonzero(wanted))
-        if send:  # rows with a receipt too: where calls are cut must not depend on receipts
+        if send:  # also rows with a receipt: where calls are cut must not depend on receipts
             await self._cut(rows, parts, wanted)
 
     async def end(self) -> None:

@@ -14,7 +14,7 @@
 | struct of member0, member1, ... | the union of as many types that is read as it |
 
 A column is written to the field that is read as it (column_names): every column has one, and a field without a column
-may be null. What a schema cannot hold of a value is a ValueError, never another value: null where it has no null,
+may be null. What a schema cannot hold of a value is a ValueError, never another value: null if it has no null,
 microseconds in milliseconds, a symbol that it lacks, bytes of another size, a text that is not UTF-8. fastavro would
 round some of these, or choose another type of a union by the value. So columns are checked here, and it is given plain
 values: times as numbers, and of a union the type's name with the value.

@@ -93,7 +93,7 @@ class Records:
     """How values are read. `written` is by prefix: the bytes before a value, or those in its `header`.
 
     `only` names the file whose schema reads all values, whatever their ids and GUIDs (the prefix is then b""); it is
-    empty where these count, and a prefix that is not known is wanted.
+    empty if these count, and a prefix that is not known is wanted.
     """
 
     event: T.StructType

@@ -27,7 +27,7 @@ The structs of several versions are merged into one that reads what each of them
 
 | versions differ in | the merged column |
 |---|---|
-| a property is missing in some | that property: null where a version has none. `required` has no influence |
+| a property is missing in some | that property: null if a version has none. `required` has no influence |
 | integer, number | double: JSON knows one kind of number; beyond 2**53 it is rounded |
 | objects, arrays, maps | merged inside |
 | names that differ by case only | refused: the columns of a table cannot |

@@ -143,7 +143,7 @@ def _supplied(files: Mapping[str, Any], names: Iterable[str] = ()) -> dict[str, 
 def _linked(files: Mapping[str, Any], *wanted: str) -> bytes:
     """Return files and what they need, checked, dependencies first, and the last wanted one last.
 
-    Raises ValueError where they do not link.
+    Raises ValueError if they do not link.
     """
     needed: dict[str, list[str]] = {}
     waiting = list(wanted)
@@ -229,7 +229,7 @@ def name_at(descriptors: bytes, path: Sequence[int]) -> str:
 
     A map makes a nested message, its entry, which clients count that work on descriptors, and which those do not that
     work on the text. A path is read with entries counted, and without them where it leads nowhere or to an entry.
-    Raises ValueError where it leads nowhere either way.
+    Raises ValueError if it leads nowhere either way.
     """
     file = _main(descriptors)
     found = _walked(file, path, entries=True) or _walked(file, path, entries=False)

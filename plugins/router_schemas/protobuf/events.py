@@ -37,7 +37,7 @@ class Events:
     """How records become events: plain data that travels to the executors.
 
     `event` is the type of all events; `written` is by the writer's schema. `header` is the name of the record header
-    that may hold a GUID. `only` names the message that is read where ids and GUIDs do not count; empty where they do,
+    that may hold a GUID. `only` names the message that is read where ids and GUIDs do not count; empty if they do,
     and a writer's schema that is not known is wanted.
     """
 

@@ -104,7 +104,7 @@ class LandingJob:
 
     The files and records of one batch decide how the next one is landed: whether rows are shuffled by table (`tiny`),
     and whether Spark bounds its Arrow batches in bytes (`measured`). `only` are the tables that get rows, None for all.
-    `run` raises StartError where an executor lacks something that the driver has; nothing is staged there then. With
+    `run` raises StartError if an executor lacks something that the driver has; nothing is staged there then. With
     `counts_ages` tasks count how old records are.
     """
 

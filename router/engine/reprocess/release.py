@@ -88,7 +88,7 @@ Task = Callable[["Iterable[pa.RecordBatch]"], "Iterator[pa.RecordBatch]"]
 class Release:
     """The approvals and blocked tables of a query, carried out.
 
-    Rows that come into the quarantine before an approval is carried out are released too, as long as they need no
+    Rows that come into the quarantine before an approval is carried out are also released, as long as they need no
     change that was not approved. `deliver` gives rows of an outbox to its sink.
     """
 
