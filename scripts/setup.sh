@@ -135,7 +135,7 @@ install_by_uv() {
         --no-progress -c constraints.txt -e '.[dev]' >>.venv/uv.log 2>&1
 }
 
-install_by_pip() { # refuses an editable package beside hashes, so they are left out
+install_by_pip() { # refuses an editable package together with hashes, so they are left out
     sed '/^ *--hash/d; s/ *\\$//' constraints.txt >.venv/constraints.txt
     .venv/bin/python -m pip install --disable-pip-version-check -c .venv/constraints.txt -e '.[dev]' 2>&1 |
         tee .venv/pip.log |
@@ -161,10 +161,10 @@ archive_classes() { # in the background: it takes a minute, and without it every
 
 prepare_servers() {
     step "jars of the embedded Kafka (43 MB, kept in ${ROUTER_CACHE:-$HOME/.cache/spark-event-router})" fetch_kafka_jars
-    step "the embedded schema registry (109 MB, kept there, too)" fetch_registry
+    step "the embedded schema registry (109 MB, also kept there)" fetch_registry
 }
 
-prepare_all() { # what mostly computes beside what mostly waits for the network
+prepare_all() { # runs what mostly computes together with what mostly waits for the network
     local servers programs
     prepare_servers &
     servers=$!

@@ -49,7 +49,7 @@ PAUSE = 0.5
 """Seconds without a call that are a pause: an outage, or the time between two batches of a sink."""
 WINS, RECEIPTS = "silver.big_wins", "ops.receipts"
 BIG = 9000
-"""A win is big above it: routes/big_wins.yaml says so."""
+"""A win is big above it, as in routes/big_wins.yaml."""
 JACKPOTS = 50
 """One of so many events is made a big win: the API is to have something to do."""
 MILLION = 1_000_000.0
@@ -185,7 +185,7 @@ class Crm:
 
 @dataclass(frozen=True)
 class Course:
-    """The times when the games went on, the API was out and was back again, in monotonic seconds.
+    """The times when the games continued, the API was out and was back again, in monotonic seconds.
 
     `landed` are the records that tables took while it was out.
     """

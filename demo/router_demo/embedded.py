@@ -220,7 +220,7 @@ def tail(folder: Path, lines: int = 30) -> str:
 def fetched_once(name: str, what: str, fetch: Callable[[Path], Path]) -> Path:
     """Return a folder of fetched files; when it is missing, let one process fetch it, and appear when it is complete.
 
-    `fetch` gets a temporary folder beside it and returns what is in it then; `what` is what the log says of it.
+    `fetch` gets a temporary folder next to it and returns what is in it then; `what` is what the log says of it.
     """
     folder = _cache_home() / name
     if folder.is_dir():

@@ -1,4 +1,4 @@
-"""Describe the games: what an event of each holds beside the fields all have in common, and the players' profiles.
+"""Describe the games: what an event of each has in addition to the common fields, and the players' profiles.
 
 Every event carries `game`, `gamer_id`, `ts`, `session_id`, `type` and `amount`; the fields here come after them.
 """

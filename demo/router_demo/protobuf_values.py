@@ -225,7 +225,7 @@ def _truncated(event: bytes, random: Random, message: Any) -> bytes:
 
 
 def _random_payload(event: bytes, random: Random, message: Any) -> bytes:
-    """Put random bytes behind a good prefix; some are a message, of fields nobody knows, and are not taken."""
+    """Put random bytes behind a good prefix; some are a message, of unknown fields, and are not taken."""
     while True:
         payload = random.randbytes(random.randrange(1, 2 * len(event)))
         if not _is_message(payload, message):

@@ -29,7 +29,7 @@ _DEPENDENCY = f"""\
     <dependency org="io.apicurio" name="{_ARTIFACT}" rev="{APICURIO}" transitive="false" conf="default->default">
       <artifact name="{_ARTIFACT}" type="tar.gz" ext="tar.gz" m:classifier="all"/>
     </dependency>"""
-# Without POMs: the archive needs nothing, and mirrors do not always have the parents of a POM that nobody asked for.
+# Without POMs: the archive needs nothing, and mirrors do not always have the parents of a POM that is not needed.
 _SETTINGS = """\
 <ivysettings>
   <settings defaultResolver="central"/>

@@ -113,7 +113,7 @@ def routing(demo: Demo, routes: Path, environ: dict[str, str], page: str = "") -
         demo.say(f"[bold]watch it at http://{page}/[/]{by_top}")
     with ExitStack() as held:
         try:
-            with uninterrupted(*ENDING):  # or a router could be started that nobody knows of, and so nobody ends
+            with uninterrupted(*ENDING):  # or a router could be started that is not known here, and so never ended
                 router = Router(routes, environ, demo.folder / "router.log", demo.take, page)
                 held.callback(router.stop)
             yield router

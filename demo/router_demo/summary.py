@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 LONGEST_REASON = 68
 DETAIL = ": it answers"
-"""Where the reason of an unknown schema goes on with the registry's own words."""
+"""Where the reason of an unknown schema continues with the registry's own words."""
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ def test_who_looks_is_no_call(api: Api, session: requests.Session) -> None:
 def test_an_api_that_is_away_is_seen_on_its_control_port(api: Api, session: requests.Session) -> None:
     api.play(outage="refused")
 
-    assert "it is away: nobody gets a connection" in session.get(f"{api.control_url}/../", timeout=20).text
+    assert "it is unavailable: it accepts no connection" in session.get(f"{api.control_url}/../", timeout=20).text
 
 
 def test_a_script_cannot_write_the_page(api: Api, session: requests.Session) -> None:

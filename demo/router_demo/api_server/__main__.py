@@ -37,7 +37,7 @@ async def _serve(given: argparse.Namespace) -> None:
     sys.stdout.flush()
     kind, host = "https" if given.certificate else "http", given.host
     sys.stderr.write(f"the API at {kind}://{host}:{port}/ {limits_of(script)}; look at it there, ")
-    sys.stderr.write(f"or at http://{host}:{control}/ when it is away\n")
+    sys.stderr.write(f"or at http://{host}:{control}/ while it is unavailable\n")
     await asyncio.Event().wait()
 
 

@@ -88,7 +88,7 @@ class Connection(web.RequestHandler):
         self._await_call()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Count a call that its client did not wait for; it goes on being processed."""
+        """Count a call that its client did not wait for; it is still processed."""
         super().connection_lost(exc)
         self._connections.discard(self)
         self._stop_idling()
@@ -206,7 +206,7 @@ async def _begun(request: web.BaseRequest, reply: Reply, length: int | None) -> 
 
 
 async def _pour(request: web.BaseRequest, reply: Reply) -> web.StreamResponse:
-    """Send `size` bytes, or as many as anybody reads."""
+    """Send `size` bytes, or as many as are read."""
     left = None if reply.how == "endless" else reply.size
     response = await _begun(request, reply, left)
     with suppress(ConnectionError):

@@ -46,7 +46,7 @@ class Tokens:
     """
 
     def __init__(self, script: Script, record: Record, before: Tokens | None) -> None:
-        assert script.token is not None  # or nobody asks for this check
+        assert script.token is not None  # or this check is not requested
         self._token: Token = script.token
         self._record = record
         self._good: dict[str, tuple[float, int]] = {}
@@ -307,7 +307,7 @@ class Handler:
     def play(self, script: Script) -> float:
         """Put a script in the place of the last one; return the time.
 
-        A check whose field did not change goes on where it was; limits and keys keep what was used up.
+        A check whose field did not change continues where it was; limits and keys keep what was used up.
         """
         now, before = time.monotonic(), self.script
         if script.limits != before.limits:

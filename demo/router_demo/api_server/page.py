@@ -22,7 +22,7 @@ PHRASES = {status.value: status.phrase for status in HTTPStatus}
 SPAN = 60
 """Seconds that are drawn."""
 BLOCKS = " ▁▂▃▄▅▆▇█"
-AWAY = {"refused": "it is away: nobody gets a connection", "dropped": "it is away: no packet arrives"}
+AWAY = {"refused": "it is unavailable: it accepts no connection", "dropped": "it is unavailable: no packet arrives"}
 Line = tuple[str, str, str]
 """What is counted, how much, and a remark."""
 STYLE = """
@@ -59,7 +59,7 @@ def state_of(script: Script) -> str:
 
 
 def _limit(limit: Limit) -> str:
-    how = f"counted anew every {limit.window:g} s" if limit.window else f"{limit.burst:g} of them at once"
+    how = f"counted again every {limit.window:g} s" if limit.window else f"{limit.burst:g} of them at once"
     return f"{limit.rate:g} {limit.unit} a second ({how})"
 
 

@@ -22,7 +22,7 @@ class Frozen(BaseModel):
 class Limit(Frozen):
     """A rate limit: calls over it get 429.
 
-    It is a bucket of `burst` tokens that `rate` tokens per second fill again; with `window` a count that starts anew
+    It is a bucket of `burst` tokens that `rate` tokens per second fill again; with `window` a count that starts again
     every so many seconds, at rate * window. `unit` says what takes a token. `wait` replaces the seconds in
     Retry-After, which are otherwise those until there is room.
     """
@@ -40,9 +40,9 @@ class Limit(Frozen):
 class Failure(Frozen):
     """A failure of a share of the calls, at most `times` of them: by a status, or in the way that `how` says.
 
-    `huge` sends `size` bytes, `endless` as much as anybody reads, `drip` a byte now and then, `cut` less than it
+    `huge` sends `size` bytes, `endless` as much as is read, `drip` a byte now and then, `cut` less than it
     announced; `garbage` is no HTTP, `hangup` closes, `reset` resets, `silent` never answers. `processed`: the request
-    takes effect all the same, unless a later check keeps it from it, as a key that was used does; its sender sees only
+    still takes effect, unless a later check keeps it from it, as a key that was used does; its sender sees only
     the failure. `seconds` pass before. `path` limits it to what begins so.
     """
 

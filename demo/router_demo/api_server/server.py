@@ -82,7 +82,7 @@ class Server:
             self._waits = self._loop.create_task(self._listen(self._bound(self._port)))
 
     def _bound(self, port: int) -> socket.socket:
-        """Return a socket that takes connections from now on, though nobody may answer them yet."""
+        """Return a socket that takes connections from now on, though none may be answered yet."""
         bound = socket.create_server((self._host, port), backlog=BACKLOG)
         self._port = bound.getsockname()[1]
         return bound
