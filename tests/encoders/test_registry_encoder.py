@@ -238,7 +238,7 @@ def test_a_record_is_called_by_its_subject(subject: str, name: str) -> None:
         ),
         ({"to_avro": {"schema_file": "a.avsc", "wire_format": "none", "subject": "a"}}, "nothing of a registry"),
         ({"to_avro": {"registry": "http://a", "id": 1, "register": True}}, "remove `register` and `schema_file`"),
-        ({"to_protobuf": {"registry": "http://a", "id": 1, "proto_file": "a.proto"}}, "take `register` and `proto_"),
+        ({"to_protobuf": {"registry": "http://a", "id": 1, "proto_file": "a.proto"}}, "remove `register` and `proto_"),
         ({"to_protobuf": {"registry": "http://a", "proto_file": "a.desc"}}, "a .proto file is needed"),
         ({"to_protobuf": {"registry": "http://a", "message": "a b"}}, "match pattern"),
         ({"to_avro": {"registry": "http://a", "name": "a."}}, "match pattern"),
