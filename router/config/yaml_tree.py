@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-Value = str | int | float | bool | None
+_Value = str | int | float | bool | None
 KeyNames = tuple[str, ...]
 
 
@@ -38,7 +38,7 @@ class Scalar:
     line: int
     column: int
     text: str = field(repr=False)
-    value: Value = field(repr=False)
+    value: _Value = field(repr=False)
     plain: bool = False
     tainted: bool = False
     broken: bool = False
@@ -137,7 +137,7 @@ def _fraction(text: str) -> float:
     return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
 
 
-CORE: dict[str, tuple[str, Callable[[str], Value]]] = {
+CORE: dict[str, tuple[str, Callable[[str], _Value]]] = {
     "null": (r"~|null|Null|NULL|", lambda text: None),
     "bool": (r"true|True|TRUE|false|False|FALSE", lambda text: text.lower() == "true"),
     "int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", _whole),
@@ -149,7 +149,7 @@ CORE: dict[str, tuple[str, Callable[[str], Value]]] = {
 """YAML 1.2's core schema: the type of a plain scalar, by a pattern of its whole text."""
 
 
-def typed(text: str) -> Value:
+def typed(text: str) -> _Value:
     """Return what a plain scalar means."""
     for pattern, convert in CORE.values():
         if re.fullmatch(pattern, text):
@@ -157,7 +157,7 @@ def typed(text: str) -> Value:
     return text
 
 
-def convert_text(convert: Callable[[str], Value], text: str) -> Value:
+def convert_text(convert: Callable[[str], _Value], text: str) -> _Value:
     """Convert a text that has the pattern of a type."""
     try:
         return convert(text)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger("router")
-CLOSING_SECONDS = 60.0
+_CLOSING_SECONDS = 60.0
 """How long the end of a run waits for the table that is being maintained."""
 
 
@@ -95,7 +95,7 @@ class TableMaintenance:
         if not finish:
             self.stop.set()
         if self.thread:
-            self.thread.join(CLOSING_SECONDS)
+            self.thread.join(_CLOSING_SECONDS)
         self.stop.set()
 
     def plan(self, table: str) -> Maintenance | None:

@@ -33,7 +33,7 @@ DELETIONS = "_deletions"
 """The folder below a table's in which its deletions are remembered, a Delta table of keys and order columns. Readers of
 the table do not see it, and it is deleted with the table."""
 DELETED_AT = "_deleted_at"
-ROWS = 1 << 18
+_ROWS = 1 << 18
 """Rows that are searched at once for the keys of the batch, which are hashed again each time."""
 SWEPT = 64
 """Commits after which expired deletions are forgotten."""
@@ -127,7 +127,7 @@ def _scan(table: DeltaTable, rows: pa.Table, keyed: KeyedTable, names: list[str]
     # that are read as views, which the reader cannot compare.
     with_keys = ds.FileSystemDataset(files, schema, content.format, content.filesystem)
     parts: list[pa.RecordBatch] = []
-    for batch in with_keys.to_batches(columns=columns, batch_size=ROWS):
+    for batch in with_keys.to_batches(columns=columns, batch_size=_ROWS):
         part = batch.filter(_may_match(batch, values))
         if len(part):
             parts.append(part)

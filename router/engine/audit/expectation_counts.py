@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PERIODS = REFRESHES
 """Into how many parts of equal length the time of a ledger is divided, for a trend."""
 COLUMNS = ["route", "sink", "read", "dropped", "matched", "violated", "finished"]
-SAMPLE = ["topic", "partition", "offset", "timestamp"]
+_SAMPLE = ["topic", "partition", "offset", "timestamp"]
 
 
 @dataclass
@@ -140,7 +140,7 @@ def _add_samples(counts: CountsByPlace, lake: Lake, config: Config, most: int) -
     names = {UNMET.format(name): name for route, name in counts if route is not None}
     refused = (pc.field("stage") == "expect") & pc.field("reason").isin(list(names))
     dataset = table.to_pyarrow_dataset(filesystem=native_files(table))
-    for part in dataset.to_batches(columns=["route", "reason", *SAMPLE], filter=refused):
+    for part in dataset.to_batches(columns=["route", "reason", *_SAMPLE], filter=refused):
         for row in part.to_pylist():
             of_expectation = counts.get((row.pop("route"), names[row.pop("reason")]))
             if of_expectation is None:

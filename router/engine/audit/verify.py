@@ -53,10 +53,10 @@ if TYPE_CHECKING:
     from router.config.models import Config
     from router.delta.lake import Lake
 
-TRIES = 2
-SHOWN = 3
+_TRIES = 2
+_SHOWN = 3
 """How many files, batches or commits a sentence names, at most."""
-FILES_AT_ONCE = 1_000
+_FILES_AT_ONCE = 1_000
 OWN_LAYERS = ("outbox.", "quarantine.")
 """Layers in which the router, and people who discard rows, may delete any rows."""
 RELEASED = "//released"
@@ -322,7 +322,7 @@ class Verification:
     def audit(self, table: str) -> TableAudit | None:
         """Return the audit of a table; None if it is not one of the router's."""
         # Meanwhile maintenance may delete an old file of the log, or a repair replace the log.
-        for attempt in range(TRIES):
+        for attempt in range(_TRIES):
             audit = TableAudit(table)
             try:
                 handle = self.lake.open(table)
@@ -333,7 +333,7 @@ class Verification:
                 self._check(audit, handle)
                 break
             except (TableError, DeltaError, OSError) as error:
-                if attempt == TRIES - 1:
+                if attempt == _TRIES - 1:
                     audit.wrong.append(self.unreadable(table, error))
         return audit
 
@@ -589,8 +589,8 @@ class Verification:
         # Files of a shallow clone are in the folder of another table.
         rows = actions.select(["path", "size_bytes", "num_records"]).to_pylist()
         rows = [row for row in rows if "://" not in row["path"] and not row["path"].startswith("/")]
-        for begin in range(0, len(rows), FILES_AT_ONCE):
-            part = rows[begin : begin + FILES_AT_ONCE]
+        for begin in range(0, len(rows), _FILES_AT_ONCE):
+            part = rows[begin : begin + _FILES_AT_ONCE]
             files = [f"{folder}/{unquote(row['path'])}" for row in part]
             for row, file, entry in zip(part, files, self.lake.files.get_file_info(files), strict=True):
                 path = row["path"]
@@ -717,14 +717,14 @@ def _describe_commit(commit: LogCommit, rows: dict[str, int]) -> str:
 
 
 def _some(texts: list[str], noun: str) -> list[str]:
-    more = len(texts) - SHOWN
+    more = len(texts) - _SHOWN
     if more <= 0:
         return texts
-    return [*texts[:SHOWN], f"and {more:,} more {noun}"]
+    return [*texts[:_SHOWN], f"and {more:,} more {noun}"]
 
 
 def _first(names: list[str]) -> str:
-    return ", ".join([*names[:SHOWN], "..."] if len(names) > SHOWN else names)
+    return ", ".join([*names[:_SHOWN], "..."] if len(names) > _SHOWN else names)
 
 
 def _files_are(files: list[str]) -> str:

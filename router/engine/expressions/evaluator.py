@@ -241,7 +241,7 @@ MAKERS: dict[str, Callable[[str, Entry, tuple[Node, ...]], Node]] = {
     **text.MAKERS,
 }
 
-Mask = Any
+_Mask = Any
 """A boolean array or scalar without nulls."""
 
 
@@ -249,7 +249,7 @@ class _Result(NamedTuple):
     """The value of an expression, and the rows on which it raises. Constants are scalars; None is no row."""
 
     value: Value
-    raised: Mask | None = None
+    raised: _Mask | None = None
 
 
 def _evaluate(node: Node, columns: Mapping[str, pa.Array]) -> _Result:
@@ -264,20 +264,20 @@ def _evaluate(node: Node, columns: Mapping[str, pa.Array]) -> _Result:
     return _Result(pc.if_else(raised, pa.scalar(None, value.type), value), raised)
 
 
-def _any(mask: Mask) -> bool:
+def _any(mask: _Mask) -> bool:
     return bool(mask.as_py()) if isinstance(mask, pa.Scalar) else mask.true_count > 0
 
 
-def _either(*masks: Mask | None) -> Mask | None:
+def _either(*masks: _Mask | None) -> _Mask | None:
     some = [mask for mask in masks if mask is not None]
     return reduce(pc.or_, some) if some else None
 
 
-def _where(condition: Mask, raised: Mask | None) -> Mask | None:
+def _where(condition: _Mask, raised: _Mask | None) -> _Mask | None:
     return None if raised is None else pc.and_(condition, raised)
 
 
-def _true(value: Value) -> Mask:
+def _true(value: Value) -> _Mask:
     return pc.fill_null(value, False)
 
 
@@ -314,7 +314,7 @@ def _apply(node: Node, values: list[Any]) -> tuple[Any, Any]:
     # The functions of operations take arrays: constants become arrays of one row.
     if constant:
         values = [repeat(value, 1) for value in values]
-    value = OPERATIONS[node.op](node, *values)
+    value = _OPERATIONS[node.op](node, *values)
     failed = None
     if isinstance(value, tuple):
         value, failed = value
@@ -375,7 +375,7 @@ def _case(node: Node, of: list[_Result]) -> _Result:
     return result
 
 
-def _if(holds: Mask, then: Value, other: Value) -> Value:
+def _if(holds: _Mask, then: Value, other: Value) -> Value:
     if isinstance(holds, pa.Scalar):
         return then if holds.as_py() else other
     return pc.if_else(holds, then, in_type(other, then.type))
@@ -414,7 +414,7 @@ _LAZY: dict[str, Callable[[Node, list[_Result]], _Result]] = {
     "TryEval": _caught,
     **dict.fromkeys(("IsNull", "IsNotNull", *functions.ALL, *text.ALL), _all),
 }
-OPERATIONS: dict[str, Callable[..., Any]] = {
+_OPERATIONS: dict[str, Callable[..., Any]] = {
     "cast": casts.convert,
     "IsNull": lambda node, value: pc.is_null(value),
     "IsNotNull": lambda node, value: pc.is_valid(value),

@@ -267,7 +267,7 @@ ORDERED = (NumericType, StringType, DateType, TimestampType, TimestampNTZType)
 """The types of columns that rows are ordered by."""
 EQUAL = (IntegralType, DecimalType, StringType, DateType, TimestampType, TimestampNTZType, BooleanType)
 """The types whose values can be compared for equality by every engine: no fractions."""
-KEYS = (*EQUAL, BinaryType)
+_KEYS = (*EQUAL, BinaryType)
 DIVIDING = {"partition_by": EQUAL, "cluster_by": ORDERED}
 """The types of columns that tables are partitioned by, and clustered by: those need bounds."""
 
@@ -300,7 +300,7 @@ def check_mergeable(sink: MergingSink, where: str, rows: StructType, more: Struc
     kinds: dict[str, DataType] = {field.name: field.dataType for field in rows}
     _check_columns(keyed, where, kinds, ("keys", "columns", "partition_by", "cluster_by", "comments"))
     for key in keyed.keys:
-        if not isinstance(kinds[key], KEYS):
+        if not isinstance(kinds[key], _KEYS):
             raise StartError(f"{where}: {key} is {kinds[key].simpleString()} and cannot be a key; cast it in `select`")
     _check_division(keyed, where, kinds)
     for newest in more.fields[2:]:

@@ -147,7 +147,7 @@ def _summaries(events: DataFrame, keyed: KeyedTable) -> dict[str, RowSummary]:
     return summaries
 
 
-CHECK = "delta.constraints."
+_CHECK = "delta.constraints."
 """The prefix of a table's CHECK constraints among its properties."""
 
 
@@ -186,8 +186,8 @@ class TableMerge:
         widens = way(handle, self.work.table, self.work.keyed.widening) is not None
         again = has_transaction(handle, once)
         for name, sql in handle.metadata().configuration.items():
-            if name.startswith(CHECK):
-                self.checks[name.removeprefix(CHECK)] = sql
+            if name.startswith(_CHECK):
+                self.checks[name.removeprefix(_CHECK)] = sql
         decision = DecisionInput(
             table=self.work.table,
             have=have,

@@ -58,8 +58,8 @@ SYSTEM_COLUMNS = {*QUARANTINE_COLUMNS, *MERGED_COORDINATES, *SCHEMA_COLUMNS, ROW
 """Columns of a quarantine that are not those of its rows."""
 FIRST_PAUSE = 5.0
 """Seconds until the first try to release the rows of a blocked table."""
-LONGEST_PAUSE = 600.0
-ROWS_AT_ONCE = 16_384
+_LONGEST_PAUSE = 600.0
+_ROWS_AT_ONCE = 16_384
 """Rows that memory holds while a quarantine is listed."""
 
 
@@ -69,7 +69,7 @@ def pause_after(failures: int) -> float:
     5 s after the first one, and twice as long after each further one, up to ten minutes.
     """
     # A table may be blocked for weeks: 2 to the power of all its tries is no float any more.
-    return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(failures - 1, 10))
+    return min(_LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(failures - 1, 10))
 
 
 Kind = ReleaseKind
@@ -564,7 +564,7 @@ def _parts(lake: Lake, path: str, columns: list[str]) -> Iterator[pa.Table]:
     with lake.files.open_input_file(path) as source:
         file = pq.ParquetFile(source, pre_buffer=False, buffer_size=1 << 20)
         names = [name for name in columns if name in file.schema_arrow.names]
-        for part in file.iter_batches(ROWS_AT_ONCE, columns=names, use_threads=False):
+        for part in file.iter_batches(_ROWS_AT_ONCE, columns=names, use_threads=False):
             rows = pa.Table.from_batches([part]).select(names)
             for name in columns:
                 if name not in names:

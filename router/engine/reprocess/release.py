@@ -80,7 +80,7 @@ Deliver = Callable[[str, str, int, DataFrame], Applied | None]
 """Called with route/sink, query (with its run), batch and rows of a quarantine; returns what the sink did with them."""
 TargetTypes = dict[str, "pa.DataType | None"]
 """The type in which each column of a quarantine goes into the table; None if the table cannot store its values."""
-Task = Callable[["Iterable[pa.RecordBatch]"], "Iterator[pa.RecordBatch]"]
+_Task = Callable[["Iterable[pa.RecordBatch]"], "Iterator[pa.RecordBatch]"]
 """A function for `mapInArrow`."""
 
 
@@ -490,7 +490,7 @@ class _ReleasedRows:
         table_json = self.handle.schema().to_json() if self.handle is not None else to_delta(schema)
         return with_violations(flat, table_json, self.demanded).select("_quarantined.*", VIOLATES)
 
-    def _run(self, task: Task, rows: DataFrame) -> list[dict[str, Any]]:
+    def _run(self, task: _Task, rows: DataFrame) -> list[dict[str, Any]]:
         """Run a task over rows and return its reports; raise StartError if an executor lacks what the driver has."""
         executors = self.release.executors
         rows_of_reports = rows.mapInArrow(executors.guarded(task, reports=True), "report string").collect()
@@ -612,7 +612,7 @@ def _target_type(table_type: pa.DataType | None, row_type: pa.DataType) -> pa.Da
     return type_within(table_type, row_type)
 
 
-def _check_task(target_types: TargetTypes, *, blank: bool) -> Task:
+def _check_task(target_types: TargetTypes, *, blank: bool) -> _Task:
     """Return the function of a task that counts rows by batch and finds the batches with rows that nobody approved."""
 
     def check(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -638,7 +638,7 @@ def _check_task(target_types: TargetTypes, *, blank: bool) -> Task:
     return check
 
 
-def _cast_task(target_types: TargetTypes, schema: pa.Schema) -> Task:
+def _cast_task(target_types: TargetTypes, schema: pa.Schema) -> _Task:
     """Return the function of a task that adds to rows the struct `_row`: what of them goes into their table."""
 
     def cast(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -651,7 +651,7 @@ def _cast_task(target_types: TargetTypes, schema: pa.Schema) -> Task:
 
 def _stage_task(
     target_types: TargetTypes, schema: pa.Schema, staging: Staging, *, target: str, table: str, batch: int
-) -> Task:
+) -> _Task:
     """Return the function of a task that stages rows for their table, in types that it may have."""
 
     def stage(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 log = logging.getLogger("router")
-WAIT_SECONDS = 120
+_WAIT_SECONDS = 120
 """How long a repair waits for an unfinished batch if its table is gone."""
 
 
@@ -140,7 +140,7 @@ class Repair(RepairTarget):
 
         An unfinished batch may have its rows in what is gone, or be about to make the table: wait for its end.
         """
-        end = time.monotonic() + WAIT_SECONDS
+        end = time.monotonic() + _WAIT_SECONDS
         while True:
             handle, is_damaged = self._open()
             if handle is not None or not (self.has_unfinished_batch() and is_running(self.checkpoint)):

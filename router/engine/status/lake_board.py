@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from router.config.models import Config
 
 log = logging.getLogger("router")
-SHORTEST_PAUSE = 10.0
-PAUSE_PER_SECOND = 20.0
+_SHORTEST_PAUSE = 10.0
+_PAUSE_PER_SECOND = 20.0
 """Seconds of rest for each second of reading."""
 
 
@@ -79,7 +79,7 @@ class LakeBoard(BackgroundThread):
 
     def _run(self) -> None:
         spent = 0.0
-        while not self._ended.wait(max(SHORTEST_PAUSE, PAUSE_PER_SECOND * spent)):
+        while not self._ended.wait(max(_SHORTEST_PAUSE, _PAUSE_PER_SECOND * spent)):
             began = time.monotonic()
             self.read()
             spent = time.monotonic() - began

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from router.config.models import Config
 
-ANSWER_SECONDS = 3.0
+_ANSWER_SECONDS = 3.0
 """Time limit for the answer of a stream; it gives one from memory."""
 
 
@@ -150,7 +150,7 @@ def ask_stream(config: Config) -> StreamAnswer | None:
         session.trust_env = False  # a proxy is for other machines
         try:
             answer = session.get(
-                f"http://{address}/api/status", headers=headers, timeout=ANSWER_SECONDS, allow_redirects=False
+                f"http://{address}/api/status", headers=headers, timeout=_ANSWER_SECONDS, allow_redirects=False
             )
             status = answer.json() if answer.status_code == 200 else None
         except (requests.RequestException, ValueError):

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from router.config.models import View
     from router.engine.views.sources import Changes, Snapshot
 
-FORMAT = 3
+_FORMAT = 3
 """Part of the definition of a view: if it changes, all of the view is computed once."""
 
 
@@ -274,7 +274,7 @@ def definition_of(view: View) -> str:
         query = f"{view.query!r} {_source_code(view.query)}"
     lets = [let.model_dump() for let in view.let]
     expectations = [expectation.model_dump() for expectation in view.expect]
-    parts = [query, view.into, view.source.model_dump(), view.tables, *lets, expectations, FORMAT]
+    parts = [query, view.into, view.source.model_dump(), view.tables, *lets, expectations, _FORMAT]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 

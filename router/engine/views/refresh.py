@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("router")
 WAY_IF_REMOVED: dict[Way, Way] = {"merge": "keys", "keys": "keys", "rows": "tables", "tables": "tables", "full": "full"}
 """The way to follow removed rows, by the way to follow added ones."""
-CHANGES = "delta.enableChangeDataFeed"
+_CHANGES = "delta.enableChangeDataFeed"
 VERSIONS_SHOWN = 50
 """If a view has more sources, its commits do not contain their versions; the note does."""
 
@@ -435,7 +435,7 @@ class _Commits:
                 staged.files,
                 ids=ids,
                 notes=self.notes,
-                properties={CHANGES: "true"} if self.view.changes else {},
+                properties={_CHANGES: "true"} if self.view.changes else {},
                 comment=self.view.comment,
             )
         else:

@@ -52,7 +52,7 @@ LISTING_IN_BUCKET = {"spark.sql.sources.parallelPartitionDiscovery.parallelism":
 FEW_FILES = 16
 FEW_ROWS = 100_000
 """Files and rows that one task reads and groups in less time than Spark takes to exchange rows between tasks."""
-SMALL_ROWS = 1_000_000
+_SMALL_ROWS = 1_000_000
 """Rows that tasks read with Arrow, of all files together at most."""
 FILES_PER_TASK = 64
 BATCH_ROWS = 64_000
@@ -107,7 +107,7 @@ class Relations:
             else:
                 table_files += [(part.table, file) for file in files]
 
-        if len(table_files) > FEW_FILES and _count_rows(file for _, file in table_files) <= SMALL_ROWS:
+        if len(table_files) > FEW_FILES and _count_rows(file for _, file in table_files) <= _SMALL_ROWS:
             frames.append(self._read_by_arrow(table_files, columns, named=named))
         elif table_files:
             frames.append(self._read_by_spark(table_files, columns, named=named))
