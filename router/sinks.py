@@ -19,7 +19,7 @@ from pydantic import Field
 
 from router.errors import StartError
 from router.parts import Part
-from router.table_options import LOCATION, RESET, CatalogOptions, Location, Reset, TableOptions
+from router.table_options import LOCATION, RESET, CatalogOptions, LocationOption, Reset, TableOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -165,7 +165,7 @@ class MergingSink(CatalogOptions, Sink, ABC):
         default=False,
         description="a record with a key and no value deletes its key; all sinks of the route, or none",
     )
-    location: Location | None = Field(default=None, description=LOCATION)
+    location: LocationOption | None = Field(default=None, description=LOCATION)
     reset: Reset = Field(default="allowed", description=RESET)
 
     @abstractmethod

@@ -78,7 +78,7 @@ def _form(kind: re.Pattern[str]) -> str:
     return forms.get(kind, f"write {kind.pattern.replace('|', ' or ')}")
 
 
-Location = Annotated[TableLocation, BeforeValidator(location, json_schema_input_type=str | TableLocation)]
+LocationOption = Annotated[TableLocation, BeforeValidator(location, json_schema_input_type=str | TableLocation)]
 LOCATION = "a place outside of the lake's layout, with fields of the table's name: s3://lake-{topic}/events"
 
 
@@ -101,7 +101,7 @@ class CatalogOptions(BaseModel):
 class TableOptions(CatalogOptions):
     """How a table is made; a table that is there stays as it is."""
 
-    location: Location | None = Field(default=None, description=LOCATION)
+    location: LocationOption | None = Field(default=None, description=LOCATION)
     partition_by: tuple[str, ...] = Field(default=(), description="columns that a new table is partitioned by")
     cluster_by: tuple[str, ...] = Field(
         default=(),

@@ -81,10 +81,10 @@ def run(
     # It hooks into forks: imported while the JVM is forked off, it says with a traceback that its lock was not held.
     import concurrent.futures.thread  # noqa: F401
 
-    from router.engine.spark.session import start_jvm
+    from router.engine.spark.session import start_jvm_ahead
 
     # Ahead of all other imports: the JVM takes as long as they do.
-    start_jvm(file, master)
+    start_jvm_ahead(file, master)
 
     from router.cli.watching import Watcher, json_errors
     from router.config.loader import load

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 SAFE = timedelta(days=7)
 """Younger files may be needed: by readers of older versions, or by a batch that was interrupted or is landing now."""
-TRIES = 5
-WAIT_SECONDS = 0.5
+MAINTENANCE_TRIES = 5
+MAINTENANCE_WAIT_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -262,7 +262,9 @@ def _compact(handle: DeltaTable, options: MaintenanceOptions) -> tuple[int, int]
             return handle.optimize.z_order(options.zorder, target_size=target, writer_properties=properties)
         return handle.optimize.compact(target_size=target, max_concurrent_tasks=1, writer_properties=properties)
 
-    metrics = retry_on_conflict(work, CommitFailedError, TRIES, WAIT_SECONDS, before=handle.update_incremental)
+    metrics = retry_on_conflict(
+        work, CommitFailedError, MAINTENANCE_TRIES, MAINTENANCE_WAIT_SECONDS, before=handle.update_incremental
+    )
     return int(metrics["numFilesRemoved"]), int(metrics["numFilesAdded"])
 
 

@@ -18,8 +18,8 @@ from router.columns import quoted
 from router.config.models import UNASKED, interval
 from router.delta.commit import retry_on_conflict
 from router.delta.maintenance import (
-    TRIES,
-    WAIT_SECONDS,
+    MAINTENANCE_TRIES,
+    MAINTENANCE_WAIT_SECONDS,
     MaintenanceOptions,
     MaintenanceResult,
     maintain,
@@ -226,4 +226,4 @@ class SparkMaintenance:
         return session
 
     def _retry(self, work: Callable[[], T]) -> T:
-        return retry_on_conflict(work, CONFLICTS, TRIES, WAIT_SECONDS)
+        return retry_on_conflict(work, CONFLICTS, MAINTENANCE_TRIES, MAINTENANCE_WAIT_SECONDS)

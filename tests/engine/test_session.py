@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from router.config.models import Config
 from router.engine.spark import session
-from router.engine.spark.session import build_session, class_archive, java_options, settings_in, start_jvm
+from router.engine.spark.session import build_session, class_archive, java_options, settings_in, start_jvm_ahead
 from router.errors import StartError
 
 if TYPE_CHECKING:
@@ -121,11 +121,11 @@ def test_the_jvm_is_not_started_ahead_for_what_cannot_be_read(
     for of_jars in ("known_jars", "resolved_jars"):
         monkeypatch.setattr(session, of_jars, lambda connectors, asked: ["/delta.jar"])
     monkeypatch.setattr(SparkContext, "_gateway", None)
-    start_jvm(written(tmp_path, text), None)
-    start_jvm(tmp_path / "absent.yaml", None)
-    start_jvm(written(tmp_path, "name: x"), "spark://elsewhere:7077")
+    start_jvm_ahead(written(tmp_path, text), None)
+    start_jvm_ahead(tmp_path / "absent.yaml", None)
+    start_jvm_ahead(written(tmp_path, "name: x"), "spark://elsewhere:7077")
     assert begun == []
-    start_jvm(written(tmp_path, "name: x"), None)
+    start_jvm_ahead(written(tmp_path, "name: x"), None)
     assert len(begun) == 1
 
 
@@ -192,7 +192,7 @@ def test_spark_connect_is_refused_before_anything_starts(
         monkeypatch.setenv(variable, "true")
     text = "spark:\n" + "".join(f"  {name}: {value}\n" for name, value in settings.items()) if settings else "name: x"
 
-    session.start_jvm(written(tmp_path, text), master)
+    session.start_jvm_ahead(written(tmp_path, text), master)
     with pytest.raises(StartError, match="needs a Spark driver of its own") as refused:
         build_session(Config.model_construct(name="games", spark=settings), master)
 

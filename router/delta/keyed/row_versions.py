@@ -17,7 +17,7 @@ from pyarrow import fs
 
 from router.delta.casting import cast_to
 from router.delta.commit import has_transaction
-from router.delta.keyed.row_order import HELD, keys_and_order
+from router.delta.keyed.row_order import HELD_COLUMNS, keys_and_order
 from router.delta.keyed.scd import HISTORY_COLUMNS, TIMESTAMP
 from router.delta.lake import native_files
 from router.delta.replace import write_rows
@@ -42,7 +42,7 @@ SWEPT = 64
 def versions_schema(rows: pa.Schema, keyed: KeyedTable) -> pa.Schema:
     """Return the columns of a state, in the types of rows."""
     fields = list(keys_and_order(rows.empty_table(), keyed).schema)
-    fields += [pa.field(name, pa.bool_()) for name in HELD]
+    fields += [pa.field(name, pa.bool_()) for name in HELD_COLUMNS]
     if keyed.history:
         fields += HISTORY_COLUMNS
     return pa.schema(fields)
@@ -156,7 +156,7 @@ def _deletions_name(table: str) -> str:
 
 def _as_state(rows: pa.Table, schema: pa.Schema, *, there: bool, live: pa.Array | None) -> pa.Table:
     """Return rows with the columns of a state; columns that they lack are null. `there` and `live`: see `HELD`."""
-    there_name, live_name = HELD
+    there_name, live_name = HELD_COLUMNS
     flags = {there_name: pa.array(np.full(len(rows), there)), live_name: live}
     columns = []
     for field in schema:

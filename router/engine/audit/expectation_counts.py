@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from router.delta.lake import native_files
 from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
 from router.engine.label.layout import UNMET
-from router.engine.views.note import REFRESHES, Note, note_path
+from router.engine.views.note import REFRESHES, Note, view_note_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,7 +76,7 @@ def _counts_of_views(config: Config, store: CheckpointStore) -> Iterator[Expecta
     for view in config.views:
         if not view.expect:
             continue
-        note = Note.of(store.load(note_path(view.name)))
+        note = Note.of(store.load(view_note_path(view.name)))
         for expectation in view.expect:
             counts = ExpectationCounts(f"view {view.name}", expectation, events=note.checked)
             counts.violated = note.violated.get(expectation.name, 0)

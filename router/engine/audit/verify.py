@@ -36,12 +36,12 @@ from router.delta.keyed.key_property import keyed_of, repeated_keys, several_row
 from router.delta.keyed.row_versions import DELETIONS, deletions_table
 from router.delta.lake import native_files
 from router.delta.table_cache import THREADS
-from router.delta.transaction_id import RELEASES, Kind, TransactionId, batch_id, parse
+from router.delta.transaction_id import RELEASES, IdKind, TransactionId, batch_id, parse
 from router.engine.checkpoint_store import CheckpointStore, Manifest, lake_and_checkpoint
 from router.engine.label.layout import outbox_of, quarantine_of
 from router.engine.preflight.explain import fixed_table
 from router.engine.start.checks import Checkpoint
-from router.engine.views.note import Note, ViewTarget, note_path
+from router.engine.views.note import Note, ViewTarget, view_note_path
 from router.errors import StartError, TableError, first_line
 from router.sinks import TableSink
 
@@ -199,7 +199,7 @@ def _views(config: Config, store: CheckpointStore) -> tuple[dict[str, tuple[str,
     tables: dict[str, tuple[str, ViewTarget]] = {}
     damaged: dict[str, str] = {}
     for view in config.views:
-        path = note_path(view.name)
+        path = view_note_path(view.name)
         try:
             note = Note.of(store.load(path))
         except StartError as error:
@@ -653,7 +653,7 @@ class Verification:
         return fixed | decided
 
 
-SHARED: frozenset[Kind] = frozenset({
+SHARED: frozenset[IdKind] = frozenset({
     *("ledger", "ledger_move", "dead_letters", "merge_refusals", "sink_refusals", "replayed", "discard", "refuse"),
 })  # fmt: skip
 """Kinds of transaction ids with which any query writes the ledger and dead letters."""
@@ -672,7 +672,7 @@ def is_own_commit(query: str, commit: LogCommit) -> bool:
     return False
 
 
-WITH_ROWS: frozenset[Kind] = frozenset({"rows", "quarantine", "bronze", "dead_letters", *RELEASES})
+WITH_ROWS: frozenset[IdKind] = frozenset({"rows", "quarantine", "bronze", "dead_letters", *RELEASES})
 """Kinds of transaction ids that name the table whose log they are in."""
 
 

@@ -20,10 +20,10 @@ from router.engine.expressions.tree import (
     FLOATS,
     INTEGERS,
     NUMBERS,
-    TIMES,
+    TIME_TYPES,
     Node,
     Untranslatable,
-    arrow_type,
+    arrow_type_of,
     by_value,
     is_constant,
     precision,
@@ -33,7 +33,7 @@ from router.engine.expressions.tree import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from router.engine.expressions.tree import Entry, Kind, Value
+    from router.engine.expressions.tree import Kind, PlanEntry, Value
 
 UTC = {"UTC", "Etc/UTC", "Z", "GMT", "+00:00"}
 SPACE = "\x00-\x20\x7f"
@@ -56,7 +56,7 @@ TRUE = ("t", "true", "y", "yes", "1")
 FALSE = ("f", "false", "n", "no", "0")
 
 
-def literal(_: str, entry: Entry, of: tuple[Node, ...]) -> Node:
+def literal(_: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
     """Return a constant. Dates, times and bytes come as the JVM has them, all others as text."""
     kind = entry["dataType"]
     value = entry["value"]
@@ -70,12 +70,12 @@ def literal(_: str, entry: Entry, of: tuple[Node, ...]) -> Node:
         return Node("literal", kind, with_=float(value))
     if kind == "boolean":
         return Node("literal", kind, with_=value == "true")
-    if kind in ("string", "binary", *TIMES):
+    if kind in ("string", "binary", *TIME_TYPES):
         return Node("literal", kind, with_=value)
     raise Untranslatable(f"a constant of type {type_name(kind)}")
 
 
-def cast(_: str, entry: Entry, of: tuple[Node, ...]) -> Node:
+def cast(_: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
     """Return a cast. Raises Untranslatable for one whose values are not the same here."""
     kind = entry["dataType"]
     have = of[0].kind
@@ -92,7 +92,7 @@ def cast(_: str, entry: Entry, of: tuple[Node, ...]) -> Node:
     return Node("cast", kind, of)
 
 
-def check_zone(entry: Entry) -> None:
+def check_zone(entry: PlanEntry) -> None:
     """Refuse a local time of another session time zone than UTC."""
     zone = entry.get("timeZoneId")
     if zone not in UTC:
@@ -103,7 +103,7 @@ def convert(node: Node, value: pa.Array) -> Value:
     """Return values as another type, and the rows on which the cast raises if it can."""
     converter = _converter(node.of[0].kind, node.kind)
     assert converter is not None  # `cast` refuses others
-    return converter(value, arrow_type(node.kind))
+    return converter(value, arrow_type_of(node.kind))
 
 
 def _converter(have: Kind, kind: Kind) -> Callable[[pa.Array, pa.DataType], Value] | None:

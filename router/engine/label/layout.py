@@ -79,7 +79,7 @@ DEAD_SCHEMA = pa.schema(
 
 UNMET = "expectation {} does not hold"
 """The reason of a dead letter that an expectation has made, and the cause of a row that waits for its release."""
-HELD = UNMET.partition("{")[0]
+HELD_REASON = UNMET.partition("{")[0]
 """The beginning of the cause of rows that wait because of an expectation."""
 Stage = Literal["decode", "match", "expect", "select", "name", "schema", "apply"]
 """Where a record was refused."""

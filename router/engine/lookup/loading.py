@@ -22,7 +22,7 @@ from pyspark.sql.types import StructField
 from router.config.models import interval
 from router.delta.lake import Lake
 from router.engine.expressions.evaluator import Node, Untranslatable, translate
-from router.engine.expressions.tree import arrow_type as arrow_type_of
+from router.engine.expressions.tree import arrow_type_of
 from router.engine.lookup.join import LookupTable, choose_rows
 from router.engine.lookup.let import define
 from router.errors import LookupTableError, first_line

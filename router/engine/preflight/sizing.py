@@ -228,7 +228,7 @@ def _cost_drivers(
         yield "sinks that send are not counted: an API's limit is theirs, and `router bench --send` measures them"
 
 
-def tables_of(config: Config) -> tuple[int, bool]:
+def count_tables(config: Config) -> tuple[int, bool]:
     """Return how many tables a configuration names, and whether data may name more."""
     templates = []
     for _, _, sink in config.all_sinks():

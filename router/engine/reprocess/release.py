@@ -44,7 +44,7 @@ from router.engine.checkpoint_store import CheckpointStore
 from router.engine.commit.lost_tables import CommittedBatches, accept_lost
 from router.engine.commit.violations import VIOLATES, with_violations
 from router.engine.json_rows import ROW
-from router.engine.label.layout import BRONZE_SCHEMA, COORDINATES, DEAD_SCHEMA, HELD, quarantine_of
+from router.engine.label.layout import BRONZE_SCHEMA, COORDINATES, DEAD_SCHEMA, HELD_REASON, quarantine_of
 from router.engine.quarantine.table import (
     SYSTEM_COLUMNS,
     PendingRelease,
@@ -70,9 +70,10 @@ if TYPE_CHECKING:
 
     from router.config.models import Config
     from router.delta.lake import Lake
+    from router.delta.transaction_id import ReleaseKind
     from router.engine.commit.committers import Committers
     from router.engine.commit.violations import Conditions
-    from router.engine.quarantine.table import Kind, Place
+    from router.engine.quarantine.table import Place
     from router.sinks import Evolution, Widening
 
 log = logging.getLogger("router")
@@ -544,7 +545,7 @@ class _ReleasedRows:
         return row
 
 
-def _waits(place: Place, query: str, kind: Kind, *, has_cause: bool = True) -> Column:
+def _waits(place: Place, query: str, kind: ReleaseKind, *, has_cause: bool = True) -> Column:
     """Return a boolean column over a quarantine: the row is of a query, for a table, and waits for a kind of release.
 
     The quarantine of an older version has no column `_cause`.
@@ -553,7 +554,7 @@ def _waits(place: Place, query: str, kind: Kind, *, has_cause: bool = True) -> C
     if not has_cause:
         return is_of_query
     cause = F.col("_cause")
-    is_held = F.coalesce(cause.startswith(HELD), F.lit(False))
+    is_held = F.coalesce(cause.startswith(HELD_REASON), F.lit(False))
     if kind == "release":
         return is_of_query & cause.isNull()
     if kind == "held":

@@ -34,7 +34,7 @@ from router.engine.reprocess.repair_content import ContentReplacement
 from router.engine.reprocess.repair_target import Repaired, RepairTarget
 from router.engine.reprocess.repair_upsert import UpsertReplacement
 from router.engine.start.killed_repairs import lock_of
-from router.engine.start.run_lock import is_running, locked
+from router.engine.start.run_lock import is_run_active, locked
 from router.errors import StartError, TableError, first_line
 from router.sinks import MergingSink, TableSink
 
@@ -143,7 +143,7 @@ class Repair(RepairTarget):
         end = time.monotonic() + _WAIT_SECONDS
         while True:
             handle, is_damaged = self._open()
-            if handle is not None or not (self.has_unfinished_batch() and is_running(self.checkpoint)):
+            if handle is not None or not (self.has_unfinished_batch() and is_run_active(self.checkpoint)):
                 return handle, is_damaged
             if time.monotonic() > end or self.context.stop.wait(0.5):
                 raise TableError(self.table, f"batch {self.last + 1} has not ended yet; try again after it")

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from router.config.models import Config
-    from router.config.yaml_tree import Node
+    from router.config.yaml_tree import YamlNode
 
 log = logging.getLogger("router")
 PAIRS = {"4.0.0": "4.0.1", "4.1.1": "4.3.1", "4.2.0": "4.4.0"}
@@ -127,7 +127,7 @@ def connectors_of(config: Config) -> frozenset[str]:
     return frozenset(names & set(CONNECTORS))
 
 
-def connectors_in(root: Node) -> frozenset[str]:
+def connectors_in(root: YamlNode) -> frozenset[str]:
     """Return the connectors that a configuration will use, as far as its text tells before any plugin is loaded.
 
     Avro may be named by a decoder, or found by one that takes all formats (`auto`).
@@ -154,7 +154,7 @@ def packages(connectors: Collection[str]) -> list[str]:
 
     extra = [f"org.apache.spark:{CONNECTORS[name]}_2.13:{pyspark.__version__}" for name in sorted(connectors)]
     builder = configure_spark_with_delta_pip(SparkSession.Builder(), extra_packages=extra)
-    return spark_internals.options_of(builder)[_PACKAGES].split(",")
+    return spark_internals.builder_options(builder)[_PACKAGES].split(",")
 
 
 def known_jars(connectors: Collection[str] = tuple(CONNECTORS), settings: Mapping[str, str] | None = None) -> list[str]:

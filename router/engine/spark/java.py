@@ -62,7 +62,7 @@ class Java:
     todo: str = ""
 
 
-def newest(spark: str = pyspark.__version__) -> int:
+def newest_java(spark: str = pyspark.__version__) -> int:
     """Return the last Java that a Spark runs on: Hadoop below Spark 4.2 needs a login that Java 24 took away."""
     major, minor = spark.split(".")[:2]
     return 25 if (int(major), int(minor)) >= (4, 2) else 23
@@ -136,7 +136,7 @@ def _examine(program: str, found_by: str) -> Java:
     if number < OLDEST:
         fault = f"{java} is Java {version}, and Spark {pyspark.__version__} needs 17 or 21"
         return Java(program, version, fault, todo)
-    if number > newest():
+    if number > newest_java():
         fault = f"{java} is Java {version}, which is too new for Spark {pyspark.__version__}"
         return Java(program, version, fault, todo)
     if VECTOR not in modules and not is_packaged(program):

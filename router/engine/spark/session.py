@@ -38,10 +38,10 @@ from router.engine.spark.connectors import (
 from router.engine.spark.java import provide_java
 from router.errors import MachineError, SessionLost, StartError, first_line
 from router.spark_internals import (
+    builder_options,
     has_jvm,
     is_running,
     jvm_exit_status,
-    options_of,
     quiet_accumulators,
     set_query_log_level,
     stop_jvm,
@@ -286,7 +286,7 @@ def session_builder(
     return builder
 
 
-def start_jvm(path: Path, master: str | None) -> None:
+def start_jvm_ahead(path: Path, master: str | None) -> None:
     """Start the JVM of a local run, while Python imports plugins and reads the configuration in `path`.
 
     Takes a second off a cold start. The JVM gets the settings under `spark:`; if these cannot be read, `build_session`
@@ -334,7 +334,7 @@ starting = _Starting()
 
 
 def _conf(builder: SparkSession.Builder) -> SparkConf:
-    return SparkConf(loadDefaults=False).setAll(list(options_of(builder).items()))
+    return SparkConf(loadDefaults=False).setAll(list(builder_options(builder).items()))
 
 
 def _stop_other_jvm(settings: Mapping[str, str], jars: list[str] | None = None) -> None:

@@ -60,7 +60,7 @@ RUN_LOCK = "lock"
 """The file of a checkpoint that its run locks."""
 
 
-def is_running(checkpoint: Lake) -> bool:
+def is_run_active(checkpoint: Lake) -> bool:
     """Return whether a run holds the lock of a checkpoint. Waits up to `_EXPIRES` if a killed run has left one.
 
     A start is not refused meanwhile: on a disk the lock is shared for an instant with others that ask, and a start

@@ -19,7 +19,7 @@ from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
 from router.engine.quarantine.table import blocked_places, quarantined
 from router.engine.start.checks import Checkpoint
-from router.engine.start.run_lock import is_running
+from router.engine.start.run_lock import is_run_active
 from router.engine.status.expectations import expectations_of_lake
 from router.engine.status.file_reader import quarantine_status, waiting_in_outboxes
 from router.engine.status.source_ends import ask_how_far
@@ -238,7 +238,7 @@ def summary_of_lake(config: Config) -> StreamSummary:
 
 def _read_lock(config: Config, summary: StreamSummary) -> None:
     _, checkpoint = lake_and_checkpoint(config)
-    if is_running(checkpoint):
+    if is_run_active(checkpoint):
         summary.state = "running"
 
 

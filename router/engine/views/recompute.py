@@ -31,7 +31,7 @@ from router.engine.views.frames import definition_of
 from router.engine.views.relation import TablePart
 from router.engine.views.row_hash import row_hash
 from router.engine.views.sources import PastSnapshot
-from router.engine.views.stage import TARGET, VIOLATED, target_name, violations
+from router.engine.views.stage import TARGET, VIOLATED_COLUMN, target_name, violations
 from router.errors import TableError, ViewError, first_line
 from router.spark_internals import to_arrow_columns
 from router.table_names import folded
@@ -135,7 +135,7 @@ def _without_dropped(rows: DataFrame, view: View) -> DataFrame:
     columns = violations(view)
     for number, expectation in enumerate(view.expect):
         if expectation.otherwise == "drop":
-            rows = rows.filter(~columns[f"{VIOLATED}{number}"])
+            rows = rows.filter(~columns[f"{VIOLATED_COLUMN}{number}"])
     return rows
 
 

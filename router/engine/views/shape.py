@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from router.columns import quoted
-from router.engine.views.relation import TABLE
+from router.engine.views.relation import VIEW_TABLE_COLUMN
 from router.spark_internals import analysed
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ def _skip_row_wise(node: Any) -> tuple[list[Any], Any]:
 
 def _table_column(plan: Any, leaf: Any) -> str:
     """Return the column of a plan that is the relation's `table`; an empty text if there is none."""
-    tables = {column.exprId().id() for column in _list(leaf.output()) if column.name() == TABLE}
+    tables = {column.exprId().id() for column in _list(leaf.output()) if column.name() == VIEW_TABLE_COLUMN}
     return next((str(column.name()) for column in _list(plan.output()) if column.exprId().id() in tables), "")
 
 
