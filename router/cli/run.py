@@ -111,7 +111,7 @@ def run(
         with (
             stopped_by_signals(stop),
             Watcher(config.name, json_lines=json_logs) as watcher,
-            _served(config, board, file),
+            served(config, board, file),
             spark_session(config, master) as spark,
         ):
             from router.engine.stream import RunOptions
@@ -144,7 +144,7 @@ def ui_at(ui: Ui | None, address: str, option: str) -> Ui:
 
 
 @contextmanager
-def _served(config: Config, board: StatusBoard, file: Path) -> Iterator[None]:
+def served(config: Config, board: StatusBoard, file: Path) -> Iterator[None]:
     """Serve the status of a run while it lasts, where that is asked for."""
     if config.ui is None:
         yield

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from router.config.models import Config
 from router.engine.spark import session
 from router.engine.spark.session import build_session, class_archive, java_options, settings_in, start_jvm_ahead
-from router.errors import StartError
+from router.errors import VERBOSE, StartError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,6 +35,16 @@ def collectors(settings: dict[str, str]) -> list[str]:
 
 def asked(options: str) -> list[str]:
     return java_options({"spark.driver.extraJavaOptions": options}).split()
+
+
+def test_the_log_of_spark_is_its_own_if_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it nobody sees what Spark says about a fault of the cluster."""
+    monkeypatch.setenv(VERBOSE, "")
+    assert any("log4j2.configurationFile" in option for option in java_options({}).split())
+
+    monkeypatch.setenv(VERBOSE, "1")
+
+    assert not any("log4j" in option for option in java_options({}).split())
 
 
 def test_a_collector_that_was_asked_for_stands_alone() -> None:

@@ -46,7 +46,7 @@ from router.errors import StartError, TableError, first_line
 from router.sinks import TableSink
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from deltalake import DeltaTable
 
@@ -261,15 +261,19 @@ class TableAudit:
         return [*self.wrong, *self.others]
 
 
-def verify_tables(config: Config, chosen: Iterable[str] = (), *, footers: bool = False) -> list[TableAudit]:
+def verify_tables(
+    config: Config, chosen: Iterable[str] = (), *, footers: bool = False, tell: Callable[[int, int], None] | None = None
+) -> list[TableAudit]:
     """Return the audits of the chosen tables, or of all, and of the sinks whose sums are wrong.
+
+    `tell` is called with the number of tables that are done, and of all.
 
     Rows that are released from the quarantine meanwhile are in their table before they are in the ledger: if a sum is
     wrong, everything is read again.
     """
-    audits = Verification.of(config, footers=footers).audits(chosen)
+    audits = Verification.of(config, footers=footers).audits(chosen, tell)
     if any(audit.sums for audit in audits):
-        return Verification.of(config, footers=footers).audits(chosen)
+        return Verification.of(config, footers=footers).audits(chosen, tell)
     return audits
 
 
@@ -288,14 +292,17 @@ class Verification:
         lake, checkpoint = lake_and_checkpoint(config)
         return cls(config, lake, RecordedCounts.read(config, lake, checkpoint, pending=pending), footers)
 
-    def audits(self, chosen: Iterable[str] = ()) -> list[TableAudit]:
+    def audits(self, chosen: Iterable[str] = (), tell: Callable[[int, int], None] | None = None) -> list[TableAudit]:
         """Return the audits of the chosen tables, or of all; those of sinks follow after those of tables."""
         chosen = set(chosen)
+        tables = sorted(chosen or self.tables())
         audits: list[TableAudit] = []
         sums: dict[tuple[str, str], BatchRows] = defaultdict(BatchRows)
         since: dict[str, int] = {}
         with ThreadPoolExecutor(THREADS) as pool:
-            for audit in pool.map(self.audit, sorted(chosen or self.tables())):
+            for done, audit in enumerate(pool.map(self.audit, tables), start=1):
+                if tell is not None:
+                    tell(done, len(tables))
                 if audit is None:
                     continue
                 audits.append(audit)

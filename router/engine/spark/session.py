@@ -36,7 +36,7 @@ from router.engine.spark.connectors import (
     versions_of_jars,
 )
 from router.engine.spark.java import provide_java
-from router.errors import MachineError, SessionLost, StartError, first_line
+from router.errors import MachineError, SessionLost, StartError, first_line, is_verbose
 from router.spark_internals import (
     builder_options,
     has_jvm,
@@ -152,7 +152,7 @@ def _session_of(builder: SparkSession.Builder, name: str) -> SparkSession:
         starting.join()  # only now may this thread load classes of SQL: two that load them wait for each other
         session = builder.getOrCreate()
         session.conf.get("spark.sql.session.timeZone")  # here and not in a batch Spark refuses settings of SQL
-        session.sparkContext.setLogLevel("ERROR")
+        session.sparkContext.setLogLevel("WARN" if is_verbose() else "ERROR")
         quiet_accumulators(session)
     except Exception as error:
         if any(sign in str(error) for sign in NO_CONTEXT):
@@ -392,7 +392,7 @@ def java_options(settings: Mapping[str, str]) -> str:
         options += [f"-XX:SharedArchiveFile={class_archive()}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"]
     # Without them Spark prints warnings about the machine, in another form, before the router can set a level.
     log_settings = Path(__file__).with_name("log4j2.properties")
-    if "log4j" not in extra_options and log_settings.is_file():  # it is none in a zip
+    if "log4j" not in extra_options and not is_verbose() and log_settings.is_file():  # it is none in a zip
         options.append(f"-Dlog4j2.configurationFile={log_settings.as_uri()}")
     return " ".join(options)
 
@@ -417,6 +417,9 @@ def class_archive() -> Path:
 @contextmanager
 def quiet_failures(session: SparkSession) -> Iterator[None]:
     """Keep Spark and py4j from printing the stack of a query that fails: the router logs the reason in one line."""
+    if is_verbose():
+        yield
+        return
     with quiet_gateway():
         set_query_log_level(session, "OFF")
         try:
