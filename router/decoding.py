@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 RAISED = "the decoder raises "
 """The beginning of the `_error` of a row on which a decoder's function raised."""
-SHOWN = 300
+_SHOWN = 300
 """Characters of such an `_error`, at most: it quotes the exception."""
 
 
@@ -74,7 +74,7 @@ def _decode_or_halve(records: pa.RecordBatch, decoding: ArrowDecoding) -> list[A
         if not _is_caused_by_a_row(error) or records.num_rows == 0:
             raise
         if records.num_rows == 1:
-            return [f"{RAISED}{type(error).__name__}: {error}"[:SHOWN]]
+            return [f"{RAISED}{type(error).__name__}: {error}"[:_SHOWN]]
     else:
         _check(decoded, records, decoding)
         return [decoded]

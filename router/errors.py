@@ -18,6 +18,7 @@ A fault of a single record is never an exception: it becomes a dead letter.
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from typing import ClassVar
@@ -40,6 +41,15 @@ def printable(text: str) -> str:
             character = character.encode("unicode_escape").decode()  # noqa: PLW2901
         safe += character
     return safe
+
+
+VERBOSE = "ROUTER_VERBOSE"
+"""The environment variable that `router --verbose` sets; a program that is submitted to a cluster can also set it."""
+
+
+def is_verbose() -> bool:
+    """Return whether stack traces and Spark's own log are wanted."""
+    return bool(os.environ.get(VERBOSE))
 
 
 def first_line(error: BaseException | None) -> str:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     Moment = int | str | datetime
 
-CHANGES = "delta.enableChangeDataFeed"
+_CHANGES = "delta.enableChangeDataFeed"
 
 
 def read(
@@ -92,8 +92,8 @@ def _rows(lake: Lake, table: str, handle: DeltaTable, as_of: Moment | None, sinc
         return reader.option("versionAsOf", version).load(address)
     if since is None:
         return reader.load(address)
-    if handle.metadata().configuration.get(CHANGES) != "true":
-        raise TableError(table, f"it keeps no changes; give it the property {CHANGES}, from then on it does")
+    if handle.metadata().configuration.get(_CHANGES) != "true":
+        raise TableError(table, f"it keeps no changes; give it the property {_CHANGES}, from then on it does")
     newest = handle.version()  # before `_version_at`, which moves the handle
     seen = _version_at(handle, since)
     first = 0 if seen is None else seen + 1

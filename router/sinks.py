@@ -19,7 +19,7 @@ from pydantic import Field
 
 from router.errors import StartError
 from router.parts import Part
-from router.table_options import LOCATION, RESET, CatalogOptions, Location, Reset, TableOptions
+from router.table_options import LOCATION, RESET, CatalogOptions, LocationOption, Reset, TableOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from typing_extensions import Self
 
-Task: TypeAlias = "Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]"
+_Task: TypeAlias = "Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]"
 Evolution = Literal["evolve", "freeze", "quarantine", "fail"]
 """What happens to rows with fields that their table cannot store."""
 Widening = Literal["rewrite", "feature"]
@@ -165,7 +165,7 @@ class MergingSink(CatalogOptions, Sink, ABC):
         default=False,
         description="a record with a key and no value deletes its key; all sinks of the route, or none",
     )
-    location: Location | None = Field(default=None, description=LOCATION)
+    location: LocationOption | None = Field(default=None, description=LOCATION)
     reset: Reset = Field(default="allowed", description=RESET)
 
     @abstractmethod
@@ -247,7 +247,7 @@ class Batch:
     stop: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
     keeps: Callable[[str], Parts] | None = field(default=None, compare=False, repr=False)
     resending: str | None = None
-    guards: Callable[[Task], Task] | None = field(default=None, compare=False, repr=False)
+    guards: Callable[[_Task], _Task] | None = field(default=None, compare=False, repr=False)
 
     @property
     def key(self) -> str:
@@ -260,7 +260,7 @@ class Batch:
             raise StartError(f"there is no lake that {table} could be in")
         return self.keeps(table)
 
-    def guarded(self, task: Task) -> Task:
+    def guarded(self, task: _Task) -> _Task:
         """Wrap the function of a task, for mapInArrow, so that it checks its executor first.
 
         The first task in a Python worker checks that the worker reaches the driver's lake and has its versions and

@@ -97,7 +97,7 @@ def is_running(session: SparkSession) -> bool:
         return False
 
 
-def options_of(builder: SparkSession.Builder) -> dict[str, str]:
+def builder_options(builder: SparkSession.Builder) -> dict[str, str]:
     """Return the settings that a builder has taken."""
     return dict(builder._options)
 

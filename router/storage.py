@@ -35,7 +35,7 @@ from router.errors import StartError, first_line
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-THREADS = 16
+FILE_THREADS = 16
 WHOLE_FILE_BYTES = 8 << 20
 """Bytes up to which a file is read by one request, whatever part of it is asked for."""
 UPLOAD_PART_BYTES = 8 << 20
@@ -325,7 +325,7 @@ class ObjectFiles(fs.FileSystemHandler):  # type: ignore[misc]
     def get_file_info(self, paths: list[str]) -> list[fs.FileInfo]:
         if len(paths) <= 1:
             return [self._info(path) for path in paths]
-        with ThreadPoolExecutor(THREADS) as pool:
+        with ThreadPoolExecutor(FILE_THREADS) as pool:
             return list(pool.map(self._info, paths))
 
     def _info(self, path: str) -> fs.FileInfo:

@@ -16,29 +16,29 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-FLAG = re.compile(r"true|false")
-NUMBER = re.compile(r"-?[0-9]{1,18}")
-TIME = re.compile(r"interval [0-9]{1,6} (second|minute|hour|day|week)s?")
+_FLAG = re.compile(r"true|false")
+_NUMBER = re.compile(r"-?[0-9]{1,18}")
+_TIME = re.compile(r"interval [0-9]{1,6} (second|minute|hour|day|week)s?")
 TEXT = re.compile(r".+")
-PROPERTIES = {
-    "delta.appendOnly": FLAG,
-    "delta.autoOptimize.autoCompact": FLAG,
-    "delta.autoOptimize.optimizeWrite": FLAG,
-    "delta.checkpoint.writeStatsAsJson": FLAG,
-    "delta.checkpoint.writeStatsAsStruct": FLAG,
-    "delta.checkpointInterval": NUMBER,
+_PROPERTIES = {
+    "delta.appendOnly": _FLAG,
+    "delta.autoOptimize.autoCompact": _FLAG,
+    "delta.autoOptimize.optimizeWrite": _FLAG,
+    "delta.checkpoint.writeStatsAsJson": _FLAG,
+    "delta.checkpoint.writeStatsAsStruct": _FLAG,
+    "delta.checkpointInterval": _NUMBER,
     "delta.columnMapping.mode": re.compile(r"none|name"),
-    "delta.dataSkippingNumIndexedCols": NUMBER,
+    "delta.dataSkippingNumIndexedCols": _NUMBER,
     "delta.dataSkippingStatsColumns": TEXT,
-    "delta.deletedFileRetentionDuration": TIME,
-    "delta.enableChangeDataFeed": FLAG,
-    "delta.enableDeletionVectors": FLAG,
-    "delta.enableExpiredLogCleanup": FLAG,
-    "delta.enableInCommitTimestamps": FLAG,
-    "delta.enableRowTracking": FLAG,
-    "delta.enableTypeWidening": FLAG,
-    "delta.logRetentionDuration": TIME,
-    "delta.randomizeFilePrefixes": FLAG,
+    "delta.deletedFileRetentionDuration": _TIME,
+    "delta.enableChangeDataFeed": _FLAG,
+    "delta.enableDeletionVectors": _FLAG,
+    "delta.enableExpiredLogCleanup": _FLAG,
+    "delta.enableInCommitTimestamps": _FLAG,
+    "delta.enableRowTracking": _FLAG,
+    "delta.enableTypeWidening": _FLAG,
+    "delta.logRetentionDuration": _TIME,
+    "delta.randomizeFilePrefixes": _FLAG,
 }
 """The properties that Delta knows, with their values: https://docs.delta.io/latest/table-properties.html"""
 REFUSED_PROPERTIES = {
@@ -63,22 +63,22 @@ def check_property(name: str, value: str, refused: Mapping[str, str] = MappingPr
         raise ValueError(f"{name}: {all_refused[name]}")
     if name.startswith("delta.constraints."):
         raise ValueError(f"{name}: a CHECK is added to an existing table: ALTER TABLE ... ADD CONSTRAINT")
-    if name not in PROPERTIES and name not in all_refused:
+    if name not in _PROPERTIES and name not in all_refused:
         hint = ""
-        for similar in get_close_matches(name, PROPERTIES, n=1):
+        for similar in get_close_matches(name, _PROPERTIES, n=1):
             hint = f"; did you mean {similar}?"
         raise ValueError(f"{name}: Delta knows no such property{hint}")
-    if name in PROPERTIES and not PROPERTIES[name].fullmatch(value):
-        raise ValueError(f"{name}: {value!r} is not a value of it; {_form(PROPERTIES[name])}")
+    if name in _PROPERTIES and not _PROPERTIES[name].fullmatch(value):
+        raise ValueError(f"{name}: {value!r} is not a value of it; {_form(_PROPERTIES[name])}")
     return value
 
 
 def _form(kind: re.Pattern[str]) -> str:
-    forms = {FLAG: "write true or false", NUMBER: "write a number", TIME: "write a time: interval 7 days"}
+    forms = {_FLAG: "write true or false", _NUMBER: "write a number", _TIME: "write a time: interval 7 days"}
     return forms.get(kind, f"write {kind.pattern.replace('|', ' or ')}")
 
 
-Location = Annotated[TableLocation, BeforeValidator(location, json_schema_input_type=str | TableLocation)]
+LocationOption = Annotated[TableLocation, BeforeValidator(location, json_schema_input_type=str | TableLocation)]
 LOCATION = "a place outside of the lake's layout, with fields of the table's name: s3://lake-{topic}/events"
 
 
@@ -101,7 +101,7 @@ class CatalogOptions(BaseModel):
 class TableOptions(CatalogOptions):
     """How a table is made; a table that is there stays as it is."""
 
-    location: Location | None = Field(default=None, description=LOCATION)
+    location: LocationOption | None = Field(default=None, description=LOCATION)
     partition_by: tuple[str, ...] = Field(default=(), description="columns that a new table is partitioned by")
     cluster_by: tuple[str, ...] = Field(
         default=(),

@@ -109,7 +109,14 @@ def bench(file: Path, plugin_files: tuple[Path, ...], out: Path, **options: Any)
 
 def _measured(sweep: Sweep, out: Path) -> list[Cell]:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     from router_bench import sweep as bench_sweep
 
@@ -118,6 +125,7 @@ def _measured(sweep: Sweep, out: Path) -> list[Cell]:
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
+        TimeRemainingColumn(),
         console=Console(stderr=True),
     )
     with progress_shown as progress:

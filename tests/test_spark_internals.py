@@ -34,7 +34,7 @@ def test_the_jvm_s_classes_can_be_called(spark: SparkSession) -> None:
 
 def test_a_builder_says_what_it_was_given() -> None:
     """Without it the JVM that is started ahead has other settings than the session, and starts twice."""
-    assert spark_internals.options_of(SparkSession.Builder().config("spark.x", "1")) == {"spark.x": "1"}
+    assert spark_internals.builder_options(SparkSession.Builder().config("spark.x", "1")) == {"spark.x": "1"}
 
 
 def test_a_logger_can_be_silenced(spark: SparkSession) -> None:

@@ -105,7 +105,8 @@ def _send_at_a_limit(url: str, folder: Path, options: dict[str, str], tasks: int
     counts = {"highest": float(most_in_a_second(every, window)), "lapsed": lapsed / limit / seconds}
     counts["least share"] = min(len(times) for times in sent) / len(every)
     for client in ("router", "naive"):
-        used, refused = _counted(folder / f"{client}.log", limit, seconds, WARM_UP if window == 1 else 2 * window)
+        log = folder / f"{client}.log"
+        used, refused = _counted(log, limit, seconds) if window == 1 else _counted_in_windows(log, limit, 2 * window)
         counts |= {f"{client}: used": used, f"{client}: refused": refused}
     return counts
 
@@ -118,10 +119,19 @@ def _send_batches(folder: Path, url: str, pace: Pace, tasks: int, rows: int, sec
     (folder / "lapsed").write_text(str(lapsed))
 
 
-def _counted(log: Path, limit: float, seconds: float, warm_up: float) -> tuple[float, float]:
+def _counted_in_windows(log: Path, limit: float, seconds: float) -> tuple[float, float]:
+    """Return the same of the `seconds` after as many: calls come in bursts, and the last window may be cut off."""
+    calls = sorted(line.split() for line in log.read_text().splitlines())
+    first = float(calls[0][0]) + seconds
+    statuses = [status for when, status in calls if first <= float(when) < first + seconds]
+    accepted = statuses.count("200")
+    return accepted / limit / seconds, 1 - accepted / len(statuses)
+
+
+def _counted(log: Path, limit: float, seconds: float) -> tuple[float, float]:
     """Return the part of a limit per second that was used, and the part of calls that was refused, by a log."""
     calls = sorted(line.split() for line in log.read_text().splitlines())
-    first = float(calls[0][0]) + warm_up
+    first = float(calls[0][0]) + WARM_UP
     # A client that a busy machine started late has sent for a shorter time.
     last = min(float(calls[0][0]) + seconds, float(calls[-1][0]))
     statuses = [status for when, status in calls if first <= float(when) < last]
@@ -206,12 +216,18 @@ def send_rows(
         )
         logs = [folder / f"sent-{number}" for number in range(len(batches))]
         process = multiprocessing.get_context("spawn").Process
-        tasks = [process(target=run_task, args=(job, *given)) for given in zip(batches, logs, strict=True)]
-        for running in tasks:
-            running.start()
         deadline = time.monotonic() + seconds
-        for running in tasks:
-            running.join(None if deadline == math.inf else max(0.0, deadline - time.monotonic()))
+        while True:
+            tasks = [process(target=run_task, args=(job, *given)) for given in zip(batches, logs, strict=True)]
+            for running in tasks:
+                running.start()
+            for running in tasks:
+                running.join(None if deadline == math.inf else max(0.0, deadline - time.monotonic()))
+            # Tasks end if nothing may go out for long, as in a window of a minute: a batch starts others then.
+            until_open = leases.outlook("api").again
+            if deadline == math.inf or time.monotonic() + until_open >= deadline:
+                break
+            time.sleep(until_open)
         ended.set()
         for running in tasks:
             running.join()
@@ -225,7 +241,8 @@ def run_task(job: TaskJob, rows: pa.RecordBatch, log: Path) -> None:
     with sent_calls() as sent:
         for _ in task(job)(iter([rows])):
             pass
-    log.write_text("\n".join(map(str, sent)))
+    with log.open("a") as file:
+        file.writelines(f"{moment}\n" for moment in sent)
 
 
 @contextmanager

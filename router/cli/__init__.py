@@ -7,7 +7,8 @@ not wait for what running a stream needs; what several commands take stands here
 from __future__ import annotations
 
 import difflib
-import logging
+import os
+import traceback
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,9 +17,8 @@ from typing import Any
 import click
 from typing_extensions import override
 
-from router.errors import ConfigError, MachineError, RouterError, first_line, printable
+from router.errors import VERBOSE, ConfigError, MachineError, RouterError, first_line, is_verbose, printable
 
-log = logging.getLogger("router")
 COMMANDS = {
     "approve": ("router.cli.quarantine:approve", "Approve the new columns that quarantined rows need."),
     "backfill": ("router.cli.backfill:backfill", "Reprocess a range of records, into tables."),
@@ -144,6 +144,7 @@ class Commands(click.Group):
             if isinstance(error, ConfigError):
                 # One problem a line, each with its own place in the file.
                 lines = str(error).split("\n")
+            _print_stack(error)
             for line in lines:
                 click.echo(printable(line), err=True)
             # What supervises a run restarts it by this code; of other commands only a fault of the machine has one.
@@ -155,9 +156,22 @@ class Commands(click.Group):
             raise
         except OSError as error:
             # A disk or an object store that does not answer is no fault of the program: no traceback.
-            log.debug("the command ended", exc_info=True)
+            _print_stack(error)
             click.echo(f"router: {printable(first_line(error))}", err=True)
             ctx.exit(1)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:
+            _print_stack(error)
+            name = type(error).__name__
+            where = f"`router --verbose {ctx.invoked_subcommand} ...` shows where"
+            click.echo(f"router: unexpected {name}: {printable(first_line(error))}; {where}", err=True)
+            ctx.exit(1)
+
+
+def _print_stack(error: Exception) -> None:
+    if is_verbose():
+        click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
 
 
 def _print_version(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None:
@@ -172,8 +186,11 @@ def _print_version(ctx: click.Context, _option: click.Parameter, wanted: bool) -
 
 @click.group(cls=Commands)
 @click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="Print it.")
-def commands() -> None:
+@click.option("--verbose", is_flag=True, help="Print stack traces, and Spark's own log.")
+def commands(verbose: bool) -> None:
     """Route the events of a stream to hundreds of tables and services."""
+    if verbose:
+        os.environ[VERBOSE] = "1"  # also for the processes that this one starts
 
 
 def main() -> None:

@@ -81,10 +81,10 @@ def run(
     # It hooks into forks: imported while the JVM is forked off, it says with a traceback that its lock was not held.
     import concurrent.futures.thread  # noqa: F401
 
-    from router.engine.spark.session import start_jvm
+    from router.engine.spark.session import start_jvm_ahead
 
     # Ahead of all other imports: the JVM takes as long as they do.
-    start_jvm(file, master)
+    start_jvm_ahead(file, master)
 
     from router.cli.watching import Watcher, json_errors
     from router.config.loader import load
@@ -111,7 +111,7 @@ def run(
         with (
             stopped_by_signals(stop),
             Watcher(config.name, json_lines=json_logs) as watcher,
-            _served(config, board, file),
+            served(config, board, file),
             spark_session(config, master) as spark,
         ):
             from router.engine.stream import RunOptions
@@ -144,7 +144,7 @@ def ui_at(ui: Ui | None, address: str, option: str) -> Ui:
 
 
 @contextmanager
-def _served(config: Config, board: StatusBoard, file: Path) -> Iterator[None]:
+def served(config: Config, board: StatusBoard, file: Path) -> Iterator[None]:
     """Serve the status of a run while it lasts, if that is asked for."""
     if config.ui is None:
         yield

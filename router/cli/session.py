@@ -61,15 +61,19 @@ def watched_session(
 ) -> Iterator[SparkSession]:
     """Start Spark as `session_on_lake` does, for work that takes a while: it is logged to standard error.
 
-    `stop` is set at SIGTERM and Ctrl-C.
+    A terminal also shows how many tasks of Spark are done. `stop` is set at SIGTERM and Ctrl-C.
     """
+    from router.cli.progress import tasks_shown
     from router.cli.watching import Watcher
 
     with (
         stopped_by_signals(stop or threading.Event()),
-        Watcher(config.name),
+        Watcher(config.name) as watcher,
         session_on_lake(config, master, by_spark=by_spark) as session,
+        ExitStack() as shown,
     ):
+        if watcher.status is not None:
+            shown.enter_context(tasks_shown(session, config.name, watcher.status.update))
         yield session
 
 

@@ -70,11 +70,11 @@ def size(
     An estimate from measured constants (docs/how-to/size.md), right within about a quarter. `router bench` measures
     your records on your machine. Starts no Spark.
     """
-    from router.engine.preflight.sizing import Load, tables_of
+    from router.engine.preflight.sizing import Load, count_tables
     from router.engine.preflight.sizing import size as compute_size
 
     config = load(file, load_registry(plugin_files)).config
-    named, open_ended = tables_of(config)
+    named, open_ended = count_tables(config)
     if tables is None and open_ended:
         click.echo(f"tables are named by data: counted as {named}; give the number by --tables", err=True)
     wanted = Load(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from router.config.loader import Loaded
-    from router.config.yaml_tree import Node
+    from router.config.yaml_tree import YamlNode
 
 INSTALLED_PROGRAM = "local:///opt/router/__main__.py"
 """The program in an image that is built as docs/deploy/Dockerfile says."""
@@ -221,7 +221,7 @@ class Submission:
         return pack(self.folder / f"{self.loaded.config.name}.zip", files), name
 
 
-def _texts(node: Node) -> Iterator[str]:
+def _texts(node: YamlNode) -> Iterator[str]:
     if isinstance(node, Scalar):
         yield node.text
     for _, child in children(node):

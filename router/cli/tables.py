@@ -26,6 +26,7 @@ from router.cli.listing import (
     show_listings,
     show_sentences,
 )
+from router.cli.progress import progress_line
 from router.cli.session import session_on_lake
 from router.config.loader import load
 from router.errors import TableError, printable
@@ -170,7 +171,7 @@ STATE_FIELDS = (
     ListingField("why", "sentence"),
     ListingField("quarantined", "number", "quarantine", shown=_shown_quarantined),
 )
-BARS = " ▁▂▃▄▅▆▇█"
+_BARS = " ▁▂▃▄▅▆▇█"
 
 
 @click.command(short_help="Show how often expectations do not hold.")
@@ -228,7 +229,7 @@ def _shown_trend(row: dict[str, Any]) -> str:
         shares.append(violated / events if events else 0.0)
     # Without a violation all bars are the lowest one, a space.
     largest = max(shares) or 1.0
-    return "".join(BARS[math.ceil(share / largest * (len(BARS) - 1))] for share in shares)
+    return "".join(_BARS[math.ceil(share / largest * (len(_BARS) - 1))] for share in shares)
 
 
 EXPECTATION_FIELDS = (
@@ -335,7 +336,10 @@ def maintain(file: Path, pattern: str, dry_run: bool, plugin_files: tuple[Path, 
 
         # Spark is started for the first table that needs it, if any does.
         maintenance = TableMaintenance(lake, start_spark, plans, detached_outboxes(config))
-        for table in lake.every_table():
+        tell = sessions.enter_context(progress_line(config.name, "tables"))
+        tables = [*lake.every_table()]
+        for done, table in enumerate(tables):
+            tell(done, len(tables))
             plan = maintenance.plan(table)
             if plan and fnmatchcase(table, pattern):
                 rows.append(_maintain(maintenance, table, plan, dry=dry_run))

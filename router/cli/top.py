@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 import click
@@ -38,8 +37,9 @@ def top(file: Path, once: bool, plugin_files: tuple[Path, ...]) -> None:
 
     In a pipe there is one line for each part, then one for each change.
     """
+    from router.cli import top_screen as screen
+
     config = load(file, load_registry(plugin_files)).config
-    screen = import_module("router.cli.top_screen")
     console = Console(highlight=False)
     stop = threading.Event()
     with stopped_by_signals(stop), screen.TopReader(config, str(file)) as reader:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 """What stands in one line: a part of the status, as JSON has it."""
 RATE_SECONDS = 60.0
-BARS = "▁▂▃▄▅▆▇█"
+_BARS = "▁▂▃▄▅▆▇█"
 """Characters for a share of 0 and up to the largest of a trend."""
 TREND_BARS = 10
 """Parts of a trend that are drawn: the last ones."""
@@ -333,11 +333,11 @@ def _bars(trend: list[list[int]]) -> str:
     shares = _shares(trend)[-TREND_BARS:]
     largest = max(shares)
     if not largest:
-        return BARS[0] * len(shares)
+        return _BARS[0] * len(shares)
     bars = ""
     for share in shares:
-        height = share / largest * (len(BARS) - 1)
-        bars += BARS[round(height)]
+        height = share / largest * (len(_BARS) - 1)
+        bars += _BARS[round(height)]
     return bars
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from router.config.models import Config
     from router.engine.status.snapshot import StreamSnapshot
 
-ASK_SECONDS = 1.0
+_ASK_SECONDS = 1.0
 """Seconds between two readings."""
 DRAW_SECONDS = 0.5
 """Seconds between two frames without a key: ages keep counting."""
@@ -52,7 +52,7 @@ FINDINGS = 3
 GAP = "  "
 VERDICTS = {"act": "■ Action needed", "look": "▲ Needs a look", "": "✓ All is well"}
 STYLES = {"act": "bold red", "look": "bold yellow", "": "bold green"}
-KEYS = "q quit  1-8 Tab list  s S sort  r reverse  / filter  ↑ ↓ scroll"
+_KEYS = "q quit  1-8 Tab list  s S sort  r reverse  / filter  ↑ ↓ scroll"
 ESCAPES = {
     "\x1b[A": "up",
     "\x1b[B": "down",
@@ -98,7 +98,7 @@ class TopReader(BackgroundThread):
         with ExitStack() as lake:
             while not self._ended.is_set():
                 self._read(lake)
-                self._ended.wait(ASK_SECONDS)
+                self._ended.wait(_ASK_SECONDS)
 
     def _read(self, lake: ExitStack) -> None:
         answer = ask_stream(self.config)
@@ -414,7 +414,7 @@ def _foot(view: TopView, chosen: int, rows: int, shown: int, width: int) -> Text
     counted = f"{view.first + 1:,} to {view.first + shown:,} of {chosen:,}" if shown else "none"
     if view.wanted:
         counted += f" with {printable(view.wanted)!r}, of all {rows:,}"
-    return _line(f"{counted}   {KEYS}", width, "dim")
+    return _line(f"{counted}   {_KEYS}", width, "dim")
 
 
 def _line(text: str, width: int, style: str = "") -> Text:

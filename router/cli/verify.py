@@ -12,6 +12,7 @@ import click
 
 from router.cli import config_argument, master_option, plugin_option
 from router.cli.listing import json_option, show_json, show_sentences
+from router.cli.progress import progress_line
 from router.cli.session import watched_session
 from router.cli.views import refresher_of
 from router.config.loader import load
@@ -57,7 +58,8 @@ def verify(
     from router.engine.audit.verify import verify_tables
 
     config = load(file, load_registry(plugin_files)).config
-    audits = verify_tables(config, tables, footers=footers)
+    with progress_line(config.name, "tables") as tell:
+        audits = verify_tables(config, tables, footers=footers, tell=tell)
     absent = sorted(set(tables) - {audit.table for audit in audits})
     if absent:
         raise click.ClickException(f"{config.name} has no rows in {', '.join(absent)}")

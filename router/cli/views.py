@@ -87,7 +87,7 @@ def _accept(config: Config, chosen: list[View], tables: set[str]) -> None:
     """Let views be made without tables. Raises StartError if one is no source of theirs, or is as it was."""
     from router.delta.table_cache import TableCache
     from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
-    from router.engine.views.note import Note, accept_lost, note_path
+    from router.engine.views.note import Note, accept_lost_sources, view_note_path
     from router.engine.views.sources import ViewTables
 
     lake, checkpoint = lake_and_checkpoint(config)
@@ -99,7 +99,7 @@ def _accept(config: Config, chosen: list[View], tables: set[str]) -> None:
     # Look at everything before the first note is written.
     lost_by_view: list[tuple[View, set[str]]] = []
     for view in chosen:
-        note = Note.of(store.load(note_path(view.name)))
+        note = Note.of(store.load(view_note_path(view.name)))
         is_source = view_tables.is_source(view)
         lost = {table for table in tables if is_source(table) and note.lacks(table, readable[table])}
         lost |= tables & {*note.left}
@@ -112,17 +112,17 @@ def _accept(config: Config, chosen: list[View], tables: set[str]) -> None:
             f"--accept {names}: no view of {config.name} misses it; `router views FILE` shows what they read"
         )
     for view, lost in lost_by_view:
-        accept_lost(store, view, lost)
+        accept_lost_sources(store, view, lost)
         click.echo(f"{view.name}: continues without the former rows of {', '.join(sorted(lost))} at its next refresh")
 
 
 def _list(config: Config, chosen: list[View], *, as_json: bool) -> None:
     from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
-    from router.engine.views.note import Note, note_path
+    from router.engine.views.note import Note, view_note_path
 
     _, checkpoint = lake_and_checkpoint(config)
     store = CheckpointStore(checkpoint)
-    notes = {view.name: Note.of(store.load(note_path(view.name))) for view in chosen}
+    notes = {view.name: Note.of(store.load(view_note_path(view.name))) for view in chosen}
     rows = [_facts(view, notes[view.name]) for view in chosen]
     if as_json:
         show_json({"name": config.name, "views": rows})

@@ -47,6 +47,8 @@ class Watcher:
         self.log.propagate = False
         if self.status:
             self.status.start()
+            # The live line takes standard error over, and steps aside for what is written to it from now on.
+            self.handler.setStream(sys.stderr)
         return self
 
     def __exit__(
@@ -54,6 +56,7 @@ class Watcher:
     ) -> None:
         if self.status:
             self.status.stop()
+            self.handler.setStream(sys.stderr)
         self.log.removeHandler(self.handler)
         self.log.propagate = True
 

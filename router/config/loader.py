@@ -14,7 +14,7 @@ from router.config.models import Config
 from router.config.problems import Document, place_inside, problems_of, sort_problems, widths_of
 from router.config.validation import cross_checks
 from router.config.variables import substitute
-from router.config.yaml_tree import Node, Scalar, as_lists, parse_yaml, plain_data
+from router.config.yaml_tree import Scalar, YamlNode, as_lists, parse_yaml, plain_data
 from router.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def _scalars_with(error: ValidationError, document: Document, kinds: set[str]) -
             yield node
 
 
-def _fingerprint(root: Node) -> str:
+def _fingerprint(root: YamlNode) -> str:
     canonical = json.dumps(plain_data(root), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel, Secret, SecretBytes, SecretStr
 
 from router.config.models import BRONZE_PATTERN, HYPHENED_PATTERN, NAME_PATTERN, TABLE_PATTERN, Config
-from router.config.yaml_tree import Items, Keys, MappingEntry, Node, Scalar, children
+from router.config.yaml_tree import Items, Keys, MappingEntry, Scalar, YamlNode, children
 from router.errors import Problem, printable
 from router.parts import Part
 from router.registry import TRUSTED, options_of, suggestion
@@ -172,7 +172,7 @@ def _expected(kind: str, context: dict[str, Any]) -> str:
         return ""
 
 
-def _shown(node: Node) -> str:
+def _shown(node: YamlNode) -> str:
     if isinstance(node, Keys):
         return "a mapping"
     if isinstance(node, Items):
@@ -185,7 +185,7 @@ def _shown(node: Node) -> str:
     return text or "empty"
 
 
-def _nearest(node: Node, context: dict[str, Any]) -> str:
+def _nearest(node: YamlNode, context: dict[str, Any]) -> str:
     """Suggest the nearest of the texts that are allowed."""
     allowed = re.findall(r"'([^']*)'", str(context.get("expected", "")))
     if not allowed or not isinstance(node, Scalar):
@@ -252,7 +252,7 @@ def _gives_away(message: str, hidden: list[str]) -> bool:
     return False
 
 
-def _scalars(node: Node, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Scalar]]:
+def _scalars(node: YamlNode, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Scalar]]:
     if isinstance(node, Scalar):
         yield path, node
     for key, child in children(node):
@@ -272,7 +272,7 @@ class LocatedNode:
 
     path: tuple[str, ...]
     left: tuple[str, ...]
-    node: Node
+    node: YamlNode
     key: MappingEntry | None
 
 
@@ -281,7 +281,7 @@ class Document:
     """The tree of one file, which makes problems out of locations in it."""
 
     file: str
-    root: Node = field(repr=False)
+    root: YamlNode = field(repr=False)
     widths: tuple[int, ...] = field(repr=False)
 
     def locate(self, loc: KeyPath) -> LocatedNode:
@@ -296,7 +296,7 @@ class Document:
         place = self.locate(loc)
         # An empty value stands nowhere: its key is shown.
         is_nothing = isinstance(place.node, Scalar) and place.node.plain and not place.node.text
-        spot: Node | MappingEntry = place.node
+        spot: YamlNode | MappingEntry = place.node
         if place.key is not None and (at_key or is_nothing):
             spot = place.key
         line, column = place_inside(self.widths, spot.line, spot.column)

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from router.addresses import SCHEMES, is_local, normalized
 from router.config.models import Bronze, Config, Let, Source, View, names_of, reads, shared, with_named
-from router.config.yaml_tree import Items, Keys, Node, Scalar, plain_data
+from router.config.yaml_tree import Items, Keys, Scalar, YamlNode, plain_data
 from router.parts import Part, Rule
 from router.registry import suggestion
 from router.sinks import MergingSink, Sink, TableSink
@@ -41,7 +41,7 @@ class Finding:
     at_key: bool = False
 
 
-def cross_checks(root: Node, registry: Registry) -> Iterator[Finding]:
+def cross_checks(root: YamlNode, registry: Registry) -> Iterator[Finding]:
     """Run every check on a tree with its variables replaced."""
     yield from _source_kind(root)
     yield from _topics(root)
@@ -66,7 +66,7 @@ def cross_checks(root: Node, registry: Registry) -> Iterator[Finding]:
     yield from _views(root, registry)
 
 
-def _source_kind(root: Node) -> Iterator[Finding]:
+def _source_kind(root: YamlNode) -> Iterator[Finding]:
     source = _node_at(root, ("source",))
     if not isinstance(source, Keys):
         return
@@ -82,7 +82,7 @@ def _source_kind(root: Node) -> Iterator[Finding]:
         yield Finding(("source", kind), message, f"keep one of: {', '.join(written)}", at_key=True)
 
 
-def _topics(root: Node) -> Iterator[Finding]:
+def _topics(root: YamlNode) -> Iterator[Finding]:
     loc = ("source", "kafka")
     kafka = _node_at(root, loc)
     if not isinstance(kafka, Keys):
@@ -131,7 +131,7 @@ _KAFKA_OPTIONS_OF_SPARK = (
 )
 
 
-def _kafka_options(root: Node) -> Iterator[Finding]:
+def _kafka_options(root: YamlNode) -> Iterator[Finding]:
     loc = ("source", "kafka", "options")
     options = _node_at(root, loc)
     if not isinstance(options, Keys):
@@ -153,7 +153,7 @@ def _kafka_options(root: Node) -> Iterator[Finding]:
             yield Finding((*loc, key), "Spark would ignore this option", hint, at_key=True)
 
 
-def _files(root: Node) -> Iterator[Finding]:
+def _files(root: YamlNode) -> Iterator[Finding]:
     """Refuse a format of files and a decoder that do not go together, and options that only one of them has."""
     loc = ("source", "files")
     file_format = _node_at(root, (*loc, "format"))
@@ -191,7 +191,7 @@ _FILE_OPTIONS_OF_ROUTER = {
 }
 
 
-def _trigger_kind(root: Node) -> Iterator[Finding]:
+def _trigger_kind(root: YamlNode) -> Iterator[Finding]:
     trigger = _node_at(root, ("trigger",))
     if not isinstance(trigger, Keys):
         return
@@ -204,7 +204,7 @@ def _trigger_kind(root: Node) -> Iterator[Finding]:
         yield Finding(("trigger", key), f"`{chosen[0]}` is the trigger already", "keep one of the two", at_key=True)
 
 
-def _routes(root: Node) -> Iterator[Finding]:
+def _routes(root: YamlNode) -> Iterator[Finding]:
     if not isinstance(root, Keys) or _has_value(root, "bronze"):
         return
     routes = _node_at(root, ("routes",))
@@ -213,7 +213,7 @@ def _routes(root: Node) -> Iterator[Finding]:
         yield Finding(("routes",), "nothing would be written: no routes and no bronze", "add a route, or `bronze`")
 
 
-def _unique_names(root: Node, loc: KeyPath, noun: str) -> Iterator[Finding]:
+def _unique_names(root: YamlNode, loc: KeyPath, noun: str) -> Iterator[Finding]:
     """Refuse two things of one list with names that would make the same tables."""
     first: dict[str, tuple[int, Scalar]] = {}
     for index, item in enumerate(_items_at(root, loc)):
@@ -231,7 +231,7 @@ def _unique_names(root: Node, loc: KeyPath, noun: str) -> Iterator[Finding]:
         yield Finding(place, f"the {noun} at line {first_name.line} has {same}", "give each a name of its own")
 
 
-def _unique_identities(root: Node) -> Iterator[Finding]:
+def _unique_identities(root: YamlNode) -> Iterator[Finding]:
     """Refuse two routes, or two sinks of a route, of which both are, or were, what one name stands for."""
     routes = _items_at(root, ("routes",))
     first: dict[str, tuple[int, int]] = {}
@@ -249,13 +249,13 @@ def _unique_identities(root: Node) -> Iterator[Finding]:
             yield Finding(("routes", index), message, hint)
 
 
-def _is_renamed(route: Node) -> bool:
+def _is_renamed(route: YamlNode) -> bool:
     return isinstance(_node_at(route, ("was",)), Scalar)
 
 
-def _shared_lookups(root: Node) -> Iterator[Finding]:
+def _shared_lookups(root: YamlNode) -> Iterator[Finding]:
     """Refuse lookups of different routes that have one name and are not the same: each is loaded once for all."""
-    first: dict[str, tuple[int, int, Node]] = {}
+    first: dict[str, tuple[int, int, YamlNode]] = {}
     for route, item in enumerate(_items_at(root, ("routes",))):
         for index, lookup in enumerate(_items_at(item, ("lookup",))):
             name = _node_at(lookup, ("name",))
@@ -269,7 +269,7 @@ def _shared_lookups(root: Node) -> Iterator[Finding]:
                 )
 
 
-def _own_tables(root: Node) -> Iterator[Finding]:
+def _own_tables(root: YamlNode) -> Iterator[Finding]:
     """Compare the tables that the router itself writes; the ledger has a default."""
     for (other, other_table), (key, table) in combinations(_router_tables(root).items(), 2):
         if table == other_table:
@@ -278,7 +278,7 @@ def _own_tables(root: Node) -> Iterator[Finding]:
             yield Finding((place,), f"`{key}` and `{other}` are the same table", "give each a table of its own")
 
 
-def _bronze_per_topic(root: Node) -> Iterator[Finding]:
+def _bronze_per_topic(root: YamlNode) -> Iterator[Finding]:
     """Refuse listed topics of which bronze cannot have a table each; those of a pattern are not known yet."""
     bronze = _bronze(root)
     if bronze is None or not bronze.per_topic:
@@ -293,7 +293,7 @@ def _bronze_per_topic(root: Node) -> Iterator[Finding]:
     yield from _topics_named(root, bronze.named_after, "bronze")
 
 
-def _topics_named(root: Node, table_of: Callable[[str], str | None], whose: str) -> Iterator[Finding]:
+def _topics_named(root: YamlNode, table_of: Callable[[str], str | None], whose: str) -> Iterator[Finding]:
     """Refuse listed topics that name no table, or the same one as another; a message shows no value."""
     loc = ("source", "kafka", "topics")
     first: dict[str, Scalar] = {}
@@ -318,7 +318,7 @@ TOPIC_HINT = (
 )
 
 
-def _fixed_tables(root: Node, registry: Registry) -> Iterator[Finding]:
+def _fixed_tables(root: YamlNode, registry: Registry) -> Iterator[Finding]:
     """Refuse a sink that would write among the router's own rows."""
     bronze = _bronze(root)
     keys = {table: key for key, table in _router_tables(root).items() if key != "bronze"}
@@ -331,7 +331,7 @@ def _fixed_tables(root: Node, registry: Registry) -> Iterator[Finding]:
             yield Finding(loc, f"the sink writes to the table of `{key}`", "give the sink a table of its own")
 
 
-def _shared_tables(root: Node, registry: Registry) -> Iterator[Finding]:
+def _shared_tables(root: YamlNode, registry: Registry) -> Iterator[Finding]:
     """Refuse templates with which rows that differ in a field could meet in one table."""
     listed: dict[str, frozenset[str]] = {}
     topics = [topic.text for topic in _items_at(root, ("source", "kafka", "topics")) if isinstance(topic, Scalar)]
@@ -356,7 +356,7 @@ def _shared_tables(root: Node, registry: Registry) -> Iterator[Finding]:
             yield from _topics_named(root, partial(_table_of_topic, template), "a sink")
 
 
-def _views(root: Node, registry: Registry) -> Iterator[Finding]:
+def _views(root: YamlNode, registry: Registry) -> Iterator[Finding]:
     """Refuse views of what is not there, views that write what others write, and circles."""
     views_by_index = _readable_views(root)
     views = {view.name: view for view in views_by_index.values()}
@@ -389,7 +389,7 @@ def _views(root: Node, registry: Registry) -> Iterator[Finding]:
             yield Finding((*loc, "from"), message, "break it")
 
 
-def _readable_views(root: Node) -> dict[int, View]:
+def _readable_views(root: YamlNode) -> dict[int, View]:
     """Return the views by their place, those at fault left out: these are reported already."""
     lets = shared(Let, [plain_data(item) for item in _items_at(root, ("let",))])
     views: dict[int, View] = {}
@@ -399,7 +399,7 @@ def _readable_views(root: Node) -> dict[int, View]:
     return views
 
 
-def _route_names(root: Node) -> list[str]:
+def _route_names(root: YamlNode) -> list[str]:
     names = []
     for item in _items_at(root, ("routes",)):
         name = _node_at(item, ("name",))
@@ -408,7 +408,7 @@ def _route_names(root: Node) -> list[str]:
     return names
 
 
-def _sink_tables(root: Node, registry: Registry) -> dict[str, str]:
+def _sink_tables(root: YamlNode, registry: Registry) -> dict[str, str]:
     """Return the tables, or templates of tables, that sinks write, and whose they are."""
     tables: dict[str, str] = {}
     for loc, node in _sink_nodes(root):
@@ -444,9 +444,9 @@ COLLISION_HINT = (
 )
 
 
-def _locations(root: Node, registry: Registry) -> Iterator[Finding]:
+def _locations(root: YamlNode, registry: Registry) -> Iterator[Finding]:
     """Refuse locations in which two tables could lie in one place, or one within another."""
-    first: dict[Location, Node] = {}
+    first: dict[Location, YamlNode] = {}
     for loc, location in _written_locations(root, registry):
         place = (*loc, "location")
         fault = location.faults()
@@ -460,7 +460,7 @@ def _locations(root: Node, registry: Registry) -> Iterator[Finding]:
             first[location] = node
 
 
-def _conflicts(root: Node, location: Location, first: dict[Location, Node]) -> Iterator[tuple[str, str]]:
+def _conflicts(root: YamlNode, location: Location, first: dict[Location, YamlNode]) -> Iterator[tuple[str, str]]:
     """Yield what a location has in common with the places of lake, checkpoint and locations before it, and a hint."""
     for key, place in _own_places(root):
         if location.overlaps(place):
@@ -490,7 +490,7 @@ def _conflicts(root: Node, location: Location, first: dict[Location, Node]) -> I
 LOCATION_HINT = "give every table a folder of its own, outside of the lake: s3://bucket/games/{table}"
 
 
-def _written_locations(root: Node, registry: Registry) -> Iterator[tuple[KeyPath, Location]]:
+def _written_locations(root: YamlNode, registry: Registry) -> Iterator[tuple[KeyPath, Location]]:
     """Yield the locations of bronze and of sinks, each with where its part stands."""
     written = _node_at(root, ("bronze",))
     if isinstance(written, Keys) and "location" in written.entries:
@@ -504,7 +504,7 @@ def _written_locations(root: Node, registry: Registry) -> Iterator[tuple[KeyPath
             yield (*loc, sink.part_name), sink.location.at(names_of(sink))
 
 
-def _own_places(root: Node) -> Iterator[tuple[str, str]]:
+def _own_places(root: YamlNode) -> Iterator[tuple[str, str]]:
     """Yield the places of lake and checkpoint, as far as they are given and can be used."""
     for key in ("lake", "checkpoint"):
         node = _node_at(root, (key,))
@@ -513,7 +513,7 @@ def _own_places(root: Node) -> Iterator[tuple[str, str]]:
                 yield key, normalized(node.text)
 
 
-def _shares_storage_with_lake(root: Node, location: Location) -> bool:
+def _shares_storage_with_lake(root: YamlNode, location: Location) -> bool:
     """Say whether a location is in the same kind of storage as the lake."""
     lake = _node_at(root, ("lake",))
     if not isinstance(lake, Scalar):
@@ -536,14 +536,14 @@ def _table_of_topic(template: str, topic: str) -> str:
     return folded(name) or topic
 
 
-def _sink_nodes(root: Node) -> Iterator[tuple[KeyPath, Node]]:
+def _sink_nodes(root: YamlNode) -> Iterator[tuple[KeyPath, YamlNode]]:
     """Yield the sinks of all routes, each with where it stands."""
     for route, item in enumerate(_items_at(root, ("routes",))):
         for index, node in enumerate(_items_at(item, ("sinks",))):
             yield ("routes", route, "sinks", index), node
 
 
-def _resolved(registry: Registry, family: type[P], node: Node | None) -> P | None:
+def _resolved(registry: Registry, family: type[P], node: YamlNode | None) -> P | None:
     """Return the part that a node means; None if it is at fault, which is reported already."""
     if node is None:
         return None
@@ -553,7 +553,7 @@ def _resolved(registry: Registry, family: type[P], node: Node | None) -> P | Non
         return None
 
 
-def _fixed_table(node: Node, registry: Registry) -> str:
+def _fixed_table(node: YamlNode, registry: Registry) -> str:
     """Return the one table a sink writes to, or nothing if that is not known here."""
     sink = _resolved(registry, Sink, node)
     if not isinstance(sink, (TableSink, MergingSink)):
@@ -562,7 +562,7 @@ def _fixed_table(node: Node, registry: Registry) -> str:
     return "" if "{" in names else names
 
 
-def _router_tables(root: Node) -> dict[str, str]:
+def _router_tables(root: YamlNode) -> dict[str, str]:
     """Return the tables that the router itself writes, by their keys; the ledger last if it has its default."""
     tables: dict[str, str] = {}
     for key in ("bronze", "dead_letters", "ledger"):
@@ -576,7 +576,7 @@ def _router_tables(root: Node) -> dict[str, str]:
     return tables
 
 
-def _bronze(root: Node) -> BronzeTables | None:
+def _bronze(root: YamlNode) -> BronzeTables | None:
     """Return the tables of bronze, as far as the configuration names any."""
     tables = _router_tables(root)
     bronze = tables.pop("bronze", None)
@@ -585,8 +585,8 @@ def _bronze(root: Node) -> BronzeTables | None:
     return BronzeTables(bronze, frozenset(tables.values()))
 
 
-def _node_at(root: Node, loc: KeyPath) -> Node | None:
-    node: Node | None = root
+def _node_at(root: YamlNode, loc: KeyPath) -> YamlNode | None:
+    node: YamlNode | None = root
     for element in loc:
         if isinstance(node, Keys):
             entry = node.entries.get(str(element))
@@ -598,7 +598,7 @@ def _node_at(root: Node, loc: KeyPath) -> Node | None:
     return node
 
 
-def _items_at(root: Node, loc: KeyPath) -> Sequence[Node]:
+def _items_at(root: YamlNode, loc: KeyPath) -> Sequence[YamlNode]:
     node = _node_at(root, loc)
     return node.items if isinstance(node, Items) else ()
 
@@ -618,5 +618,5 @@ def _is_switched_on(node: Keys, key: str) -> bool:
     return _has_value(node, key) and not _is_false(_node_at(node, (key,)))
 
 
-def _is_false(value: Node | None) -> bool:
+def _is_false(value: YamlNode | None) -> bool:
     return isinstance(value, Scalar) and value.text.strip().lower() == "false"

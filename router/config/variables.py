@@ -12,7 +12,7 @@ import stat
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from router.config.yaml_tree import Items, Keys, MappingEntry, Node, Scalar, typed
+from router.config.yaml_tree import Items, Keys, MappingEntry, Scalar, YamlNode, typed
 from router.errors import Problem, printable
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class _UnresolvedError(Exception):
         self.hint = hint
 
 
-def substitute(root: Node, environ: Mapping[str, str], folder: Path, file: str) -> tuple[Node, list[Problem]]:
+def substitute(root: YamlNode, environ: Mapping[str, str], folder: Path, file: str) -> tuple[YamlNode, list[Problem]]:
     """Return the tree with all references replaced, and those that could not be; `folder` is for relative files."""
     substitution = _Substitution(environ, folder, file)
     return substitution.of(root, ()), substitution.problems
@@ -49,14 +49,14 @@ class _Substitution:
         self._environ = environ
         self._folder = folder
         self._file = file
-        self._done: dict[int, Node] = {}
+        self._done: dict[int, YamlNode] = {}
 
-    def of(self, node: Node, path: tuple[str, ...]) -> Node:
+    def of(self, node: YamlNode, path: tuple[str, ...]) -> YamlNode:
         if id(node) not in self._done:
             self._done[id(node)] = self._replaced(node, path)
         return self._done[id(node)]
 
-    def _replaced(self, node: Node, path: tuple[str, ...]) -> Node:
+    def _replaced(self, node: YamlNode, path: tuple[str, ...]) -> YamlNode:
         if isinstance(node, Keys):
             entries = node.entries.items()
             return replace(node, entries={key: self._entry(entry, (*path, key)) for key, entry in entries})

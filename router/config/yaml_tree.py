@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-Value = str | int | float | bool | None
+_Value = str | int | float | bool | None
 KeyNames = tuple[str, ...]
 
 
@@ -38,7 +38,7 @@ class Scalar:
     line: int
     column: int
     text: str = field(repr=False)
-    value: Value = field(repr=False)
+    value: _Value = field(repr=False)
     plain: bool = False
     tainted: bool = False
     broken: bool = False
@@ -50,7 +50,7 @@ class Items:
 
     line: int
     column: int
-    items: tuple[Node, ...]
+    items: tuple[YamlNode, ...]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class MappingEntry:
 
     line: int
     column: int
-    value: Node
+    value: YamlNode
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,10 @@ class Keys:
     entries: dict[str, MappingEntry]
 
 
-Node = Scalar | Items | Keys
+YamlNode = Scalar | Items | Keys
 
 
-def children(node: Node) -> Iterator[tuple[str, Node]]:
+def children(node: YamlNode) -> Iterator[tuple[str, YamlNode]]:
     """Yield the values directly inside a node, by key or index."""
     if isinstance(node, Keys):
         for key, entry in node.entries.items():
@@ -84,7 +84,7 @@ def children(node: Node) -> Iterator[tuple[str, Node]]:
             yield str(index), item
 
 
-def plain_data(node: Node, as_text: frozenset[int] = frozenset()) -> Any:
+def plain_data(node: YamlNode, as_text: frozenset[int] = frozenset()) -> Any:
     """Return a tree as dicts, lists and scalars; scalars whose `id` is in `as_text` come as they are written."""
     if isinstance(node, Keys):
         return {key: plain_data(entry.value, as_text) for key, entry in node.entries.items()}
@@ -93,7 +93,7 @@ def plain_data(node: Node, as_text: frozenset[int] = frozenset()) -> Any:
     return node.text if id(node) in as_text else node.value
 
 
-def as_lists(node: Node, wanted: frozenset[int]) -> Node:
+def as_lists(node: YamlNode, wanted: frozenset[int]) -> YamlNode:
     """Return a tree in which the scalars whose `id` is in `wanted` are the lists that their texts mean."""
     if isinstance(node, Keys):
         entries = {}
@@ -105,7 +105,7 @@ def as_lists(node: Node, wanted: frozenset[int]) -> Node:
     return _listed(node) if id(node) in wanted else node
 
 
-def _listed(node: Scalar) -> Node:
+def _listed(node: Scalar) -> YamlNode:
     """Return the items of `a, b` or of `["a", "b"]`, all at the place of the text; the text if it is no list."""
     items: list[Scalar] = []
     if node.text.lstrip().startswith("["):
@@ -137,7 +137,7 @@ def _fraction(text: str) -> float:
     return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
 
 
-CORE: dict[str, tuple[str, Callable[[str], Value]]] = {
+CORE: dict[str, tuple[str, Callable[[str], _Value]]] = {
     "null": (r"~|null|Null|NULL|", lambda text: None),
     "bool": (r"true|True|TRUE|false|False|FALSE", lambda text: text.lower() == "true"),
     "int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", _whole),
@@ -149,7 +149,7 @@ CORE: dict[str, tuple[str, Callable[[str], Value]]] = {
 """YAML 1.2's core schema: the type of a plain scalar, by a pattern of its whole text."""
 
 
-def typed(text: str) -> Value:
+def typed(text: str) -> _Value:
     """Return what a plain scalar means."""
     for pattern, convert in CORE.values():
         if re.fullmatch(pattern, text):
@@ -157,7 +157,7 @@ def typed(text: str) -> Value:
     return text
 
 
-def convert_text(convert: Callable[[str], Value], text: str) -> Value:
+def convert_text(convert: Callable[[str], _Value], text: str) -> _Value:
     """Convert a text that has the pattern of a type."""
     try:
         return convert(text)
@@ -194,7 +194,7 @@ class _Loader(Reader, Scanner, Parser, Composer, BaseResolver):
         return node
 
 
-def parse_yaml(text: str, file: str) -> tuple[Node | None, list[Problem]]:
+def parse_yaml(text: str, file: str) -> tuple[YamlNode | None, list[Problem]]:
     """Return the tree of a document and what is wrong with it as YAML; no tree when it cannot be read at all."""
     try:
         root = _compose(text)
@@ -255,11 +255,11 @@ class _Builder:
     def __init__(self, file: str) -> None:
         self.problems: list[Problem] = []
         self._file = file
-        self._built: dict[int, Node] = {}
+        self._built: dict[int, YamlNode] = {}
         self._extents: dict[int, _Extent] = {}
         self._open: set[int] = set()
 
-    def build(self, node: yaml.Node, path: KeyNames) -> Node:
+    def build(self, node: yaml.Node, path: KeyNames) -> YamlNode:
         if id(node) in self._open:
             return self._bad(node, path, "an alias stands inside its own anchor", "remove the alias")
         if id(node) not in self._built:
@@ -269,7 +269,7 @@ class _Builder:
             self._built[id(node)] = self._bounded(node, built, path)
         return self._built[id(node)]
 
-    def _make(self, node: yaml.Node, path: KeyNames) -> Node:
+    def _make(self, node: yaml.Node, path: KeyNames) -> YamlNode:
         line, column = _place(node)
         if node.tag.removeprefix(_TAG) not in {"str", "seq", "map", *CORE}:
             return self._bad(node, path, "tags such as `!name` have no meaning here", "remove the tag")
@@ -280,7 +280,7 @@ class _Builder:
             return Items(line, column, tuple(items))
         return self._scalar(node, path)
 
-    def _scalar(self, node: yaml.Node, path: KeyNames) -> Node:
+    def _scalar(self, node: yaml.Node, path: KeyNames) -> YamlNode:
         line, column = _place(node)
         text = str(node.value)
         kind = node.tag.removeprefix(_TAG)
@@ -323,7 +323,7 @@ class _Builder:
             else:
                 self._bad(source, path, "`<<` takes a mapping or a list of mappings", "name an anchor: `<<: *name`")
 
-    def _bounded(self, node: yaml.Node, built: Node, path: KeyNames) -> Node:
+    def _bounded(self, node: yaml.Node, built: YamlNode, path: KeyNames) -> YamlNode:
         """Refuse a value that aliases make huge or deep; what is inside was measured before."""
         values = 1
         depth = 1

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from router.delta.schema_diff import common_type
 
 Mask = npt.NDArray[np.bool_]
-NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
+_NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
 
 
 def cast_to(rows: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -97,7 +97,7 @@ def _would_lose(array: pa.Array, kind: pa.DataType) -> Mask:
                 lost |= np.asarray(field.is_valid())
         return lost & valued
     # Lists and maps count as lost whole; so does a number that would become another kind of number.
-    if not any(family(array.type) and family(kind) for family in NUMBERS):
+    if not any(family(array.type) and family(kind) for family in _NUMBERS):
         return valued
     # Cast there and back: a value that comes back the same loses nothing. NaN is never equal to itself.
     try:

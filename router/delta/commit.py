@@ -218,7 +218,7 @@ def conflict_error(table: str, tries: int, error: Exception) -> TableError:
     return TableError(table, f"other writers were faster {tries} times, the last time: {why}; stop one of them")
 
 
-NOTES = b"router.notes"
+_NOTES = b"router.notes"
 """The key of a part's notes in the metadata of its Parquet file."""
 
 
@@ -237,7 +237,7 @@ class StagedParts:
 
     def write(self, rows: pa.Table, notes: Mapping[str, str] | None = None) -> None:
         """Write a part, with notes about it."""
-        metadata = {**(rows.schema.metadata or {}), NOTES: json.dumps(dict(notes or {})).encode()}
+        metadata = {**(rows.schema.metadata or {}), _NOTES: json.dumps(dict(notes or {})).encode()}
         buffer = pa.BufferOutputStream()
         pq.write_table(rows.replace_schema_metadata(metadata), buffer)
         # The time in front lets the parts be read in the order in which they were written.
@@ -252,7 +252,7 @@ class StagedParts:
                 else:
                     in_file = set(file.schema_arrow.names)
                     rows = file.read([name for name in columns if name in in_file])
-            notes = json.loads((rows.schema.metadata or {}).get(NOTES, b"{}"))
+            notes = json.loads((rows.schema.metadata or {}).get(_NOTES, b"{}"))
             yield notes, rows
 
     def commit(self, schema: pa.Schema) -> None:

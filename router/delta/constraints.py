@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     from deltalake import DeltaTable
 
-KEPT = {"appendOnly", "changeDataFeed", "deletionVectors", "timestampNtz"}
+_KEPT = {"appendOnly", "changeDataFeed", "deletionVectors", "timestampNtz"}
 """Features that an append of staged files by delta-rs respects, whether the table uses them or not."""
 ALLOWED = {"invariants", "checkConstraints", "generatedColumns"}
-"""Features that a table may list without using them: `MARKS` and its properties tell whether it does."""
+"""Features that a table may list without using them: `_MARKS` and its properties tell whether it does."""
 IDENTITY_COLUMNS = 6
 """The writer version that implies identity columns without a list of features; delta-rs refuses to write it."""
 NEWEST = 3, 7
@@ -28,7 +28,7 @@ NEWEST = 3, 7
 CHECK = "delta.constraints."
 INVARIANT = "delta.invariants"
 LENGTH = "__CHAR_VARCHAR_TYPE_STRING"
-MARKS = {
+_MARKS = {
     INVARIANT: "invariants",
     "delta.generationExpression": "generatedColumns",
     "delta.identity.start": "identityColumns",
@@ -45,7 +45,7 @@ def unsupported(table: DeltaTable) -> set[str]:
     """Return the features of a table because of which delta-rs must not append staged files to it."""
     protocol = table.protocol()
     metadata = table.metadata()
-    features = {*(protocol.writer_features or ()), *(protocol.reader_features or ())} - KEPT - ALLOWED
+    features = {*(protocol.writer_features or ()), *(protocol.reader_features or ())} - _KEPT - ALLOWED
     if protocol.min_reader_version > NEWEST[0] or protocol.min_writer_version > NEWEST[1]:
         features.add(f"protocol {protocol.min_reader_version}, {protocol.min_writer_version}")
     if protocol.min_writer_version == IDENTITY_COLUMNS:
@@ -58,7 +58,7 @@ def unsupported(table: DeltaTable) -> set[str]:
         features.add("partitioning")  # a staged file may hold rows of several partitions
     # The schema is searched as text. No text inside it, as a comment, can look like a key: its quotes are escaped.
     schema = table.schema().to_json()
-    for key, feature in MARKS.items():
+    for key, feature in _MARKS.items():
         if f'"{key}":' in schema:
             features.add(feature)
     if '"nullable":false' in schema:

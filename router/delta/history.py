@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from router.delta.lake import Lake
 
 COMMIT = re.compile(r"[0-9]{20}\.json")
-CHECKPOINT = re.compile(r"([0-9]{20})\.checkpoint(?:\.[0-9]{10}\.([0-9]{10})|\.[0-9a-fA-F-]{36})?\.(?:parquet|json)")
+_CHECKPOINT = re.compile(r"([0-9]{20})\.checkpoint(?:\.[0-9]{10}\.([0-9]{10})|\.[0-9a-fA-F-]{36})?\.(?:parquet|json)")
 """The names of checkpoints: of one file (no group 2), as one of several parts (group 2: of how many), of version 2."""
 SEARCHED = 1_000
 """Files of a log, the newest, that are searched for a damaged one."""
@@ -128,7 +128,7 @@ def last_checkpoint(lake: Lake, table: str, newest: int) -> LogCheckpoint:
     files: dict[int, list[str]] = defaultdict(list)
     complete = {-1}
     for entry in lake.files.get_file_info(fs.FileSelector(log_folder(table))):
-        match = CHECKPOINT.fullmatch(entry.base_name)
+        match = _CHECKPOINT.fullmatch(entry.base_name)
         if match is None or int(match[1]) > newest:
             continue
         version = int(match[1])

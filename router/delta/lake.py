@@ -142,7 +142,7 @@ class Lake:
         """Return table -> place, of all tables whose place was noted."""
         selector = fs.FileSelector(NOTES, allow_not_found=True, recursive=True)
         paths = [info.path for info in self.files.get_file_info(selector) if info.is_file and not info.extension]
-        with ThreadPoolExecutor(storage.THREADS) as pool:
+        with ThreadPoolExecutor(storage.FILE_THREADS) as pool:
             contents = list(pool.map(self.read, paths))
         places: dict[str, str] = {}
         for path, content in zip(paths, contents, strict=True):

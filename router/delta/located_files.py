@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pyarrow import fs
 
 from router.addresses import is_local
-from router.storage import THREADS, Storage, files_at
+from router.storage import FILE_THREADS, Storage, files_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -130,7 +130,7 @@ class LocatedFiles(fs.FileSystemHandler):  # type: ignore[misc]
             located = self.at(path)
             by_storage.setdefault(id(located.storage), []).append((index, located))
         infos: dict[int, fs.FileInfo] = {}
-        with ThreadPoolExecutor(THREADS) as pool:
+        with ThreadPoolExecutor(FILE_THREADS) as pool:
             for numbered_infos in pool.map(_file_infos, by_storage.values()):
                 infos.update(numbered_infos)
         return [infos[index] for index in range(len(paths))]

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 SAFE = timedelta(days=7)
 """Younger files may be needed: by readers of older versions, or by a batch that was interrupted or is landing now."""
-TRIES = 5
-WAIT_SECONDS = 0.5
+MAINTENANCE_TRIES = 5
+MAINTENANCE_WAIT_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def maintain(lake: Lake, table: str, options: MaintenanceOptions, *, dry: bool =
 LOG_RETENTION = "delta.logRetentionDuration"
 CLEANUP = "delta.enableExpiredLogCleanup"
 LOG_FILE = re.compile(r"\.?(\d{20})\.(json|crc|json\.crc|checkpoint.*)")
-CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet")
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet")
 LOG_AGE = timedelta(hours=1)
 LOG_AGE_OF_OBJECTS = SAFE
 
@@ -169,7 +169,7 @@ def shorten_log(
         version = int(name[1])
         files.append((version, entry.path))
         is_old = entry.mtime is not None and entry.mtime.timestamp() < written_before
-        if CHECKPOINT.fullmatch(entry.base_name) and version <= newest and is_old:
+        if _CHECKPOINT.fullmatch(entry.base_name) and version <= newest and is_old:
             begin = max(begin, version)
     old = sorted(path for version, path in files if version < begin)
     for path in old:  # oldest first: a process that is killed leaves no gap
@@ -215,7 +215,7 @@ def small_files(handle: DeltaTable, options: MaintenanceOptions) -> tuple[int, i
     return len(small), into
 
 
-STEPS = 9, 6, 3, 0
+_STEPS = 9, 6, 3, 0
 """The sizes that files grow to before they have `file_bytes`, as binary shifts: each is eight times the one before."""
 ENOUGH = 8
 """The number of files of one size from which they are worth joining."""
@@ -235,7 +235,7 @@ def _target_size(sizes: list[int], options: MaintenanceOptions) -> int:
     # count for a step: they belong to an earlier one.
     chosen = 0
     smallest = 0
-    for step in STEPS:
+    for step in _STEPS:
         target = max(options.file_bytes >> step, 1)
         if sum(smallest <= size < target for size in sizes) >= ENOUGH:
             chosen = target
@@ -262,7 +262,9 @@ def _compact(handle: DeltaTable, options: MaintenanceOptions) -> tuple[int, int]
             return handle.optimize.z_order(options.zorder, target_size=target, writer_properties=properties)
         return handle.optimize.compact(target_size=target, max_concurrent_tasks=1, writer_properties=properties)
 
-    metrics = retry_on_conflict(work, CommitFailedError, TRIES, WAIT_SECONDS, before=handle.update_incremental)
+    metrics = retry_on_conflict(
+        work, CommitFailedError, MAINTENANCE_TRIES, MAINTENANCE_WAIT_SECONDS, before=handle.update_incremental
+    )
     return int(metrics["numFilesRemoved"]), int(metrics["numFilesAdded"])
 
 

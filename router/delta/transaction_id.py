@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 ReleaseKind = Literal["release", "unblock", "held"]
 """Why rows leave the quarantine: an approval, their table can be written again, or a person let them in."""
-Kind = Literal[
+IdKind = Literal[
     "rows",
     "deletions",
     "merge_refusals",
@@ -74,7 +74,7 @@ Kind = Literal[
 ]
 RELEASES: tuple[ReleaseKind, ...] = get_args(ReleaseKind)
 
-FORMATS: dict[Kind, str] = {
+FORMATS: dict[IdKind, str] = {
     "rows": "{query}/{route}/{sink}/{table}",
     "deletions": "{query}/{route}/{sink}/{table}/deletions",
     "merge_refusals": "{query}/{route}/{sink}/{table}/dead_letters",
@@ -132,7 +132,7 @@ class TransactionId:
     quarantine: the kind of their release, `discard` or `repair`. Raises ValueError for other fields than the kind's.
     """
 
-    kind: Kind
+    kind: IdKind
     query: str = ""
     route: str = ""
     sink: str = ""
@@ -213,7 +213,7 @@ def batch_id(query: str, target: str, table: str) -> TransactionId:
     if target == "/dead_letters":
         return TransactionId("dead_letters", query, table=table)
     route, sink, *quarantine = target.split("/")
-    kind: Kind = "quarantine" if quarantine else "rows"
+    kind: IdKind = "quarantine" if quarantine else "rows"
     return TransactionId(kind, query, route, sink, table)
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from router.delta.lake import Lake
     from router.sinks import Widening
 
-LARGEST = 1 << 30
+_LARGEST = 1 << 30
 """Bytes of the largest table that is rewritten."""
 FEATURE = "delta.enableTypeWidening"
 FORBIDDING = ("delta.appendOnly", "delta.enableChangeDataFeed")
@@ -44,10 +44,10 @@ KEEPS = "; the router did not make the table, or it is too large to be rewritten
 """The end of a dead letter's reason, if a value does not fit because its table keeps its types."""
 WIDENED = "router.widened"
 """The note of a rewrite's commit: the columns that became wider."""
-ROWS = 1 << 16
+_ROWS = 1 << 16
 """Rows that are read at once from a file that is rewritten."""
-TRIES = 8
-WAIT_SECONDS = 0.4
+_TRIES = 8
+_WAIT_SECONDS = 0.4
 
 
 def made_here(handle: Any, table: str) -> bool:
@@ -74,7 +74,7 @@ def _may_be_rewritten(handle: Any, table: str) -> bool:
         return False
     if any(_is_true(handle, name) for name in FORBIDDING):
         return False
-    return handle_bytes(handle) <= LARGEST
+    return handle_bytes(handle) <= _LARGEST
 
 
 def handle_bytes(handle: Any) -> int:
@@ -154,9 +154,9 @@ def rewrite(lake: Lake, table: str, handle: DeltaTable, widened: str, app_id: st
             _rewrite(lake, table, handle, widened, app_id)
 
     try:
-        retry_on_conflict(work, CommitFailedError, TRIES, WAIT_SECONDS, before=handle.update_incremental)
+        retry_on_conflict(work, CommitFailedError, _TRIES, _WAIT_SECONDS, before=handle.update_incremental)
     except CommitFailedError as error:
-        raise conflict_error(table, TRIES, error) from error
+        raise conflict_error(table, _TRIES, error) from error
     except (DeltaError, OSError, pa.ArrowException) as error:
         raise TableError(table, f"it could not be rewritten with wider types: {error}") from error
 
@@ -207,7 +207,7 @@ def _rows(lake: Lake, table: str, handle: DeltaTable) -> Iterator[tuple[str, pa.
         with lake.files.open_input_file(f"{table.replace('.', '/')}/{unquote(action['path'])}") as source:
             # INT96 has nanoseconds, and years beyond 2262 would overflow.
             parquet = pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
-            for batch in parquet.iter_batches(ROWS):
+            for batch in parquet.iter_batches(_ROWS):
                 yield partition, pa.Table.from_batches([batch])
 
 

@@ -50,8 +50,8 @@ REPLAY = "replay-"
 """The prefix of the names of replays, which take the place of a run's id."""
 KEPT = 100
 """Manifests that are kept for operators to read; the router needs the last one only."""
-FORMAT = b"3"
-MERGED = "merged"
+_FORMAT = b"3"
+_MERGED = "merged"
 """The key of the merged tables in a mark; keys of sinks contain a slash."""
 RECOVERY_HINTS = {
     "manifests": "It contains the decision of a batch. Restore it from a copy",
@@ -189,12 +189,12 @@ class CheckpointStore:
     def begin(self) -> None:
         """Note the format. Raises StartError if an older version of the router wrote the checkpoint."""
         written_format = self.read("format")
-        if written_format == FORMAT:
+        if written_format == _FORMAT:
             return
         if written_format == b"":
             raise StartError(
                 f"{self.place('format')} is damaged: it is empty. It contains which version of the router wrote the "
-                f"checkpoint; write {FORMAT.decode()} into it if that was this version"
+                f"checkpoint; write {_FORMAT.decode()} into it if that was this version"
             )
         # The earliest versions wrote no format: a checkpoint with files but without a format is theirs.
         older_files = self.checkpoint.files.get_file_info(["spark/metadata", "manifests", "store/format"])
@@ -203,7 +203,7 @@ class CheckpointStore:
                 f"the checkpoint {self.checkpoint.root} was written by another version of the router, and this one "
                 "cannot continue from it; give this run a new checkpoint and a new lake"
             )
-        self.write("format", FORMAT)
+        self.write("format", _FORMAT)
 
     def read(self, path: str) -> bytes | None:
         """Return the content of a file, or None if there is none."""
@@ -274,24 +274,24 @@ class CheckpointStore:
         """Return what sinks have applied of this batch, by key."""
         applied = {}
         for key, counts in self._mark(batch).items():
-            if key != MERGED:
+            if key != _MERGED:
                 applied[key] = Applied(*counts)
         return applied
 
     def merged(self, batch: int) -> dict[str, list[str]]:
         """Return the tables that merges of this batch have changed, by the sink's key."""
-        tables: dict[str, list[str]] = self._mark(batch).get(MERGED, {})
+        tables: dict[str, list[str]] = self._mark(batch).get(_MERGED, {})
         return tables
 
     def mark_applied(self, batch: int, key: str, counts: Applied, merged: Iterable[str] = ()) -> None:
         """Note that a sink has applied this batch, and the tables that it has merged into; delete the oldest mark."""
         mark = self._mark(batch)
-        tables = mark.get(MERGED)
+        tables = mark.get(_MERGED)
         if merged:
-            tables = {**mark.get(MERGED, {}), key: sorted(merged)}
+            tables = {**mark.get(_MERGED, {}), key: sorted(merged)}
         mark[key] = counts
         if tables:
-            mark[MERGED] = tables
+            mark[_MERGED] = tables
         self.write(self._mark_path(batch), json.dumps(mark).encode())
         if batch >= KEPT:
             self.delete(self._mark_path(batch - KEPT))

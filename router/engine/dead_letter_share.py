@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from router.delta.lake import Lake
 
 log = logging.getLogger("router")
-DEAD_LETTERS = "/dead_letters"
+_DEAD_LETTERS = "/dead_letters"
 FEWEST = 100
 """Batches with fewer records are not checked: of a few records any share is chance."""
 SHARE = 0.5
 """The share of a batch above which its dead letters are logged as a warning."""
-REASONS = 3
+_REASONS = 3
 RECORD = ["topic", "partition", "offset"]
 
 
@@ -82,7 +82,7 @@ def dead_letter_share(
     Reads coordinates and reasons of the staged dead letters, on the driver. A record may have several: one for each
     route and sink that has refused it.
     """
-    dead_letter_files = [file for file in files if file.target == DEAD_LETTERS]
+    dead_letter_files = [file for file in files if file.target == _DEAD_LETTERS]
     if read < FEWEST or sum(file.rows for file in dead_letter_files) <= above * read:
         return None
     records: list[pa.Table] = []
@@ -96,5 +96,5 @@ def dead_letter_share(
             reasons[f"{row['stage']}: {row['reason']}"] += row["count_all"]
     # The dead letters of one record are one record.
     distinct = pa.concat_tables(records).group_by(RECORD).aggregate([]).num_rows
-    frequent_reasons = [f"{reason} ({count:,})" for reason, count in reasons.most_common(REASONS)]
+    frequent_reasons = [f"{reason} ({count:,})" for reason, count in reasons.most_common(_REASONS)]
     return DeadLetterShare(distinct, read, tuple(frequent_reasons))

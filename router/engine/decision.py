@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from router.engine.steps import Steps
 
 log = logging.getLogger("router")
-TRIES = 5
+_TRIES = 5
 """How often a batch is landed again because its tables have changed, before the batch stops."""
 STAGING = "_staged"
 
@@ -143,7 +143,7 @@ class BatchDecider:
 
         Raises BatchError if the destination finds a fault or a table may not change; its files are deleted then.
         """
-        for _ in range(TRIES):
+        for _ in range(_TRIES):
             plan, landed = self._land(plan, steps)
             try:
                 decision = self._decide(plan, landed, steps, destination)
@@ -153,7 +153,7 @@ class BatchDecider:
             if decision is not None:
                 return decision
             self.landing.discard(landed)
-        raise self._error(steps, f"tables changed {TRIES} times while the batch was landed; find who writes them")
+        raise self._error(steps, f"tables changed {_TRIES} times while the batch was landed; find who writes them")
 
     def _land(self, plan: Plan, steps: Steps) -> tuple[Plan, Landed]:
         try:

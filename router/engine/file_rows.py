@@ -41,10 +41,10 @@ BROKEN = "_line"
 """The column, and the key in `_rescued`, of a line that is no row."""
 FILE_COLUMNS = {"_path": "file_path", "_changed": "file_modification_time", "_block": "file_block_start"}
 """Columns about the file of a row, and their names in Spark's `_metadata`."""
-FIRST = 20
+_FIRST = 20
 """Files from which the columns are learnt before the first batch."""
-THREADS = 8
-REFUSED = re.compile(r"[ ,;{}()\n\t=.`]+")
+_THREADS = 8
+_REFUSED = re.compile(r"[ ,;{}()\n\t=.`]+")
 """Characters that Delta allows in no column name, or that expressions would have to quote."""
 INFERRED_TIMES = "yyyy-MM-dd[['T'][ ]HH:mm[:ss[.SSSSSS]][XXX]]"
 """The texts of JSON that are times: Spark would take `2026` for one, and cut nanoseconds."""
@@ -56,7 +56,7 @@ GUESSES: tuple[tuple[str, str], ...] = (
     ("timestamp", r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:\d\d)?$"),
 )
 """The types that a column of text gets if all of its values look like them. A number with a leading zero is text."""
-TYPES = {
+_TYPES = {
     "bigint": T.LongType(),
     "double": T.DoubleType(),
     "boolean": T.BooleanType(),
@@ -80,7 +80,7 @@ class FileRows:
             return
         try:
             listed = self.spark.read.format("binaryFile").options(**listing_options(self.files)).load(self.files.path)
-            paths = [row["path"] for row in listed.select("path").limit(FIRST).collect()]
+            paths = [row["path"] for row in listed.select("path").limit(_FIRST).collect()]
         except AnalysisException:  # the folder does not exist yet
             return
         if paths:
@@ -207,7 +207,7 @@ class FileRows:
         return self._by_schema(paths)
 
     def _by_schema(self, paths: list[str]) -> list[DataFrame]:
-        with ThreadPoolExecutor(THREADS) as pool:
+        with ThreadPoolExecutor(_THREADS) as pool:
             schemas = [*pool.map(lambda path: self._reader().load(path).schema.json(), paths)]
         paths_by_schema: dict[str, list[str]] = {}
         for path, schema in zip(paths, schemas, strict=True):
@@ -349,7 +349,7 @@ def _texts(columns: list[str]) -> T.StructType:
 
 def _name(column: str) -> str:
     """Return the name of a column as a table can store it."""
-    return REFUSED.sub("_", column)
+    return _REFUSED.sub("_", column)
 
 
 def _guess_types(part: DataFrame, fields: list[T.StructField]) -> list[T.StructField]:
@@ -362,7 +362,7 @@ def _guess_types(part: DataFrame, fields: list[T.StructField]) -> list[T.StructF
         column = F.col(f"`{field.name.replace('`', '``')}`")
         counts.append(F.count(column).alias(f"n{k}"))
         for kind, form in GUESSES:
-            _, keeps_all = cast_text(column, TYPES[kind], hinted=False)
+            _, keeps_all = cast_text(column, _TYPES[kind], hinted=False)
             fits = F.trim(column).rlike(form) & F.coalesce(keeps_all, F.lit(False))
             counts.append(F.count_if(column.isNotNull() & ~fits).alias(f"{kind}{k}"))
     counted = part.select(*counts).collect()[0]
@@ -372,7 +372,7 @@ def _guess_types(part: DataFrame, fields: list[T.StructField]) -> list[T.StructF
         if not counted[f"n{k}"]:
             continue
         kind = next((kind for kind, _ in GUESSES if not counted[f"{kind}{k}"]), "string")
-        guessed.append(T.StructField(field.name, TYPES[kind]))
+        guessed.append(T.StructField(field.name, _TYPES[kind]))
     return guessed
 
 

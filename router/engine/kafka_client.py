@@ -50,7 +50,7 @@ SILENT = logging.getLogger(f"{__name__}.librdkafka")
 SILENT.setLevel(logging.CRITICAL + 1)
 """The logger of clients: librdkafka would write to standard error, and its errors reach us as exceptions."""
 
-Offsets = dict[tuple[str, int], int]
+_Offsets = dict[tuple[str, int], int]
 """Offsets by topic and partition."""
 
 
@@ -108,7 +108,7 @@ def admin_client(kafka: KafkaSource) -> AdminClient:
         raise StartError("librdkafka refuses the options of the source") from None
 
 
-def end_offsets(admin: AdminClient, kafka: KafkaSource) -> Offsets:
+def end_offsets(admin: AdminClient, kafka: KafkaSource) -> _Offsets:
     """Return the offset behind the last record of each partition of a source: two requests to the brokers.
 
     Raises KafkaException or TimeoutError if they do not answer.
@@ -119,7 +119,7 @@ def end_offsets(admin: AdminClient, kafka: KafkaSource) -> Offsets:
             partitions += [TopicPartition(topic, number) for number in metadata.partitions]
     if not partitions:
         return {}
-    ends: Offsets = {}
+    ends: _Offsets = {}
     latest: Any = dict.fromkeys(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
     for partition, answer in admin.list_offsets(latest, request_timeout=SECONDS).items():
         ends[partition.topic, partition.partition] = answer.result(SECONDS).offset

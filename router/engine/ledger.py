@@ -93,7 +93,7 @@ VIOLATED = "violated "
 LATER = {"unknown", "unknown_fields", "violated", "configuration"}
 """Columns that the next append adds to the ledger of an older version."""
 READ = ("read", "decoded", "failed", "bare", "unmatched")
-SOURCE = (*READ, "lost", "unknown")
+_SOURCE = (*READ, "lost", "unknown")
 SUMMED = (
     *("matched", "landed", "refused", "dropped", "applied", "dead", "backlog", "frozen", "quarantined", "released"),
     *("parked", "in_doubt"),
@@ -383,7 +383,7 @@ def totals(config: Config) -> dict[tuple[str | None, str | None], dict[str, int]
     if table is None:
         return {}
     present = {field.name for field in table.schema().fields}
-    names = [name for name in (*SOURCE, *SUMMED) if name in present]
+    names = [name for name in (*_SOURCE, *SUMMED) if name in present]
     sums: dict[tuple[str | None, str | None], dict[str, int]] = {}
     scanner = table.to_pyarrow_dataset(filesystem=native_files(table)).scanner(
         ["route", "sink", *names], ds.field("query") == config.name
@@ -398,13 +398,13 @@ def totals(config: Config) -> dict[tuple[str | None, str | None], dict[str, int]
     return sums
 
 
-BATCH = ("run", "route", "sink", "batch_id")
+_BATCH = ("run", "route", "sink", "batch_id")
 
 
 def _endings(ledger: ds.Dataset, of_query: pc.Expression, batches: int) -> list[dict[str, Any]]:
     """Return when the last batches of each run, route and sink ended. Reads the ledger part by part."""
     latest: pa.Table | None = None
-    parts = ledger.to_batches(columns=[*BATCH, "finished"], filter=of_query, batch_readahead=2, fragment_readahead=1)
+    parts = ledger.to_batches(columns=[*_BATCH, "finished"], filter=of_query, batch_readahead=2, fragment_readahead=1)
     for part in parts:
         rows = pa.Table.from_batches([part])
         if latest is not None:
@@ -415,8 +415,8 @@ def _endings(ledger: ds.Dataset, of_query: pc.Expression, batches: int) -> list[
 
 def _latest(ended: pa.Table, batches: int) -> pa.Table:
     """Keep the last batches of each run, route and sink. A batch may be there several times, from several parts."""
-    ended = ended.group_by(BATCH).aggregate([("finished", "max")]).rename_columns([*BATCH, "finished"])
-    ended = ended.sort_by([*((name, "ascending") for name in BATCH[:3]), ("finished", "descending")])
+    ended = ended.group_by(_BATCH).aggregate([("finished", "max")]).rename_columns([*_BATCH, "finished"])
+    ended = ended.sort_by([*((name, "ascending") for name in _BATCH[:3]), ("finished", "descending")])
     # The rows of one run, route and sink now follow each other, the newest first: keep those that are less than
     # `batches` behind the first of their group. `null` is a value of its own: the source has no route.
     begins_group = np.zeros(len(ended), bool)

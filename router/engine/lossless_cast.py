@@ -30,14 +30,14 @@ from pyspark.sql import types as T
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
+_INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
 FRACTIONS = (T.FloatType, T.DoubleType)
 TIME_TYPES = (T.DateType, T.TimestampType, T.TimestampNTZType)
 
-BLANKS = r"[ \t\r\n]*"
+_BLANKS = r"[ \t\r\n]*"
 EXPONENT = r"(?:[eE][-+]?[0-9]{1,9})?"
-DAY = r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}"
-TIME = r"[0-9]{1,2}(?::[0-9]{1,2}(?::[0-9]{1,2}(?:\.[0-9]{1,6}0*)?)?)?"
+_DAY = r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}"
+_TIME = r"[0-9]{1,2}(?::[0-9]{1,2}(?::[0-9]{1,2}(?:\.[0-9]{1,6}0*)?)?)?"
 ZONE = r"(?:[ ]?[^0-9.: \t\r\n][^ \t\r\n]*)?"
 """What may be a zone: `Z`, `+02:00`, ` Europe/Berlin`; whether it is one, the cast decides."""
 INTEGER = "[-+]?[0-9]+"
@@ -53,9 +53,9 @@ HINTED_FORMS: dict[type[T.DataType], str] = {
     T.FloatType: FRACTION,
     T.DoubleType: FRACTION,
     T.BooleanType: "(?i)(?:t|true|y|yes|1|f|false|n|no|0)",
-    T.DateType: DAY + r"(?:[T ]0{1,2}:00(?::00(?:\.0+)?)?)?",
-    T.TimestampType: f"{DAY}(?:[T ]{TIME}{ZONE})?",
-    T.TimestampNTZType: f"{DAY}(?:[T ]{TIME})?",
+    T.DateType: _DAY + r"(?:[T ]0{1,2}:00(?::00(?:\.0+)?)?)?",
+    T.TimestampType: f"{_DAY}(?:[T ]{_TIME}{ZONE})?",
+    T.TimestampNTZType: f"{_DAY}(?:[T ]{_TIME})?",
     T.BinaryType: r"[\s\S]*",
 }
 FORMS: dict[type[T.DataType], str] = {
@@ -70,7 +70,7 @@ FORMS: dict[type[T.DataType], str] = {
     T.BooleanType: "(?i)(?:true|false)",
 }
 """What a text looks like that goes into a column whose type was inferred; `HINTED_FORMS` are for one with a hint."""
-NUMBER = rf"\A{BLANKS}[-+]?([0-9]*)\.?([0-9]*)(?:[eE]([-+]?[0-9]{{1,9}}))?{BLANKS}\z"
+_NUMBER = rf"\A{_BLANKS}[-+]?([0-9]*)\.?([0-9]*)(?:[eE]([-+]?[0-9]{{1,9}}))?{_BLANKS}\z"
 LONGS = float(2**63)
 
 
@@ -98,9 +98,9 @@ class _NumberText:
 
     @classmethod
     def of(cls, text: Column) -> _NumberText:
-        whole = F.regexp_extract(text, NUMBER, 1)
-        fraction = F.regexp_extract(text, NUMBER, 2)
-        exponent = F.coalesce(F.regexp_extract(text, NUMBER, 3).try_cast("int"), F.lit(0))
+        whole = F.regexp_extract(text, _NUMBER, 1)
+        fraction = F.regexp_extract(text, _NUMBER, 2)
+        exponent = F.coalesce(F.regexp_extract(text, _NUMBER, 3).try_cast("int"), F.lit(0))
         without_leading_zeros = F.ltrim(F.concat(whole, fraction), F.lit("0"))
         digits = F.rtrim(without_leading_zeros, F.lit("0"))
         trailing_zeros = F.length(without_leading_zeros) - F.length(digits)
@@ -134,7 +134,7 @@ def cast_value(column: Column, source: T.DataType, kind: T.DataType) -> tuple[Co
         return F.lit(None).cast(kind), F.lit(False)
     cast = column.try_cast(kind)
     fits = cast.try_cast(source).eqNullSafe(column)
-    if isinstance(source, INTEGERS) and isinstance(kind, FRACTIONS):
+    if isinstance(source, _INTEGERS) and isinstance(kind, FRACTIONS):
         # The largest bigint is rounded up, and cut to itself on the way back.
         fits = fits & (F.abs(cast) < LONGS)
     if isinstance(source, T.DoubleType) and isinstance(kind, T.FloatType):
@@ -159,7 +159,7 @@ def in_json(column: Column, kind: T.DataType) -> Column:
 
 
 def _whole(form: str) -> str:
-    return rf"\A{BLANKS}{form}{BLANKS}\z"
+    return rf"\A{_BLANKS}{form}{_BLANKS}\z"
 
 
 def _keeps_digits(text: Column, cast: Column, precision: Precision) -> Column:

@@ -18,8 +18,8 @@ from router.columns import quoted
 from router.config.models import UNASKED, interval
 from router.delta.commit import retry_on_conflict
 from router.delta.maintenance import (
-    TRIES,
-    WAIT_SECONDS,
+    MAINTENANCE_TRIES,
+    MAINTENANCE_WAIT_SECONDS,
     MaintenanceOptions,
     MaintenanceResult,
     maintain,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger("router")
-CLOSING_SECONDS = 60.0
+_CLOSING_SECONDS = 60.0
 """How long the end of a run waits for the table that is being maintained."""
 
 
@@ -95,7 +95,7 @@ class TableMaintenance:
         if not finish:
             self.stop.set()
         if self.thread:
-            self.thread.join(CLOSING_SECONDS)
+            self.thread.join(_CLOSING_SECONDS)
         self.stop.set()
 
     def plan(self, table: str) -> Maintenance | None:
@@ -226,4 +226,4 @@ class SparkMaintenance:
         return session
 
     def _retry(self, work: Callable[[], T]) -> T:
-        return retry_on_conflict(work, CONFLICTS, TRIES, WAIT_SECONDS)
+        return retry_on_conflict(work, CONFLICTS, MAINTENANCE_TRIES, MAINTENANCE_WAIT_SECONDS)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     CommitVersions = Callable[[set[str]], dict[str, int]]
 
-ARRIVAL = "arrival"
+RECORD_ARRIVAL = "arrival"
 """The column of raw records, of bronze and of dead letters: the ordinal of the run, times 2^40, plus the batch."""
 BATCH_BITS = 40
 FILE = "_file"
@@ -51,18 +51,18 @@ def arrival_of(ordinal: int, batch: int) -> int:
 def with_arrival(raw: DataFrame, ordinal: int, batch: int) -> DataFrame:
     """Return records with the arrival of this batch; those that have an arrival keep it."""
     arrival = F.lit(arrival_of(ordinal, batch)).cast("long")
-    if ARRIVAL in raw.columns:
-        return raw.withColumn(ARRIVAL, F.coalesce(ARRIVAL, arrival))
-    return raw.withColumn(ARRIVAL, arrival)
+    if RECORD_ARRIVAL in raw.columns:
+        return raw.withColumn(RECORD_ARRIVAL, F.coalesce(RECORD_ARRIVAL, arrival))
+    return raw.withColumn(RECORD_ARRIVAL, arrival)
 
 
 def stored_records(frame: DataFrame, *others: str) -> DataFrame:
     """Return the raw records that bronze or dead letters keep, each with its arrival if that is known."""
-    if ARRIVAL not in frame.columns:
-        frame = frame.withColumn(ARRIVAL, F.lit(None).cast("long"))
+    if RECORD_ARRIVAL not in frame.columns:
+        frame = frame.withColumn(RECORD_ARRIVAL, F.lit(None).cast("long"))
     # Records from before there were arrivals are of a first run, whose arrivals are its batch numbers.
     if "batch_id" in frame.columns:
-        frame = frame.withColumn(ARRIVAL, F.coalesce(ARRIVAL, "batch_id"))
+        frame = frame.withColumn(RECORD_ARRIVAL, F.coalesce(RECORD_ARRIVAL, "batch_id"))
     return frame.select(*RAW_COLUMNS, *others)
 
 

@@ -72,8 +72,8 @@ if TYPE_CHECKING:
     from router.sinks import Applied
 
 log = logging.getLogger("router")
-POLL_SECONDS = 0.2
-LOOK_SECONDS = 5
+_POLL_SECONDS = 0.2
+_LOOK_SECONDS = 5
 """Seconds between two looks for approvals while no batch is running."""
 EXECUTOR_SECONDS = 30
 KEPT_REPORTS = 1_000
@@ -434,13 +434,13 @@ class _StreamRun:
         """Return when the query has ended, or between two batches once `stop` is set; raise its error if it failed."""
         outage = Outage(self.config, self.status.enter)
         try:
-            while not query.awaitTermination(POLL_SECONDS):  # type: ignore[arg-type] # it takes fractions
+            while not query.awaitTermination(_POLL_SECONDS):  # type: ignore[arg-type] # it takes fractions
                 if self.options.stop.is_set() and not self.busy.locked():
                     return
                 self._tell(query)
                 if not self.busy.locked():
                     self.status.alive()
-                if time.monotonic() > self.looked + LOOK_SECONDS and not self.busy.locked():
+                if time.monotonic() > self.looked + _LOOK_SECONDS and not self.busy.locked():
                     self._release()
                 outage.notice(query, busy=self.busy.locked())
         except StreamingQueryException as error:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from pydantic import SecretStr
@@ -19,6 +18,7 @@ from router.config.models import Metrics, Ui
 from router.engine.status.board import StatusBoard
 from router.engine.status.server import StatusServer
 from router.engine.status.snapshot import DeadLetterSample, Warned
+from tests.browser.looking import text_of, wait
 from tests.browser.stream import BLOCKED, finish_batch, graph, table_names, told_board
 from tests.engine.test_status import manifest, report
 
@@ -28,11 +28,6 @@ if TYPE_CHECKING:
     from selenium.webdriver import Chrome
     from selenium.webdriver.remote.webelement import WebElement
 
-FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--lang=en"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-)
 HOSTILE = (
     '<img src=x onerror="document.title=1">',
     "<script>document.title = 1</script>",
@@ -41,29 +36,6 @@ HOSTILE = (
     "a" * 70_000,
     "${alert(1)}{{7*7}}",
 )
-SECONDS = 20.0
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
-    programs = {name: shutil.which(name) for name in ("chromium", "chromedriver")}
-    missing = [name for name, path in programs.items() if path is None]
-    if missing:
-        text = f"not installed: {', '.join(missing)} (Debian: chromium chromium-driver)"
-        # Under CI a program that is missing fails, see .ci/run.
-        pytest.fail(text) if os.environ.get("CI") else pytest.skip(text)
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed (extra `dev`)")
-    options = webdriver.ChromeOptions()
-    options.binary_location = programs["chromium"]
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    service = webdriver.ChromeService(executable_path=programs["chromedriver"])
-    driver = webdriver.Chrome(options=options, service=service)
-    try:
-        yield driver
-    finally:
-        driver.quit()
 
 
 @pytest.fixture
@@ -94,21 +66,6 @@ def show(browser: Chrome) -> Iterator[Callable[..., str]]:
     browser.get("about:blank")
     for server in servers:
         server.__exit__(None, None, None)
-
-
-def wait(browser: Chrome, condition: str) -> Any:
-    """Wait until a script returns something true."""
-    until = time.monotonic() + SECONDS
-    while not (value := browser.execute_script(condition)):
-        assert time.monotonic() < until, f"{condition}\n{browser.find_element('tag name', 'body').text[:2000]}"
-        time.sleep(0.05)
-    return value
-
-
-def text_of(browser: Chrome, selector: str) -> str:
-    """Return the text of an element, also of its part that is not in view."""
-    text: str = browser.execute_script("return document.querySelector(arguments[0]).textContent", selector)
-    return text
 
 
 def element_of(browser: Chrome, selector: str) -> WebElement:

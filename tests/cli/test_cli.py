@@ -24,7 +24,7 @@ from router.cli import tables
 from router.cli.watching import Watcher, line
 from router.engine.ledger import SCHEMA
 from router.engine.preflight.lake_changes import Change
-from router.errors import RunningError, SessionLost
+from router.errors import VERBOSE, RunningError, SessionLost
 
 TESTS = Path(__file__).parents[1]
 PARTS = TESTS / "config" / "parts.py"
@@ -255,6 +255,27 @@ def test_errors_of_the_router_come_without_a_traceback(run, monkeypatch):
 HOSTILE = "games\x1b[2J\n2026-01-01 INFO all is well\u202e\u2028\ud800"
 """A name from data: it clears a terminal, forges a line of the log, turns the text round, and is no UTF-8."""
 HARMLESS = r"games\x1b[2J\n2026-01-01 INFO all is well\u202e\u2028\ud800"
+
+
+def test_an_unexpected_error_is_a_line_unless_the_stack_is_asked_for(run, monkeypatch):
+    """Without it an operator reads forty lines for the last one, or whoever mends it has no line of code."""
+    monkeypatch.setenv(VERBOSE, "")
+
+    @click.command()
+    def broken() -> None:
+        raise ZeroDivisionError("a plugin\ndivided")
+
+    monkeypatch.setattr(import_module("router.cli.check"), "check", broken)
+
+    short = run("check")
+    long = run("--verbose", "check")
+
+    assert (short.exit_code, long.exit_code) == (1, 1)
+    line = "router: unexpected ZeroDivisionError: a plugin; `router --verbose check ...` shows where\n"
+    assert short.output == line
+    assert long.output.endswith(line)
+    assert "Traceback (most recent call last)" in long.output
+    assert "in broken" in long.output
 
 
 def test_what_data_says_is_shown_and_not_obeyed(run, monkeypatch, capsys):

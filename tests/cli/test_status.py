@@ -25,7 +25,7 @@ from router.engine.start.run_lock import alone
 from router.engine.status.board import StatusBoard
 from router.engine.status.server import StatusServer
 from router.engine.status.snapshot import QuarantineStatus
-from router.engine.views.note import Note, ViewTarget, note_path
+from router.engine.views.note import Note, ViewTarget, view_note_path
 from router.parts import BatchReport
 from router.registry import load_registry
 from router.sinks import ApiState, Applied
@@ -287,7 +287,7 @@ def test_views_and_what_is_expected_are_in_the_document(run: Run, board: StatusB
 def test_a_lake_says_how_views_were_left(run: Run, checkpoint: Lake, tmp_path: Path) -> None:
     """Without it nobody sees, while the stream is down, how old what is made of its tables is."""
     (tmp_path / "games.yaml").write_text(TEXT + VIEWS)
-    CheckpointStore(checkpoint).write(note_path("sessions"), session_note().dump())
+    CheckpointStore(checkpoint).write(view_note_path("sessions"), session_note().dump())
     document = json.loads(run("--json").output)
     assert (document["source"], document["unread"]) == ("lake", [])
     assert (document["views"][0]["rows"], document["views"][0]["checked"]) == (10, None)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from router.delta import transaction_id
 from router.delta.transaction_id import (
     FORMATS,
-    Kind,
+    IdKind,
     TransactionId,
     batch_id,
     deletions_id,
@@ -27,7 +27,7 @@ from router.delta.transaction_id import (
 
 MODULE = "transaction_id"
 RUN = "5f2c1c1e-64a4-4b0a-9a3c-5d6ff2b8c0de"
-EVERY: dict[str, tuple[Kind, dict[str, str]]] = {
+EVERY: dict[str, tuple[IdKind, dict[str, str]]] = {
     "games:run-1/all/tables/silver.uno": ("rows", {"route": "all", "sink": "tables", "table": "silver.uno"}),
     "games:run-1/repair-shop/delta/silver.cars": (
         "rows",
@@ -97,7 +97,7 @@ def test_an_id_says_whose_commit_it_is(text: str) -> None:
 
 def test_every_kind_has_an_example_and_a_format() -> None:
     """Without it a new kind is one that no test has read."""
-    assert {kind for kind, _ in EVERY.values()} == set(FORMATS) == set(get_args(Kind))
+    assert {kind for kind, _ in EVERY.values()} == set(FORMATS) == set(get_args(IdKind))
 
 
 WORDS = sorted({word for template in FORMATS.values() for word in template.split("/") if "{" not in word})

@@ -18,7 +18,7 @@ from deltalake import DeltaTable, Field, Schema, write_deltalake
 
 from router.delta.keyed import row_versions
 from router.delta.keyed.scd import OP, UPDATE
-from router.delta.keyed.upsert import NeedsSpark, TableUpsert, UpsertResult, merge_condition, quoted, upsert
+from router.delta.keyed.upsert import NeedsSpark, TableUpsert, UpsertResult, _quote, merge_condition, upsert
 from router.delta.parquet_writer import Staging
 from router.engine.merge.delta_rs import MergeJob, merge_table
 from router.errors import TableError
@@ -644,7 +644,7 @@ def test_keys_with_signs_bound_the_files_that_are_read(make: Callable[..., Table
     for first in (0, 100):
         table.take(*[record(f"5f0c-{first + n:04}/a", first + n, 0) for n in range(100)])
     before = set(table.handle.file_uris())
-    found = merge_condition(pa.table({"k": ["5f0c-0001/a", "5f0c-0003/a"], OP: [UPDATE, UPDATE]}), KEYED, quoted)
+    found = merge_condition(pa.table({"k": ["5f0c-0001/a", "5f0c-0003/a"], OP: [UPDATE, UPDATE]}), KEYED, _quote)
     table.take(record("5f0c-0001/a", 500, 1))
 
     assert found.endswith("""t."k" >= '5f0c-0001/a' AND t."k" <= '5f0c-0003/a'""")

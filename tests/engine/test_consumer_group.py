@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ from router.engine.kafka_client import admin_client
 from router.engine.stream import RunOptions, run
 from router.errors import StartError
 from router.registry import load_registry
+from router_demo.embedded import fetched_once, find_java, resolve
+from router_demo.kafka import KAFKA, kafka_jars
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,6 +54,26 @@ def committed(servers: str, group: str) -> dict[tuple[str, int], int]:
     return {(partition.topic, partition.partition): partition.offset for partition in partitions}
 
 
+def described(servers: str, group: str) -> list[dict[str, str]]:
+    """Return the rows that Kafka's own kafka-consumer-groups prints of a group, by its column names."""
+    tools = fetched_once(f"kafka-tools-{KAFKA}", f"the tools of Kafka {KAFKA}", fetch_tools)
+    command = [str(find_java()), "-XX:TieredStopAtLevel=1", "-cp", f"{kafka_jars()}/*:{tools}/*"]
+    command += ["org.apache.kafka.tools.consumer.group.ConsumerGroupCommand", "--describe"]
+    command += ["--bootstrap-server", servers, "--group", group]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    lines = [line.split() for line in printed.splitlines() if line.strip()]
+    columns = next(number for number, line in enumerate(lines) if line[0] == "GROUP")
+    return [dict(zip(lines[columns], line, strict=False)) for line in lines[columns + 1 :]]
+
+
+def fetch_tools(part: Path) -> Path:
+    """Fetch the one jar of Kafka's commands; its dependencies are those of the broker."""
+    module = f'<dependency org="org.apache.kafka" name="kafka-tools" rev="{KAFKA}" transitive="false"/>'
+    pattern = "jars/[artifact]-[revision].[ext]"
+    resolve("kafka-tools", module, part, "-retrieve", f"{part}/{pattern}", "-types", "jar")
+    return part / "jars"
+
+
 def test_a_batch_is_seen_by_a_monitor(tmp_path: Path, spark: SparkSession, broker: EmbeddedKafka) -> None:
     """Without it the monitor of everybody's lag does not know the stream."""
     topic = "consumer-group"
@@ -63,6 +86,14 @@ def test_a_batch_is_seen_by_a_monitor(tmp_path: Path, spark: SparkSession, broke
         registry = load_registry(())
         run(loaded(tmp_path, broker.servers, "monitored", topic), registry, spark, RunOptions())
         assert committed(broker.servers, "monitored") == {(topic, 0): expected}
+    for _ in range(2):
+        producer.produce(topic, b'{"game": "uno"}')
+    assert producer.flush(30) == 0
+
+    (partition,) = described(broker.servers, "monitored")
+
+    assert (partition["TOPIC"], partition["PARTITION"]) == (topic, "0")
+    assert (partition["CURRENT-OFFSET"], partition["LOG-END-OFFSET"], partition["LAG"]) == ("6", "8", "2")
 
 
 def test_offsets_of_another_are_not_overwritten(tmp_path: Path, broker: EmbeddedKafka) -> None:

@@ -46,8 +46,8 @@ def test_a_java_of_another_age_is_named_with_what_to_install(tmp_path: Path, ver
 
 
 def test_java_25_is_too_new_below_spark_4_2() -> None:
-    assert java.newest("4.0.0") < 24
-    assert java.newest("4.1.1") < 24
+    assert java.newest_java("4.0.0") < 24
+    assert java.newest_java("4.1.1") < 24
 
 
 def test_a_file_release_is_believed_without_a_start(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from deltalake import CommitProperties, Transaction, write_deltalake
 
 from router.delta.lake import Lake
 from router.delta.replace import PROPERTIES
-from router.engine.label.layout import HELD, quarantine_of
+from router.engine.label.layout import HELD_REASON, quarantine_of
 from router.engine.quarantine.table import Place, quarantined_in
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def waiting_rows(batch: int, count: int) -> pa.Table:
     """Return rows of one batch for two tables, for a reason of its own each quarter, `bonus` for one table."""
     numbers = np.arange(count)
     tables = np.where(numbers % 2 == 0, "silver.uno", "silver.poker")
-    causes = [[None, None, BLOCKED, f"{HELD}small"][number % 4] for number in numbers]
+    causes = [[None, None, BLOCKED, f"{HELD_REASON}small"][number % 4] for number in numbers]
     bonus = [float(number) if number % 2 else None for number in numbers]
     inner = [{"card": "seven"}] * count
     return pa.table({

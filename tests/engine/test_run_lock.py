@@ -13,7 +13,7 @@ from benchmarks.s3_server import Fault, S3Server, s3_server
 from router.delta.lake import Lake
 from router.engine.checkpoint_store import CheckpointStore, Manifest
 from router.engine.start import run_lock
-from router.engine.start.run_lock import Lease, alone, is_running
+from router.engine.start.run_lock import Lease, alone, is_run_active
 from router.errors import RunningError
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def test_a_start_that_is_refused_names_what_is_at_work(any_checkpoint: Lake, mon
     with alone(any_checkpoint, "games", holder="the repair of silver.uno"):
         with pytest.raises(RunningError, match=r"the repair of silver\.uno is at work"), alone(any_checkpoint, "games"):
             pass
-        assert is_running(any_checkpoint)
+        assert is_run_active(any_checkpoint)
     with (
         alone(any_checkpoint, "games"),
         pytest.raises(RunningError, match="running already"),
@@ -143,11 +143,11 @@ def test_a_start_that_is_refused_names_what_is_at_work(any_checkpoint: Lake, mon
 
 def test_who_asks_whether_a_run_is_alive_writes_nothing(any_checkpoint: Lake) -> None:
     """Without it the lock of a run that is starting is taken by somebody who only asks."""
-    assert not is_running(any_checkpoint)
+    assert not is_run_active(any_checkpoint)
     assert not any_checkpoint.read("lock")
     with alone(any_checkpoint, "games"):
-        assert is_running(any_checkpoint)
-    assert not is_running(any_checkpoint)
+        assert is_run_active(any_checkpoint)
+    assert not is_run_active(any_checkpoint)
     with alone(any_checkpoint, "games"):
         pass
 
@@ -157,7 +157,7 @@ def test_the_lock_of_a_killed_run_is_left_for_the_next_start(checkpoint: Lake) -
     Lease(checkpoint.store, "lock", "killed").take()
     content = checkpoint.read("lock")
 
-    assert not is_running(checkpoint)
+    assert not is_run_active(checkpoint)
     assert checkpoint.read("lock") == content
 
 
@@ -168,9 +168,9 @@ def test_a_start_is_not_refused_by_who_asks(tmp_path: Path) -> None:
     path.touch()
     with path.open() as asking:
         fcntl.flock(asking, fcntl.LOCK_SH)
-        assert not is_running(checkpoint), "who asks does not take another one who asks for a run"
+        assert not is_run_active(checkpoint), "who asks does not take another one who asks for a run"
         ended = threading.Timer(0.3, lambda: fcntl.flock(asking, fcntl.LOCK_UN))
         ended.start()
         with alone(checkpoint, "games"):
-            assert is_running(checkpoint)
+            assert is_run_active(checkpoint)
         ended.join()

@@ -16,8 +16,8 @@ from pyspark.sql import SparkSession
 
 from router.config.models import Config
 from router.engine.spark import session
-from router.engine.spark.session import build_session, class_archive, java_options, settings_in, start_jvm
-from router.errors import StartError
+from router.engine.spark.session import build_session, class_archive, java_options, settings_in, start_jvm_ahead
+from router.errors import VERBOSE, StartError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,6 +35,16 @@ def collectors(settings: dict[str, str]) -> list[str]:
 
 def asked(options: str) -> list[str]:
     return java_options({"spark.driver.extraJavaOptions": options}).split()
+
+
+def test_the_log_of_spark_is_its_own_if_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it nobody sees what Spark says about a fault of the cluster."""
+    monkeypatch.setenv(VERBOSE, "")
+    assert any("log4j2.configurationFile" in option for option in java_options({}).split())
+
+    monkeypatch.setenv(VERBOSE, "1")
+
+    assert not any("log4j" in option for option in java_options({}).split())
 
 
 def test_a_collector_that_was_asked_for_stands_alone() -> None:
@@ -121,11 +131,11 @@ def test_the_jvm_is_not_started_ahead_for_what_cannot_be_read(
     for of_jars in ("known_jars", "resolved_jars"):
         monkeypatch.setattr(session, of_jars, lambda connectors, asked: ["/delta.jar"])
     monkeypatch.setattr(SparkContext, "_gateway", None)
-    start_jvm(written(tmp_path, text), None)
-    start_jvm(tmp_path / "absent.yaml", None)
-    start_jvm(written(tmp_path, "name: x"), "spark://elsewhere:7077")
+    start_jvm_ahead(written(tmp_path, text), None)
+    start_jvm_ahead(tmp_path / "absent.yaml", None)
+    start_jvm_ahead(written(tmp_path, "name: x"), "spark://elsewhere:7077")
     assert begun == []
-    start_jvm(written(tmp_path, "name: x"), None)
+    start_jvm_ahead(written(tmp_path, "name: x"), None)
     assert len(begun) == 1
 
 
@@ -192,7 +202,7 @@ def test_spark_connect_is_refused_before_anything_starts(
         monkeypatch.setenv(variable, "true")
     text = "spark:\n" + "".join(f"  {name}: {value}\n" for name, value in settings.items()) if settings else "name: x"
 
-    session.start_jvm(written(tmp_path, text), master)
+    session.start_jvm_ahead(written(tmp_path, text), master)
     with pytest.raises(StartError, match="needs a Spark driver of its own") as refused:
         build_session(Config.model_construct(name="games", spark=settings), master)
 

@@ -21,7 +21,7 @@ from router.engine.status.findings import findings
 from router.engine.status.lake_board import LakeBoard
 from router.engine.status.server import StatusServer
 from router.engine.status.snapshot import NAMED_TARGETS
-from router.engine.views.note import Note, ViewTarget, note_path
+from router.engine.views.note import Note, ViewTarget, view_note_path
 from router.registry import load_registry
 from tests.engine.test_status import get, manifest, samples
 
@@ -152,14 +152,14 @@ def test_a_refresh_by_somebody_else_is_seen(board: StatusBoard, config: Config) 
     reader = StatusFileReader(board, config)
     reader.read()
     assert board.snapshot().views[0].refreshed is None
-    store.write(note_path("sessions"), NOTE.dump())
+    store.write(view_note_path("sessions"), NOTE.dump())
     board.view_failed("sessions", "no column a")
     reader._looked_for_views = -1e9
     reader.read()
     assert (board.snapshot().views[0].rows, board.snapshot().views[0].failed) == (15, "no column a")
 
     newer = replace(NOTE, number=4, at="2100-01-01T00:00:00+00:00", way="full")
-    store.write(note_path("sessions"), newer.dump())
+    store.write(view_note_path("sessions"), newer.dump())
     reader._looked_for_views = -1e9
     reader.read()
     assert (board.snapshot().views[0].way, board.snapshot().views[0].failed) == ("full", "")
@@ -212,7 +212,7 @@ def test_all_of_it_is_in_the_answer(board: StatusBoard) -> None:
 
 def test_a_lake_says_how_views_were_left(config: Config) -> None:
     """Without it the page of a stream that is down says that it has no views."""
-    CheckpointStore(Lake.at(config.checkpoint_path())).write(note_path("sessions"), NOTE.dump())
+    CheckpointStore(Lake.at(config.checkpoint_path())).write(view_note_path("sessions"), NOTE.dump())
     lake_board = LakeBoard(config)
     lake_board.read()
     snapshot = lake_board.snapshot()

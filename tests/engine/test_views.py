@@ -27,7 +27,7 @@ from router.engine.status.board import StatusBoard
 from router.engine.status.view_notes import unmade_view
 from router.engine.stream import RunOptions, run
 from router.engine.views import relation
-from router.engine.views.note import Note, note_path
+from router.engine.views.note import Note, view_note_path
 from router.engine.views.row_hash import row_hash
 from router.engine.views.schedule import ViewSchedule, in_order, refresher
 from router.errors import ViewError
@@ -197,7 +197,7 @@ def test_an_incremental_view_is_the_full_one(
             lake.query.open(target).delete(f"id % 3 = {dice.randint(0, 2)}")
         elif happens == "compact":
             lake.query.open(target).optimize.compact()
-        elif happens == "note" and (path := note_path("sessions")) and lake.query.store.read(path):
+        elif happens == "note" and (path := view_note_path("sessions")) and lake.query.store.read(path):
             lake.query.store.delete(path)
         elif happens == "drop" and lake.versions():
             lake.query.open(dice.choice([*lake.versions()])).delete("true")
@@ -336,7 +336,7 @@ def test_joins_chains_and_rows_that_name_no_table(make_query: MakeQuery, tmp_pat
         ("uno", 7, "../gold"), ("uno", 8, None), ("chess", 7, "../gold"),
     }  # fmt: skip
     lake.refresh(top)
-    note = Note.of(lake.query.store.load(note_path("top")))
+    note = Note.of(lake.query.store.load(view_note_path("top")))
     assert (note.unnamed, [*note.targets]) == (2, [])
 
 
@@ -552,7 +552,7 @@ def test_rows_that_changed_a_little_reach_a_view(lake_of_players: Lake, name: st
         write_deltalake(lake_of_players.query.lake.address(source), rows, mode="overwrite")
         lake_of_players.refresh(one)
         assert repr(lake_of_players.query.rows("gold.values")) == repr([{"v": value}])
-    lake_of_players.query.store.delete(note_path("values"))
+    lake_of_players.query.store.delete(view_note_path("values"))
     shutil.rmtree(lake_of_players.query.lake.address("gold.values"))
 
 

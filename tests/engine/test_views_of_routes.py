@@ -22,7 +22,7 @@ from router.engine.audit.table_states import table_states
 from router.engine.audit.verify import verify_tables
 from router.engine.reprocess.repair import Repair
 from router.engine.spark import session
-from router.engine.views.note import Note, note_path
+from router.engine.views.note import Note, view_note_path
 from router.engine.views.recompute import differences
 from router.engine.views.schedule import refresher
 from router.errors import ViewError
@@ -340,7 +340,7 @@ def replace_rows(query: Query, table: str, rows: list[dict[str, Any]]) -> None:
     """Put other rows into a table of the view, and into the note that the view left them there."""
     schema = query.content(table).schema
     write_deltalake(query.lake.address(table), pa.Table.from_pylist(rows, schema), mode="overwrite")
-    path = note_path("amounts")
+    path = view_note_path("amounts")
     note = Note.of(query.store.load(path))
     target = note.targets[table]._replace(version=query.open(table).version(), rows=len(rows))
     query.store.write(path, replace(note, targets={**note.targets, table: target}).dump())
@@ -395,11 +395,11 @@ def test_verify_recomputes_views_on_request(
         return done.exit_code, {table.strip(): text.strip() for table, _, text in lines}
 
     assert verify("--recompute")[0] == 0
-    note = Note.of(query.store.load(note_path("counts")))
+    note = Note.of(query.store.load(view_note_path("counts")))
     forged = note.targets["gold.counts"]._replace(version=1)
     rows = pa.table({"table": ["uno", "orders"], "n": [3, 4]})
     write_deltalake(query.lake.address("gold.counts"), rows, mode="overwrite")
-    query.store.write(note_path("counts"), replace(note, targets={"gold.counts": forged}).dump())
+    query.store.write(view_note_path("counts"), replace(note, targets={"gold.counts": forged}).dump())
     assert "other values than its query gives" not in verify()[1]["gold.counts"]
     code, lines = verify("gold.counts", "--recompute")
     assert code == 1

@@ -579,7 +579,12 @@ class TaskTokens:
         """Return how many tokens will probably be used before they expire."""
         if self.out == 0:
             return 0
-        return ceil(self._rate * self._lives * (MORE if self._lives >= LOOSE else 1))
+        return ceil(self._rate * self._ahead * (MORE if self._lives >= LOOSE else 1))
+
+    @property
+    def _ahead(self) -> float:
+        """Return for how many seconds tokens are held. Under a long limit they live longer, so hardly any expires."""
+        return min(LOOSE, self._lives)
 
     def _use(self, run: TokenRun) -> None:
         run.first += run.step
@@ -590,7 +595,7 @@ class TaskTokens:
         self._used += 1
         self.out += 1
         self._counts["sent"] = self._counts.get("sent", 0) + 1
-        if self._rate and 2 * self._held < self._rate * self._lives:
+        if self._rate and 2 * self._held < self._rate * self._ahead:
             self.low = True
 
     def _lapse(self, now: float) -> None:

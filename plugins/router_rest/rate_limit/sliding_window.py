@@ -21,6 +21,10 @@ LOOSE = 0.1
 """Seconds that a token lives while less than half of every limit is used."""
 FEW = 0.005
 """The part of a limit whose tokens may live so long at a time: APIs take small bursts."""
+LONGEST_LIFE = 1.0
+"""Seconds that a token lives at most."""
+LONG_LIFE = 0.005
+"""The part of a long limit's window that a token may live: so much longer does the window count it."""
 LATE = 0.75
 """The part of a limit's slack by which a token may be used late; the rest is for lumps and for the network."""
 LUMPS = 0.2
@@ -146,7 +150,7 @@ class Quota:
         self.short = seconds <= SHORT
         self.step = seconds / (most * share) if self.short else 0.0
         """Seconds between two calls or rows."""
-        self.lives = min(LOOSE, slack * LATE) if self.short else LOOSE
+        self.lives = min(LOOSE, slack * LATE) if self.short else min(LONGEST_LIFE, max(LOOSE, seconds * LONG_LIFE))
         """Seconds for which a token may be used."""
         # the pace of a short limit leaves its slack unused; a long limit has no pace, its window is longer by the slack
         self.window = SlidingWindow(floor(most), seconds if self.short else seconds / share, slack * LUMPS)
@@ -225,7 +229,7 @@ class SlidingWindows:
         if loose:
             # Few at a time: those that live so long can go out together.
             room += [floor(quota.window.most * FEW) // cost for quota, cost in self._costs(rows) if quota.short]
-        run = Run(first, step, max(1, min(calls, fit, *room)), rows, LOOSE if loose else self._lives)
+        run = Run(first, step, max(1, min(calls, fit, *room)), rows, self._life(loose=loose))
         self._take(run, paces, own)
         return run
 
@@ -275,9 +279,12 @@ class SlidingWindows:
         short = [quota for quota in self._quotas if quota.short]
         return all(quota.free <= now and 2 * quota.window.used(at) <= quota.window.most for quota in short)
 
-    @property
-    def _lives(self) -> float:
-        """Return the seconds after which a token at the full pace expires: as many as the slack allows."""
+    def _life(self, *, loose: bool) -> float:
+        """Return the seconds after which a token expires: at the full pace as many as the slack allows."""
+        if not self.paced:
+            return min((quota.lives for quota in self._quotas), default=LOOSE)
+        if loose:
+            return LOOSE
         return min(quota.lives for quota in self._quotas if quota.short)
 
     def _take(self, run: Run, paces: list[float], own: float) -> None:

@@ -108,7 +108,7 @@ def codes(columns: list[pa.ChunkedArray]) -> Codes:
 
 DELETED = "_deleted"
 """A column of rows: true if the row deletes its key."""
-HELD = ("_there", "_live")
+HELD_COLUMNS = ("_there", "_live")
 """Columns of a state: whether the table has a row of the key, and whether that row is not flagged as deleted. Both are
 false in a remembered deletion."""
 REFUSED = "_refused"
@@ -162,7 +162,7 @@ def newer_rows(rows: pa.Table, state: pa.Table, keyed: KeyedTable) -> NewerRows:
     starts = np.flatnonzero(np.diff(key[newer], prepend=-1) != 0)
     chosen = rows.take(pa.array(newer))
     run_keys = key[newer[starts]]
-    there, live = (_keys_with(mask_of(state, name), key[count:], keys)[run_keys] for name in HELD)
+    there, live = (_keys_with(mask_of(state, name), key[count:], keys)[run_keys] for name in HELD_COLUMNS)
     return NewerRows(
         rows=chosen,
         starts=starts,

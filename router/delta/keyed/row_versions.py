@@ -17,7 +17,7 @@ from pyarrow import fs
 
 from router.delta.casting import cast_to
 from router.delta.commit import has_transaction
-from router.delta.keyed.row_order import HELD, keys_and_order
+from router.delta.keyed.row_order import HELD_COLUMNS, keys_and_order
 from router.delta.keyed.scd import HISTORY_COLUMNS, TIMESTAMP
 from router.delta.lake import native_files
 from router.delta.replace import write_rows
@@ -33,7 +33,7 @@ DELETIONS = "_deletions"
 """The folder below a table's in which its deletions are remembered, a Delta table of keys and order columns. Readers of
 the table do not see it, and it is deleted with the table."""
 DELETED_AT = "_deleted_at"
-ROWS = 1 << 18
+_ROWS = 1 << 18
 """Rows that are searched at once for the keys of the batch, which are hashed again each time."""
 SWEPT = 64
 """Commits after which expired deletions are forgotten."""
@@ -42,7 +42,7 @@ SWEPT = 64
 def versions_schema(rows: pa.Schema, keyed: KeyedTable) -> pa.Schema:
     """Return the columns of a state, in the types of rows."""
     fields = list(keys_and_order(rows.empty_table(), keyed).schema)
-    fields += [pa.field(name, pa.bool_()) for name in HELD]
+    fields += [pa.field(name, pa.bool_()) for name in HELD_COLUMNS]
     if keyed.history:
         fields += HISTORY_COLUMNS
     return pa.schema(fields)
@@ -127,7 +127,7 @@ def _scan(table: DeltaTable, rows: pa.Table, keyed: KeyedTable, names: list[str]
     # that are read as views, which the reader cannot compare.
     with_keys = ds.FileSystemDataset(files, schema, content.format, content.filesystem)
     parts: list[pa.RecordBatch] = []
-    for batch in with_keys.to_batches(columns=columns, batch_size=ROWS):
+    for batch in with_keys.to_batches(columns=columns, batch_size=_ROWS):
         part = batch.filter(_may_match(batch, values))
         if len(part):
             parts.append(part)
@@ -156,7 +156,7 @@ def _deletions_name(table: str) -> str:
 
 def _as_state(rows: pa.Table, schema: pa.Schema, *, there: bool, live: pa.Array | None) -> pa.Table:
     """Return rows with the columns of a state; columns that they lack are null. `there` and `live`: see `HELD`."""
-    there_name, live_name = HELD
+    there_name, live_name = HELD_COLUMNS
     flags = {there_name: pa.array(np.full(len(rows), there)), live_name: live}
     columns = []
     for field in schema:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from router.delta.keyed.row_order import (
     DELETED,
-    HELD,
+    HELD_COLUMNS,
     NEVER,
     OUTBOX_ONLY,
     Codes,
@@ -222,7 +222,7 @@ class _Records:
         key = codes([joined(rows, state, name) for name in keyed.keys])
         order = RecordOrder.of(rows, state, keyed, key)
         in_state = np.concatenate([np.zeros(len(rows), dtype=bool), np.ones(len(state), dtype=bool)])
-        deleted = np.concatenate([mask_of(rows, DELETED), ~mask_of(state, HELD[0])])
+        deleted = np.concatenate([mask_of(rows, DELETED), ~mask_of(state, HELD_COLUMNS[0])])
         # If a record of the batch is in the state already, keep that of the state, which sorts first. Rows of other
         # writers have no offset, and cannot be told to be the same.
         by_record = np.lexsort((~in_state, order.offset, order.source, key))

@@ -62,8 +62,8 @@ if TYPE_CHECKING:
     Quote = Callable[[str], str]
 
 
-TRIES = 8
-WAIT_SECONDS = 0.4
+MERGE_TRIES = 8
+MERGE_WAIT_SECONDS = 0.4
 EXPIRES = "delta.setTransactionRetentionDuration"
 """The property of a table that forgets transaction ids: a missing id then does not mean a missing batch."""
 
@@ -114,7 +114,7 @@ class UpsertResult:
     committed: bool = False
 
 
-def upsert(lake: Lake, work: TableUpsert, rows: pa.Table, tries: int = TRIES) -> UpsertResult:
+def upsert(lake: Lake, work: TableUpsert, rows: pa.Table, tries: int = MERGE_TRIES) -> UpsertResult:
     """Merge rows into a table; try again if another writer is faster.
 
     `rows` have the columns of the route, those of `row_order.POSITION`, `_deleted`, and `_newest_1` onwards if the sink
@@ -123,7 +123,7 @@ def upsert(lake: Lake, work: TableUpsert, rows: pa.Table, tries: int = TRIES) ->
     """
     rows = comparable(rows, work.keyed)
     try:
-        return retry_on_conflict(lambda: _upsert(lake, work, rows), CommitFailedError, tries, WAIT_SECONDS)
+        return retry_on_conflict(lambda: _upsert(lake, work, rows), CommitFailedError, tries, MERGE_WAIT_SECONDS)
     except CommitFailedError as error:
         raise conflict_error(work.table, tries, error) from error
     except (DeltaError, OSError, pa.ArrowException) as error:
@@ -337,7 +337,7 @@ def write_merge(
         row_groups = _row_groups(rows, keyed.memory)
     merger = table.merge(
         rows,
-        merge_condition(rows, keyed, quoted),
+        merge_condition(rows, keyed, _quote),
         source_alias="s",
         target_alias="t",
         streamed_exec=False,  # delta-rs then reads the bounds of the rows, and skips files by their statistics
@@ -348,11 +348,11 @@ def write_merge(
     )
     for op in (UPDATE, PATCH, FLAG, CLOSE):
         if changes.count(op):
-            merger = merger.when_matched_update(assignments(columns_set(op, names, keyed), quoted), f"s.{OP} = {op}")
+            merger = merger.when_matched_update(assignments(columns_set(op, names, keyed), _quote), f"s.{OP} = {op}")
     if changes.count(DELETE):
         merger = merger.when_matched_delete(f"s.{OP} = {DELETE}")
     if changes.count(INSERT):
-        merger = merger.when_not_matched_insert(assignments(names, quoted), f"s.{OP} = {INSERT}")
+        merger = merger.when_not_matched_insert(assignments(names, _quote), f"s.{OP} = {INSERT}")
     merger.execute()
 
 
@@ -446,6 +446,6 @@ def _literal(value: pa.Scalar) -> str | None:
     return None
 
 
-def quoted(name: str) -> str:
+def _quote(name: str) -> str:
     """Return a column's name quoted for delta-rs, which otherwise folds its case."""
     return '"' + name.replace('"', '""') + '"'

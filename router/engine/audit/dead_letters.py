@@ -1,8 +1,8 @@
 """Count dead letters by stage, route, sink and reason: `router dead-letters`. Without Spark.
 
 The files of the table are read part by part, and only the columns that are needed. Reasons that contain data differ
-from record to record: the most frequent `REASONS` have groups of their own, and the dead letters with all other reasons
-are one group for each stage, route and sink.
+from record to record: the most frequent `_REASONS` have groups of their own, and the dead letters with all other
+reasons are one group for each stage, route and sink.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 
     from router.config.models import Config
 
-GROUP = ["stage", "route", "sink", "reason"]
-REASONS = 300
+_GROUP = ["stage", "route", "sink", "reason"]
+_REASONS = 300
 """Reasons that are listed; dead letters with others are counted together."""
 SINGLE_REASONS = 10
 """Reasons that are listed if there are too many and each has one dead letter: examples of the others."""
 CANDIDATES = 5_000
 """Groups that are kept in memory during the search for the most frequent reasons."""
-SAMPLE = ["topic", "partition", "offset", "timestamp", "value"]
+_SAMPLE = ["topic", "partition", "offset", "timestamp", "value"]
 VALUE_BYTES = 1_000
 """Bytes of a sample's value that are kept."""
-ROWS_AT_ONCE = 65_536
+_ROWS_AT_ONCE = 65_536
 SAMPLED_ROWS_AT_ONCE = 4_096
 """Rows that are read at once with their values, each of which may have a megabyte."""
-REPLAYED = "replayed"
+_REPLAYED = "replayed"
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class DeadLetterSelection:
 class DeadLetterGroup:
     """Dead letters of one stage, route, sink and reason; if the reason is None, those with all other reasons.
 
-    `first` and `last` are the times of the records. `samples` are the newest records, with `SAMPLE`.
+    `first` and `last` are the times of the records. `samples` are the newest records, with `_SAMPLE`.
     """
 
     stage: str
@@ -118,7 +118,7 @@ def _count(letters: ds.Dataset, selection: DeadLetterSelection) -> tuple[pa.Tabl
     """Return the groups, and the reasons that have groups of their own; None if all have."""
     candidates = _empty_groups(letters)
     left_out = False
-    for part in _parts(letters, selection, [*GROUP, "timestamp"], ROWS_AT_ONCE):
+    for part in _parts(letters, selection, [*_GROUP, "timestamp"], _ROWS_AT_ONCE):
         counted = _count_part(part, candidates)
         if len(counted) > CANDIDATES:
             counted = _most_frequent(counted)
@@ -128,19 +128,19 @@ def _count(letters: ds.Dataset, selection: DeadLetterSelection) -> tuple[pa.Tabl
             # A reason that is frequent is so in most parts: it is never among the rarest.
             candidates = _most_frequent(candidates)
             left_out = True
-    if not left_out and len(candidates) <= REASONS:
+    if not left_out and len(candidates) <= _REASONS:
         return candidates, None
 
     frequent = candidates.group_by("reason").aggregate([("count", "sum")])
     frequent = frequent.sort_by([("count_sum", "descending"), ("reason", "ascending")])
     repeated = pc.sum(pc.greater(frequent["count_sum"], 1)).as_py() or 0
-    reasons = frequent["reason"].slice(0, min(REASONS, max(repeated, SINGLE_REASONS))).combine_chunks()
+    reasons = frequent["reason"].slice(0, min(_REASONS, max(repeated, SINGLE_REASONS))).combine_chunks()
     if not left_out:
         return _merge_rows(_without_rare_reasons(candidates, reasons)), reasons
 
     # Groups that were left out may have been counted in part: count again, now with few groups.
     groups = _empty_groups(letters)
-    for part in _parts(letters, selection, [*GROUP, "timestamp"], ROWS_AT_ONCE):
+    for part in _parts(letters, selection, [*_GROUP, "timestamp"], _ROWS_AT_ONCE):
         counted = _count_part(_without_rare_reasons(part, reasons), groups)
         groups = _merge_rows(pa.concat_tables([groups, counted]))
     return groups, reasons
@@ -148,9 +148,9 @@ def _count(letters: ds.Dataset, selection: DeadLetterSelection) -> tuple[pa.Tabl
 
 def _parts(letters: ds.Dataset, selection: DeadLetterSelection, columns: list[str], rows: int) -> Iterator[pa.Table]:
     """Yield the chosen rows part by part. No column chunk is read ahead as a whole: values may be large."""
-    marked = not selection.replayed and REPLAYED in letters.schema.names  # the first replay adds the column
+    marked = not selection.replayed and _REPLAYED in letters.schema.names  # the first replay adds the column
     reading = letters.to_batches(
-        columns=[*columns, REPLAYED] if marked else columns,
+        columns=[*columns, _REPLAYED] if marked else columns,
         filter=selection.condition(),
         batch_size=rows,
         batch_readahead=2,
@@ -162,7 +162,7 @@ def _parts(letters: ds.Dataset, selection: DeadLetterSelection, columns: list[st
         if marked:
             # Not in the filter above: for a file without the column delta-rs 1.6 reports that it has no null there, and
             # Arrow then leaves out all rows of the file.
-            part = part.filter(part[REPLAYED].is_null()).select(columns)
+            part = part.filter(part[_REPLAYED].is_null()).select(columns)
         if len(part):
             yield part
 
@@ -170,13 +170,13 @@ def _parts(letters: ds.Dataset, selection: DeadLetterSelection, columns: list[st
 def _empty_groups(letters: ds.Dataset) -> pa.Table:
     schema = letters.schema
     time = schema.field("timestamp").type
-    columns = [*(schema.field(name) for name in GROUP), ("count", pa.int64()), ("first", time), ("last", time)]
+    columns = [*(schema.field(name) for name in _GROUP), ("count", pa.int64()), ("first", time), ("last", time)]
     return pa.schema(columns).empty_table()
 
 
 def _count_part(part: pa.Table, groups: pa.Table) -> pa.Table:
     """Return the groups of a part, with the columns of `groups`."""
-    counted = part.group_by(GROUP).aggregate([([], "count_all"), ("timestamp", "min"), ("timestamp", "max")])
+    counted = part.group_by(_GROUP).aggregate([([], "count_all"), ("timestamp", "min"), ("timestamp", "max")])
     return counted.rename_columns(groups.column_names).cast(groups.schema)
 
 
@@ -187,7 +187,7 @@ def _most_frequent(groups: pa.Table) -> pa.Table:
 
 def _merge_rows(groups: pa.Table) -> pa.Table:
     """Return one row for each group."""
-    merged = groups.group_by(GROUP).aggregate([("count", "sum"), ("first", "min"), ("last", "max")])
+    merged = groups.group_by(_GROUP).aggregate([("count", "sum"), ("first", "min"), ("last", "max")])
     return merged.rename_columns(groups.column_names)
 
 
@@ -210,12 +210,12 @@ def _add_samples(
 ) -> None:
     """Add the newest records of each group, at most so many."""
     by_group = {(group.stage, group.route, group.sink, group.reason): group.samples for group in groups}
-    for part in _parts(letters, selection, [*GROUP, *SAMPLE], SAMPLED_ROWS_AT_ONCE):
+    for part in _parts(letters, selection, [*_GROUP, *_SAMPLE], SAMPLED_ROWS_AT_ONCE):
         rows = _newest(_without_rare_reasons(part, reasons), most)
         number = rows.schema.get_field_index("value")
         rows = rows.set_column(number, "value", pc.binary_slice(rows["value"], 0, VALUE_BYTES))
         for row in rows.to_pylist():
-            key = tuple(row.pop(name) for name in GROUP)
+            key = tuple(row.pop(name) for name in _GROUP)
             if key in by_group:
                 by_group[key].append(row)
         for samples in by_group.values():
@@ -232,7 +232,7 @@ def _newest(rows: pa.Table, most: int) -> pa.Table:
     """Return the newest rows of each group, at most so many."""
     rows = rows.sort_by([("timestamp", "descending"), ("offset", "descending")])
     separated = pc.binary_join_element_wise(
-        *(rows[name] for name in GROUP), "\x1f", null_handling="replace", null_replacement="\x1e"
+        *(rows[name] for name in _GROUP), "\x1f", null_handling="replace", null_replacement="\x1e"
     )
     groups = separated.combine_chunks().dictionary_encode().indices.to_numpy()
 

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from router.delta.lake import native_files
 from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
 from router.engine.label.layout import UNMET
-from router.engine.views.note import REFRESHES, Note, note_path
+from router.engine.views.note import REFRESHES, Note, view_note_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PERIODS = REFRESHES
 """Into how many parts of equal length the time of a ledger is divided, for a trend."""
 COLUMNS = ["route", "sink", "read", "dropped", "matched", "violated", "finished"]
-SAMPLE = ["topic", "partition", "offset", "timestamp"]
+_SAMPLE = ["topic", "partition", "offset", "timestamp"]
 
 
 @dataclass
@@ -76,7 +76,7 @@ def _counts_of_views(config: Config, store: CheckpointStore) -> Iterator[Expecta
     for view in config.views:
         if not view.expect:
             continue
-        note = Note.of(store.load(note_path(view.name)))
+        note = Note.of(store.load(view_note_path(view.name)))
         for expectation in view.expect:
             counts = ExpectationCounts(f"view {view.name}", expectation, events=note.checked)
             counts.violated = note.violated.get(expectation.name, 0)
@@ -140,7 +140,7 @@ def _add_samples(counts: CountsByPlace, lake: Lake, config: Config, most: int) -
     names = {UNMET.format(name): name for route, name in counts if route is not None}
     refused = (pc.field("stage") == "expect") & pc.field("reason").isin(list(names))
     dataset = table.to_pyarrow_dataset(filesystem=native_files(table))
-    for part in dataset.to_batches(columns=["route", "reason", *SAMPLE], filter=refused):
+    for part in dataset.to_batches(columns=["route", "reason", *_SAMPLE], filter=refused):
         for row in part.to_pylist():
             of_expectation = counts.get((row.pop("route"), names[row.pop("reason")]))
             if of_expectation is None:

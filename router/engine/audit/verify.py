@@ -36,27 +36,27 @@ from router.delta.keyed.key_property import keyed_of, repeated_keys, several_row
 from router.delta.keyed.row_versions import DELETIONS, deletions_table
 from router.delta.lake import native_files
 from router.delta.table_cache import THREADS
-from router.delta.transaction_id import RELEASES, Kind, TransactionId, batch_id, parse
+from router.delta.transaction_id import RELEASES, IdKind, TransactionId, batch_id, parse
 from router.engine.checkpoint_store import CheckpointStore, Manifest, lake_and_checkpoint
 from router.engine.label.layout import outbox_of, quarantine_of
 from router.engine.preflight.explain import fixed_table
 from router.engine.start.checks import Checkpoint
-from router.engine.views.note import Note, ViewTarget, note_path
+from router.engine.views.note import Note, ViewTarget, view_note_path
 from router.errors import StartError, TableError, first_line
 from router.sinks import TableSink
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from deltalake import DeltaTable
 
     from router.config.models import Config
     from router.delta.lake import Lake
 
-TRIES = 2
-SHOWN = 3
+_TRIES = 2
+_SHOWN = 3
 """How many files, batches or commits a sentence names, at most."""
-FILES_AT_ONCE = 1_000
+_FILES_AT_ONCE = 1_000
 OWN_LAYERS = ("outbox.", "quarantine.")
 """Layers in which the router, and people who discard rows, may delete any rows."""
 RELEASED = "//released"
@@ -199,7 +199,7 @@ def _views(config: Config, store: CheckpointStore) -> tuple[dict[str, tuple[str,
     tables: dict[str, tuple[str, ViewTarget]] = {}
     damaged: dict[str, str] = {}
     for view in config.views:
-        path = note_path(view.name)
+        path = view_note_path(view.name)
         try:
             note = Note.of(store.load(path))
         except StartError as error:
@@ -261,15 +261,19 @@ class TableAudit:
         return [*self.wrong, *self.others]
 
 
-def verify_tables(config: Config, chosen: Iterable[str] = (), *, footers: bool = False) -> list[TableAudit]:
+def verify_tables(
+    config: Config, chosen: Iterable[str] = (), *, footers: bool = False, tell: Callable[[int, int], None] | None = None
+) -> list[TableAudit]:
     """Return the audits of the chosen tables, or of all, and of the sinks whose sums are wrong.
+
+    `tell` is called with the number of tables that are done, and of all.
 
     Rows that are released from the quarantine meanwhile are in their table before they are in the ledger: if a sum is
     wrong, everything is read again.
     """
-    audits = Verification.of(config, footers=footers).audits(chosen)
+    audits = Verification.of(config, footers=footers).audits(chosen, tell)
     if any(audit.sums for audit in audits):
-        return Verification.of(config, footers=footers).audits(chosen)
+        return Verification.of(config, footers=footers).audits(chosen, tell)
     return audits
 
 
@@ -288,14 +292,17 @@ class Verification:
         lake, checkpoint = lake_and_checkpoint(config)
         return cls(config, lake, RecordedCounts.read(config, lake, checkpoint, pending=pending), footers)
 
-    def audits(self, chosen: Iterable[str] = ()) -> list[TableAudit]:
+    def audits(self, chosen: Iterable[str] = (), tell: Callable[[int, int], None] | None = None) -> list[TableAudit]:
         """Return the audits of the chosen tables, or of all; those of sinks follow after those of tables."""
         chosen = set(chosen)
+        tables = sorted(chosen or self.tables())
         audits: list[TableAudit] = []
         sums: dict[tuple[str, str], BatchRows] = defaultdict(BatchRows)
         since: dict[str, int] = {}
         with ThreadPoolExecutor(THREADS) as pool:
-            for audit in pool.map(self.audit, sorted(chosen or self.tables())):
+            for done, audit in enumerate(pool.map(self.audit, tables), start=1):
+                if tell is not None:
+                    tell(done, len(tables))
                 if audit is None:
                     continue
                 audits.append(audit)
@@ -322,7 +329,7 @@ class Verification:
     def audit(self, table: str) -> TableAudit | None:
         """Return the audit of a table; None if it is not one of the router's."""
         # Meanwhile maintenance may delete an old file of the log, or a repair replace the log.
-        for attempt in range(TRIES):
+        for attempt in range(_TRIES):
             audit = TableAudit(table)
             try:
                 handle = self.lake.open(table)
@@ -333,7 +340,7 @@ class Verification:
                 self._check(audit, handle)
                 break
             except (TableError, DeltaError, OSError) as error:
-                if attempt == TRIES - 1:
+                if attempt == _TRIES - 1:
                     audit.wrong.append(self.unreadable(table, error))
         return audit
 
@@ -589,8 +596,8 @@ class Verification:
         # Files of a shallow clone are in the folder of another table.
         rows = actions.select(["path", "size_bytes", "num_records"]).to_pylist()
         rows = [row for row in rows if "://" not in row["path"] and not row["path"].startswith("/")]
-        for begin in range(0, len(rows), FILES_AT_ONCE):
-            part = rows[begin : begin + FILES_AT_ONCE]
+        for begin in range(0, len(rows), _FILES_AT_ONCE):
+            part = rows[begin : begin + _FILES_AT_ONCE]
             files = [f"{folder}/{unquote(row['path'])}" for row in part]
             for row, file, entry in zip(part, files, self.lake.files.get_file_info(files), strict=True):
                 path = row["path"]
@@ -653,7 +660,7 @@ class Verification:
         return fixed | decided
 
 
-SHARED: frozenset[Kind] = frozenset({
+SHARED: frozenset[IdKind] = frozenset({
     *("ledger", "ledger_move", "dead_letters", "merge_refusals", "sink_refusals", "replayed", "discard", "refuse"),
 })  # fmt: skip
 """Kinds of transaction ids with which any query writes the ledger and dead letters."""
@@ -672,7 +679,7 @@ def is_own_commit(query: str, commit: LogCommit) -> bool:
     return False
 
 
-WITH_ROWS: frozenset[Kind] = frozenset({"rows", "quarantine", "bronze", "dead_letters", *RELEASES})
+WITH_ROWS: frozenset[IdKind] = frozenset({"rows", "quarantine", "bronze", "dead_letters", *RELEASES})
 """Kinds of transaction ids that name the table whose log they are in."""
 
 
@@ -717,14 +724,14 @@ def _describe_commit(commit: LogCommit, rows: dict[str, int]) -> str:
 
 
 def _some(texts: list[str], noun: str) -> list[str]:
-    more = len(texts) - SHOWN
+    more = len(texts) - _SHOWN
     if more <= 0:
         return texts
-    return [*texts[:SHOWN], f"and {more:,} more {noun}"]
+    return [*texts[:_SHOWN], f"and {more:,} more {noun}"]
 
 
 def _first(names: list[str]) -> str:
-    return ", ".join([*names[:SHOWN], "..."] if len(names) > SHOWN else names)
+    return ", ".join([*names[:_SHOWN], "..."] if len(names) > _SHOWN else names)
 
 
 def _files_are(files: list[str]) -> str:

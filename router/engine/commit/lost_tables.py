@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from router.sinks import Sink
 
 log = logging.getLogger("router")
-SHOWN = 10
+_SHOWN = 10
 AT_MOST = 16 << 20
 """Bytes of manifests that a start reads, the newest first: 0.05 s for a hundred batches into 7 tables, half a second
 for the last thirty into 200 tables."""
@@ -164,12 +164,12 @@ def refuse_lost_tables(tables: TableCache, store: CheckpointStore, config: Confi
     if not lost:
         return
     if accept not in ("lost-tables", "lost-lake"):
-        raise StartError(refusal(config, lost))
+        raise StartError(_refusal(config, lost))
     accept_lost(store, committed, lost)
     log.warning("%s: continuing without what these tables have lost: %s", config.name, _listed(lost))
 
 
-def refusal(config: Config, lost: Mapping[str, LostTable]) -> str:
+def _refusal(config: Config, lost: Mapping[str, LostTable]) -> str:
     """Return the sentence that stops a run whose tables lack batches."""
     bronze = config.bronze_tables()
     repairable = []
@@ -181,7 +181,7 @@ def refusal(config: Config, lost: Mapping[str, LostTable]) -> str:
         repairable.append(name)
     repair = ""
     if repairable and config.bronze:
-        repair = f"rebuild what bronze has by `router repair {' '.join(repairable[:SHOWN])}`; or "
+        repair = f"rebuild what bronze has by `router repair {' '.join(repairable[:_SHOWN])}`; or "
     return (
         f"{config.name}: tables were deleted or put back from an older copy: {_listed(lost)}. Restore them; or "
         f"{repair}run with --accept lost-tables to continue with them as they are"
@@ -199,9 +199,9 @@ def accept_lost(store: CheckpointStore, committed: CommittedBatches, lost: Mappi
 
 def _listed(lost: Mapping[str, LostTable]) -> str:
     more = ""
-    if len(lost) > SHOWN:
-        more = f" and {len(lost) - SHOWN} more"
-    return "; ".join(str(lost[name]) for name in sorted(lost)[:SHOWN]) + more
+    if len(lost) > _SHOWN:
+        more = f" and {len(lost) - _SHOWN} more"
+    return "; ".join(str(lost[name]) for name in sorted(lost)[:_SHOWN]) + more
 
 
 def _manifests(store: CheckpointStore, last: int) -> Iterator[dict[str, Any]]:

@@ -20,10 +20,10 @@ from router.engine.expressions.tree import (
     FLOATS,
     INTEGERS,
     NUMBERS,
-    TIMES,
+    TIME_TYPES,
     Node,
     Untranslatable,
-    arrow_type,
+    arrow_type_of,
     by_value,
     is_constant,
     precision,
@@ -33,30 +33,30 @@ from router.engine.expressions.tree import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from router.engine.expressions.tree import Entry, Kind, Value
+    from router.engine.expressions.tree import Kind, PlanEntry, Value
 
 UTC = {"UTC", "Etc/UTC", "Z", "GMT", "+00:00"}
 SPACE = "\x00-\x20\x7f"
 """The characters that Spark takes off both ends of a text before it reads a number or a boolean, for a pattern."""
 WHOLE = f"^[{SPACE}]*[+-]?[0-9]+[{SPACE}]*$"
 SHORT = r"^-?[0-9]{1,18}$"
-PLAIN = r"^-?[0-9]{1,17}(\.[0-9]{1,17})?([eE][+-]?[0-9]{1,2})?$"
-NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
+_PLAIN = r"^-?[0-9]{1,17}(\.[0-9]{1,17})?([eE][+-]?[0-9]{1,2})?$"
+_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 HEXADECIMAL = re.compile(r"[+-]?0[xX](?:[\da-fA-F]+\.?[\da-fA-F]*|\.[\da-fA-F]+)[pP][+-]?\d+", re.ASCII)
-NAMED = {
+_NAMED = {
     "nan": float("nan"),
     **dict.fromkeys(("inf", "infinity", "+inf", "+infinity"), float("inf")),
     **dict.fromkeys(("-inf", "-infinity"), float("-inf")),
 }
 USUAL_DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([ T]|$)"
 MOMENT = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[ T][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?Z?$"
-NO_TEXT = pa.scalar(None, pa.string())
+_NO_TEXT = pa.scalar(None, pa.string())
 NOW = ("epoch", "now", "today", "tomorrow", "yesterday")
 TRUE = ("t", "true", "y", "yes", "1")
 FALSE = ("f", "false", "n", "no", "0")
 
 
-def literal(_: str, entry: Entry, of: tuple[Node, ...]) -> Node:
+def literal(_: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
     """Return a constant. Dates, times and bytes come as the JVM has them, all others as text."""
     kind = entry["dataType"]
     value = entry["value"]
@@ -70,12 +70,12 @@ def literal(_: str, entry: Entry, of: tuple[Node, ...]) -> Node:
         return Node("literal", kind, with_=float(value))
     if kind == "boolean":
         return Node("literal", kind, with_=value == "true")
-    if kind in ("string", "binary", *TIMES):
+    if kind in ("string", "binary", *TIME_TYPES):
         return Node("literal", kind, with_=value)
     raise Untranslatable(f"a constant of type {type_name(kind)}")
 
 
-def cast(_: str, entry: Entry, of: tuple[Node, ...]) -> Node:
+def cast(_: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
     """Return a cast. Raises Untranslatable for one whose values are not the same here."""
     kind = entry["dataType"]
     have = of[0].kind
@@ -92,7 +92,7 @@ def cast(_: str, entry: Entry, of: tuple[Node, ...]) -> Node:
     return Node("cast", kind, of)
 
 
-def check_zone(entry: Entry) -> None:
+def check_zone(entry: PlanEntry) -> None:
     """Refuse a local time of another session time zone than UTC."""
     zone = entry.get("timeZoneId")
     if zone not in UTC:
@@ -103,7 +103,7 @@ def convert(node: Node, value: pa.Array) -> Value:
     """Return values as another type, and the rows on which the cast raises if it can."""
     converter = _converter(node.of[0].kind, node.kind)
     assert converter is not None  # `cast` refuses others
-    return converter(value, arrow_type(node.kind))
+    return converter(value, arrow_type_of(node.kind))
 
 
 def _converter(have: Kind, kind: Kind) -> Callable[[pa.Array, pa.DataType], Value] | None:
@@ -163,7 +163,7 @@ def _integer(value: pa.Array, to: pa.DataType) -> Value:
         number = pc.cast(value, pa.int64())
         return number if to == pa.int64() else _narrowed(number, to)
     readable = pc.or_kleene(short, pc.match_substring_regex(value, WHOLE))
-    wide = by_value(_trimmed(pc.if_else(readable, value, NO_TEXT)), _wide_integer, WIDE)
+    wide = by_value(_trimmed(pc.if_else(readable, value, _NO_TEXT)), _wide_integer, WIDE)
     low, high = _bounds(to)
     too_wide = pc.or_(pc.less(wide, Decimal(low)), pc.greater(wide, Decimal(high)))
     failed = pc.or_(pc.fill_null(too_wide, False), pc.fill_null(pc.invert(readable), False))
@@ -181,11 +181,11 @@ def _wide_integer(text: str) -> int:
 
 def _real(value: pa.Array, to: pa.DataType) -> Value:
     """Read numbers as Java does; most are plain, and read by Arrow."""
-    plain = pc.match_substring_regex(value, PLAIN)
-    number = pc.cast(pc.if_else(plain, value, NO_TEXT), pa.float64())
+    plain = pc.match_substring_regex(value, _PLAIN)
+    number = pc.cast(pc.if_else(plain, value, _NO_TEXT), pa.float64())
     if pc.all(plain).as_py():
         return number
-    others = by_value(pc.if_else(plain, NO_TEXT, value), _java_double, pa.float64())
+    others = by_value(pc.if_else(plain, _NO_TEXT, value), _java_double, pa.float64())
     number = pc.coalesce(number, others)
     return number, pc.and_(pc.is_valid(value), pc.is_null(number))
 
@@ -194,7 +194,7 @@ def _java_double(text: str) -> float | None:
     """Return the number that Java or Spark reads in a text; None if it is none."""
     text = text.strip("".join(map(chr, range(33))))
     digits = text[:-1] if text[-1:] in ("d", "D", "f", "F") else text
-    if NUMBER.fullmatch(digits):
+    if _NUMBER.fullmatch(digits):
         return float(digits)
     if HEXADECIMAL.fullmatch(digits):
         try:
@@ -202,8 +202,8 @@ def _java_double(text: str) -> float | None:
         except OverflowError:
             return float("-inf" if digits.startswith("-") else "inf")
     if text in ("+NaN", "-NaN"):
-        return NAMED["nan"]
-    return NAMED.get(text.lower())
+        return _NAMED["nan"]
+    return _NAMED.get(text.lower())
 
 
 def _boolean(value: pa.Array, _: pa.DataType) -> Value:
@@ -223,11 +223,11 @@ def _moments(value: pa.Array, to: pa.DataType) -> Value:
     """Read times. Arrow reads the usual form, if all days in it exist."""
     usual = pc.match_substring_regex(value, MOMENT)
     try:
-        moments = pc.cast(pc.if_else(usual, pc.replace_substring(value, "Z", ""), NO_TEXT), pa.timestamp("us"))
+        moments = pc.cast(pc.if_else(usual, pc.replace_substring(value, "Z", ""), _NO_TEXT), pa.timestamp("us"))
     except pa.ArrowInvalid:
         usual = pc.fill_null(pc.and_(usual, False), False)
         moments = pa.nulls(len(value), pa.timestamp("us"))
-    others = by_value(pc.if_else(usual, NO_TEXT, value), _microseconds_of_text, pa.int64())
+    others = by_value(pc.if_else(usual, _NO_TEXT, value), _microseconds_of_text, pa.int64())
     micros = pc.coalesce(pc.cast(moments, pa.int64()), others)
     return pc.cast(micros, to), pc.and_(pc.is_valid(value), pc.is_null(micros))
 
@@ -319,13 +319,13 @@ def floor_divided(value: pa.Array, by: int) -> pa.Array:
     return pc.subtract(whole, pc.cast(pc.less(value, pc.multiply(whole, by)), pa.int64()))
 
 
-BLANKS = "".join(map(chr, [*range(33), 127]))
+_BLANKS = "".join(map(chr, [*range(33), 127]))
 """The characters that Spark takes off both ends of a text before it reads a date or a time."""
 DATE = re.compile(r"([+-]?)(\d{4,7})(?:-(\d{1,2})(?:-(\d{1,2})(?:[ T].*)?)?)?", re.ASCII | re.DOTALL)
 CLOCK = (
     r"(?P<hour>\d{1,2})(?::(?P<minute>\d{1,2})(?::(?P<second>\d{1,2})(?:\.(?P<fraction>\d*))?(?P<zone>[^\d.].*)?)?)?"
 )
-TIME = re.compile(
+_TIME = re.compile(
     rf"(?P<sign>[+-]?)(?P<year>\d{{4,6}})(?:-(?P<month>\d{{1,2}})(?:-(?P<day>\d{{1,2}})(?:[ T]{CLOCK})?)?)?",
     re.ASCII | re.DOTALL,
 )
@@ -333,7 +333,7 @@ TODAY = re.compile(rf"T{CLOCK}|(?=\d+:){CLOCK.replace('?P<', '?P<_')}", re.ASCII
 OFFSET = re.compile(r"([+-])(\d|\d\d(?::\d\d){0,2}|\d\d(?:\d\d){1,2})", re.ASCII)
 CENTURIES = 146_097 * 86_400
 """The seconds of 400 years: days of the week and leap years repeat after them, and with them summer times."""
-FIRST = -62_135_510_400
+_FIRST = -62_135_510_400
 SHORT_NAMES = {
     **{"EST": "-05:00", "MST": "-07:00", "HST": "-10:00", "ACT": "Australia/Darwin", "AET": "Australia/Sydney"},
     **{"ART": "Africa/Cairo", "AGT": "America/Argentina/Buenos_Aires", "AST": "America/Anchorage"},
@@ -349,7 +349,7 @@ SHORT_NAMES = {
 
 def _day_of_text(text: str) -> int | None:
     """Return the day of a text as a count from 1970-01-01; None if it is no date."""
-    match = DATE.fullmatch(text.strip(BLANKS))
+    match = DATE.fullmatch(text.strip(_BLANKS))
     if match is None:
         return None
     return _day(int(match[1] + match[2]), int(match[3] or 1), int(match[4] or 1))
@@ -374,8 +374,8 @@ def _microseconds_of_text(text: str) -> int | None:
 
     A text without a zone is in UTC: expressions with another session time zone are left to Spark.
     """
-    text = text.strip(BLANKS)
-    match = TIME.fullmatch(text)
+    text = text.strip(_BLANKS)
+    match = _TIME.fullmatch(text)
     parts = match.groupdict() if match else _clock(text)
     if parts is None:
         return None
@@ -384,7 +384,7 @@ def _microseconds_of_text(text: str) -> int | None:
     if days is None or hour > 23 or minute > 59 or second > 59:
         return None
     seconds = days * 86400 + hour * 3600 + minute * 60 + second
-    offset = _offset((parts["zone"] or "Z").strip(BLANKS[:-1]), seconds)
+    offset = _offset((parts["zone"] or "Z").strip(_BLANKS[:-1]), seconds)
     if offset is None:
         return None
     micros = (seconds - offset) * 1_000_000 + int((parts["fraction"] or "").ljust(6, "0")[:6])
@@ -428,7 +428,7 @@ def _regional(name: str, local: int) -> int | None:
         return None
     if local > CENTURIES:  # Python knows of no year after 9999, and none before 1
         local = local % CENTURIES + CENTURIES
-    moment = datetime(1970, 1, 1, tzinfo=zoneinfo.ZoneInfo(name)) + timedelta(seconds=max(local, FIRST))
+    moment = datetime(1970, 1, 1, tzinfo=zoneinfo.ZoneInfo(name)) + timedelta(seconds=max(local, _FIRST))
     ahead = moment.utcoffset()
     return None if ahead is None else int(ahead.total_seconds())
 

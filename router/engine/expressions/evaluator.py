@@ -24,10 +24,10 @@ import pyarrow.compute as pc
 
 from router.engine.expressions import casts, functions, text
 from router.engine.expressions.tree import (
-    TIMES,
+    TIME_TYPES,
     Node,
     Untranslatable,
-    arrow_type,
+    arrow_type_of,
     in_type,
     is_constant,
     repeat,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame
 
-    from router.engine.expressions.tree import Entry, Kind, Value
+    from router.engine.expressions.tree import Kind, PlanEntry, Value
 
 __all__ = ["Node", "Untranslatable", "evaluate", "translate"]
 
@@ -65,7 +65,7 @@ def translate(frame: DataFrame, columns: Sequence[Column]) -> list[Node]:
 def _check_constants(node: Node) -> None:
     """Refuse constants that Arrow has no type for, unless an operation has taken them as a parameter."""
     if node.op == "literal":
-        arrow_type(node.kind)
+        arrow_type_of(node.kind)
     for child in node.of:
         _check_constants(child)
 
@@ -102,7 +102,7 @@ class _Tree:
         if make is None:
             raise Untranslatable(self._name_for_users(path, name))
         # As text in the tree such a constant may be the address of an array, or a local time.
-        if name == "Literal" and entry["dataType"] in ("binary", *TIMES) and entry["value"] is not None:
+        if name == "Literal" and entry["dataType"] in ("binary", *TIME_TYPES) and entry["value"] is not None:
             entry["value"] = self._expression_at(path).value()
         if "escapeChar" in entry:
             entry["escapeChar"] = str(self._expression_at(path).escapeChar())
@@ -138,36 +138,36 @@ UNTRANSLATED = {
 }
 
 
-def _column(_: str, entry: Entry, of: tuple[Node, ...]) -> Node:
+def _column(_: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
     return Node("column", entry["dataType"], with_=entry["name"])
 
 
-def _quiet(name: str, entry: Entry, of: tuple[Node, ...]) -> Node:
+def _quiet(name: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
     """Return an operation that gives null instead of its own errors; errors of its operands stay."""
     return replace(unwrap(name, entry, of), quiet=True)
 
 
-def _get(name: str, entry: Entry, of: tuple[Node, ...]) -> Node:
+def _get(name: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
     """Return a look-up that never raises: Spark 4.1 leaves its operands as they are, 4.0 rewrites it."""
     if len(of) == 1:
         return unwrap(name, entry, of)
     return functions.item("GetArrayItem", {"failOnError": False}, of)
 
 
-def _typed_null(name: str, entry: Entry, of: tuple[Node, ...]) -> Node:
+def _typed_null(name: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
     """Return the null that Spark 4.2 writes by an expression of its type, which it does not evaluate."""
     return Node("literal", unwrap(name, entry, of).kind)
 
 
-def _guarded(name: str, entry: Entry, of: tuple[Node, ...]) -> Node:
+def _guarded(name: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
     return Node(name, of[0].kind, of)
 
 
-def _logical(name: str, entry: Entry, of: tuple[Node, ...]) -> Node:
+def _logical(name: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
     return Node(name, "boolean", of)
 
 
-def _in(name: str, entry: Entry, of: tuple[Node, ...]) -> Node:
+def _in(name: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
     value, *items = of
     functions.check_comparable("In", value.kind, "binary")
     if any(item.kind != value.kind for item in items):
@@ -177,11 +177,11 @@ def _in(name: str, entry: Entry, of: tuple[Node, ...]) -> Node:
     return Node(name, "boolean", of)
 
 
-def _coalesce_node(name: str, entry: Entry, of: tuple[Node, ...]) -> Node:
+def _coalesce_node(name: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
     return Node(name, _common_kind(name, of), of)
 
 
-def _case_node(name: str, entry: Entry, of: tuple[Node, ...]) -> Node:
+def _case_node(name: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
     """Return a CASE or an IF: conditions and values in turn, and a value for all other rows if their number is odd."""
     values = of[1::2]
     if len(of) % 2:
@@ -194,13 +194,13 @@ def _case_node(name: str, entry: Entry, of: tuple[Node, ...]) -> Node:
 
 def _common_kind(name: str, values: tuple[Node, ...]) -> Kind:
     kind = values[0].kind
-    arrow_type(kind)
+    arrow_type_of(kind)
     if any(value.kind != kind for value in values):
         raise Untranslatable(f"{name.lower()} of {type_name(kind)}")
     return kind
 
 
-def _bound(_: str, entry: Entry, of: tuple[Node, ...]) -> Node:
+def _bound(_: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
     """Return an expression with its named part in its places: Spark writes BETWEEN so."""
     body, *parts = of
     if len(parts) != 1:  # the parts have no names in Spark's tree
@@ -214,11 +214,11 @@ def _bound(_: str, entry: Entry, of: tuple[Node, ...]) -> Node:
     return fill(body)
 
 
-def _part(_: str, entry: Entry, of: tuple[Node, ...]) -> Node:
+def _part(_: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
     return Node("part", of[0].kind if of else entry["dataType"], of)
 
 
-MAKERS: dict[str, Callable[[str, Entry, tuple[Node, ...]], Node]] = {
+MAKERS: dict[str, Callable[[str, PlanEntry, tuple[Node, ...]], Node]] = {
     # All but the first have been rewritten: they stand for their only child.
     **dict.fromkeys(
         ("Alias", "Nvl", "NullIf", "Nvl2", "Between", "Extract", "DatePart", "DatetimeSub", "EqualNull"), unwrap
@@ -241,7 +241,7 @@ MAKERS: dict[str, Callable[[str, Entry, tuple[Node, ...]], Node]] = {
     **text.MAKERS,
 }
 
-Mask = Any
+_Mask = Any
 """A boolean array or scalar without nulls."""
 
 
@@ -249,14 +249,14 @@ class _Result(NamedTuple):
     """The value of an expression, and the rows on which it raises. Constants are scalars; None is no row."""
 
     value: Value
-    raised: Mask | None = None
+    raised: _Mask | None = None
 
 
 def _evaluate(node: Node, columns: Mapping[str, pa.Array]) -> _Result:
     if node.op == "column":
         return _Result(columns[node.with_])
     if node.op == "literal":
-        return _Result(pa.scalar(node.with_, arrow_type(node.kind)))
+        return _Result(pa.scalar(node.with_, arrow_type_of(node.kind)))
     of = [_evaluate(child, columns) for child in node.of]
     value, raised = _LAZY.get(node.op, _strict)(node, of)
     if raised is None or not _any(raised):
@@ -264,20 +264,20 @@ def _evaluate(node: Node, columns: Mapping[str, pa.Array]) -> _Result:
     return _Result(pc.if_else(raised, pa.scalar(None, value.type), value), raised)
 
 
-def _any(mask: Mask) -> bool:
+def _any(mask: _Mask) -> bool:
     return bool(mask.as_py()) if isinstance(mask, pa.Scalar) else mask.true_count > 0
 
 
-def _either(*masks: Mask | None) -> Mask | None:
+def _either(*masks: _Mask | None) -> _Mask | None:
     some = [mask for mask in masks if mask is not None]
     return reduce(pc.or_, some) if some else None
 
 
-def _where(condition: Mask, raised: Mask | None) -> Mask | None:
+def _where(condition: _Mask, raised: _Mask | None) -> _Mask | None:
     return None if raised is None else pc.and_(condition, raised)
 
 
-def _true(value: Value) -> Mask:
+def _true(value: Value) -> _Mask:
     return pc.fill_null(value, False)
 
 
@@ -314,7 +314,7 @@ def _apply(node: Node, values: list[Any]) -> tuple[Any, Any]:
     # The functions of operations take arrays: constants become arrays of one row.
     if constant:
         values = [repeat(value, 1) for value in values]
-    value = OPERATIONS[node.op](node, *values)
+    value = _OPERATIONS[node.op](node, *values)
     failed = None
     if isinstance(value, tuple):
         value, failed = value
@@ -366,7 +366,7 @@ def _coalesce(node: Node, of: list[_Result]) -> _Result:
 
 def _case(node: Node, of: list[_Result]) -> _Result:
     """Choose from the last condition to the first: each replaces the value that the later ones have left."""
-    result = of[-1] if len(of) % 2 else _Result(pa.scalar(None, arrow_type(node.kind)))
+    result = of[-1] if len(of) % 2 else _Result(pa.scalar(None, arrow_type_of(node.kind)))
     for k in range(len(of) // 2 * 2 - 2, -1, -2):
         condition, then = of[k : k + 2]
         holds = _true(condition.value)
@@ -375,7 +375,7 @@ def _case(node: Node, of: list[_Result]) -> _Result:
     return result
 
 
-def _if(holds: Mask, then: Value, other: Value) -> Value:
+def _if(holds: _Mask, then: Value, other: Value) -> Value:
     if isinstance(holds, pa.Scalar):
         return then if holds.as_py() else other
     return pc.if_else(holds, then, in_type(other, then.type))
@@ -414,7 +414,7 @@ _LAZY: dict[str, Callable[[Node, list[_Result]], _Result]] = {
     "TryEval": _caught,
     **dict.fromkeys(("IsNull", "IsNotNull", *functions.ALL, *text.ALL), _all),
 }
-OPERATIONS: dict[str, Callable[..., Any]] = {
+_OPERATIONS: dict[str, Callable[..., Any]] = {
     "cast": casts.convert,
     "IsNull": lambda node, value: pc.is_null(value),
     "IsNotNull": lambda node, value: pc.is_valid(value),

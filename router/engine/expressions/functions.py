@@ -21,12 +21,12 @@ from router.engine.expressions.tree import (
     FLOATS,
     INTEGERS,
     NUMBERS,
-    TIMES,
+    TIME_TYPES,
     TYPES,
     Node,
     Untranslatable,
     arrays,
-    arrow_type,
+    arrow_type_of,
     is_constant,
     is_nested,
     precision,
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from router.engine.expressions.tree import Entry, Kind, Value
+    from router.engine.expressions.tree import Kind, PlanEntry, Value
 
-Nodes = tuple[Node, ...]
+_Nodes = tuple[Node, ...]
 RIGHT_FIRST = ("Divide", "IntegralDivide", "Remainder")
 """Spark evaluates a divisor first, and stops if it is null."""
 ALL = ("EqualNullSafe", "IsNaN", "Greatest", "Least", "CreateNamedStruct")
 """Operations that may have a value even if an operand is null."""
-COMPARED = (*NUMBERS, *TIMES, "boolean", "string")
+COMPARED = (*NUMBERS, *TIME_TYPES, "boolean", "string")
 
 
 def check_comparable(operation: str, kind: Kind, *more: str) -> None:
@@ -55,7 +55,7 @@ def check_comparable(operation: str, kind: Kind, *more: str) -> None:
         raise Untranslatable(f"{operation} with {type_name(kind)}")
 
 
-def _compared(name: str, entry: Entry, of: Nodes) -> Node:
+def _compared(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     check_comparable("a comparison", of[0].kind, "binary")
     if of[0].kind != of[1].kind:
         raise Untranslatable(f"a comparison of {type_name(of[0].kind)} and {type_name(of[1].kind)}")
@@ -92,7 +92,7 @@ def _is_floating(node: Node) -> bool:
     return node.of[0].kind in FLOATS
 
 
-def _extreme(name: str, entry: Entry, of: Nodes) -> Node:
+def _extreme(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     check_comparable(f"the function {name.lower()}", of[0].kind)
     if any(node.kind != of[0].kind for node in of):
         raise Untranslatable(f"the function {name.lower()} of several types")
@@ -107,7 +107,7 @@ def _greatest(node: Node, *values: Value) -> Value:
     return reduce(choose, arrays(*values))
 
 
-def _arithmetic(name: str, entry: Entry, of: Nodes) -> Node:
+def _arithmetic(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     left, right = of
     if left.kind in NUMBERS and left.kind == right.kind:
         return Node(name, left.kind, of)
@@ -167,7 +167,7 @@ def _narrow(wide: pa.Array, to: pa.DataType) -> Value:
     return pc.cast(pc.cast(pc.cast(inside, pa.decimal128(38, 0)), pa.int64()), to), failed
 
 
-def _divided(name: str, entry: Entry, of: Nodes) -> Node:
+def _divided(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     if of[0].kind != of[1].kind or of[0].kind not in _DIVIDED[name]:
         raise Untranslatable(f"{_SIGNS[name]} on {type_name(of[0].kind)} and {type_name(of[1].kind)}")
     return Node(name, of[0].kind, of)
@@ -206,7 +206,7 @@ def _numbers(value: pa.Array) -> npt.NDArray[Any]:
     return numbers
 
 
-def _signed(name: str, entry: Entry, of: Nodes) -> Node:
+def _signed(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     if name == "UnaryMinus" and str(of[0].kind).startswith("interval") and is_constant(of[0]):
         return Node("literal", of[0].kind, with_=-of[0].with_)  # a time minus an interval is written so
     if of[0].kind not in NUMBERS and not precision(of[0].kind):
@@ -226,7 +226,7 @@ def _negated(node: Node, value: pa.Array) -> Value:
     return apply(pc.if_else(failed, pa.scalar(0, value.type), value)), failed
 
 
-def _round(name: str, entry: Entry, of: Nodes) -> Node:
+def _round(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     value, places = of
     size = precision(value.kind)
     is_number = value.kind in (*INTEGERS, "double") or size is not None
@@ -245,7 +245,7 @@ def _round(name: str, entry: Entry, of: Nodes) -> Node:
 def _rounded(node: Node, value: pa.Array) -> Value:
     """Round half up, decided on the decimal text of a number as Spark does."""
     if node.kind != "double":
-        return rescale(value, arrow_type(node.kind))
+        return rescale(value, arrow_type_of(node.kind))
     nulls = _numbers(pc.is_null(value))
     values = _numbers(value)
     finite = np.isfinite(values)
@@ -267,7 +267,7 @@ def _quantized(number: Decimal, places: int) -> Decimal:
     return number.quantize(Decimal(1).scaleb(-places), ROUND_HALF_UP)
 
 
-def _ceil(name: str, entry: Entry, of: Nodes) -> Node:
+def _ceil(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     if of[0].kind == "long":
         return of[0]
     if of[0].kind != "double":
@@ -285,11 +285,11 @@ def _ceiled(node: Node, value: pa.Array) -> Value:
     return pc.if_else(above, 2**63 - 1, pc.if_else(below, -(2**63), inside))
 
 
-def _nan(name: str, entry: Entry, of: Nodes) -> Node:
+def _nan(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     return Node(name, "boolean", of)
 
 
-def _date_part(name: str, entry: Entry, of: Nodes) -> Node:
+def _date_part(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     kinds = ("timestamp", "timestamp_ntz") if name in _CLOCK else ("date",)
     if of[0].kind not in kinds:
         raise Untranslatable(f"the function {name.lower()} of {type_name(of[0].kind)}")
@@ -317,7 +317,7 @@ def _part_of_date(node: Node, value: pa.Array) -> pa.Array:
     return pc.cast(_CALENDAR[node.op](value), pa.int32())
 
 
-def _shifted(name: str, entry: Entry, of: Nodes) -> Node:
+def _shifted(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     if of[0].kind != "date" or of[1].kind not in INTEGERS:
         raise Untranslatable(f"the function date_add of {type_name(of[0].kind)} and {type_name(of[1].kind)}")
     return Node(name, "date", of)
@@ -328,13 +328,13 @@ def _shifted_date(node: Node, date: Value, days: Value) -> Value:
     return pc.cast(apply(pc.cast(date, pa.int32()), pc.cast(days, pa.int32())), pa.date32())
 
 
-def _between_dates(name: str, entry: Entry, of: Nodes) -> Node:
+def _between_dates(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     if [node.kind for node in of] != ["date", "date"]:
         raise Untranslatable("the function datediff of other types than dates")
     return Node(name, "integer", of)
 
 
-def _later(name: str, entry: Entry, of: Nodes) -> Node:
+def _later(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     """Return a time some days, hours or seconds later: days are of 24 hours in UTC."""
     start, interval = of
     if start.kind not in ("timestamp", "timestamp_ntz") or not is_constant(interval) or "month" in interval.kind:
@@ -347,7 +347,7 @@ _LATER = ("TimeAdd", "TimestampAddInterval")
 """Its names in Spark 4.0 and Spark 4.1."""
 
 
-def _seconds(name: str, entry: Entry, of: Nodes) -> Node:
+def _seconds(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     if of[0].kind != "timestamp":
         raise Untranslatable(f"the function {_UNIX[name][0]} of {type_name(of[0].kind)}")
     return Node(name, "long", of[:1])
@@ -368,7 +368,7 @@ def _since(node: Node, value: pa.Array) -> pa.Array:
     return divide(pc.cast(value, pa.int64()), _UNIX[node.op][1])
 
 
-def _moment(name: str, entry: Entry, of: Nodes) -> Node:
+def _moment(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     if of[0].kind not in INTEGERS:
         raise Untranslatable(f"the function {_EPOCHS[name][0]} of {type_name(of[0].kind)}")
     return Node(name, "timestamp", of)
@@ -389,7 +389,7 @@ def _since_epoch(node: Node, value: pa.Array) -> Value:
     return pc.cast(pc.multiply(pc.if_else(failed, 0, value), by), TYPES["timestamp"]), failed
 
 
-def _truncated(name: str, entry: Entry, of: Nodes) -> Node:
+def _truncated(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     if name == "TruncTimestamp":
         unit, value = of
         units = {**_DATE_UNITS, **_CLOCK_UNITS}
@@ -421,7 +421,7 @@ def _floored(node: Node, value: pa.Array) -> pa.Array:
     return pc.cast(pc.floor_temporal(pc.cast(value, pa.timestamp("us")), unit=node.with_), value.type)
 
 
-def _read_date(name: str, entry: Entry, of: Nodes) -> Node:
+def _read_date(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     """Return a cast: to_date and to_timestamp without a format stand for one."""
     kind = "date" if name == "ParseToDate" else entry["dataType"]
     if len(of) > 1:
@@ -431,14 +431,14 @@ def _read_date(name: str, entry: Entry, of: Nodes) -> Node:
     return node if strict or node is of[0] else replace(node, quiet=True)
 
 
-def _field(_: str, entry: Entry, of: Nodes) -> Node:
+def _field(_: str, entry: PlanEntry, of: _Nodes) -> Node:
     if of[0].op == "CreateNamedStruct":  # Spark makes no struct for it, and evaluates none of the other fields
         field: Node = of[0].of[entry["ordinal"]]
         return field
     return Node("field", of[0].kind["fields"][entry["ordinal"]]["type"], of, entry["ordinal"])
 
 
-def _fields(name: str, entry: Entry, of: Nodes) -> Node:
+def _fields(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     field = of[0].kind["elementType"]["fields"][entry["ordinal"]]
     kind = {**of[0].kind, "elementType": field["type"], "containsNull": True}
     return Node(name, kind, of, entry["ordinal"])
@@ -454,7 +454,7 @@ def _listed(collection: pa.Array, items: pa.Array) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(collection.offsets.to_numpy()), items, mask=pc.is_null(collection))
 
 
-def _struct(name: str, entry: Entry, of: Nodes) -> Node:
+def _struct(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     if not all(map(is_constant, of[::2])):
         raise Untranslatable("a struct whose fields have no constant names")
     names = tuple(node.with_ for node in of[::2])
@@ -468,7 +468,7 @@ def _made_struct(node: Node, *values: Value) -> pa.Array:
     return pa.StructArray.from_arrays(arrays(*values), names=list(node.with_))
 
 
-def item(name: str, entry: Entry, of: Nodes) -> Node:
+def item(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     """Return a look-up in an array or a map; `with_`: whether a missing item raises."""
     collection, key = of
     if is_nested(collection.kind, "map"):
@@ -520,13 +520,13 @@ def _either_null(left: pa.Array, right: pa.Array) -> pa.Array:
     return pc.or_(pc.is_null(left), pc.is_null(right))
 
 
-def _size(name: str, entry: Entry, of: Nodes) -> Node:
+def _size(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     if entry.get("legacySizeOfNull") or not (is_nested(of[0].kind, "array") or is_nested(of[0].kind, "map")):
         raise Untranslatable("the function size where it gives -1 for null")
     return Node(name, "integer", of)
 
 
-def _contains(name: str, entry: Entry, of: Nodes) -> Node:
+def _contains(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     collection, wanted = of
     kind = collection.kind["elementType" if is_nested(collection.kind, "array") else "keyType"]
     check_comparable("a look-up", kind)
@@ -553,7 +553,7 @@ def _has_key(node: Node, mapping: Value, wanted: Value) -> pa.Array:
     return pc.if_else(_either_null(mapping, wanted), pa.scalar(None, pa.bool_()), is_in)
 
 
-def _entries(name: str, entry: Entry, of: Nodes) -> Node:
+def _entries(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     item = of[0].kind["keyType" if name == "MapKeys" else "valueType"]
     return Node(name, {"type": "array", "elementType": item, "containsNull": name != "MapKeys"}, of)
 
@@ -562,7 +562,7 @@ def _all_entries(node: Node, mapping: pa.Array) -> pa.Array:
     return _listed(mapping, mapping.keys if node.op == "MapKeys" else mapping.items)
 
 
-MAKERS: dict[str, Callable[[str, Entry, Nodes], Node]] = {
+MAKERS: dict[str, Callable[[str, PlanEntry, _Nodes], Node]] = {
     **dict.fromkeys(
         ("EqualTo", "EqualNullSafe", "LessThan", "LessThanOrEqual", "GreaterThan", "GreaterThanOrEqual"), _compared
     ),

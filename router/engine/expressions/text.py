@@ -15,18 +15,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyspark
 
-from router.engine.expressions.tree import Node, Untranslatable, arrays, arrow_type, by_value, is_constant, type_name
+from router.engine.expressions.tree import Node, Untranslatable, arrays, arrow_type_of, by_value, is_constant, type_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from router.engine.expressions.tree import Entry, Value
+    from router.engine.expressions.tree import PlanEntry, Value
 
-Nodes = tuple[Node, ...]
+_Nodes = tuple[Node, ...]
 ALL = ("Concat", "ConcatWs")
 """Functions that Spark evaluates with all of their operands, null or not."""
-LARGEST = 2**31 - 1
-NO_TEXT = pa.scalar(None, pa.string())
+_LARGEST = 2**31 - 1
+_NO_TEXT = pa.scalar(None, pa.string())
 
 
 def _named(name: str) -> str:
@@ -34,7 +34,7 @@ def _named(name: str) -> str:
     return f"the function {words}"
 
 
-def _text(name: str, entry: Entry, of: Nodes) -> Node:
+def _text(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     """Return a function of texts; a length is also one of bytes."""
     if name in ("Length", "OctetLength") and of[0].kind == "binary":
         return Node("OctetLength", "integer", of)
@@ -51,7 +51,7 @@ _KINDS = {
 """The types of functions that give no text."""
 
 
-def _constant(name: str, entry: Entry, of: Nodes) -> Node:
+def _constant(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     """Return a function of a text whose other operands are constants: these are its `with_`."""
     value, *rest = of
     if value.kind != "string":
@@ -70,7 +70,7 @@ def _joined(node: Node, by: Value, *values: Value) -> pa.Array:
     return pc.binary_join_element_wise(first, *others, by, null_handling="skip")
 
 
-def _substring(name: str, entry: Entry, of: Nodes) -> Node:
+def _substring(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     value, *rest = of
     if value.kind == "binary" and all(map(is_constant, rest)):
         node = Node(name, "binary", (value,), tuple(constant.with_ for constant in rest))
@@ -80,7 +80,7 @@ def _substring(name: str, entry: Entry, of: Nodes) -> Node:
     if name == "Left":
         return replace(node, op="Substring", with_=(1, count))
     if name == "Right":
-        return replace(node, op="Substring", with_=(-count, LARGEST) if count > 0 else (1, 0))
+        return replace(node, op="Substring", with_=(-count, _LARGEST) if count > 0 else (1, 0))
     return node
 
 
@@ -89,10 +89,10 @@ def _sliced(node: Node, value: pa.Array) -> pa.Array:
     place, count = node.with_
     start = place - 1 if place > 0 else place
     if count <= 0:
-        kind = arrow_type(node.kind)
+        kind = arrow_type_of(node.kind)
         return pc.if_else(pc.is_null(value), pa.scalar(None, kind), pa.scalar("", pa.string()).cast(kind))
     end = start + count
-    if start < 0 <= end or end > LARGEST:
+    if start < 0 <= end or end > _LARGEST:
         end = None
     if node.kind == "string":
         return pc.utf8_slice_codeunits(value, start, end)
@@ -129,8 +129,8 @@ def _cased(node: Node, value: pa.Array) -> pa.Array:
     if pc.all(pc.string_is_ascii(value)).as_py() in (True, None):
         return of_ascii(value)
     is_simple = pc.match_substring_regex(value, SIMPLE)
-    others = by_value(pc.if_else(is_simple, NO_TEXT, value), of_any, pa.string())
-    return pc.coalesce(of_simple(pc.if_else(is_simple, value, NO_TEXT)), others)
+    others = by_value(pc.if_else(is_simple, _NO_TEXT, value), of_any, pa.string())
+    return pc.coalesce(of_simple(pc.if_else(is_simple, value, _NO_TEXT)), others)
 
 
 SIMPLE = (
@@ -173,7 +173,7 @@ def _position(node: Node, value: pa.Array) -> pa.Array:
     return by_value(value, lambda text: text.find(wanted) + 1, pa.int32())
 
 
-def _locate(name: str, entry: Entry, of: Nodes) -> Node:
+def _locate(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     wanted, value, start = of
     if start.with_ != 1:
         raise Untranslatable("the function locate with a place to begin at")
@@ -211,7 +211,7 @@ def _before(node: Node, value: pa.Array) -> pa.Array:
     return by_value(value, first_part if count > 0 else last_part, pa.string())
 
 
-def _split(name: str, entry: Entry, of: Nodes) -> Node:
+def _split(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     node = _constant(name, entry, of)
     if node.with_[1] == 0 or not node.with_[0]:
         raise Untranslatable("the function split_part without a delimiter or a part")
@@ -231,14 +231,14 @@ def _part(node: Node, value: pa.Array) -> pa.Array:
     return by_value(value, part, pa.string())
 
 
-def _repeat(name: str, entry: Entry, of: Nodes) -> Node:
+def _repeat(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     node = _constant(name, entry, of)
     if node.with_[0] > 1000:
         raise Untranslatable("the function repeat with more than 1000 times")
     return node
 
 
-def _like(name: str, entry: Entry, of: Nodes) -> Node:
+def _like(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     """Return a match with a pattern of LIKE. ILIKE compares texts and pattern in lower case."""
     value, pattern = of
     escape = entry.get("escapeChar") or "\\"
@@ -302,7 +302,7 @@ def _quoted(text: str) -> str:
     return "".join(c if c.isalnum() or ord(c) > 127 else f"\\x{{{ord(c):x}}}" for c in text)
 
 
-def _rlike(name: str, entry: Entry, of: Nodes) -> Node:
+def _rlike(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     value, pattern = of
     if value.kind != "string" or not is_constant(pattern):
         raise Untranslatable("RLIKE with a pattern that is no constant")
@@ -322,7 +322,7 @@ def _rlike_matches(node: Node, value: pa.Array) -> pa.Array:
     is_line = pc.match_substring_regex(value, END)
     if not pc.any(is_line).as_py():
         return matches
-    without_end = pc.replace_substring_regex(pc.if_else(is_line, value, NO_TEXT), END, "")
+    without_end = pc.replace_substring_regex(pc.if_else(is_line, value, _NO_TEXT), END, "")
     return pc.or_(matches, pc.fill_null(pc.match_substring_regex(without_end, pattern), False))
 
 
@@ -482,7 +482,7 @@ class JavaPattern:
         return character
 
 
-MAKERS: dict[str, Callable[[str, Entry, Nodes], Node]] = {
+MAKERS: dict[str, Callable[[str, PlanEntry, _Nodes], Node]] = {
     **dict.fromkeys(("Upper", "Lower", "Length", "OctetLength", "Concat", "ConcatWs", "Reverse"), _text),
     **dict.fromkeys(
         ("StartsWith", "EndsWith", "Contains", "StringInstr", "StringReplace", "SubstringIndex", *_TRIMS), _constant

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 INTEGERS = ("byte", "short", "integer", "long")
 FLOATS = ("float", "double")
 NUMBERS = (*INTEGERS, *FLOATS)
-TIMES = ("date", "timestamp", "timestamp_ntz")
+TIME_TYPES = ("date", "timestamp", "timestamp_ntz")
 TYPES: dict[str, pa.DataType] = {
     "void": pa.null(),
     "boolean": pa.bool_(),
@@ -33,7 +33,7 @@ TYPES: dict[str, pa.DataType] = {
 DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)")
 
 
-Entry: TypeAlias = "Mapping[str, Any]"
+PlanEntry: TypeAlias = "Mapping[str, Any]"
 """A node of a tree of Catalyst, as its JSON has it."""
 Kind: TypeAlias = Any
 """Spark's name of a type, or the description of a nested one, as its JSON has them."""
@@ -60,7 +60,7 @@ class Node:
     quiet: bool = False
 
 
-def arrow_type(kind: Kind) -> pa.DataType:
+def arrow_type_of(kind: Kind) -> pa.DataType:
     """Return the Arrow type of a Spark type. Raises Untranslatable for one that events do not have."""
     if isinstance(kind, str):
         if kind in TYPES:
@@ -69,18 +69,18 @@ def arrow_type(kind: Kind) -> pa.DataType:
         if size:
             return pa.decimal128(*size)
     elif kind["type"] == "array":
-        return pa.list_(arrow_type(kind["elementType"]))
+        return pa.list_(arrow_type_of(kind["elementType"]))
     elif kind["type"] == "map":
-        return pa.map_(arrow_type(kind["keyType"]), arrow_type(kind["valueType"]))
+        return pa.map_(arrow_type_of(kind["keyType"]), arrow_type_of(kind["valueType"]))
     elif kind["type"] == "struct":
-        return pa.struct([pa.field(field["name"], arrow_type(field["type"])) for field in kind["fields"]])
+        return pa.struct([pa.field(field["name"], arrow_type_of(field["type"])) for field in kind["fields"]])
     raise Untranslatable(f"the type {type_name(kind)}")
 
 
 def columns_of(node: Node) -> dict[str, pa.DataType]:
     """Return the columns that an expression reads, and their types."""
     if node.op == "column":
-        return {node.with_: arrow_type(node.kind)}
+        return {node.with_: arrow_type_of(node.kind)}
     columns: dict[str, pa.DataType] = {}
     for child in node.of:
         columns |= columns_of(child)
@@ -107,7 +107,7 @@ def type_name(kind: Kind) -> str:
     return kind if isinstance(kind, str) else str(kind.get("type", kind))
 
 
-def unwrap(name: str, entry: Entry, of: tuple[Node, ...]) -> Node:
+def unwrap(name: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
     """Return the only child of a function that Spark has rewritten: the whole stands for it.
 
     Spark may write such a function in another way in its next version, with its operands as children. Raises

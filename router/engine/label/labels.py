@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from router.decoding import ArrowDecoding
     from router.engine.label.route import Check, MergeBy, RouteExpressions
 
-DEAD_LETTER = pa.struct(list(DEAD_SCHEMA)[:4])
+_DEAD_LETTER = pa.struct(list(DEAD_SCHEMA)[:4])
 ACTIONS = ("dead_letter", "drop", "quarantine", "warn", "fail")
 """The fate of rows that violate an expectation."""
-Mask = Any
+_Mask = Any
 """A boolean array without nulls."""
 
 
@@ -140,13 +140,13 @@ class _Labels:
         columns["_dead"] = self._dead()
         return pa.RecordBatch.from_arrays([columns[name] for name in layout.columns()], names=layout.columns())
 
-    def _route(self, route: RouteExpressions, matched: Mask, tombstone: Mask) -> None:
+    def _route(self, route: RouteExpressions, matched: _Mask, tombstone: _Mask) -> None:
         labels = route.labels
         columns = self.columns
         columns[labels.matched] = matched
         # A tombstone violates nothing.
         checked = pc.and_not(matched, tombstone) if route.tombstones else matched
-        violated: dict[str, list[tuple[str, Mask]]] = {action: [] for action in ACTIONS}
+        violated: dict[str, list[tuple[str, _Mask]]] = {action: [] for action in ACTIONS}
         for check in route.checks:
             mask = pc.and_not(checked, self._holds(checked, check.node))
             violated[check.otherwise].append((check.name, mask))
@@ -180,7 +180,7 @@ class _Labels:
             if target.merge_by:
                 self._merge_by(target, route.merges[target.merge_by], lands)
 
-    def _broken(self, route: RouteExpressions, lands: Mask) -> Mask:
+    def _broken(self, route: RouteExpressions, lands: _Mask) -> _Mask:
         """Make the route's rows; return those of which the projection cannot be evaluated."""
         labels = route.labels
         if route.row is None:
@@ -194,7 +194,7 @@ class _Labels:
         self._add_dead(broken, "select", "the projection cannot be evaluated", labels.name)
         return broken
 
-    def _project(self, labels: RouteLabels, nodes: tuple[Node, ...]) -> Mask:
+    def _project(self, labels: RouteLabels, nodes: tuple[Node, ...]) -> _Mask:
         target = labels.targets[0]
         fields = list(target.schema)[-len(nodes) :]  # an outbox has coordinates before
         values = []
@@ -208,7 +208,7 @@ class _Labels:
         self.columns[target.rows] = pa.StructArray.from_arrays(values, fields=nullable)
         return raised
 
-    def _merge_by(self, target: Target, by: MergeBy, lands: Mask) -> None:
+    def _merge_by(self, target: Target, by: MergeBy, lands: _Mask) -> None:
         """Make the struct of an outbox's further columns; if rows name their tables, `destination` has the names."""
         tables = pa.array([by.table] * self.rows, pa.string()) if by.table else self.columns[target.destination]
         self.columns[target.destination] = pc.and_(lands, tables.is_valid())
@@ -223,7 +223,7 @@ class _Labels:
         values = [in_type(value, field.type) for value, field in zip(values, fields, strict=True)]
         self.columns[str(target.merge_by)] = pa.StructArray.from_arrays(values, fields=fields)
 
-    def _name(self, route: RouteExpressions, target: Target, node: Node, lands: Mask) -> None:
+    def _name(self, route: RouteExpressions, target: Target, node: Node, lands: _Mask) -> None:
         """Apply the naming rule: once to every different name."""
         columns = self.columns
         if route.names_of_rows:
@@ -252,15 +252,15 @@ class _Labels:
             return None
         return table
 
-    def _holds(self, candidates: Mask, node: Node) -> Mask:
+    def _holds(self, candidates: _Mask, node: Node) -> _Mask:
         value, _ = evaluate(node, self.columns, self.rows)
         return pc.and_(candidates, pc.fill_null(value, False))
 
-    def _none(self) -> Mask:
+    def _none(self) -> _Mask:
         return pa.repeat(pa.scalar(False), self.rows)
 
     def _add_dead(
-        self, mask: Mask, stage: str, reason: pa.Array | str, route: str | None = None, sink: str | None = None
+        self, mask: _Mask, stage: str, reason: pa.Array | str, route: str | None = None, sink: str | None = None
     ) -> None:
         if not mask.true_count:
             return
@@ -272,12 +272,12 @@ class _Labels:
             else:
                 values.append(pa.array([value] * len(row_numbers), pa.string()))
         self.dead_rows.append(row_numbers)
-        self.dead_letters.append(pa.StructArray.from_arrays(values, fields=list(DEAD_LETTER)))
+        self.dead_letters.append(pa.StructArray.from_arrays(values, fields=list(_DEAD_LETTER)))
 
     def _dead(self) -> pa.Array:
         """Return the dead letters of every row: a list of structs, null for nearly all."""
         if not self.dead_rows:
-            return pa.nulls(self.rows, pa.list_(DEAD_LETTER))
+            return pa.nulls(self.rows, pa.list_(_DEAD_LETTER))
         row_numbers = np.concatenate(self.dead_rows)
         counts = np.bincount(row_numbers, minlength=self.rows)
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)

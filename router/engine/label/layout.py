@@ -79,7 +79,7 @@ DEAD_SCHEMA = pa.schema(
 
 UNMET = "expectation {} does not hold"
 """The reason of a dead letter that an expectation has made, and the cause of a row that waits for its release."""
-HELD = UNMET.partition("{")[0]
+HELD_REASON = UNMET.partition("{")[0]
 """The beginning of the cause of rows that wait because of an expectation."""
 Stage = Literal["decode", "match", "expect", "select", "name", "schema", "apply"]
 """Where a record was refused."""
@@ -267,7 +267,7 @@ ORDERED = (NumericType, StringType, DateType, TimestampType, TimestampNTZType)
 """The types of columns that rows are ordered by."""
 EQUAL = (IntegralType, DecimalType, StringType, DateType, TimestampType, TimestampNTZType, BooleanType)
 """The types whose values can be compared for equality by every engine: no fractions."""
-KEYS = (*EQUAL, BinaryType)
+_KEYS = (*EQUAL, BinaryType)
 DIVIDING = {"partition_by": EQUAL, "cluster_by": ORDERED}
 """The types of columns that tables are partitioned by, and clustered by: those need bounds."""
 
@@ -300,7 +300,7 @@ def check_mergeable(sink: MergingSink, where: str, rows: StructType, more: Struc
     kinds: dict[str, DataType] = {field.name: field.dataType for field in rows}
     _check_columns(keyed, where, kinds, ("keys", "columns", "partition_by", "cluster_by", "comments"))
     for key in keyed.keys:
-        if not isinstance(kinds[key], KEYS):
+        if not isinstance(kinds[key], _KEYS):
             raise StartError(f"{where}: {key} is {kinds[key].simpleString()} and cannot be a key; cast it in `select`")
     _check_division(keyed, where, kinds)
     for newest in more.fields[2:]:

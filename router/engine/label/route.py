@@ -470,7 +470,7 @@ def _expand(frame: DataFrame, text: str) -> list[Column]:
     return [F.expr(text)]
 
 
-KEPT = (BinaryType, BooleanType, DateType, NumericType, StringType, TimestampNTZType, TimestampType)
+_KEPT = (BinaryType, BooleanType, DateType, NumericType, StringType, TimestampNTZType, TimestampType)
 """The types of single values that Delta keeps."""
 
 
@@ -491,7 +491,7 @@ def _check_kept(kind: DataType, column: str = "") -> None:
     elif isinstance(kind, MapType):
         _check_kept(kind.keyType, column)
         _check_kept(kind.valueType, column)
-    elif not isinstance(kind, KEPT):
+    elif not isinstance(kind, _KEPT):
         raise StartError(
             f"column {column}: a table cannot keep {kind.simpleString()}; cast it or leave it out in `select`"
         )

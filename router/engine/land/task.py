@@ -49,7 +49,7 @@ WANTED = 10_000
 """Most schemas that a task requests at once; it requests others when the batch is landed again."""
 GATHERED = 32 << 20
 """Most bytes of rows that are sorted into tables at once. Each table costs some time per such part."""
-Numbers = npt.NDArray[np.int64]
+_Numbers = npt.NDArray[np.int64]
 """Row numbers within a batch."""
 
 
@@ -116,18 +116,18 @@ class Rows:
             count.read += len(source_offsets)
             self.of.append(count)
 
-    def mask(self, column: str) -> Numbers:
+    def mask(self, column: str) -> _Numbers:
         """Return the rows where a boolean column is true."""
         chosen = self.batch.column(column)
         if not chosen.true_count:
             return self.all[:0]
         return np.flatnonzero(chosen.to_numpy(zero_copy_only=False))
 
-    def where(self, row_numbers: Numbers | None) -> Numbers:
+    def where(self, row_numbers: _Numbers | None) -> _Numbers:
         """Return the numbers of chosen rows; None chooses all of them."""
         return self.all if row_numbers is None else row_numbers
 
-    def add(self, kind: str, key: str | None, row_numbers: Numbers | None) -> None:
+    def add(self, kind: str, key: str | None, row_numbers: _Numbers | None) -> None:
         """Count chosen rows under their source partitions, with a key in the counts of that kind by key."""
         by_source = np.bincount(self.codes[self.where(row_numbers)], minlength=len(self.sources))
         for count, more in zip(self.of, by_source.tolist(), strict=True):
@@ -172,7 +172,7 @@ class Rows:
             row_numbers = pa.array(row_numbers)
         return raw.take(row_numbers)
 
-    def by_topic(self, table_of: Callable[[str], str]) -> Iterator[tuple[str, Numbers | None]]:
+    def by_topic(self, table_of: Callable[[str], str]) -> Iterator[tuple[str, _Numbers | None]]:
         """Yield the table of each topic with its rows; None: every row."""
         tables = [table_of(topic) for topic, _ in self.sources]
         different_tables = dict.fromkeys(tables)
@@ -183,7 +183,7 @@ class Rows:
             codes = [code for code, name in enumerate(tables) if name == table]
             yield table, np.flatnonzero(np.isin(self.codes, codes))
 
-    def struct(self, column: str, row_numbers: Numbers | None) -> pa.RecordBatch:
+    def struct(self, column: str, row_numbers: _Numbers | None) -> pa.RecordBatch:
         """Return the fields of a struct column for chosen rows."""
         struct = self.batch.column(column)
         if row_numbers is not None:
@@ -191,7 +191,7 @@ class Rows:
         return pa.RecordBatch.from_struct_array(struct)
 
 
-def _sources(batch: pa.RecordBatch) -> tuple[Numbers, list[tuple[str, int]]]:
+def _sources(batch: pa.RecordBatch) -> tuple[_Numbers, list[tuple[str, int]]]:
     """Return the source partition of each row as a code, and the (topic, partition) of each code."""
     topics = batch.column("topic").dictionary_encode()
     partitions = batch.column("partition").dictionary_encode()
@@ -208,7 +208,7 @@ def _sources(batch: pa.RecordBatch) -> tuple[Numbers, list[tuple[str, int]]]:
     return codes.astype(np.int64), sources
 
 
-def groups(rows: Rows, target: Target) -> Iterator[tuple[str, Numbers | None, pa.RecordBatch | None]]:
+def groups(rows: Rows, target: Target) -> Iterator[tuple[str, _Numbers | None, pa.RecordBatch | None]]:
     """Split the rows of a target by table: one stable sort and one take, whatever the number of tables.
 
     Yields each table, the numbers of its rows (None: every row), and the rows, if the sort has made them.
@@ -305,7 +305,7 @@ class _Task:
         ages = {place: asdict(of_table) for place, of_table in self.ages.items()}
         return [*files, *counts, json.dumps({"big": self.big, "failed": self.writer.failed, "ages": ages})]
 
-    def _count_ages(self, place: str, at: Numbers | None) -> None:
+    def _count_ages(self, place: str, at: _Numbers | None) -> None:
         """Count how old the records are that land in a table, if something reads these counts."""
         if self.batch_ages is None:
             return
@@ -379,7 +379,7 @@ class _Task:
         rows: Rows,
         target: Target,
         table: str,
-        at: Numbers | None,
+        at: _Numbers | None,
         whose: str = "",
         cause: str | None = None,
         part: pa.RecordBatch | None = None,
@@ -427,8 +427,8 @@ class _Task:
         self.writer.hold(target.key, table, _cast(part, schema), seen=target.seen, by=target.partition_by)
 
     def _quarantine_unmet(
-        self, rows: Rows, target: Target, table: str, have: tuple[pa.RecordBatch | None, Numbers | None]
-    ) -> tuple[Numbers, pa.RecordBatch | None]:
+        self, rows: Rows, target: Target, table: str, have: tuple[pa.RecordBatch | None, _Numbers | None]
+    ) -> tuple[_Numbers, pa.RecordBatch | None]:
         """Land the rows that violate an expectation in the quarantine; return the others."""
         part, at = have
         index = rows.where(at)
@@ -445,23 +445,23 @@ class _Task:
         return index[free.to_numpy(zero_copy_only=False)], part
 
     def _to_quarantine(
-        self, rows: Rows, target: Target, at: Numbers | None, table: str, cause: str | None = None
+        self, rows: Rows, target: Target, at: _Numbers | None, table: str, cause: str | None = None
     ) -> None:
         """Land rows for a table in the quarantine of their target, which it has."""
         assert target.quarantine is not None
         assert target.quarantine.table is not None
         self._land(rows, target.quarantine, target.quarantine.table, at, table, cause)
 
-    def _for_only(self, rows: Rows, target: Target, at: Numbers | None) -> Numbers | None:
+    def _for_only(self, rows: Rows, target: Target, at: _Numbers | None) -> _Numbers | None:
         """Return the rows of an outbox that are for the tables in `only`; of other targets all rows."""
         if self.work.only is None or target.merge_by is None:
             return at
         wanted = pa.array(sorted(self.work.only), pa.string())
         is_wanted = pc.is_in(rows.struct(target.merge_by, at).column(TABLE), value_set=wanted)
-        row_numbers: Numbers = rows.where(at)[is_wanted.to_numpy(zero_copy_only=False)]
+        row_numbers: _Numbers = rows.where(at)[is_wanted.to_numpy(zero_copy_only=False)]
         return row_numbers
 
-    def _named(self, rows: Rows, target: Target, at: Numbers | None) -> Numbers:
+    def _named(self, rows: Rows, target: Target, at: _Numbers | None) -> _Numbers:
         """Note the tables that the rows of an outbox name; refuse the rows of tables beyond what the sink may have."""
         allowed = self.work.demands.allowed.get(target.key)
         index = rows.where(at)
@@ -477,8 +477,8 @@ class _Task:
         return index
 
     def _without(
-        self, rows: Rows, target: Target, have: tuple[pa.RecordBatch, Numbers | None], column: str, reason: str
-    ) -> tuple[pa.RecordBatch, Numbers]:
+        self, rows: Rows, target: Target, have: tuple[pa.RecordBatch, _Numbers | None], column: str, reason: str
+    ) -> tuple[pa.RecordBatch, _Numbers]:
         """Turn the rows that hold a value in a conflicting column into dead letters; drop the column."""
         part, at = have
         index = rows.where(at)
@@ -489,8 +489,8 @@ class _Task:
         return kept, index[~valued]
 
     def _cast_to_frozen(
-        self, rows: Rows, target: Target, table: str, have: tuple[pa.RecordBatch, Numbers | None]
-    ) -> tuple[pa.RecordBatch, Numbers | None]:
+        self, rows: Rows, target: Target, table: str, have: tuple[pa.RecordBatch, _Numbers | None]
+    ) -> tuple[pa.RecordBatch, _Numbers | None]:
         """Cast rows to the schema of a table that may not change, without the columns that it does not have.
 
         Rows that lose a value by it are counted as frozen, or go to the quarantine if the sink has one. Without a
@@ -535,8 +535,8 @@ class _Task:
         return part, at if len(index) == have[0].num_rows else index
 
     def _satisfying(
-        self, rows: Rows, target: Target, table: str, have: tuple[pa.RecordBatch, Numbers | None]
-    ) -> tuple[pa.RecordBatch, Numbers | None]:
+        self, rows: Rows, target: Target, table: str, have: tuple[pa.RecordBatch, _Numbers | None]
+    ) -> tuple[pa.RecordBatch, _Numbers | None]:
         """Turn the rows that violate a constraint of their table into dead letters: one would keep all others out."""
         part, at = have
         index = rows.where(at)
@@ -550,14 +550,14 @@ class _Task:
                 index = index[holds]
         return part, at if len(index) == have[0].num_rows else index
 
-    def _refuse(self, rows: Rows, target: Target, at: Numbers, stage: str, reason: str) -> None:
+    def _refuse(self, rows: Rows, target: Target, at: _Numbers, stage: str, reason: str) -> None:
         rows.add("rejected", target.key, at)
         why = [pa.array([text] * len(at), pa.string()) for text in (stage, reason, target.route, target.sink)]
         self._dead(rows, pa.array(at), why)
 
 
 def _with_coordinates(
-    rows: Rows, target: Target, have: tuple[pa.RecordBatch, Numbers | None], values: dict[str, Any]
+    rows: Rows, target: Target, have: tuple[pa.RecordBatch, _Numbers | None], values: dict[str, Any]
 ) -> pa.RecordBatch:
     """Return rows of an outbox or a quarantine with its own columns before theirs; `values` are a quarantine's."""
     part, at = have

@@ -20,7 +20,7 @@ from router.engine.expressions.evaluator import Node, evaluate
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-Numbers = npt.NDArray[np.int64]
+_Numbers = npt.NDArray[np.int64]
 AS_NUMBERS = (pa.types.is_integer, pa.types.is_date32, pa.types.is_timestamp, pa.types.is_boolean)
 """Types of keys that are compared as whole numbers; others are compared as Python's values."""
 
@@ -136,7 +136,7 @@ def _comparable(values: pa.Array) -> npt.NDArray[Any]:
     return np.asarray(values.cast(pa.int64()).to_numpy(zero_copy_only=False))
 
 
-def _codes(column: pa.Array, values: pd.Index) -> Numbers:
+def _codes(column: pa.Array, values: pd.Index) -> _Numbers:
     """Return the place of each value in an index, -1 if it has none."""
     coded = column.dictionary_encode()
     places = _places(values, _comparable(coded.dictionary))
@@ -144,11 +144,11 @@ def _codes(column: pa.Array, values: pd.Index) -> Numbers:
     return np.asarray(np.append(places, -1)[indices])
 
 
-def _pairs(first: Numbers, second: Numbers, size: int) -> Numbers:
+def _pairs(first: _Numbers, second: _Numbers, size: int) -> _Numbers:
     return np.where((first < 0) | (second < 0), -1, first * size + second)
 
 
-def _places(index: pd.Index, values: npt.NDArray[Any]) -> Numbers:
+def _places(index: pd.Index, values: npt.NDArray[Any]) -> _Numbers:
     if not len(index) or not len(values):
         return np.full(len(values), -1, np.int64)
     return np.asarray(index.get_indexer(pd.Index(values)), np.int64)

@@ -22,7 +22,7 @@ from pyspark.sql.types import StructField
 from router.config.models import interval
 from router.delta.lake import Lake
 from router.engine.expressions.evaluator import Node, Untranslatable, translate
-from router.engine.expressions.tree import arrow_type as arrow_type_of
+from router.engine.expressions.tree import arrow_type_of
 from router.engine.lookup.join import LookupTable, choose_rows
 from router.engine.lookup.let import define
 from router.errors import LookupTableError, first_line
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from router.config.models import Config, Lookup
 
 log = logging.getLogger("router")
-WAIT_SECONDS = 1.0
+_WAIT_SECONDS = 1.0
 """How long a batch waits for a table that is being loaded again; a table that takes longer is for a later batch."""
 
 
@@ -91,7 +91,7 @@ class Lookups:
                 source.thread = threading.Thread(target=self._load_in_thread, args=(source,), daemon=True)
                 source.thread.start()
             if source.thread is not None:
-                source.thread.join(WAIT_SECONDS)
+                source.thread.join(_WAIT_SECONDS)
             if source.outcome:
                 source.thread = None
                 self._finish(source, source.outcome.pop())

@@ -46,7 +46,7 @@ log = logging.getLogger("router")
 TASKS_PER_CORE = 4
 """Tasks of a merge per core: tables of different sizes share a task by chance, and several tasks even that out."""
 
-CHANGES = ("inserted", "updated", "deleted", "late")
+_CHANGES = ("inserted", "updated", "deleted", "late")
 """The counts of a merge that its line in the log shows."""
 MERGES = {
     "auto": f"delta-rs merges tables of up to {LARGE >> 30} GiB that it may write, Delta on Spark the others",
@@ -121,7 +121,7 @@ class MergeCoordinator:
         counts = Applied(applied, dead)
         self.store.mark_applied(work.version, target.key, counts, outcomes.committed)
         self.merged.setdefault(target.key, {}).update(dict.fromkeys(outcomes.committed, work.version))
-        changes = ", ".join(f"{outcomes.counts.get(name, 0)} {name}" for name in CHANGES)
+        changes = ", ".join(f"{outcomes.counts.get(name, 0)} {name}" for name in _CHANGES)
         log.info("batch %d, %s: %d tables, %s", work.version, target.key, len(outcomes.tables), changes)
         return counts
 
@@ -229,7 +229,7 @@ class MergeCoordinator:
 
         backlog = {}
         for table, why in outcomes.failed.items():
-            spans: Spans = {}
+            spans: _Spans = {}
             if table in before:
                 spans = before[table].spans
             backlog[table] = Backlog(outcomes.left[table], extended(spans, rows.partitions), why)
@@ -282,7 +282,7 @@ class MergedTables:
         return f"known/{self.key.replace('/', '__')}.json"
 
 
-Spans = dict[str, dict[int, tuple[int, int]]]
+_Spans = dict[str, dict[int, tuple[int, int]]]
 """Topic -> partition -> first and last offset."""
 
 
@@ -291,7 +291,7 @@ class Backlog:
     """The backlog of one table: the number of rows, the offsets that they came from, and why they wait."""
 
     rows: int
-    spans: Spans
+    spans: _Spans
     why: str
 
 
@@ -334,14 +334,14 @@ def _by_table(note: dict[str, Any]) -> dict[str, Backlog]:
     """Return the backlog by table from its note, in which JSON has made texts of partitions and lists of spans."""
     backlogs = {}
     for table, backlog in note.items():
-        spans: Spans = {}
+        spans: _Spans = {}
         for topic, by_partition in backlog["spans"].items():
             spans[topic] = {int(partition): (first, last) for partition, (first, last) in by_partition.items()}
         backlogs[table] = Backlog(backlog["rows"], spans, backlog["why"])
     return backlogs
 
 
-def extended(spans: Spans, partitions: Iterable[Partition]) -> Spans:
+def extended(spans: _Spans, partitions: Iterable[Partition]) -> _Spans:
     """Return spans extended by those of a later batch."""
     longer = {topic: dict(by_partition) for topic, by_partition in spans.items()}
     for part in partitions:
@@ -356,7 +356,7 @@ def is_backlog(backlog: dict[str, Backlog]) -> Column:
     return any_of((F.col(TABLE) == table) & within(waiting.spans) for table, waiting in backlog.items())
 
 
-def within(spans: Spans) -> Column:
+def within(spans: _Spans) -> Column:
     """Return whether a row's record is within some spans of offsets."""
     conditions = []
     for topic, by_partition in spans.items():

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     Merge = tuple[str, dict[str, Any], pa.Table | None]
 
 
-REPORT = "report string"
+_REPORT = "report string"
 SMALL_ROWS = 50_000
 SMALL_BYTES = 16 << 20
 """Rows and bytes of an outbox up to which it is merged without a Spark job, on one machine. Of a cold batch of 10 000
@@ -136,7 +136,7 @@ def merge_by_tasks(events: DataFrame, job: MergeJob, tasks: int, executors: Exec
         by_table = events.repartition(tasks, TABLE).sortWithinPartitions(TABLE)
     outcomes = MergeOutcomes()
     task = executors.guarded(merge_task(job), reports=True)
-    rows = by_table.mapInArrow(task, REPORT).collect()  # a row per table, and per file of refused rows
+    rows = by_table.mapInArrow(task, _REPORT).collect()  # a row per table, and per file of refused rows
     for report in executors.without_looks(json.loads(row["report"]) for row in rows):
         outcomes.add(report)
     return outcomes
@@ -162,7 +162,7 @@ def is_small(work: TableCommit) -> bool:
 
 def merge_here(work: TableCommit, job: MergeJob) -> MergeOutcomes:
     """Merge the rows of an outbox's staged files in this process, several tables at a time."""
-    rows = staged_rows(job.staging.lake, work).sort_by(TABLE)
+    rows = _staged_rows(job.staging.lake, work).sort_by(TABLE)
     outcomes = MergeOutcomes()
     with ThreadPoolExecutor(THREADS) as pool:
         futures = [pool.submit(merge_table, job, table, part) for table, part in rows_by_table(rows.to_batches())]
@@ -171,7 +171,7 @@ def merge_here(work: TableCommit, job: MergeJob) -> MergeOutcomes:
     return outcomes
 
 
-def staged_rows(lake: Lake, work: TableCommit) -> pa.Table:
+def _staged_rows(lake: Lake, work: TableCommit) -> pa.Table:
     """Return the rows of a commit from its staged files."""
     schema = delta_schema(to_arrow_schema(work.columns))
     parts = []

@@ -35,12 +35,12 @@ from router.delta.keyed.row_checks import (
     refuse_lost_keys,
     wanted_schema,
 )
-from router.delta.keyed.row_order import DELETED, HELD, REFUSED, comparable, keys_and_order
+from router.delta.keyed.row_order import DELETED, HELD_COLUMNS, REFUSED, comparable, keys_and_order
 from router.delta.keyed.row_versions import versions_schema
 from router.delta.keyed.scd import CLOSE, DELETE, FLAG, INSERT, OP, PATCH, UPDATE
 from router.delta.keyed.upsert import (
-    TRIES,
-    WAIT_SECONDS,
+    MERGE_TRIES,
+    MERGE_WAIT_SECONDS,
     as_stored,
     assignments,
     changes_of,
@@ -112,9 +112,9 @@ class SparkMerger:
             return TableMerge(self.spark, self.lake, self.job, work, rows, summary).merge()
 
         try:
-            return retry_on_conflict(merge_once, CONFLICTS, TRIES, WAIT_SECONDS)
+            return retry_on_conflict(merge_once, CONFLICTS, MERGE_TRIES, MERGE_WAIT_SECONDS)
         except CONFLICTS as error:
-            raise conflict_error(table, TRIES, error) from error
+            raise conflict_error(table, MERGE_TRIES, error) from error
 
 
 def _first_cause(error: Exception) -> str:
@@ -147,7 +147,7 @@ def _summaries(events: DataFrame, keyed: KeyedTable) -> dict[str, RowSummary]:
     return summaries
 
 
-CHECK = "delta.constraints."
+_CHECK = "delta.constraints."
 """The prefix of a table's CHECK constraints among its properties."""
 
 
@@ -186,8 +186,8 @@ class TableMerge:
         widens = way(handle, self.work.table, self.work.keyed.widening) is not None
         again = has_transaction(handle, once)
         for name, sql in handle.metadata().configuration.items():
-            if name.startswith(CHECK):
-                self.checks[name.removeprefix(CHECK)] = sql
+            if name.startswith(_CHECK):
+                self.checks[name.removeprefix(_CHECK)] = sql
         decision = DecisionInput(
             table=self.work.table,
             have=have,
@@ -359,14 +359,14 @@ class TableMerge:
         is_live = is_there
         if keyed.soft_delete:
             is_live = ~F.coalesce(F.col(quoted(keyed.soft_delete)), F.lit(False))
-        return table.withColumns(dict(zip(HELD, (is_there, is_live), strict=True)))
+        return table.withColumns(dict(zip(HELD_COLUMNS, (is_there, is_live), strict=True)))
 
     def _deletions(self) -> DataFrame | None:
         """Return the remembered deletions as a state."""
         if row_versions.deletions_table(self.lake, self.work.table) is None:
             return None
         table = self.spark.read.format("delta").load(f"{self.address}/{row_versions.DELETIONS}")
-        return table.withColumns(dict.fromkeys(HELD, F.lit(False)))
+        return table.withColumns(dict.fromkeys(HELD_COLUMNS, F.lit(False)))
 
     def _write(self, answered: DataFrame, report: dict[str, Any], have: pa.Schema, app: str) -> None:
         # MERGE takes transaction id and notes from the settings of its session.

@@ -46,13 +46,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("router")
 REPLAYED = "replayed"
 """The column of dead letters with the name of the replay that took them."""
-DEAD_LETTER_KEY = (
+_DEAD_LETTER_KEY = (
     *("stage", "reason", "route", "sink"),
     *("topic", "partition", "offset", "timestamp", "key", "value", "batch_id"),
 )
 """The columns that identify a dead letter."""
-TRIES = 10
-WAIT_SECONDS = 0.02
+_TRIES = 10
+_WAIT_SECONDS = 0.02
 """Seconds to wait at most before the second try."""
 
 
@@ -308,7 +308,7 @@ def append_dead_letters(refused: DataFrame, events: DataFrame, batch: Batch, lak
             once = TransactionId("sink_refusals", run, batch.route, batch.sink).transaction(batch.id)
             # Queries of other sinks append at the same time, and the first of all makes the table.
             append = partial(append_by_spark, dead, lake.spark_address(table), once)
-            retry_on_conflict(append, CONFLICTS, TRIES, WAIT_SECONDS)
+            retry_on_conflict(append, CONFLICTS, _TRIES, _WAIT_SECONDS)
     finally:
         dead.unpersist()
     return count
@@ -328,9 +328,9 @@ def mark_replayed(taken: DataFrame, lake: Lake, config: Config, name: str, numbe
     session.conf.set("spark.databricks.delta.write.txnVersion", "0")
 
     address = lake.spark_address(config.dead_letters)
-    is_same_letter = [f"t.{column} <=> s.{column}" for column in DEAD_LETTER_KEY]
+    is_same_letter = [f"t.{column} <=> s.{column}" for column in _DEAD_LETTER_KEY]
     condition = " AND ".join([*is_same_letter, f"t.{REPLAYED} IS NULL"])
-    letters = taken.select(*DEAD_LETTER_KEY).distinct().alias("s")
+    letters = taken.select(*_DEAD_LETTER_KEY).distinct().alias("s")
 
     def mark() -> None:
         if REPLAYED not in session.read.format("delta").load(address).columns:
@@ -340,7 +340,7 @@ def mark_replayed(taken: DataFrame, lake: Lake, config: Config, name: str, numbe
 
     try:
         # The stream appends meanwhile.
-        retry_on_conflict(mark, CONFLICTS, TRIES, WAIT_SECONDS)
+        retry_on_conflict(mark, CONFLICTS, _TRIES, _WAIT_SECONDS)
     except Exception as error:
         problem = f"what was sent could not be marked: {first_line(error)}"
         raise TableError(config.dead_letters, problem) from error

@@ -42,16 +42,16 @@ if TYPE_CHECKING:
 log = logging.getLogger("router")
 LOOK = 1.0
 """Seconds between two looks for new rows in an outbox."""
-FILES_AT_ONCE = 200
+_FILES_AT_ONCE = 200
 """Files of an outbox that one batch reads, at most."""
-LONGEST_PAUSE = 60.0
+_LONGEST_PAUSE = 60.0
 """Longest pause between two tries of a sink that fails, in seconds. The other sinks continue meanwhile."""
-POLL_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 GROWN = "DELTA_SCHEMA_CHANGED"
 """The error of Delta's source when an outbox has gained columns: a new start of the query reads them."""
 
 
-WIDENED = "spark.databricks.delta.streaming.unsafeReadOnIncompatibleSchemaChangesDuringStreamStart.enabled"
+_WIDENED = "spark.databricks.delta.streaming.unsafeReadOnIncompatibleSchemaChangesDuringStreamStart.enabled"
 """Lets Delta's source begin with the schema of today although it read a narrower one before: Parquet files of the
 narrower one are read as the wider one."""
 
@@ -84,7 +84,7 @@ class DetachedSink(OutboxSink):
 
     def run(self) -> None:
         """Send the rows of the outbox. A failed batch is tried again, with `once` only if that may help."""
-        self.pauses = GrowingPauses(LONGEST_PAUSE)
+        self.pauses = GrowingPauses(_LONGEST_PAUSE)
         policy = Retrying(
             retry=retry_if_exception(lambda error: not self.once or passing(error)),
             wait=self.pauses,
@@ -118,8 +118,8 @@ class DetachedSink(OutboxSink):
             return
         self.mend()
         session = self.spark.newSession()
-        session.conf.set(WIDENED, "true")
-        frame = session.readStream.format("delta").option("maxFilesPerTrigger", FILES_AT_ONCE)
+        session.conf.set(_WIDENED, "true")
+        frame = session.readStream.format("delta").option("maxFilesPerTrigger", _FILES_AT_ONCE)
         # Maintenance compacts an outbox and deletes its old rows: such commits have no new rows.
         frame = frame.option("skipChangeCommits", "true")
         rows = frame.load(self.lake.spark_address(self.outbox))
@@ -171,7 +171,7 @@ class DetachedSink(OutboxSink):
     def _follow(self, query: StreamingQuery) -> None:
         """Return when the query has ended, or `stop` is set and no batch is running; raise the error it failed with."""
         try:
-            while not query.awaitTermination(POLL_SECONDS):  # type: ignore[arg-type] # it takes fractions
+            while not query.awaitTermination(_POLL_SECONDS):  # type: ignore[arg-type] # it takes fractions
                 if self.stop.is_set() and not query.status["isTriggerActive"]:
                     return
         except StreamingQueryException as error:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from router.registry import Registry
 
 
-Place = tuple[str | int, ...]
+_Place = tuple[str | int, ...]
 """A location in the configuration: ("routes", 0, "match")."""
 
 
@@ -146,7 +146,7 @@ def _with_lookups(loaded: Loaded, config: Config, session: SparkSession, decoded
         raise ConfigError((loaded.problem(place, _first_line(error)),)) from error
 
 
-def _place_of_lookup(config: Config, name: str) -> Place:
+def _place_of_lookup(config: Config, name: str) -> _Place:
     for index, route in enumerate(config.routes):
         for number, lookup in enumerate(route.lookup):
             if lookup.name == name:
@@ -154,7 +154,7 @@ def _place_of_lookup(config: Config, name: str) -> Place:
     return ("routes", 0, "lookup", 0)
 
 
-def _faults(config: Config, frame: DataFrame) -> Iterator[tuple[Place, str]]:
+def _faults(config: Config, frame: DataFrame) -> Iterator[tuple[_Place, str]]:
     """Yield the places of expressions and table names that Spark cannot analyse, each with Spark's reason."""
     for place, make in _expressions(config):
         if fault := _fault(frame, make):
@@ -168,7 +168,7 @@ def _faults(config: Config, frame: DataFrame) -> Iterator[tuple[Place, str]]:
                     yield ("routes", index, "sinks", number), fault
 
 
-def _expressions(config: Config) -> Iterator[tuple[Place, Callable[[], Column]]]:
+def _expressions(config: Config) -> Iterator[tuple[_Place, Callable[[], Column]]]:
     """Yield the place of each expression, and a function that makes it: Spark may refuse that already."""
     for number, expectation in enumerate(config.bronze.expect if config.bronze else ()):
         yield ("bronze", "expect", number, "sql"), partial(_condition, expectation.sql)

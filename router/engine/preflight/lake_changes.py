@@ -49,9 +49,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("router")
 GONE_SINKS = "gone_sinks.json"
 """The note with the sinks that a person let go though rows wait for them."""
-BATCHES = 20
+_BATCHES = 20
 """Batches whose tables a start looks at: reading a hundred manifests takes up to half a second."""
-RECENT = 100
+_RECENT = 100
 """Commits of a table that are searched for who has written it."""
 GONE_TODO = (
     "if it has another name now, write `was` there; else put it back until nothing waits for it (`router quarantine`, "
@@ -319,7 +319,7 @@ class LakeChanges:
 
     def _written_lately(self) -> set[str]:
         """Return the tables of the newest batches, and those that sinks have merged into."""
-        tables = tables_of_newest_batches(self.store, BATCHES)
+        tables = tables_of_newest_batches(self.store, _BATCHES)
         for key, place in self._places.items():
             sink = self.config.routes[int(place[1])].sinks[int(place[3])]
             if isinstance(sink, MergingSink):
@@ -346,7 +346,7 @@ class LakeChanges:
         """Return the sinks and views of the query that a table's last commits are of; none if it cannot be read."""
         writers: set[str] = set()
         try:
-            for commit in log_commits(self._lake, table, log_versions(self._lake, table)[-RECENT:]):
+            for commit in log_commits(self._lake, table, log_versions(self._lake, table)[-_RECENT:]):
                 for name in commit.transactions:
                     writers |= self._writer(table, name)
         except TableError:

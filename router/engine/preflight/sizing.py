@@ -33,7 +33,7 @@ ONE_MACHINE = 16
 """Cores up to which one machine does, and no cluster is needed."""
 SMALL_FILES = 8
 """Tables from which on a batch writes one file for each (their rows are brought together), not one for each task."""
-DAY = 86_400
+_DAY = 86_400
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def size(config: Config, load: Load, constants: Constants | None = None) -> Size
     busy = load.events_per_second * constants.core_seconds(kind, load.event_bytes, spark_rule=load.spark_rule)
     cores = _cores(busy, fixed, pause, load.latency_seconds)
     every = max(pause, fixed / (1 - busy / cores))
-    batches = math.ceil(DAY / every)
+    batches = math.ceil(_DAY / every)
     data_files = batches * _files(load.tables, cores, bronze=config.bronze is not None)
     stored = load.events_per_second * load.event_bytes * constants.stored_share
     executors = 0
@@ -136,7 +136,7 @@ def size(config: Config, load: Load, constants: Constants | None = None) -> Size
         executors = math.ceil(cores / EXECUTOR_CORES)
         executor_cores = EXECUTOR_CORES
     requests_per_batch = constants.requests_per_batch + constants.requests_per_table * touched_tables
-    requests = DAY / constants.lock_seconds + batches * requests_per_batch + data_files
+    requests = _DAY / constants.lock_seconds + batches * requests_per_batch + data_files
     merge = 0
     if _merges(config):
         merge = int(load.table_rows * constants.merge_bytes_per_row)
@@ -154,7 +154,7 @@ def size(config: Config, load: Load, constants: Constants | None = None) -> Size
         merge_memory=merge,
         files_per_day=data_files,
         requests_per_day=int(requests),
-        stored_per_day=int(stored * DAY),
+        stored_per_day=int(stored * _DAY),
         cost_drivers=tuple(_cost_drivers(config, load, constants, busy=busy, fixed=fixed, every=every)),
     )
 
@@ -228,7 +228,7 @@ def _cost_drivers(
         yield "sinks that send are not counted: an API's limit is theirs, and `router bench --send` measures them"
 
 
-def tables_of(config: Config) -> tuple[int, bool]:
+def count_tables(config: Config) -> tuple[int, bool]:
     """Return how many tables a configuration names, and whether data may name more."""
     templates = []
     for _, _, sink in config.all_sinks():

@@ -36,7 +36,13 @@ from router.delta.transaction_id import ReleaseKind, TransactionId, moved_rows_i
 from router.delta.widening import rewrite, way
 from router.engine.commit.violations import CONSTRAINT_CAUSE, Conditions
 from router.engine.json_rows import ROW, as_json
-from router.engine.label.layout import HELD, MERGED_COORDINATES, QUARANTINE_COLUMNS, SCHEMA_COLUMNS, quarantine_of
+from router.engine.label.layout import (
+    HELD_REASON,
+    MERGED_COORDINATES,
+    QUARANTINE_COLUMNS,
+    SCHEMA_COLUMNS,
+    quarantine_of,
+)
 from router.errors import TableError
 from router.spark_internals import to_spark_columns
 
@@ -58,8 +64,8 @@ SYSTEM_COLUMNS = {*QUARANTINE_COLUMNS, *MERGED_COORDINATES, *SCHEMA_COLUMNS, ROW
 """Columns of a quarantine that are not those of its rows."""
 FIRST_PAUSE = 5.0
 """Seconds until the first try to release the rows of a blocked table."""
-LONGEST_PAUSE = 600.0
-ROWS_AT_ONCE = 16_384
+_LONGEST_PAUSE = 600.0
+_ROWS_AT_ONCE = 16_384
 """Rows that memory holds while a quarantine is listed."""
 
 
@@ -69,22 +75,18 @@ def pause_after(failures: int) -> float:
     5 s after the first one, and twice as long after each further one, up to ten minutes.
     """
     # A table may be blocked for weeks: 2 to the power of all its tries is no float any more.
-    return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(failures - 1, 10))
+    return min(_LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(failures - 1, 10))
 
 
-Kind = ReleaseKind
-"""Why rows wait: for an approval, for a table that cannot be written, or because of an expectation."""
-
-
-WAITS_FOR: dict[Kind, str] = {"release": "approval", "unblock": "table", "held": "release"}
+WAITS_FOR: dict[ReleaseKind, str] = {"release": "approval", "unblock": "table", "held": "release"}
 """What rows wait for, by the kind of their release: in JSON, and on the page of a stream."""
 
 
-def kind_of(cause: str | None) -> Kind:
+def kind_of(cause: str | None) -> ReleaseKind:
     """Return why rows with a cause wait."""
     if cause is None:
         return "release"
-    return "held" if cause.startswith(HELD) else "unblock"
+    return "held" if cause.startswith(HELD_REASON) else "unblock"
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ class Place:
         route, _, sink = key.partition("/")
         return cls(route, sink, table)
 
-    def app_id(self, query: str, kind: Kind = "release") -> str:
+    def app_id(self, query: str, kind: ReleaseKind = "release") -> str:
         """Return the transaction id of releases into the table; its version is a batch of the query."""
         return str(TransactionId(kind, query, self.route, self.sink, self.table))
 
@@ -130,7 +132,7 @@ class Quarantined:
     change: SchemaDiff
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> ReleaseKind:
         """Return why they wait."""
         return kind_of(self.cause)
 
@@ -167,7 +169,7 @@ class PendingRelease:
     forced: bool = False
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> ReleaseKind:
         """Return why the rows wait."""
         if self.held:
             return "held"
@@ -407,7 +409,7 @@ def quarantined_in(
         yield rows_of_table.quarantined(quarantine, schema)
 
 
-_Key = tuple[str, Kind]
+_Key = tuple[str, ReleaseKind]
 """A table, and why its rows wait."""
 
 
@@ -419,7 +421,7 @@ class _WaitingRows:
     """
 
     place: Place
-    kind: Kind
+    kind: ReleaseKind
     target: DeltaTable | None
     upto: dict[str, int] = field(default_factory=dict)
     released: dict[str, int] = field(default_factory=dict)
@@ -534,7 +536,7 @@ def _groups(part: pa.Table, schema_columns: list[str], undecided: list[str]) -> 
     return groups
 
 
-def released(table: DeltaTable | None, place: Place, query: str, kind: Kind = "release") -> int:
+def released(table: DeltaTable | None, place: Place, query: str, kind: ReleaseKind = "release") -> int:
     """Return the last batch whose quarantined rows were released into the table, -1 for none."""
     if table is None:
         return -1
@@ -542,9 +544,9 @@ def released(table: DeltaTable | None, place: Place, query: str, kind: Kind = "r
     return -1 if version is None else version
 
 
-def _of_kind(kind: Kind) -> pc.Expression:
+def _of_kind(kind: ReleaseKind) -> pc.Expression:
     cause = pc.field("_cause")
-    is_held = pc.starts_with(cause, HELD)
+    is_held = pc.starts_with(cause, HELD_REASON)
     if kind == "release":
         return cause.is_null()
     return cause.is_valid() & (is_held if kind == "held" else ~is_held)
@@ -564,7 +566,7 @@ def _parts(lake: Lake, path: str, columns: list[str]) -> Iterator[pa.Table]:
     with lake.files.open_input_file(path) as source:
         file = pq.ParquetFile(source, pre_buffer=False, buffer_size=1 << 20)
         names = [name for name in columns if name in file.schema_arrow.names]
-        for part in file.iter_batches(ROWS_AT_ONCE, columns=names, use_threads=False):
+        for part in file.iter_batches(_ROWS_AT_ONCE, columns=names, use_threads=False):
             rows = pa.Table.from_batches([part]).select(names)
             for name in columns:
                 if name not in names:

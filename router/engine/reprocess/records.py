@@ -19,7 +19,7 @@ from router.delta.history import log_commits, log_versions
 from router.delta.lake import native_files
 from router.delta.transaction_id import TransactionId
 from router.engine.label.layout import RAW_COLUMNS, RECORD_SCHEMA
-from router.engine.position import ARRIVAL, stored_records
+from router.engine.position import RECORD_ARRIVAL, stored_records
 from router.engine.source import Offsets, complete_offsets, records_between, retained_offsets
 from router.errors import StartError
 
@@ -230,7 +230,7 @@ class TopicRecords(NamedTuple):
         begins, ends = self._offsets()
         records = records_between(spark, self.config.source.kafka, begins, ends)
         # The batch is the arrival in the first run, and there is no other one: see `_booked_spans`.
-        arrived = with_batches(records, self.spans).withColumn(ARRIVAL, F.col("batch_id"))
+        arrived = with_batches(records, self.spans).withColumn(RECORD_ARRIVAL, F.col("batch_id"))
         return arrived.select(*RAW_COLUMNS, "batch_id")
 
 

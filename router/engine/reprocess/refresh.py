@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from router.engine.reprocess.context import ReprocessContext
     from router.engine.reprocess.repair_target import Repaired
 
-OWN_LAYERS = ("outbox.", "quarantine.")
+_OWN_LAYERS = ("outbox.", "quarantine.")
 """The beginnings of the names of tables that are the router's own, except bronze, the ledger and the dead letters."""
 
 
@@ -55,7 +55,7 @@ class TableNames(frozenset[str]):
         """Return whether a name is one of them; also runs in the tasks that land."""
         if super().__contains__(name):
             return True
-        if not isinstance(name, str) or name in self.own or name.startswith(OWN_LAYERS):
+        if not isinstance(name, str) or name in self.own or name.startswith(_OWN_LAYERS):
             return False
         return matches(name, self.patterns)
 
@@ -166,7 +166,7 @@ class Refresh:
         own = self._own_tables()
         chosen = {}
         for table, keys in sinks_by_table.items():
-            is_own = table in own or table.startswith(OWN_LAYERS)
+            is_own = table in own or table.startswith(_OWN_LAYERS)
             if keys and not is_own and matches(table, self.patterns):
                 chosen[table] = keys
         return chosen

@@ -44,7 +44,7 @@ from router.engine.checkpoint_store import CheckpointStore
 from router.engine.commit.lost_tables import CommittedBatches, accept_lost
 from router.engine.commit.violations import VIOLATES, with_violations
 from router.engine.json_rows import ROW
-from router.engine.label.layout import BRONZE_SCHEMA, COORDINATES, DEAD_SCHEMA, HELD, quarantine_of
+from router.engine.label.layout import BRONZE_SCHEMA, COORDINATES, DEAD_SCHEMA, HELD_REASON, quarantine_of
 from router.engine.quarantine.table import (
     SYSTEM_COLUMNS,
     PendingRelease,
@@ -70,9 +70,10 @@ if TYPE_CHECKING:
 
     from router.config.models import Config
     from router.delta.lake import Lake
+    from router.delta.transaction_id import ReleaseKind
     from router.engine.commit.committers import Committers
     from router.engine.commit.violations import Conditions
-    from router.engine.quarantine.table import Kind, Place
+    from router.engine.quarantine.table import Place
     from router.sinks import Evolution, Widening
 
 log = logging.getLogger("router")
@@ -80,7 +81,7 @@ Deliver = Callable[[str, str, int, DataFrame], Applied | None]
 """Called with route/sink, query (with its run), batch and rows of a quarantine; returns what the sink did with them."""
 TargetTypes = dict[str, "pa.DataType | None"]
 """The type in which each column of a quarantine goes into the table; None if the table cannot store its values."""
-Task = Callable[["Iterable[pa.RecordBatch]"], "Iterator[pa.RecordBatch]"]
+_Task = Callable[["Iterable[pa.RecordBatch]"], "Iterator[pa.RecordBatch]"]
 """A function for `mapInArrow`."""
 
 
@@ -490,7 +491,7 @@ class _ReleasedRows:
         table_json = self.handle.schema().to_json() if self.handle is not None else to_delta(schema)
         return with_violations(flat, table_json, self.demanded).select("_quarantined.*", VIOLATES)
 
-    def _run(self, task: Task, rows: DataFrame) -> list[dict[str, Any]]:
+    def _run(self, task: _Task, rows: DataFrame) -> list[dict[str, Any]]:
         """Run a task over rows and return its reports; raise StartError if an executor lacks what the driver has."""
         executors = self.release.executors
         rows_of_reports = rows.mapInArrow(executors.guarded(task, reports=True), "report string").collect()
@@ -544,7 +545,7 @@ class _ReleasedRows:
         return row
 
 
-def _waits(place: Place, query: str, kind: Kind, *, has_cause: bool = True) -> Column:
+def _waits(place: Place, query: str, kind: ReleaseKind, *, has_cause: bool = True) -> Column:
     """Return a boolean column over a quarantine: the row is of a query, for a table, and waits for a kind of release.
 
     The quarantine of an older version has no column `_cause`.
@@ -553,7 +554,7 @@ def _waits(place: Place, query: str, kind: Kind, *, has_cause: bool = True) -> C
     if not has_cause:
         return is_of_query
     cause = F.col("_cause")
-    is_held = F.coalesce(cause.startswith(HELD), F.lit(False))
+    is_held = F.coalesce(cause.startswith(HELD_REASON), F.lit(False))
     if kind == "release":
         return is_of_query & cause.isNull()
     if kind == "held":
@@ -612,7 +613,7 @@ def _target_type(table_type: pa.DataType | None, row_type: pa.DataType) -> pa.Da
     return type_within(table_type, row_type)
 
 
-def _check_task(target_types: TargetTypes, *, blank: bool) -> Task:
+def _check_task(target_types: TargetTypes, *, blank: bool) -> _Task:
     """Return the function of a task that counts rows by batch and finds the batches with unapproved rows."""
 
     def check(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -638,7 +639,7 @@ def _check_task(target_types: TargetTypes, *, blank: bool) -> Task:
     return check
 
 
-def _cast_task(target_types: TargetTypes, schema: pa.Schema) -> Task:
+def _cast_task(target_types: TargetTypes, schema: pa.Schema) -> _Task:
     """Return the function of a task that adds to rows the struct `_row`: what of them goes into their table."""
 
     def cast(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -651,7 +652,7 @@ def _cast_task(target_types: TargetTypes, schema: pa.Schema) -> Task:
 
 def _stage_task(
     target_types: TargetTypes, schema: pa.Schema, staging: Staging, *, target: str, table: str, batch: int
-) -> Task:
+) -> _Task:
     """Return the function of a task that stages rows for their table, in types that it may have."""
 
     def stage(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -34,7 +34,7 @@ from router.engine.reprocess.repair_content import ContentReplacement
 from router.engine.reprocess.repair_target import Repaired, RepairTarget
 from router.engine.reprocess.repair_upsert import UpsertReplacement
 from router.engine.start.killed_repairs import lock_of
-from router.engine.start.run_lock import is_running, locked
+from router.engine.start.run_lock import is_run_active, locked
 from router.errors import StartError, TableError, first_line
 from router.sinks import MergingSink, TableSink
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 log = logging.getLogger("router")
-WAIT_SECONDS = 120
+_WAIT_SECONDS = 120
 """How long a repair waits for an unfinished batch if its table is gone."""
 
 
@@ -140,10 +140,10 @@ class Repair(RepairTarget):
 
         An unfinished batch may have its rows in what is gone, or be about to make the table: wait for its end.
         """
-        end = time.monotonic() + WAIT_SECONDS
+        end = time.monotonic() + _WAIT_SECONDS
         while True:
             handle, is_damaged = self._open()
-            if handle is not None or not (self.has_unfinished_batch() and is_running(self.checkpoint)):
+            if handle is not None or not (self.has_unfinished_batch() and is_run_active(self.checkpoint)):
                 return handle, is_damaged
             if time.monotonic() > end or self.context.stop.wait(0.5):
                 raise TableError(self.table, f"batch {self.last + 1} has not ended yet; try again after it")

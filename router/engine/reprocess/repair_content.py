@@ -35,7 +35,7 @@ from router.delta.transaction_id import TransactionId, batch_id
 from router.delta.widening import way, wider_schema
 from router.engine import ledger
 from router.engine.commit.committers import only_spark_appends
-from router.engine.reprocess.repair_target import NEEDS_SPARK, TRIES, RepairTarget
+from router.engine.reprocess.repair_target import NEEDS_SPARK, REPAIR_TRIES, RepairTarget
 from router.errors import TableError, first_line
 from router.sinks import TableSink
 from router.table_options import TableOptions
@@ -75,7 +75,7 @@ class ContentReplacement:
 
     def commit(self, rebuilt: RebuiltRows) -> tuple[int, int]:
         """Replace the content, again while other writers are faster; return the version and the rows after N."""
-        for attempt in range(TRIES):
+        for attempt in range(REPAIR_TRIES):
             handle = self.lake.open(self.table)
             waiting: list[Quarantined] = []
             later: list[LaterBatch] = []
@@ -97,7 +97,7 @@ class ContentReplacement:
                     self._replace(rebuilt, later, handle, schema)
             except (DeltaError, OSError) as error:
                 self.lake.delete(*(file.path for file in _files(later)))
-                if attempt == TRIES - 1:
+                if attempt == REPAIR_TRIES - 1:
                     raise TableError(self.table, f"the repair could not be committed: {error}") from error
                 log.info("%s: another writer was faster, trying again", self.table)
                 continue

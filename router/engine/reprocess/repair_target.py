@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from router.sinks import KeyedTable
 
 log = logging.getLogger("router")
-TRIES = 20
+REPAIR_TRIES = 20
 """Tries of a commit, while other writers are faster."""
 NEEDS_SPARK = (
     "it needs Delta on Spark, which cannot replace it while the stream runs; end the stream after a complete batch, "

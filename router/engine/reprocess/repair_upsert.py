@@ -25,7 +25,7 @@ from router.delta.schema_diff import compare, delta_schema
 from router.engine.decision import STAGING
 from router.engine.reprocess.rebuild import TableSource
 from router.engine.reprocess.repair_content import SparkOverwrite
-from router.engine.reprocess.repair_target import TRIES, Repaired
+from router.engine.reprocess.repair_target import REPAIR_TRIES, Repaired
 from router.engine.reprocess.upsert_rebuild import UpsertRebuild, arrived_batches
 from router.engine.start.killed_repairs import staged_as
 from router.errors import TableError
@@ -68,11 +68,11 @@ class UpsertReplacement:
             self._merge_batches(rebuild, -1, until)
             rebuild.open()  # raises if nothing was merged, before anything of the table changes
             moved = target.move_damaged_files() if target.handle is None else None
-            for attempt in range(TRIES):
+            for attempt in range(REPAIR_TRIES):
                 try:
                     merged_until = self._replace_unless_behind(rebuild, until)
                 except (DeltaError, OSError) as error:
-                    if attempt == TRIES - 1:
+                    if attempt == REPAIR_TRIES - 1:
                         raise TableError(self.table, f"the repair could not be committed: {error}") from error
                     log.info("%s: another writer was faster, trying again", self.table)
                     continue
@@ -80,7 +80,9 @@ class UpsertReplacement:
                     break
                 until = merged_until
             else:
-                raise TableError(self.table, f"the stream was faster {TRIES} times; try again when it has less to do")
+                raise TableError(
+                    self.table, f"the stream was faster {REPAIR_TRIES} times; try again when it has less to do"
+                )
             rows = row_count(rebuild.open())
         finally:
             rebuild.drop()

@@ -54,9 +54,9 @@ if TYPE_CHECKING:
     from router.engine.reprocess.context import ReprocessContext
     from router.sinks import Applied, KeyedTable
 
-NOTE = "replays/dead_letters.json"
-PLACE = ("topic", "partition", "offset")
-DEAD_LETTER_KEY = (*PLACE, "timestamp", "key", "value")
+_NOTE = "replays/dead_letters.json"
+_PLACE = ("topic", "partition", "offset")
+_DEAD_LETTER_KEY = (*_PLACE, "timestamp", "key", "value")
 """The columns that identify a dead letter of one stage, route and sink."""
 
 
@@ -163,7 +163,7 @@ class ReplayDestination(Destination):
             with self.lake.files.open_input_file(file.path) as source:
                 rows = pq.read_table(source)
             same = self._same(rows)
-            still.append(rows.filter(same).select([*DEAD_LETTER_KEY]))
+            still.append(rows.filter(same).select([*_DEAD_LETTER_KEY]))
             others = rows.filter(pc.invert(same))
             if len(others):
                 # They are of no batch of the stream.
@@ -271,7 +271,7 @@ class DeadLetterReplay:
         if handle is None:
             return None
         self._refuse_dead_letters_of_others(chosen)
-        run = NamedRun.new(self.context.checkpoint, NOTE, DeadLetterChoice(chosen), {table: handle.version()})
+        run = NamedRun.new(self.context.checkpoint, _NOTE, DeadLetterChoice(chosen), {table: handle.version()})
         rows = self._dead_letters(run).select(*Scope._fields).distinct().collect()  # few: stages x routes x sinks
         if not rows:
             return None
@@ -291,7 +291,7 @@ class DeadLetterReplay:
 
     def cut_off(self) -> NamedRun[DeadLetterChoice] | None:
         """Return the replay that was killed before its end; None if there is none."""
-        return NamedRun.resume(self.context.checkpoint, NOTE, DeadLetterChoice)
+        return NamedRun.resume(self.context.checkpoint, _NOTE, DeadLetterChoice)
 
     def show(self, run: NamedRun[DeadLetterChoice]) -> list[DeadLetterOutcome]:
         """Return what would become of the dead letters of each scope. Stages files, and deletes them."""
@@ -435,14 +435,14 @@ class DeadLetterReplay:
 
     def _names(self, scope: Scope) -> tuple[str, ...]:
         """Return the columns that identify a dead letter of a scope. Those of `apply` have the sink's row as value."""
-        return PLACE if scope.stage == "apply" else DEAD_LETTER_KEY
+        return _PLACE if scope.stage == "apply" else _DEAD_LETTER_KEY
 
     def _records(self, run: NamedRun[DeadLetterChoice], scope: Scope) -> DataFrame:
         """Return the raw records of a scope, each once."""
         records = self._dead_letters(run, scope)
         if scope.stage == "apply":
             bronze = self._bronze()
-            records = bronze.join(records, _same_values(bronze, records, PLACE), "left_semi")
+            records = bronze.join(records, _same_values(bronze, records, _PLACE), "left_semi")
         return stored_records(records).dropDuplicates([*self._names(scope)])
 
     def _bronze(self) -> DataFrame:
@@ -455,7 +455,7 @@ class DeadLetterReplay:
         taken = self._dead_letters(run, scope)
         if scope.stage == "apply":
             bronze = self._bronze()
-            taken = taken.join(bronze, _same_values(taken, bronze, PLACE), "left_semi")
+            taken = taken.join(bronze, _same_values(taken, bronze, _PLACE), "left_semi")
         path = still_path(folder_of(self.config, run.name), batch)
         if self.lake.files.get_file_info(path).is_file:
             still = self.spark.read.parquet(self.lake.for_spark(path))

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from router.delta.lake import Lake
     from router.sinks import Resent
 
-PLACE = tuple(COORDINATES.items())[:3]
+_PLACE = tuple(COORDINATES.items())[:3]
 """The columns of an outbox that identify a row, and their names in the receipts."""
 
 
@@ -143,13 +143,13 @@ class Resender(OutboxSink):
         if outbox is None or aside is None:
             return None
         # Receipts may be older than the rows of the outbox, which is cleaned: `_in_outbox` is null for these.
-        stored = outbox.select(*[F.col(name).alias(f"_of_{in_receipt}") for name, in_receipt in PLACE]).distinct()
-        is_stored = [F.col(in_receipt).eqNullSafe(F.col(f"_of_{in_receipt}")) for _, in_receipt in PLACE]
+        stored = outbox.select(*[F.col(name).alias(f"_of_{in_receipt}") for name, in_receipt in _PLACE]).distinct()
+        is_stored = [F.col(in_receipt).eqNullSafe(F.col(f"_of_{in_receipt}")) for _, in_receipt in _PLACE]
         receipts = aside.filter(chosen.holds())
         receipts = receipts.join(stored.withColumn("_in_outbox", F.lit(True)), is_stored, "left").persist()
         sendable = receipts.filter("_in_outbox").select(aside.columns)
-        is_chosen = [F.col(name).eqNullSafe(F.col(in_receipt)) for name, in_receipt in PLACE]
-        events = outbox.join(sendable, is_chosen, "left_semi").dropDuplicates([name for name, _ in PLACE])
+        is_chosen = [F.col(name).eqNullSafe(F.col(in_receipt)) for name, in_receipt in _PLACE]
+        events = outbox.join(sendable, is_chosen, "left_semi").dropDuplicates([name for name, _ in _PLACE])
         return ReplayRows(events, sendable, tuple(_groups(receipts)))
 
     def resume(self, run: NamedRun[ReplayFilter]) -> ReplayRows:
@@ -207,7 +207,7 @@ class Resender(OutboxSink):
         aside = self.sink.set_aside(batch, TableSnapshots(self.spark, self.lake))
         if handle is None or aside is None:
             return
-        place = [in_receipt for _, in_receipt in PLACE]
+        place = [in_receipt for _, in_receipt in _PLACE]
         is_dead = F.col("status") == "dead"
         taken = rows.aside.filter(is_dead).select(*place).subtract(aside.filter(is_dead).select(*place))
         dead_letters = self.spark.read.format("delta").load(self.lake.spark_address(self.config.dead_letters))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from deltalake import DeltaTable
 
-ROWS_AT_ONCE = 65_536
+_ROWS_AT_ONCE = 65_536
 """Rows of a table that are held while it is searched for records."""
 
 Spans = dict[tuple[str, int], tuple[int, int]]
@@ -97,7 +97,7 @@ def stored_records_of(table: DeltaTable, names: tuple[str, ...], more: tuple[str
             schema=rows.schema,
             columns=[*names, *more],
             filter=within,
-            batch_size=ROWS_AT_ONCE,
+            batch_size=_ROWS_AT_ONCE,
             batch_readahead=1,
             fragment_readahead=1,
         )

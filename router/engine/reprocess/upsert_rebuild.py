@@ -38,7 +38,7 @@ from router.delta.widening import copied_rows, in_partition, way, wider_schema
 from router.engine.label.layout import TABLE
 from router.engine.merge.delta_rs import MergeJob, MergeOutcomes, merge_table
 from router.engine.merge.delta_spark import SparkMerger
-from router.engine.position import ARRIVAL as RECORD_ARRIVAL
+from router.engine.position import RECORD_ARRIVAL
 from router.errors import TableError
 
 if TYPE_CHECKING:

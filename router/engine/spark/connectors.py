@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from router.config.models import Config
-    from router.config.yaml_tree import Node
+    from router.config.yaml_tree import YamlNode
 
 log = logging.getLogger("router")
 PAIRS = {"4.0.0": "4.0.1", "4.1.1": "4.3.1", "4.2.0": "4.4.0"}
@@ -43,8 +43,8 @@ PAIRS = {"4.0.0": "4.0.1", "4.1.1": "4.3.1", "4.2.0": "4.4.0"}
 change with Spark's minor version."""
 CONNECTORS = {"avro": "spark-avro", "kafka": "spark-sql-kafka-0-10"}
 """What a part or a source requires -> the artifact of Spark."""
-PACKAGES = "spark.jars.packages"
-RESOLVING = (PACKAGES, "spark.jars.ivySettings", "spark.jars.repositories", "spark.jars.ivy", "spark.jars.excludes")
+_PACKAGES = "spark.jars.packages"
+RESOLVING = (_PACKAGES, "spark.jars.ivySettings", "spark.jars.repositories", "spark.jars.ivy", "spark.jars.excludes")
 """Settings that are for the resolver alone."""
 NETWORK = re.compile(
     r"UnknownHost|ConnectException|Socket(Timeout)?Exception|NoRouteToHost|Host (?!repos\.spark-packages)\S+ not found"
@@ -127,7 +127,7 @@ def connectors_of(config: Config) -> frozenset[str]:
     return frozenset(names & set(CONNECTORS))
 
 
-def connectors_in(root: Node) -> frozenset[str]:
+def connectors_in(root: YamlNode) -> frozenset[str]:
     """Return the connectors that a configuration will use, as far as its text tells before any plugin is loaded.
 
     Avro may be named by a decoder, or found by one that takes all formats (`auto`).
@@ -154,7 +154,7 @@ def packages(connectors: Collection[str]) -> list[str]:
 
     extra = [f"org.apache.spark:{CONNECTORS[name]}_2.13:{pyspark.__version__}" for name in sorted(connectors)]
     builder = configure_spark_with_delta_pip(SparkSession.Builder(), extra_packages=extra)
-    return spark_internals.options_of(builder)[PACKAGES].split(",")
+    return spark_internals.builder_options(builder)[_PACKAGES].split(",")
 
 
 def known_jars(connectors: Collection[str] = tuple(CONNECTORS), settings: Mapping[str, str] | None = None) -> list[str]:
@@ -255,8 +255,8 @@ def _pairs() -> str:
 def _resolve(connectors: Collection[str], settings: Mapping[str, str]) -> list[str]:
     """Let Spark resolve packages in a JVM of this process, and note their paths."""
     os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))
-    coordinates = [*packages(connectors), *filter(None, settings.get(PACKAGES, "").split(","))]
-    conf = SparkConf(loadDefaults=False).setAll([*settings.items(), (PACKAGES, ",".join(coordinates))])
+    coordinates = [*packages(connectors), *filter(None, settings.get(_PACKAGES, "").split(","))]
+    conf = SparkConf(loadDefaults=False).setAll([*settings.items(), (_PACKAGES, ",".join(coordinates))])
     jars = not_of_spark(spark_internals.jars_of_new_jvm(conf), Path(os.environ["SPARK_HOME"], "jars"))
     path = _list_path(set(connectors), settings)
     with suppress(OSError):  # a read-only home costs seconds at the next start, no more
@@ -284,8 +284,8 @@ def _list_path(connectors: set[str], settings: Mapping[str, str]) -> Path:
     name = f"spark-jars-{versions_of_jars()}"
     if connectors != set(CONNECTORS):
         name += "-" + "-".join(sorted(connectors) or ["delta"])
-    if settings.get(PACKAGES):
-        name += f"-{hashlib.sha256(settings[PACKAGES].encode()).hexdigest()[:8]}"
+    if settings.get(_PACKAGES):
+        name += f"-{hashlib.sha256(settings[_PACKAGES].encode()).hexdigest()[:8]}"
     return cache_folder() / f"{name}.txt"
 
 

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
     from router.delta.lake import Lake
 
-PACKAGES = ("pyspark", "deltalake", "pyarrow", "spark-event-router")
+_PACKAGES = ("pyspark", "deltalake", "pyarrow", "spark-event-router")
 """Distributions of which driver and executors must have the same version: what one writes, the other reads."""
-MARKS = "_executors"
+_MARKS = "_executors"
 """The folder of the lake with the marks."""
 FAULT = "this executor cannot work: "
 """The beginning of the message of a task that has found something missing."""
@@ -51,7 +51,7 @@ SHIP = "`router submit` sends what is missing; or install it on every machine"
 def versions() -> dict[str, str]:
     """Return the versions that driver and executors must have in common; a part that is not installed has none."""
     installed = {"Python": ".".join(platform.python_version_tuple()[:2])}
-    for name in PACKAGES:
+    for name in _PACKAGES:
         # Of a checkout there is no package.
         with suppress(importlib.metadata.PackageNotFoundError):
             installed[name] = importlib.metadata.version(name)
@@ -177,7 +177,7 @@ class Executors:
         check = ExecutorCheck(uuid.uuid4().hex, tuple(modules))
         if on_one_machine(spark):
             return cls(check)
-        mark = f"{MARKS}/{who}"
+        mark = f"{_MARKS}/{who}"
         _delete_old_marks(lake, mark)
         lake.write(mark, check.token.encode())
         return cls(replace(check, versions=versions(), lake=lake, mark=mark))
@@ -238,7 +238,7 @@ class Executors:
 
 def _delete_old_marks(lake: Lake, mark: str) -> None:
     """Delete the marks of executors that a killed driver did not look for; they begin with the driver's mark."""
-    files = lake.files.get_file_info(fs.FileSelector(MARKS, allow_not_found=True))
+    files = lake.files.get_file_info(fs.FileSelector(_MARKS, allow_not_found=True))
     old_marks = [file.path for file in files if file.path.startswith(f"{mark}@")]
     if old_marks:
         lake.delete(*old_marks)

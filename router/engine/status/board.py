@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from router.parts import BatchReport
     from router.sinks import ApiState, Applied
 
-ANSWER_SECONDS = 60.0
+_ANSWER_SECONDS = 60.0
 """How long answers of an API are the last ones."""
 BATCHES = 200
 """Finished batches that are kept."""
@@ -50,7 +50,7 @@ WARNINGS = 100
 STEP_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 """The upper bounds of the histogram of a step's seconds; the last bucket has no bound."""
 OUTCOMES = ("read", "decoded", "failed", "unmatched", "dead_letters")
-REASONS = 300
+_REASONS = 300
 """Reasons of dead letters that are kept apart; those with other reasons are counted by stage, route and sink."""
 Cause = tuple[str, str, str, str | None]
 """Stage, route, sink and reason of dead letters; without a reason those with all other ones."""
@@ -283,7 +283,7 @@ class StatusBoard(logging.Handler):
         counts = self._answers.setdefault(key, deque())
         # Whoever asks does so each second, and answers come when they like: a minute of them is what is looked at.
         counts.append((now, answers))
-        while len(counts) > 1 and counts[1][0] <= now - ANSWER_SECONDS:
+        while len(counts) > 1 and counts[1][0] <= now - _ANSWER_SECONDS:
             counts.popleft()
         _, before = counts[0]
         return {answer: count - before.get(answer, 0) for answer, count in answers.items()}
@@ -370,7 +370,7 @@ class StatusBoard(logging.Handler):
         samples: tuple[DeadLetterSample, ...] = (),
     ) -> None:
         key = (stage, route, sink, None if reason is None else printable(reason))
-        if key not in self._dead_letters and len(self._dead_letters) >= REASONS:
+        if key not in self._dead_letters and len(self._dead_letters) >= _REASONS:
             key = (stage, route, sink, None)
         before = self._dead_letters.get(key)
         total = count + (before.count if before else 0)

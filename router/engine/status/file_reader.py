@@ -39,16 +39,16 @@ if TYPE_CHECKING:
     from router.engine.status.board import Cause, CommittedFiles, StatusBoard
 
 log = logging.getLogger("router")
-SHORTEST_PAUSE = 1.0
-LONGEST_PAUSE = 600.0
-PAUSE_PER_SECOND = 20.0
+_SHORTEST_PAUSE = 1.0
+_LONGEST_PAUSE = 600.0
+_PAUSE_PER_SECOND = 20.0
 """Seconds of rest for each second of reading."""
 QUARANTINE_SECONDS = 10.0
 """Seconds between two looks for new versions of quarantines, which are two requests each."""
-VIEW_SECONDS = 30.0
+_VIEW_SECONDS = 30.0
 """Seconds between two looks for refreshes by others, such as `router views FILE --refresh`; each view is a request."""
 CAUSE = ["stage", "route", "sink", "reason"]
-SAMPLE = ["topic", "partition", "offset", "value"]
+_SAMPLE = ["topic", "partition", "offset", "value"]
 SAMPLED_ROWS = 200
 """Dead letters of a file that are looked at for samples: a value may have a megabyte."""
 
@@ -83,7 +83,7 @@ class StatusFileReader(BackgroundThread):
                 # Storage that is unavailable, or files that maintenance has removed: the stream says what is wrong.
                 log.debug("the status is not complete: %s", error)
             spent = time.monotonic() - began
-            pause = min(LONGEST_PAUSE, max(SHORTEST_PAUSE, PAUSE_PER_SECOND * spent))
+            pause = min(_LONGEST_PAUSE, max(_SHORTEST_PAUSE, _PAUSE_PER_SECOND * spent))
 
     def read(self) -> None:
         """Read once what has changed since the last time."""
@@ -99,7 +99,7 @@ class StatusFileReader(BackgroundThread):
         if time.monotonic() >= self._looked + QUARANTINE_SECONDS:
             self._looked = time.monotonic()
             self._read_quarantines(lake)
-        if self.config.views and time.monotonic() >= self._looked_for_views + VIEW_SECONDS:
+        if self.config.views and time.monotonic() >= self._looked_for_views + _VIEW_SECONDS:
             self._looked_for_views = time.monotonic()
             self.board.views_are_noted(noted_views(self.config))
 
@@ -190,7 +190,7 @@ def read_samples(lake: Lake, committed: CommittedFiles) -> dict[Cause, tuple[Dea
     for path in committed.paths:
         try:
             with lake.files.open_input_file(path) as file:
-                parts = pq.ParquetFile(file).iter_batches(SAMPLED_ROWS, columns=[*CAUSE, *SAMPLE], use_threads=False)
+                parts = pq.ParquetFile(file).iter_batches(SAMPLED_ROWS, columns=[*CAUSE, *_SAMPLE], use_threads=False)
                 rows = next(parts, None)
         except (OSError, pa.ArrowException):
             continue

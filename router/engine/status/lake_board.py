@@ -20,7 +20,7 @@ from router.engine.audit.dead_letters import DeadLetterSelection, dead_letter_gr
 from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
 from router.engine.preflight.explain import written_tables
 from router.engine.quarantine.table import blocked_places, quarantined
-from router.engine.start.run_lock import is_running
+from router.engine.start.run_lock import is_run_active
 from router.engine.status.background import BackgroundThread
 from router.engine.status.board import BATCHES, installed_version
 from router.engine.status.expectations import expectations_of_lake
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from router.config.models import Config
 
 log = logging.getLogger("router")
-SHORTEST_PAUSE = 10.0
-PAUSE_PER_SECOND = 20.0
+_SHORTEST_PAUSE = 10.0
+_PAUSE_PER_SECOND = 20.0
 """Seconds of rest for each second of reading."""
 
 
@@ -79,7 +79,7 @@ class LakeBoard(BackgroundThread):
 
     def _run(self) -> None:
         spent = 0.0
-        while not self._ended.wait(max(SHORTEST_PAUSE, PAUSE_PER_SECOND * spent)):
+        while not self._ended.wait(max(_SHORTEST_PAUSE, _PAUSE_PER_SECOND * spent)):
             began = time.monotonic()
             self.read()
             spent = time.monotonic() - began
@@ -109,7 +109,7 @@ class LakeBoard(BackgroundThread):
 
     def _read_lock(self) -> dict[str, Any]:
         _, checkpoint = lake_and_checkpoint(self.config)
-        if is_running(checkpoint):
+        if is_run_active(checkpoint):
             return {"state": "running", "cause": "the stream has no page, this is what its lake says"}
         # A stream that drains its source and ends does not have to run.
         return {"state": "ended" if self.config.trigger.once else "down", "cause": ""}

@@ -68,13 +68,13 @@ STATE = MetricDefinition(
     "starting, running, waiting, ended, failed",
 )
 PROGRESS = MetricDefinition("router_last_progress_timestamp_seconds", "gauge", "When the stream made its last step.")
-BATCH = MetricDefinition(
+_BATCH = MetricDefinition(
     "router_last_batch_timestamp_seconds",
     "gauge",
     "When the last batch ended; before the first, when the process started.",
 )
-BATCHES = MetricDefinition("router_batches_total", "counter", "Finished batches.")
-STEPS = MetricDefinition("router_batch_step_seconds", "histogram", "Seconds of a batch's steps.", ("step",))
+_BATCHES = MetricDefinition("router_batches_total", "counter", "Finished batches.")
+_STEPS = MetricDefinition("router_batch_step_seconds", "histogram", "Seconds of a batch's steps.", ("step",))
 RECORDS = MetricDefinition(
     "router_records_total",
     "counter",
@@ -128,7 +128,7 @@ VIEW_REFRESHED = MetricDefinition(
     "When a refresh of a view last found something new.",
     ("view",),
 )
-VIEW_SECONDS = MetricDefinition(
+_VIEW_SECONDS = MetricDefinition(
     "router_view_refresh_seconds", "gauge", "How long the last refresh of a view took that found something.", ("view",)
 )
 VIEW_ROWS = MetricDefinition("router_view_rows", "gauge", "Rows of all tables of a view.", ("view",))
@@ -147,13 +147,13 @@ EXPECTED = MetricDefinition(
     "Events, or records of bronze, of which an expectation was asked.",
     ("of", "expectation"),
 )
-VIOLATED = MetricDefinition(
+_VIOLATED = MetricDefinition(
     "router_expectation_violations_total",
     "counter",
     "Events, or records of bronze, for which an expectation did not hold; `of` is the route, or bronze.",
     ("of", "expectation"),
 )
-DEAD_LETTERS = MetricDefinition(
+_DEAD_LETTERS = MetricDefinition(
     "router_dead_letters_total",
     "counter",
     "Dead letters, by the stage that refused them.",
@@ -193,9 +193,9 @@ ANSWERS = MetricDefinition(
     "ok (taken, or refused for good), throttled, failed, timed out",
 )
 METRICS = (
-    *(BUILD, STATE, PROGRESS, BATCH, BATCHES, STEPS, RECORDS, ROUTE_ROWS, LAG, LAG_READ, FRESHNESS),
-    *(TABLE_ROWS, TABLE_COMMITTED, TABLE_NEWEST, BLOCKED, COMMITTERS, DEAD_LETTERS, QUARANTINED),
-    *(VIEW_REFRESHED, VIEW_SECONDS, VIEW_ROWS, VIEW_FAILED, VIEW_VIOLATED, EXPECTED, VIOLATED),
+    *(BUILD, STATE, PROGRESS, _BATCH, _BATCHES, _STEPS, RECORDS, ROUTE_ROWS, LAG, LAG_READ, FRESHNESS),
+    *(TABLE_ROWS, TABLE_COMMITTED, TABLE_NEWEST, BLOCKED, COMMITTERS, _DEAD_LETTERS, QUARANTINED),
+    *(VIEW_REFRESHED, _VIEW_SECONDS, VIEW_ROWS, VIEW_FAILED, VIEW_VIOLATED, EXPECTED, _VIOLATED),
     *(SINK_ROWS, OUTBOX_ROWS, OUTBOX_OLDEST, LIMIT_USED, CIRCUIT, ANSWERS),
 )
 """All metrics, in the order in which they are shown."""
@@ -227,8 +227,8 @@ class _Collector:
             state.add_metric([name], float(name == snapshot.state))
         yield state
         yield _single(PROGRESS, snapshot.progress)
-        yield _single(BATCH, snapshot.batches[0].ended if snapshot.batches else snapshot.started)
-        yield _single(BATCHES, snapshot.finished)
+        yield _single(_BATCH, snapshot.batches[0].ended if snapshot.batches else snapshot.started)
+        yield _single(_BATCHES, snapshot.finished)
         yield self._steps()
         yield from self._records()
         yield from self._source()
@@ -240,7 +240,7 @@ class _Collector:
         yield from self._sinks()
 
     def _steps(self) -> Metric:
-        steps = STEPS.family()
+        steps = _STEPS.family()
         for step, counts in self.snapshot.step_seconds.items():
             steps.add_metric([step], _buckets(STEP_SECONDS, counts), sum_value=counts[-1])
         return steps  # type: ignore[no-any-return]
@@ -304,7 +304,7 @@ class _Collector:
         counts: Counter[str] = Counter(dict.fromkeys(STAGES, 0))
         for letters in self.snapshot.dead_letters:
             counts[letters.stage] += letters.count
-        family = DEAD_LETTERS.family()
+        family = _DEAD_LETTERS.family()
         for stage, count in counts.items():
             family.add_metric([stage], count)
         return family  # type: ignore[no-any-return]
@@ -324,7 +324,7 @@ class _Collector:
 
     def _views(self) -> Iterator[Metric]:
         refreshed = VIEW_REFRESHED.family()
-        seconds = VIEW_SECONDS.family()
+        seconds = _VIEW_SECONDS.family()
         rows = VIEW_ROWS.family()
         failed = VIEW_FAILED.family()
         for view in self.snapshot.views:
@@ -339,7 +339,7 @@ class _Collector:
     def _expectations(self) -> Iterator[Metric]:
         of_views = VIEW_VIOLATED.family()
         events = EXPECTED.family()
-        violations = VIOLATED.family()
+        violations = _VIOLATED.family()
         for status in self.snapshot.expectations:
             view = view_of(status)
             if view is not None:

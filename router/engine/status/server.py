@@ -45,7 +45,7 @@ log = logging.getLogger("router")
 OPEN = frozenset({"/healthz", "/readyz"})
 """Paths that need no token and answer to any Host: whoever probes a container knows neither."""
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", **PAGE_HEADERS}
-CLOSING_SECONDS = 5.0
+_CLOSING_SECONDS = 5.0
 REQUEST_SECONDS = 1.0
 """How long requests may continue when the server ends."""
 LARGEST_FORM = 4096
@@ -87,7 +87,7 @@ class StatusServer:
     def __exit__(self, *_: object) -> None:
         if self.address is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(CLOSING_SECONDS)
+        self._thread.join(_CLOSING_SECONDS)
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from router.engine.status.board import StatusBoard
 
 log = logging.getLogger("router")
-ASK_SECONDS = 10.0
+_ASK_SECONDS = 10.0
 
 
 class SourceEnds(BackgroundThread):
     """A thread that notes on a board where the partitions of a Kafka source end. Use it as a context."""
 
-    def __init__(self, board: StatusBoard, kafka: KafkaSource, seconds: float = ASK_SECONDS) -> None:
+    def __init__(self, board: StatusBoard, kafka: KafkaSource, seconds: float = _ASK_SECONDS) -> None:
         super().__init__("source ends")
         self.board = board
         self.kafka = kafka

@@ -19,7 +19,7 @@ from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
 from router.engine.quarantine.table import blocked_places, quarantined
 from router.engine.start.checks import Checkpoint
-from router.engine.start.run_lock import is_running
+from router.engine.start.run_lock import is_run_active
 from router.engine.status.expectations import expectations_of_lake
 from router.engine.status.file_reader import quarantine_status, waiting_in_outboxes
 from router.engine.status.source_ends import ask_how_far
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from router.config.models import Config
 
-ANSWER_SECONDS = 3.0
+_ANSWER_SECONDS = 3.0
 """Time limit for the answer of a stream; it gives one from memory."""
 
 
@@ -150,7 +150,7 @@ def ask_stream(config: Config) -> StreamAnswer | None:
         session.trust_env = False  # a proxy is for other machines
         try:
             answer = session.get(
-                f"http://{address}/api/status", headers=headers, timeout=ANSWER_SECONDS, allow_redirects=False
+                f"http://{address}/api/status", headers=headers, timeout=_ANSWER_SECONDS, allow_redirects=False
             )
             status = answer.json() if answer.status_code == 200 else None
         except (requests.RequestException, ValueError):
@@ -238,7 +238,7 @@ def summary_of_lake(config: Config) -> StreamSummary:
 
 def _read_lock(config: Config, summary: StreamSummary) -> None:
     _, checkpoint = lake_and_checkpoint(config)
-    if is_running(checkpoint):
+    if is_run_active(checkpoint):
         summary.state = "running"
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
 from router.engine.status.snapshot import NAMED_TARGETS, ViewStatus
-from router.engine.views.note import Note, note_path
+from router.engine.views.note import Note, view_note_path
 
 if TYPE_CHECKING:
     from router.config.models import Config, View
@@ -24,7 +24,7 @@ def noted_views(config: Config) -> dict[str, Note]:
     store = CheckpointStore(lake_and_checkpoint(config)[1])
     notes: dict[str, Note] = {}
     for view in config.views:
-        note = Note.of(store.load(note_path(view.name)))
+        note = Note.of(store.load(view_note_path(view.name)))
         if note.at:
             notes[view.name] = note
     return notes

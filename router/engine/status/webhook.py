@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     Event = Literal["waiting", "recovered", "blocked", "stopped"]
 
 log = logging.getLogger("router")
-LOOK_SECONDS = 1.0
+_LOOK_SECONDS = 1.0
 POST_SECONDS = 5.0
 """Time limit to connect to the receiver, and for its answer."""
 RECOVERED_SECONDS = 60.0
@@ -79,10 +79,10 @@ class FailureWebhook:
         self._error = error
         self._ended.set()
         # The POST of a change may be under way, and that of the error follows it.
-        self._thread.join(2 * (POST_SECONDS + LOOK_SECONDS))
+        self._thread.join(2 * (POST_SECONDS + _LOOK_SECONDS))
 
     def _run(self) -> None:
-        while not self._ended.wait(LOOK_SECONDS):
+        while not self._ended.wait(_LOOK_SECONDS):
             self._look()
         self._look()
         if self._error is not None:

@@ -27,7 +27,7 @@ from router.columns import quoted
 from router.delta.commit import to_delta
 from router.delta.schema_diff import delta_schema
 from router.engine.lookup.let import define
-from router.engine.views.relation import TABLE, Relations, TablePart, are_few
+from router.engine.views.relation import VIEW_TABLE_COLUMN, Relations, TablePart, are_few
 from router.engine.views.shape import (
     QueryShape,
     Way,
@@ -37,7 +37,7 @@ from router.engine.views.shape import (
     used_columns,
 )
 from router.engine.views.sources import replaced_by, together, versions_of
-from router.engine.views.stage import HASH, TARGET, VIOLATED, violations
+from router.engine.views.stage import HASH, TARGET, VIOLATED_COLUMN, violations
 from router.errors import ViewError, first_line
 from router.spark_internals import analysed, to_arrow_columns
 from router.table_names import pieces_of
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from router.config.models import View
     from router.engine.views.sources import Changes, Snapshot
 
-FORMAT = 3
+_FORMAT = 3
 """Part of the definition of a view: if it changes, all of the view is computed once."""
 
 
@@ -94,7 +94,7 @@ class ViewFrames:
         relation = together(self.sources.values())
         self.conflicts = relation.conflicts
         # `table` is the name of the source table. A column of this name in a source is not visible.
-        self.columns = pa.schema([column for column in relation.columns if column.name.lower() != TABLE])
+        self.columns = pa.schema([column for column in relation.columns if column.name.lower() != VIEW_TABLE_COLUMN])
 
     def versions(self) -> dict[str, tuple[int, str]]:
         """Return the versions that the view is made of, with the ids of the tables."""
@@ -116,7 +116,7 @@ class ViewFrames:
 
     def _refuse_columns(self, columns: list[str]) -> None:
         """Raise ViewError if names of columns are reserved or repeated, or if `into` needs another column."""
-        reserved = any(name.startswith((TARGET, HASH, VIOLATED)) for name in columns)
+        reserved = any(name.startswith((TARGET, HASH, VIOLATED_COLUMN)) for name in columns)
         if reserved or len(set(columns)) < len(columns):
             raise ViewError(self.view.name, "each of its columns needs a name of its own")
         for name, _ in pieces_of(self.view.into):
@@ -135,7 +135,7 @@ class ViewFrames:
         reason = ""
         for number, expectation in enumerate(self.view.expect):
             try:
-                plan = analysed(query.select(violations(self.view)[f"{VIOLATED}{number}"]))
+                plan = analysed(query.select(violations(self.view)[f"{VIOLATED_COLUMN}{number}"]))
             except (AnalysisException, ParseException) as error:
                 raise ViewError(self.view.name, f"its expectation {expectation.name}: {first_line(error)}") from error
             reason = reason or unstable_part(plan)
@@ -274,7 +274,7 @@ def definition_of(view: View) -> str:
         query = f"{view.query!r} {_source_code(view.query)}"
     lets = [let.model_dump() for let in view.let]
     expectations = [expectation.model_dump() for expectation in view.expect]
-    parts = [query, view.into, view.source.model_dump(), view.tables, *lets, expectations, FORMAT]
+    parts = [query, view.into, view.source.model_dump(), view.tables, *lets, expectations, _FORMAT]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -104,18 +104,18 @@ class Note:
         return replace(self, trend=trend[-REFRESHES:])
 
 
-def accept_lost(store: CheckpointStore, view: View, lost: set[str]) -> None:
+def accept_lost_sources(store: CheckpointStore, view: View, lost: set[str]) -> None:
     """Note that a view may be made without some of its sources, as long as they are gone or unreadable.
 
     Tables that have left the view, since its route or view does not write them, are no longer named.
     """
-    note = Note.of(store.load(note_path(view.name)))
+    note = Note.of(store.load(view_note_path(view.name)))
     left = tuple(name for name in note.left if name not in lost)
     accepted = tuple(sorted({*note.accepted, *lost} - {*note.left}))
-    store.write(note_path(view.name), replace(note, accepted=accepted, left=left).dump())
+    store.write(view_note_path(view.name), replace(note, accepted=accepted, left=left).dump())
 
 
-def note_path(view: str) -> str:
+def view_note_path(view: str) -> str:
     """Return where the note about a view is in a checkpoint's store."""
     return f"views/{view}.json"
 
@@ -125,6 +125,6 @@ def tables_by_view(config: Config) -> dict[str, tuple[tuple[str, int], ...]]:
     store = CheckpointStore(lake_and_checkpoint(config)[1])
     tables = {}
     for view in config.views:
-        note = Note.of(store.load(note_path(view.name)))
+        note = Note.of(store.load(view_note_path(view.name)))
         tables[view.name] = tuple((table, target.rows) for table, target in note.targets.items())
     return tables

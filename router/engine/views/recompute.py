@@ -31,7 +31,7 @@ from router.engine.views.frames import definition_of
 from router.engine.views.relation import TablePart
 from router.engine.views.row_hash import row_hash
 from router.engine.views.sources import PastSnapshot
-from router.engine.views.stage import TARGET, VIOLATED, target_name, violations
+from router.engine.views.stage import TARGET, VIOLATED_COLUMN, target_name, violations
 from router.errors import TableError, ViewError, first_line
 from router.spark_internals import to_arrow_columns
 from router.table_names import folded
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from router.engine.views.refresh import Refresher
 
 TOLERANCE = 1e-8
-ROWS = "_rows"
+_ROWS = "_rows"
 HASHES = "_hashes"
 
 
@@ -135,7 +135,7 @@ def _without_dropped(rows: DataFrame, view: View) -> DataFrame:
     columns = violations(view)
     for number, expectation in enumerate(view.expect):
         if expectation.otherwise == "drop":
-            rows = rows.filter(~columns[f"{VIOLATED}{number}"])
+            rows = rows.filter(~columns[f"{VIOLATED_COLUMN}{number}"])
     return rows
 
 
@@ -144,7 +144,7 @@ def _totals(rows: DataFrame, view: View) -> dict[str, Totals]:
     exact = [column.name for column in rows.schema if _is_exact(column.dataType)]
     floats = [column.name for column in rows.schema if isinstance(column.dataType, (T.FloatType, T.DoubleType))]
     hashes = row_hash(rows.select(*map(quoted, exact)))
-    totals = [F.count(F.lit(1)).alias(ROWS), F.sum(hashes.cast("decimal(38,0)")).alias(HASHES)]
+    totals = [F.count(F.lit(1)).alias(_ROWS), F.sum(hashes.cast("decimal(38,0)")).alias(HASHES)]
     for number, name in enumerate(floats):
         value = F.col(quoted(name)).cast("double")
         totals += [F.sum(value).alias(f"_sum{number}"), F.sum(F.abs(value)).alias(f"_size{number}")]
@@ -155,7 +155,7 @@ def _totals(rows: DataFrame, view: View) -> dict[str, Totals]:
             continue
         # Names that differ by case only are one table.
         total = by_table.setdefault(table, Totals())
-        total.rows += row[ROWS]
+        total.rows += row[_ROWS]
         total.hashes += int(row[HASHES] or 0)
         for number, name in enumerate(floats):
             total.sums[name] += row[f"_sum{number}"] or 0.0

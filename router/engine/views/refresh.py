@@ -40,7 +40,7 @@ from router.delta.table_cache import THREADS, SparkTable
 from router.delta.transaction_id import TransactionId
 from router.engine.spark.executors import Executors
 from router.engine.views.frames import RefreshPlan, ViewFrames, definition_of
-from router.engine.views.note import Note, ViewTarget, note_path
+from router.engine.views.note import Note, ViewTarget, view_note_path
 from router.engine.views.relation import Relations
 from router.engine.views.shape import QueryShape, Way
 from router.engine.views.sources import Changes, Snapshot, changes_since, origin, versions_of
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("router")
 WAY_IF_REMOVED: dict[Way, Way] = {"merge": "keys", "keys": "keys", "rows": "tables", "tables": "tables", "full": "full"}
 """The way to follow removed rows, by the way to follow added ones."""
-CHANGES = "delta.enableChangeDataFeed"
+_CHANGES = "delta.enableChangeDataFeed"
 VERSIONS_SHOWN = 50
 """If a view has more sources, its commits do not contain their versions; the note does."""
 
@@ -99,7 +99,7 @@ class Refresher:
 
     def note(self, view: View) -> Note:
         """Return what is noted of a view."""
-        return Note.of(self.store.load(note_path(view.name)))
+        return Note.of(self.store.load(view_note_path(view.name)))
 
     def refresh(self, view: View, *, full: bool = False) -> RefreshedView:
         """Bring a view to its sources' newest versions.
@@ -389,7 +389,7 @@ class Refresher:
         raise ViewError(view.name, f"expectations do not hold: {', '.join(counts)}; no table was changed")
 
     def _write(self, view: View, note: Note) -> None:
-        self.store.write(note_path(view.name), note.dump())
+        self.store.write(view_note_path(view.name), note.dump())
 
 
 @dataclass(frozen=True)
@@ -435,7 +435,7 @@ class _Commits:
                 staged.files,
                 ids=ids,
                 notes=self.notes,
-                properties={CHANGES: "true"} if self.view.changes else {},
+                properties={_CHANGES: "true"} if self.view.changes else {},
                 comment=self.view.comment,
             )
         else:

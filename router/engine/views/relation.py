@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from router.delta.lake import Lake
     from router.engine.views.sources import File, Snapshot
 
-TABLE = "table"
+VIEW_TABLE_COLUMN = "table"
 """The column with the table of a row, without its layer: uno for silver.uno."""
 NARROW_INTEGERS = (pa.int8(), pa.int16(), pa.int32())
 LISTING_ON_DISK = {
@@ -52,7 +52,7 @@ LISTING_IN_BUCKET = {"spark.sql.sources.parallelPartitionDiscovery.parallelism":
 FEW_FILES = 16
 FEW_ROWS = 100_000
 """Files and rows that one task reads and groups in less time than Spark takes to exchange rows between tasks."""
-SMALL_ROWS = 1_000_000
+_SMALL_ROWS = 1_000_000
 """Rows that tasks read with Arrow, of all files together at most."""
 FILES_PER_TASK = 64
 BATCH_ROWS = 64_000
@@ -107,7 +107,7 @@ class Relations:
             else:
                 table_files += [(part.table, file) for file in files]
 
-        if len(table_files) > FEW_FILES and _count_rows(file for _, file in table_files) <= SMALL_ROWS:
+        if len(table_files) > FEW_FILES and _count_rows(file for _, file in table_files) <= _SMALL_ROWS:
             frames.append(self._read_by_arrow(table_files, columns, named=named))
         elif table_files:
             frames.append(self._read_by_spark(table_files, columns, named=named))
@@ -138,7 +138,7 @@ class Relations:
             value = F.col(quoted(column.name)) if column.name.lower() in names else F.lit(None)
             selected.append(value.cast(column.dataType).alias(column.name))
         if named:
-            selected.append(F.lit(table.short).alias(TABLE))
+            selected.append(F.lit(table.short).alias(VIEW_TABLE_COLUMN))
         return frame.select(*selected)
 
     def _read_by_spark(self, files: list[tuple[Snapshot, File]], columns: pa.Schema, *, named: bool) -> DataFrame:
@@ -149,7 +149,7 @@ class Relations:
         if not named:
             return frame
         folder = F.substring_index(F.substring_index("_metadata.file_path", "/", -2), "/", 1)
-        return frame.select("*", folder.alias(TABLE))
+        return frame.select("*", folder.alias(VIEW_TABLE_COLUMN))
 
     def _read_by_arrow(self, files: list[tuple[Snapshot, File]], columns: pa.Schema, *, named: bool) -> DataFrame:
         tasks = min(self.session.sparkContext.defaultParallelism, -(-len(files) // FILES_PER_TASK))
@@ -162,7 +162,7 @@ class Relations:
 
 def _spark_columns(columns: pa.Schema, *, named: bool) -> StructType:
     spark_columns = to_spark_columns(columns, ntz=True)
-    return spark_columns.add(TABLE, "string") if named else spark_columns
+    return spark_columns.add(VIEW_TABLE_COLUMN, "string") if named else spark_columns
 
 
 def _reading_task(
@@ -179,7 +179,7 @@ def _reading_task(
             rows = pq.ParquetFile(source, coerce_int96_timestamp_unit="us").read(use_threads=False)
         names = {column.name.lower(): column.name for column in columns}
         rows = cast_to(rows.rename_columns([names.get(name.lower(), name) for name in rows.column_names]), columns)
-        return rows.append_column(TABLE, pa.repeat(table, len(rows))) if named else rows
+        return rows.append_column(VIEW_TABLE_COLUMN, pa.repeat(table, len(rows))) if named else rows
 
     def read_share(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         share: list[tuple[str, str]] = []

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("router")
 POOL = "views"
-GROUP = "router views"
-LOOK_SECONDS = 0.5
+_GROUP = "router views"
+_LOOK_SECONDS = 0.5
 ENDING_SECONDS = 60.0
 """How long the end of a run waits for a refresh that is cancelled."""
 
@@ -116,7 +116,7 @@ class ViewSchedule:
         """End the thread. `refresh`: afterwards refresh each view that is not `on_demand`, once."""
         self.stop.set()
         if self.thread:
-            self.refresher.spark.sparkContext.cancelJobGroup(GROUP)
+            self.refresher.spark.sparkContext.cancelJobGroup(_GROUP)
             self.thread.join(ENDING_SECONDS)
             self.thread = None
         if refresh:
@@ -137,8 +137,8 @@ class ViewSchedule:
     def _work(self) -> None:
         context = self.refresher.spark.sparkContext
         context.setLocalProperty("spark.scheduler.pool", POOL)
-        context.setJobGroup(GROUP, "a view", interruptOnCancel=True)
-        while not self.stop.wait(LOOK_SECONDS):
+        context.setJobGroup(_GROUP, "a view", interruptOnCancel=True)
+        while not self.stop.wait(_LOOK_SECONDS):
             for view in self.views:
                 if not self.stop.is_set() and self._is_due(view):
                     self._refresh(view)

@@ -19,14 +19,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from router.columns import quoted
-from router.engine.views.relation import TABLE
+from router.engine.views.relation import VIEW_TABLE_COLUMN
 from router.spark_internals import analysed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 Way = Literal["merge", "keys", "rows", "tables", "full"]
-MERGED = {
+_MERGED = {
     **{"count": "sum", "sum": "sum", "min": "min", "max": "max"},
     **{name: name for name in ("bool_and", "bool_or", "bit_and", "bit_or", "bit_xor")},
     **{"hll_sketch_agg": "hll_union_agg", "bitmap_construct_agg": "bitmap_or_agg"},
@@ -35,7 +35,7 @@ MERGED = {
 ROW_WISE = {"Project", "Filter", "SubqueryAlias"}
 LEAF = "View"
 """The node of `source`, and of other relations, in a plan. The nodes below it are not part of the query."""
-SOURCE = "source"
+_SOURCE = "source"
 CURRENT = "CURRENT_LIKE"
 """Spark's mark of functions whose value is fixed for one run of a query only: the time, the user, the zone, ..."""
 SPECIAL_TIMES = ("now", "today", "tomorrow", "yesterday")
@@ -74,7 +74,7 @@ def shape_of(query: DataFrame) -> QueryShape:
     if _name(leaf) != LEAF:
         return QueryShape("full", f"it has a {_name(leaf)}")
     relation = leaf.desc().identifier().table()
-    if relation != SOURCE:
+    if relation != _SOURCE:
         return QueryShape("full", f"it reads {relation} in place of `source`")
     if any(part.subqueries().nonEmpty() for part in (*above, node, *below)):
         return QueryShape("full", "it has a subquery")
@@ -97,7 +97,7 @@ def unstable_part(plan: Any) -> str:
     while nodes:
         node = nodes.pop()
         # What is below is how the router reads the tables, not the query.
-        if _name(node) == LEAF and node.desc().identifier().table() == SOURCE:
+        if _name(node) == LEAF and node.desc().identifier().table() == _SOURCE:
             continue
         # A sample has no expression: its seed stands in the node, and is another one each time.
         if _name(node) == "Sample":
@@ -193,8 +193,8 @@ def _merging_sql(values: dict[str, Any]) -> dict[str, str]:
     merged: dict[str, str] = {}
     for column, value in values.items():
         function = _aggregate_function(value)
-        if function in MERGED:
-            merged[column] = f"{MERGED[function]}({quoted(column)})"
+        if function in _MERGED:
+            merged[column] = f"{_MERGED[function]}({quoted(column)})"
         # An average of decimals is rounded, so that it cannot be merged.
         if function != "avg" or value.dataType().typeName() != "double":
             continue
@@ -229,7 +229,7 @@ def _skip_row_wise(node: Any) -> tuple[list[Any], Any]:
 
 def _table_column(plan: Any, leaf: Any) -> str:
     """Return the column of a plan that is the relation's `table`; an empty text if there is none."""
-    tables = {column.exprId().id() for column in _list(leaf.output()) if column.name() == TABLE}
+    tables = {column.exprId().id() for column in _list(leaf.output()) if column.name() == VIEW_TABLE_COLUMN}
     return next((str(column.name()) for column in _list(plan.output()) if column.exprId().id() in tables), "")
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 TARGET = "_target"
 """The column with the name of the table that a row goes into."""
 HASH = "_hash"
-VIOLATED = "_violated"
+VIOLATED_COLUMN = "_violated"
 """Before the number of an expectation: the column that is true if a row violates it."""
 
 
@@ -109,7 +109,7 @@ def violations(view: View) -> dict[str, Column]:
     """Return a column for each expectation: true if a row violates it. One that cannot be evaluated is violated."""
     columns = {}
     for number, expectation in enumerate(view.expect):
-        columns[f"{VIOLATED}{number}"] = ~F.coalesce(F.expr(expectation.sql).cast("boolean"), F.lit(False))
+        columns[f"{VIOLATED_COLUMN}{number}"] = ~F.coalesce(F.expr(expectation.sql).cast("boolean"), F.lit(False))
     return columns
 
 
@@ -145,7 +145,7 @@ def _check(batch: pa.RecordBatch, checks: list[_Check], tables: dict[str, Staged
     """Count the rows that violate expectations, by table; return those that none of these drops."""
     dropped = pa.repeat(pa.scalar(False), batch.num_rows)
     for number, check in enumerate(checks):
-        violated = batch.column(f"{VIOLATED}{number}")
+        violated = batch.column(f"{VIOLATED_COLUMN}{number}")
         for table, count in _count_by_table(batch.filter(violated)):
             tables[table].violated[check.expectation] += count
         if check.drops:

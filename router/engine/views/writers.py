@@ -54,7 +54,7 @@ def view_writer(view: str) -> str:
     return f"/views/{view}"
 
 
-def writers_of(query: str, table: str, ids: Iterable[str], notes: Mapping[str, Any]) -> set[str]:
+def _writers_of(query: str, table: str, ids: Iterable[str], notes: Mapping[str, Any]) -> set[str]:
     """Return the writers of a query that the transaction ids and the notes of a commit name.
 
     An id with another table's name came with a copy of that table's folder.
@@ -97,7 +97,7 @@ def read_on(lake: Lake, query: str, name: str, earlier: LogWriters, version: int
     """Return earlier writers of a table with those of the commits since. Raises TableError."""
     writers = set(earlier.writers)
     for commit in log_commits(lake, name, range(earlier.version + 1, version + 1)):
-        writers |= writers_of(query, name, commit.transactions, commit.notes)
+        writers |= _writers_of(query, name, commit.transactions, commit.notes)
     return LogWriters(earlier.id, version, frozenset(writers))
 
 
@@ -110,7 +110,7 @@ def _table_id(table: Any) -> Any:
 def _newest_first(lake: Lake, query: str, name: str, table: Any) -> Iterator[set[str]]:
     """Yield the writers of each commit, from the newest back to the last checkpoint, then those in the checkpoint."""
     if isinstance(table, SparkTable):
-        yield writers_of(query, name, _spark_ids(table), {})
+        yield _writers_of(query, name, _spark_ids(table), {})
         return
     checkpoint = LogCheckpoint(-1, ())
     newest = table.version()
@@ -121,8 +121,8 @@ def _newest_first(lake: Lake, query: str, name: str, table: Any) -> Iterator[set
         if version <= checkpoint.version:
             break
         for commit in log_commits(lake, name, [version]):
-            yield writers_of(query, name, commit.transactions, commit.notes)
-    yield writers_of(query, name, checkpoint.transaction_ids(lake), {})
+            yield _writers_of(query, name, commit.transactions, commit.notes)
+    yield _writers_of(query, name, checkpoint.transaction_ids(lake), {})
 
 
 def _spark_ids(table: SparkTable) -> list[str]:

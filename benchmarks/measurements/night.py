@@ -1,0 +1,62 @@
+"""What does it cost to be seen: `ui`, metrics that are scraped, three open pages?"""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING
+
+from benchmarks.cells import Cell
+from benchmarks.format import MISSING, met
+from benchmarks.measurements import Measurement, Table
+from benchmarks.subjects.watched import PAGES, SCRAPE_SECONDS
+
+if TYPE_CHECKING:
+    from benchmarks.cells import Scale
+    from benchmarks.results import Results
+
+BARS = {"cpu": 1.02, "wall": 1.05}
+NAMES = {"cpu": "CPU seconds", "wall": "wall seconds"}
+
+
+def _cells(scale: Scale) -> list[Cell]:
+    pairs = ("pairs", "10" if scale.full else "3")
+    return [
+        Cell("watched", "single", scale.events, games, rows_per_batch=scale.events // 10, options=(pairs,))
+        for games in (7, 200)
+    ]
+
+
+def _table(results: Results, scale: Scale) -> Table:
+    rows = []
+    figures: dict[str, float | None] = {}
+    for cell in _cells(scale):
+        result = results.of(cell)
+        run = result.counted[-1] if result and not result.problem and result.counted else None
+        samples = run.samples if run else []
+        for measure, bar in BARS.items():
+            ratios = sorted(sample[f"watched: {measure}"] / sample[f"plain: {measure}"] for sample in samples)
+            median = statistics.median(ratios) if ratios else None
+            figures[f"{cell.games}: {measure}"] = median
+            spread = f"{ratios[0]:.3f} to {ratios[-1]:.3f}" if ratios else MISSING
+            plain = [sample[f"plain: {measure}"] for sample in samples]
+            rows.append(
+                (
+                    str(cell.games),
+                    NAMES[measure],
+                    f"{statistics.median(plain):.2f}" if plain else MISSING,
+                    f"{median:.3f}" if median else MISSING,
+                    spread,
+                    met(median, bar, at_least=False),
+                )
+            )
+    notes = (
+        f"A stream of ten batches, drained with `ui` and by turns without, in one session: /metrics is read every "
+        f"{SCRAPE_SECONDS} s and {PAGES} pages are open. The ratio is that of a pair: with `ui` to without. CPU is "
+        "that of the driver, its JVM and its Python workers.",
+    )
+    return Table(
+        ("tables", "measured", "without", "ratio, median", "smallest to largest", "bar"), tuple(rows), figures, notes
+    )
+
+
+NIGHT = Measurement("night", "What being seen costs", 71, _cells, _table, short=False)
