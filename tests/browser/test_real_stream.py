@@ -101,7 +101,7 @@ def test_a_real_stream_is_on_its_page(
         shows(browser, "#words", "games: running")
         shows(browser, "#sinks", "open: its API is unavailable")
         shows(browser, "#quarantine", "silver.poker")
-        assert "Somebody should look" in text_of(browser, "#verdict")
+        assert "Needs a look" in text_of(browser, "#verdict")
         findings = text_of(browser, "#findings")
         assert "Tables that cannot be written: silver.poker" in findings
         assert "The API of wins/rest is unavailable" in findings
