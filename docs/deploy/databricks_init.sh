@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Install the router on each machine of a Databricks cluster, beside the Spark and the Delta of the runtime: pip would put
+# Install the router on each machine of a Databricks cluster, next to the Spark and the Delta of the runtime: pip would put
 # others in front of them.
 set -euo pipefail
 bin=${DATABRICKS_PYTHON:-/databricks/python}/bin
