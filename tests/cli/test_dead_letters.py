@@ -141,9 +141,9 @@ def test_options_choose_as_those_of_replay_do(run: Run, write: Any, options: Any
 
 def test_reasons_made_of_data_are_counted_together(run: Run, write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reason with a value in it is another one in every record: it must not fill screen and memory."""
-    monkeypatch.setattr(dead_letters, "REASONS", 3)
+    monkeypatch.setattr(dead_letters, "_REASONS", 3)
     monkeypatch.setattr(dead_letters, "CANDIDATES", 20)
-    monkeypatch.setattr(dead_letters, "ROWS_AT_ONCE", 16)
+    monkeypatch.setattr(dead_letters, "_ROWS_AT_ONCE", 16)
     for start in (0, 100, 200):
         write(letter(start + number, reason=f"{number} of {start} is no number") for number in range(50))
         write([letter(start + 60), letter(start + 61), letter(start + 62, "decode", "not valid JSON")])

@@ -131,7 +131,7 @@ def test_a_table_of_others_is_never_rewritten(
             committers.commit((replace(land(lake, table, WIDE, 1), widening="rewrite"),), {}, {})
         assert opened(lake, table).version() == 0
     assert way(opened(lake), TABLE, "feature") == "rewrite"
-    monkeypatch.setattr(widening, "LARGEST", 100)
+    monkeypatch.setattr(widening, "_LARGEST", 100)
     assert way(opened(lake), TABLE, "rewrite") is None
 
 

@@ -32,7 +32,7 @@ def server() -> Iterator[S3Server]:
 def checkpoint(server: S3Server, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lake]:
     """Return a checkpoint in a bucket, whose locks expire soon."""
     monkeypatch.setattr(run_lock, "RENEWED", 0.1)
-    monkeypatch.setattr(run_lock, "EXPIRES", 1.0)
+    monkeypatch.setattr(run_lock, "_EXPIRES", 1.0)
     yield Lake.at(f"s3://lake/{request.node.name}", server.options)
     server.fail()
 

@@ -115,7 +115,7 @@ def test_dead_letters_are_counted_by_their_cause(board: StatusBoard, reader: Sta
 
 def test_reasons_are_bounded(board: StatusBoard, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it a reason that has data in it fills the driver's memory."""
-    monkeypatch.setattr(board_module, "REASONS", 2)
+    monkeypatch.setattr(board_module, "_REASONS", 2)
     board.dead_letters_are({("decode", "", "", f"reason {number}"): 1 for number in range(5)})
     found = {one.reason: one.count for one in board.snapshot().dead_letters}
     assert found == {"reason 0": 1, "reason 1": 1, None: 3}
