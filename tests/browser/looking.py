@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 SECONDS = 20.0
 
 
-def wait(browser: Chrome, condition: str) -> Any:
+def wait(browser: Chrome, condition: str, seconds: float = SECONDS) -> Any:
     """Wait until a script returns something true."""
-    until = time.monotonic() + SECONDS
+    until = time.monotonic() + seconds
     while not (value := browser.execute_script(condition)):
         assert time.monotonic() < until, f"{condition}\n{browser.find_element('tag name', 'body').text[:2000]}"
         time.sleep(0.05)

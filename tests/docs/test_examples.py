@@ -185,7 +185,7 @@ def test_every_key_is_documented(key: str) -> None:
 
 def test_every_command_of_the_pages_exists() -> None:
     """A command in the documentation must be there when it is typed."""
-    typed = re.compile(r"(?:^|`)router ([a-z-]+)\b", re.MULTILINE)
+    typed = re.compile(r"(?:^|`)router (?:--verbose )?([a-z][a-z-]*)\b", re.MULTILINE)
     named = {name for page in PAGES for name in typed.findall(page.read_text())}
 
     assert {"run", "check", "ledger"} <= named <= COMMANDS.keys()
