@@ -320,6 +320,7 @@ def take_merged(query: Query, number: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # by Spark each of some sixty merges takes seconds
 @pytest.mark.parametrize("commit", COMMITS)
 def test_tables_with_one_row_per_key_are_merged_anew(
     make_query: MakeQuery, spark: SparkSession, tmp_path: Path, commit: str, meanwhile: Callable[..., None]
