@@ -169,10 +169,8 @@ class _Fold:
         null, ours = parts(have)
         null_in_new, theirs = parts(come)
         null = null or null_in_new
-        if not theirs:
-            return joined(null, ours)
-        if not ours:
-            return joined(null, tuple(self.adopted(branch) for branch in theirs))
+        if not ours or not theirs:
+            return joined(null, ours or tuple(self.adopted(branch) for branch in theirs))
         if len(ours) == len(theirs) == 1:
             return joined(null, (self.single(ours[0], theirs[0], at),))
         # A union of several types is a struct of its members, which no single type can become.
@@ -368,14 +366,10 @@ def _same_fields(have: AvroRecord, come: AvroRecord) -> dict[str, AvroField]:
         if field.name in names:
             continue
         # The field may have a name again that it had in an earlier version.
-        if field.name in name_now:
-            name = name_now[field.name]
-            if name in matches:
-                both = f"{matches[name].name} and {field.name}"
-                raise ValueError(f"{both} are one column, by an alias of another version")
-            matches[name] = field
-            continue
-        for alias in field.aliases:
+        other = matches.get(name_now.get(field.name, ""))
+        if other is not None:
+            raise ValueError(f"{other.name} and {field.name} are one column, by an alias of another version")
+        for alias in (field.name, *field.aliases):
             name = name_now.get(alias, alias)
             if name in names and name not in matches:
                 matches[name] = field
