@@ -150,6 +150,8 @@ def type_name(node: Mapping[str, Any], pointer: str) -> str:
     types = node.get("type", _implied(node))
     if isinstance(types, str):
         types = [types]
+    if not isinstance(types, list):
+        raise _refusal(pointer, f"`type` is a name or a list of names, not {types!r:.50}")
     names = {str(name) for name in types} - {"null"}
     if names == {"integer", "number"}:
         return "number"
@@ -196,9 +198,9 @@ def _implied(node: Mapping[str, Any]) -> list[str]:
         return ["object"]
     if "items" in node:
         return ["array"]
-    values = node.get("enum") or []
-    if "const" in node:
-        values = [node["const"]]
+    values = [node["const"]] if "const" in node else node.get("enum")
+    if not isinstance(values, list):
+        return []
     return sorted({NAMES.get(type(value), "object") for value in values})
 
 
