@@ -1,9 +1,9 @@
 """Write whole columns at once: for every row of an array the bytes that stand for it.
 
-Avro and Protobuf both put the fields of a record one behind the other, so a record is the concatenation of what its
+Avro and Protobuf both write the fields of a record one after the other, so a record is the concatenation of what its
 columns write. Every function takes an array without nulls, except where its docstring allows them, and raises
 ValueError with the field if a value cannot be written: the caller finds the row by halving
-(router_encoders.registry_encoder). All run on executors.
+(router_encoders.registry_encoder).
 """
 
 from __future__ import annotations

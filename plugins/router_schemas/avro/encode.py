@@ -10,7 +10,7 @@
 | decimal | decimal on bytes or fixed, with no fewer digits before or after the point |
 | struct, array, map<string, ...> | record, array, map |
 | anything that may be null | a union of null and that |
-| anything | the first type of a union that takes it |
+| anything | the first type of a union that accepts it |
 | struct of member0, member1, ... | the union of as many types that is read as it |
 
 A column is written to the field that is read as this column (column_names). Every column needs such a field, and a
@@ -83,7 +83,7 @@ _PLAIN: dict[tuple[str, str], tuple[type[T.DataType], ...]] = {
     **dict.fromkeys((("long", "timestamp-micros"), ("long", "timestamp-millis")), (T.TimestampType,)),
     **dict.fromkeys((("long", "local-timestamp-micros"), ("long", "local-timestamp-millis")), (T.TimestampNTZType,)),
 }
-"""The columns that a primitive type with a logical type takes."""
+"""The columns that a primitive type with a logical type accepts."""
 
 
 def writer(schema: AvroSchema, columns: T.StructType) -> Write:
@@ -118,7 +118,7 @@ def _encoder(schema: AvroSchema) -> Callable[[Any], bytes]:
 
 
 def _symbol(position: int) -> str:
-    """Return the name of a symbol for fastavro, by its position: it refuses letters that Avro's Java library takes."""
+    """Return the name of a symbol for fastavro, which refuses letters that Avro's Java library accepts."""
     return f"s{position}"
 
 

@@ -103,7 +103,7 @@ class Records:
     header: str = VALUE_HEADER
     only: str = ""
     origins: dict[str, str] = field(default_factory=dict)
-    """Field of the event -> the record and version that brought it."""
+    """Field of the event -> the record and version that it comes from."""
 
 
 def records_of(uses: Mapping[bytes, RecordUse], reasons: Mapping[bytes, str], taken: Taken | None = None) -> Records:

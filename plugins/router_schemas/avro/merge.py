@@ -2,7 +2,7 @@
 
 | versions differ in | the merged column |
 |---|---|
-| a field is missing in some | that field, nullable, default null: null says that the writer had no such field |
+| a field is missing in some | that field, nullable, default null: it is null if the writer had no such field |
 | a field renamed, the newer one naming the older as alias | one column under the newest name |
 | null allowed in some | nullable |
 | int, long | long |
@@ -19,7 +19,7 @@
 A type is the same in two versions if the full names are equal, if the names without namespace are equal in the same
 place, or by an alias (specification, "Schema Resolution" and "Aliases"). The result has every former name as an alias,
 so it reads the writers' schemas unchanged. A column is never decoded into a wrong value: a difference that cannot be
-merged is a conflict. Below, `have` is what there is of the versions so far, `come` the part of the new version that
+merged is a conflict. Below, `old` is a part of what the versions so far became, `new` the part of the next version that
 meets it.
 """
 
@@ -138,7 +138,7 @@ class _Fold:
     def __init__(self, before: _State, writer: RecordVersion) -> None:
         self.before = before
         self.label = writer.label
-        self.come = writer.schema
+        self.new = writer.schema
         self.types = dict(before.types)
         self.keys = dict(before.keys)
         self.origins = {("", ""): writer.label, **before.origins}
@@ -150,9 +150,9 @@ class _Fold:
         """Return the state with this version."""
         top = _Place("", self.origins["", ""])
         if self.before.root is None:
-            root = self.adopted(self.come.root)
+            root = self.adopted(self.new.root)
         else:
-            root = self.merged(self.before.root, self.come.root, top)
+            root = self.merged(self.before.root, self.new.root, top)
         # Two versions may each be flat enough, and their types together nested too deep.
         try:
             reachable(root, self.types)
@@ -164,73 +164,73 @@ class _Fold:
         """Note what keeps this version from being merged."""
         self.conflicts.append(SchemaConflict(at.path.removeprefix("."), at.origin, self.label, difference))
 
-    def merged(self, have: Type, come: Type, at: _Place) -> Type:
+    def merged(self, old: Type, new: Type, at: _Place) -> Type:
         """Return the type that reads what both wrote."""
-        null, ours = parts(have)
-        null_in_new, theirs = parts(come)
+        null, old_branches = parts(old)
+        null_in_new, new_branches = parts(new)
         null = null or null_in_new
-        if not ours or not theirs:
-            return joined(null, ours or tuple(self.adopted(branch) for branch in theirs))
-        if len(ours) == len(theirs) == 1:
-            return joined(null, (self.single(ours[0], theirs[0], at),))
+        if not old_branches or not new_branches:
+            return joined(null, old_branches or tuple(self.adopted(branch) for branch in new_branches))
+        if len(old_branches) == len(new_branches) == 1:
+            return joined(null, (self.single(old_branches[0], new_branches[0], at),))
         # A union of several types is a struct of its members, which no single type can become.
-        if len(ours) == 1 or len(theirs) == 1:
-            self.refuse(at, f"{words(have, self.types)} became {words(come, self.come.types)}")
-            return have
-        return joined(null, self.union(ours, theirs, at))
+        if len(old_branches) == 1 or len(new_branches) == 1:
+            self.refuse(at, f"{words(old, self.types)} became {words(new, self.new.types)}")
+            return old
+        return joined(null, self.union(old_branches, new_branches, at))
 
-    def single(self, have: Type, come: Type, at: _Place) -> Type:
+    def single(self, old: Type, new: Type, at: _Place) -> Type:
         """Return the type that reads both; neither is a union."""
-        match have, come:
+        match old, new:
             case Primitive(), Primitive():
-                return self.attempt(_wider, have, come, at)
+                return self.attempt(_wider, old, new, at)
             case Array(), Array():
-                return Array(self.merged(have.items, come.items, at.inside("[]")))
+                return Array(self.merged(old.items, new.items, at.inside("[]")))
             case MapOf(), MapOf():
-                return MapOf(self.merged(have.values, come.values, at.inside("{}")))
+                return MapOf(self.merged(old.values, new.values, at.inside("{}")))
             case Ref(), Ref():
-                return self.named(have.name, come.name, at)
-        self.refuse(at, f"{words(have, self.types)} became {words(come, self.come.types)}")
-        return have
+                return self.named(old.name, new.name, at)
+        self.refuse(at, f"{words(old, self.types)} became {words(new, self.new.types)}")
+        return old
 
-    def attempt(self, join: Callable[[S, S], S], have: S, come: S, at: _Place) -> S:
+    def attempt(self, join: Callable[[S, S], S], old: S, new: S, at: _Place) -> S:
         """Return what `join` makes of two types; if it refuses, note that and return the first."""
         try:
-            return join(have, come)
+            return join(old, new)
         except ValueError as error:
             self.refuse(at, str(error))
-            return have
+            return old
 
-    def union(self, ours: tuple[Type, ...], theirs: tuple[Type, ...], at: _Place) -> tuple[Type, ...]:
+    def union(self, old_branches: tuple[Type, ...], new_branches: tuple[Type, ...], at: _Place) -> tuple[Type, ...]:
         """Return the branches of both unions: former ones keep their place, new ones come last."""
-        branches = list(ours)
-        for come in theirs:
-            places = [place for place, have in enumerate(ours) if self.corresponds(have, come)]
+        branches = list(old_branches)
+        for new in new_branches:
+            places = [place for place, old in enumerate(old_branches) if self.corresponds(old, new)]
             if places:
-                branches[places[0]] = self.single(branches[places[0]], come, at)
+                branches[places[0]] = self.single(branches[places[0]], new, at)
             else:
-                branches.append(self.adopted(come))
+                branches.append(self.adopted(new))
         return tuple(branches)
 
-    def corresponds(self, have: Type, come: Type) -> bool:
+    def corresponds(self, old: Type, new: Type) -> bool:
         """Return whether two branches of unions are the same branch."""
-        match have, come:
+        match old, new:
             case Primitive(), Primitive():
-                return have.name == come.name
+                return old.name == new.name
             case Ref(), Ref():
-                return self.is_version_of(have.name, come.name)
-        return type(have) is type(come)
+                return self.is_version_of(old.name, new.name)
+        return type(old) is type(new)
 
     def is_version_of(self, key: str, name: str) -> bool:
         """Return whether a named type of this version is another version of the type under a key."""
         # A name that a version has had belongs to its type for good; only a new one is compared.
         if name in self.keys:
             return self.keys[name] == key
-        return _same_type(self.types[key], self.come.types[name])
+        return _same_type(self.types[key], self.new.types[name])
 
-    def adopted(self, come: Type) -> Type:
+    def adopted(self, new: Type) -> Type:
         """Return a type of this version for a place that had none, with keys in place of names."""
-        match come:
+        match new:
             case Ref(name):
                 return Ref(self.key(name))
             case Array(items):
@@ -238,24 +238,24 @@ class _Fold:
             case MapOf(values):
                 return MapOf(self.adopted(values))
             case Union():
-                null, branches = parts(come)
+                null, branches = parts(new)
                 return joined(null, tuple(self.adopted(branch) for branch in branches))
-        return come
+        return new
 
     def key(self, name: str) -> str:
         """Return the key of a type of this version in a place that had none: a known type's, or a new one."""
         if name in self.pairs:
             return self.pairs[name]
         # The type may be known from another place, or by an alias that is not a type of its own now.
-        come = self.come.types[name]
-        for known_name in (name, *come.aliases):
-            if known_name in self.keys and (known_name == name or known_name not in self.come.types):
+        new = self.new.types[name]
+        for known_name in (name, *new.aliases):
+            if known_name in self.keys and (known_name == name or known_name not in self.new.types):
                 return self.named(self.keys[known_name], name, _Place(f".{name}", self.origins["", ""])).name
         key = self.pair(name, str(len(self.types)))
-        self.types[key] = replace(come, aliases=())  # before its fields, which may refer to it
-        if isinstance(come, AvroRecord):
+        self.types[key] = replace(new, aliases=())  # before its fields, which may refer to it
+        if isinstance(new, AvroRecord):
             fields = []
-            for field in come.fields:
+            for field in new.fields:
                 fields.append(AvroField(field.name, self.adopted(field.type)))
                 self.origins[key, field.name] = self.label
             self.types[key] = AvroRecord(name, tuple(fields))
@@ -263,19 +263,19 @@ class _Fold:
 
     def named(self, key: str, name: str, at: _Place) -> Ref:
         """Merge a named type of this version into the one that has its place."""
-        have = self.types[key]
-        come = self.come.types[name]
+        old = self.types[key]
+        new = self.new.types[name]
         if self.pairs.get(name) == key:
             return Ref(key)
-        if type(have) is not type(come) or not self.is_version_of(key, name):
-            change = f"{words(Ref(key), self.types)} became {words(Ref(name), self.come.types)}"
+        if type(old) is not type(new) or not self.is_version_of(key, name):
+            change = f"{words(Ref(key), self.types)} became {words(Ref(name), self.new.types)}"
             self.refuse(at, f"{change}; a new name needs an alias")
         elif name in self.pairs or key in self.taken:
-            self.refuse(at, f"types {have.name} and {name} became one, or one became both")
+            self.refuse(at, f"types {old.name} and {name} became one, or one became both")
         else:
             self.pair(name, key)  # before its fields, which may refer to it
-            merged = self.definition(key, have, come, at)
-            self.types[key] = replace(merged, name=name, aliases=_former_names(have, name))
+            merged = self.definition(key, old, new, at)
+            self.types[key] = replace(merged, name=name, aliases=_former_names(old, name))
         return Ref(key)
 
     def pair(self, name: str, key: str) -> str:
@@ -285,49 +285,49 @@ class _Fold:
         self.taken.add(key)
         return key
 
-    def definition(self, key: str, have: Definition, come: Definition, at: _Place) -> Definition:
+    def definition(self, key: str, old: Definition, new: Definition, at: _Place) -> Definition:
         """Return a named type with what both versions of it have."""
-        match have, come:
+        match old, new:
             case AvroRecord(), AvroRecord():
-                return replace(have, fields=self.fields(key, have, come, at))
+                return replace(old, fields=self.fields(key, old, new, at))
             case Enum(), Enum():
-                return replace(have, symbols=tuple(dict.fromkeys((*have.symbols, *come.symbols))))
+                return replace(old, symbols=tuple(dict.fromkeys((*old.symbols, *new.symbols))))
             case Fixed(), Fixed():
-                if have.size != come.size:
-                    self.refuse(at, f"its size of {have.size} bytes became {come.size}")
-                return replace(have, logical=self.attempt(_meaning, have.logical, come.logical, at))
-        raise TypeError(f"{have.name} and {come.name} are of different kinds")  # `named` has checked that
+                if old.size != new.size:
+                    self.refuse(at, f"its size of {old.size} bytes became {new.size}")
+                return replace(old, logical=self.attempt(_meaning, old.logical, new.logical, at))
+        raise TypeError(f"{old.name} and {new.name} are of different kinds")  # `named` has checked that
 
-    def fields(self, key: str, have: AvroRecord, come: AvroRecord, at: _Place) -> tuple[AvroField, ...]:
+    def fields(self, key: str, old: AvroRecord, new: AvroRecord, at: _Place) -> tuple[AvroField, ...]:
         """Return the fields of both versions of a record, former ones first."""
         try:
-            matches = _same_fields(have, come)
+            matches = _same_fields(old, new)
         except ValueError as error:
             self.refuse(at, str(error))
-            return have.fields
-        fields = [self.field(key, field, matches.get(field.name), at) for field in have.fields]
+            return old.fields
+        fields = [self.field(key, field, matches.get(field.name), at) for field in old.fields]
         matched = {field.name for field in matches.values()}
-        for field in come.fields:
+        for field in new.fields:
             if field.name not in matched:
                 fields.append(AvroField(field.name, nullable(self.adopted(field.type))))
                 self.origins[key, field.name] = self.label
         return tuple(fields)
 
-    def field(self, key: str, have: AvroField, come: AvroField | None, at: _Place) -> AvroField:
+    def field(self, key: str, old: AvroField, new: AvroField | None, at: _Place) -> AvroField:
         """Return a former field, merged with this version's."""
-        if come is None:
-            return replace(have, type=nullable(have.type))
-        origin = self.origins.pop((key, have.name))
-        kind = self.merged(have.type, come.type, _Place(f"{at.path}.{come.name}", origin))
-        if kind != have.type or come.name != have.name:
+        if new is None:
+            return replace(old, type=nullable(old.type))
+        origin = self.origins.pop((key, old.name))
+        kind = self.merged(old.type, new.type, _Place(f"{at.path}.{new.name}", origin))
+        if kind != old.type or new.name != old.name:
             origin = self.label
-        self.origins[key, come.name] = origin
-        return AvroField(come.name, kind, _former_names(have, come.name))
+        self.origins[key, new.name] = origin
+        return AvroField(new.name, kind, _former_names(old, new.name))
 
 
-def _former_names(have: Definition | AvroField, name: str) -> tuple[str, ...]:
+def _former_names(old: Definition | AvroField, name: str) -> tuple[str, ...]:
     """Return the names of all versions so far but the newest name, the latest first."""
-    names = dict.fromkeys((have.name, *have.aliases))
+    names = dict.fromkeys((old.name, *old.aliases))
     return tuple(former for former in names if former != name)
 
 
@@ -338,31 +338,31 @@ def _with_renamed_fields(definition: Definition, names: dict[str, str]) -> Defin
     return replace(definition, fields=tuple(fields))
 
 
-def _same_type(have: Definition, come: Definition) -> bool:
-    """Return whether a type under a new name is another version of a type that there is.
+def _same_type(old: Definition, new: Definition) -> bool:
+    """Return whether a type under a new name is another version of an old type.
 
     Avro's rule ("Schema Resolution"): the name without its namespace, or an alias.
     """
-    if type(have) is not type(come):
+    if type(old) is not type(new):
         return False
-    if have.name.rpartition(".")[2] == come.name.rpartition(".")[2]:
+    if old.name.rpartition(".")[2] == new.name.rpartition(".")[2]:
         return True
-    return not {have.name, *have.aliases}.isdisjoint(come.aliases)
+    return not {old.name, *old.aliases}.isdisjoint(new.aliases)
 
 
-def _same_fields(have: AvroRecord, come: AvroRecord) -> dict[str, AvroField]:
+def _same_fields(old: AvroRecord, new: AvroRecord) -> dict[str, AvroField]:
     """Return the new version's field for the name of each former field, if it has one.
 
     An equal name goes before an alias. The aliases of former fields are the names that earlier versions wrote them
     under. Raises ValueError if two fields would be one column.
     """
-    names = {field.name for field in have.fields}
+    names = {field.name for field in old.fields}
     name_now: dict[str, str] = {}
-    for field in have.fields:
+    for field in old.fields:
         name_now |= dict.fromkeys(field.aliases, field.name)
 
-    matches = {field.name: field for field in come.fields if field.name in names}
-    for field in come.fields:
+    matches = {field.name: field for field in new.fields if field.name in names}
+    for field in new.fields:
         if field.name in names:
             continue
         # The field may have a name again that it had in an earlier version.
@@ -388,28 +388,28 @@ ROUNDING = (frozenset({"long", "float"}), frozenset({"long", "double"}))
 UUID = Logical("uuid")
 
 
-def _wider(have: Primitive, come: Primitive) -> Primitive:
+def _wider(old: Primitive, new: Primitive) -> Primitive:
     """Return the type that reads every value of both exactly; raise ValueError with the reason if there is none."""
-    names = frozenset({have.name, come.name})
+    names = frozenset({old.name, new.name})
     if len(names) == 1:
-        return Primitive(have.name, _meaning(have.logical, come.logical))
-    if names in WIDER and {have.logical, come.logical} <= {None, UUID}:
+        return Primitive(old.name, _meaning(old.logical, new.logical))
+    if names in WIDER and {old.logical, new.logical} <= {None, UUID}:
         return Primitive(WIDER[names])
-    change = f"{words(have)} became {words(come)}"
+    change = f"{words(old)} became {words(new)}"
     if names in ROUNDING:
         change += ", which would round large numbers"
     raise ValueError(change)
 
 
-def _meaning(have: Logical | None, come: Logical | None) -> Logical | None:
+def _meaning(old: Logical | None, new: Logical | None) -> Logical | None:
     """Return the logical type of both; raise ValueError if they mean different things.
 
     The bytes do not contain the logical type: milliseconds read as microseconds would be silently wrong.
     """
-    if have == come:
-        return have
-    if {have, come} == {None, UUID}:
+    if old == new:
+        return old
+    if {old, new} == {None, UUID}:
         return None
-    if have and come and have.name == come.name == "decimal" and have.scale == come.scale:
-        return max(have, come, key=lambda decimal: decimal.precision)
-    raise ValueError(f"its logical type {have or 'none'} became {come or 'none'}")
+    if old and new and old.name == new.name == "decimal" and old.scale == new.scale:
+        return max(old, new, key=lambda decimal: decimal.precision)
+    raise ValueError(f"its logical type {old or 'none'} became {new or 'none'}")

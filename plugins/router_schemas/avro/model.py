@@ -294,7 +294,7 @@ def words(kind: Type, types: Mapping[str, Definition] | None = None) -> str:
 
 
 def branch_name(branch: Type) -> str:
-    """Return the name by which values say which branch of a union they are; no union has it twice."""
+    """Return the name of a branch in its union: a value is written with it, and no union has it twice."""
     if isinstance(branch, (Primitive, Ref)):
         return branch.name
     return "array" if isinstance(branch, Array) else "map"

@@ -143,7 +143,7 @@ class _Parser:
         )
 
     def union(self, nodes: list[Any], at: _Place) -> Union:
-        """Return a union; raise for one inside another and for a branch that comes twice."""
+        """Return a union; raise ValueError for a union inside another, and for two branches of one name."""
         branches = [self.type(node, at.inside()) for node in nodes]
         seen: set[str] = set()
         for branch in branches:

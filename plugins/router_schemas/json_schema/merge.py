@@ -9,7 +9,7 @@
 | the rest: string and integer, date and date-time, object and array, ... | refused |
 
 JSON has no promotions except the one for numbers: if one version calls a text a date-time and another a string, the
-type of an existing column would change. Below, `have` is the type so far, `come` that of the new version.
+type of an existing column would change. Below, `old` is the type so far, `new` that of the next version.
 """
 
 from __future__ import annotations
@@ -87,12 +87,12 @@ class _Fold:
         self.origins = dict(origins)
         self.conflicts: list[SchemaConflict] = []
 
-    def struct(self, have: T.StructType, come: T.StructType, path: str) -> T.StructType:
+    def struct(self, old: T.StructType, new: T.StructType, path: str) -> T.StructType:
         """Return a struct with the fields of both, former ones first."""
         before = f"{path}." if path else ""
-        kinds = {column.name: column.dataType for column in have}
+        kinds = {column.name: column.dataType for column in old}
         names = {name.lower(): name for name in kinds}
-        for column in come:
+        for column in new:
             name = column.name
             column_path = before + name
             spelling = names.setdefault(name.lower(), name)
@@ -106,9 +106,9 @@ class _Fold:
                 self.origins[column_path] = self.label
         return T.StructType([T.StructField(name, kind) for name, kind in kinds.items()])
 
-    def refuse_changes(self, taken: Taken, come: T.StructType, merged: T.StructType) -> None:
+    def refuse_changes(self, taken: Taken, new: T.StructType, merged: T.StructType) -> None:
         """Refuse to change the fields of another format, and to have a column that one of them has."""
-        for column in come:
+        for column in new:
             name = column.name
             column_name = REFUSED.sub("_", name)
             if name in taken and merged[name].dataType != taken[name][0]:
@@ -118,35 +118,35 @@ class _Fold:
             elif name not in taken and column_name in taken:
                 self.refuse(name, f"its column would be {column_name!r}, which there is", column_name)
 
-    def adopted(self, come: T.DataType, path: str) -> T.DataType:
+    def adopted(self, new: T.DataType, path: str) -> T.DataType:
         """Return a type for a place that had none."""
-        match come:
+        match new:
             case T.StructType():
-                return self.struct(T.StructType(), come, path)
+                return self.struct(T.StructType(), new, path)
             case T.ArrayType():
-                return T.ArrayType(self.adopted(come.elementType, f"{path}[]"))
+                return T.ArrayType(self.adopted(new.elementType, f"{path}[]"))
             case T.MapType():
-                return T.MapType(T.StringType(), self.adopted(come.valueType, f"{path}{{}}"))
-        return come
+                return T.MapType(T.StringType(), self.adopted(new.valueType, f"{path}{{}}"))
+        return new
 
-    def merged(self, have: T.DataType, come: T.DataType, path: str) -> T.DataType:
+    def merged(self, old: T.DataType, new: T.DataType, path: str) -> T.DataType:
         """Return the type that holds the values of both."""
-        match have, come:
+        match old, new:
             case T.StructType(), T.StructType():
-                return self.struct(have, come, path)
+                return self.struct(old, new, path)
             case T.ArrayType(), T.ArrayType():
-                return T.ArrayType(self.merged(have.elementType, come.elementType, f"{path}[]"))
+                return T.ArrayType(self.merged(old.elementType, new.elementType, f"{path}[]"))
             case T.MapType(), T.MapType():
-                return T.MapType(T.StringType(), self.merged(have.valueType, come.valueType, f"{path}{{}}"))
+                return T.MapType(T.StringType(), self.merged(old.valueType, new.valueType, f"{path}{{}}"))
             case ((T.IntegerType() | T.DecimalType()), T.LongType()):  # the numbers of another format
-                return have
-        if have == come:
-            return have
-        if {have, come} == NUMBERS:
+                return old
+        if old == new:
+            return old
+        if {old, new} == NUMBERS:
             self.origins[path] = self.label
             return T.DoubleType()
-        self.refuse(path, f"{_shown(have)} became {_shown(come)}")
-        return have
+        self.refuse(path, f"{_shown(old)} became {_shown(new)}")
+        return old
 
     def refuse(self, path: str, difference: str, other: str = "") -> None:
         """Note what keeps this version from being merged, and which version shaped that place, or an `other` one."""

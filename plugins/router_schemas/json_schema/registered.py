@@ -11,10 +11,10 @@ and a refusal would make dead letters of all its records. So these lines are add
 
 | JSON Schema | Spark | decided by |
 |---|---|---|
-| several objects in oneOf, anyOf or allOf, or beside properties | one struct with the fields of all | core, 10.2.1 |
+| several objects in oneOf, anyOf or allOf, or with properties | one struct with the fields of all | core, 10.2.1 |
 | integer in one of them and number in another | double | validation, 6.1.1 |
 | members that only restrict: required, if, not, ... | are ignored | validation, 6.5.3 |
-| other types beside each other; none; true | string: the JSON text | core, 4.3.2 |
+| several other types; none; true | string: the JSON text | core, 4.3.2 |
 | object without properties and without a schema of its values | string: the JSON text | core, 10.3.2 |
 | array without one schema of its items | string: the JSON text | core, 10.3.1 |
 | a schema within itself | string: the JSON text, where it comes again | core, 8.2.3.1 |
@@ -45,7 +45,7 @@ MAX_DEPTH = 200
 MAX_PARTS = 200_000
 """Objects of a schema with every `$ref` written out: a few lines can name each definition twice in the next."""
 TYPE_KEYWORDS = {"type", "properties", "additionalProperties", "items", "prefixItems", "const", "enum", "$ref", *UNIONS}
-"""Keywords that say what a value is."""
+"""Keywords that determine the type of a value."""
 
 
 def struct_of_registered(resolved: ResolvedSchema) -> T.StructType:
@@ -213,7 +213,7 @@ class ColumnMapping(TypeMapping):
         own = {key: value for key, value in node.items() if key not in UNIONS}
         kinds = []
         if _says_type(own):
-            with suppress(Untyped):  # `type: object` alone: the members say which
+            with suppress(Untyped):  # `type: object` alone: the members have its properties
                 kinds.append(super().type_at(own, pointer, trail))
         for union in UNIONS:
             if union in node:

@@ -15,7 +15,7 @@
 | integer with number | double | 6.1.1: an integer is a number |
 | enum or const without a type | the type of its values | 6.1.2 and 6.1.3 |
 | $ref to a place in the document | what stands there | core, 8.2.3.1; a recursive one has no Spark type |
-| allOf of one schema | that schema | how generators put a description beside a $ref |
+| allOf of one schema | that schema | how generators add a description to a $ref |
 
 Without a type, `properties` mean an object and `items` an array, as people write them. If an object has properties, its
 additionalProperties are not mapped: they are unknown fields. Anything else is refused by its JSON pointer.
