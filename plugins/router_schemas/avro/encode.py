@@ -174,9 +174,10 @@ class _Columns:
     def record(self, named: AvroRecord, columns: T.StructType, path: str) -> Values:
         """Return the conversion of structs to records."""
         column_of = column_names(field.name for field in named.fields)
-        for name in set(columns.fieldNames()) - set(column_of.values()):
-            raise ValueError(f"{_at(_below(path, name))}: record {named.name} has no field for this column")
         places = {name: place for place, name in enumerate(columns.fieldNames())}
+        for name in places:
+            if name not in column_of.values():
+                raise ValueError(f"{_at(_below(path, name))}: record {named.name} has no field for this column")
         fields: dict[str, tuple[int, Values]] = {}
         absent: dict[str, Any] = {}
         for field in named.fields:
