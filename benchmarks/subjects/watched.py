@@ -26,15 +26,13 @@ from router.registry import load_registry
 from router_demo.embedded import free_ports
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from pyspark.sql import SparkSession
 
     from benchmarks.runs import Task
     from router import BatchReport
 
-PAGES = 3
-SCRAPE_SECONDS = 5
 READERS = """
 import sys, threading, time, urllib.request
 address, pages, pause = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
@@ -93,7 +91,7 @@ def _drain(spark: SparkSession, task: Task, *, watched: bool) -> tuple[Run, int]
     with ExitStack() as readers:
         readers.enter_context(served(loaded.config, board, file))
         if watched:
-            readers.enter_context(_readers(port, answered))
+            readers.enter_context(_readers(port, task.options, answered))
         run(loaded, registry, spark, options)
         seconds = time.perf_counter() - began
     scrapes = len(answered.read_text().splitlines()) if watched else 0
@@ -101,8 +99,8 @@ def _drain(spark: SparkSession, task: Task, *, watched: bool) -> tuple[Run, int]
 
 
 @contextmanager
-def _readers(port: int, answered: Path) -> Iterator[None]:
-    command = [sys.executable, "-c", READERS, f"127.0.0.1:{port}", str(PAGES), str(SCRAPE_SECONDS)]
+def _readers(port: int, options: Mapping[str, str], answered: Path) -> Iterator[None]:
+    command = [sys.executable, "-c", READERS, f"127.0.0.1:{port}", options["pages"], options["scrape"]]
     with answered.open("wb") as output:
         process = subprocess.Popen(command, stdout=output)
         try:

@@ -1,8 +1,9 @@
 """Write whole columns at once: for every row of an array the bytes that stand for it.
 
-Avro and Protobuf both put the fields of a record one behind the other, so a record is the concatenation of what its
-columns write. Every function takes an array without nulls unless it says otherwise, and raises ValueError with the
-field where a value cannot be written: the caller finds the row by halving (router_encoders.registry_encoder).
+Avro and Protobuf both write the fields of a record one after the other, so a record is the concatenation of what its
+columns write. Every function takes an array without nulls, except where its docstring allows them, and raises
+ValueError with the field if a value cannot be written: the caller finds the row by halving
+(router_encoders.registry_encoder).
 """
 
 from __future__ import annotations
@@ -28,23 +29,24 @@ _LONGEST = 10
 
 
 def varint(number: int) -> bytes:
-    """Return a whole number, not below zero, seven bits a byte, the lowest first."""
+    """Return a non-negative integer as a varint: seven bits a byte, the lowest first."""
     if number < len(_SHORT):
         return _SHORT[number]
-    found = bytearray()
+    groups = bytearray()
     while number > 0x7F:
-        found.append(number & 0x7F | 0x80)
+        groups.append(number & 0x7F | 0x80)
         number >>= 7
-    return bytes([*found, number])
+    return bytes([*groups, number])
 
 
-_SHORT: tuple[bytes, ...] = ()
+_SHORT: tuple[bytes, ...] = ()  # empty while `varint` fills it
 _SHORT = tuple(varint(number) for number in range(1 << 12))
-"""Lengths are short nearly always."""
+"""The varints of small numbers: nearly all lengths are among them."""
 
 
 def varints(numbers: NDArray[np.uint64]) -> ByteRows:
-    """Return many varints."""
+    """Return the varint of each number."""
+    # All numbers at once: a row of ten bytes for each, of which the first `sizes` count.
     wide = np.zeros((len(numbers), _LONGEST), np.uint8)
     sizes = np.ones(len(numbers), np.int64)
     for place in range(_LONGEST):
@@ -56,78 +58,86 @@ def varints(numbers: NDArray[np.uint64]) -> ByteRows:
         wide[more, place] |= 0x80
         sizes += more
     raw = wide.tobytes()
-    return [raw[at : at + size] for at, size in zip(range(0, len(raw), _LONGEST), sizes.tolist(), strict=True)]
+    starts = range(0, len(raw), _LONGEST)
+    return [raw[start : start + size] for start, size in zip(starts, sizes.tolist(), strict=True)]
 
 
 def zigzags(numbers: NDArray[np.int64]) -> ByteRows:
-    """Return many varints with the sign in the lowest bit."""
+    """Return the varint of each number, with its sign in the lowest bit."""
     return varints(((numbers << np.int64(1)) ^ (numbers >> np.int64(63))).view(np.uint64))
 
 
 def whole(array: pa.Array) -> NDArray[np.int64]:
-    """Return the numbers of an array of integers, days or microseconds."""
+    """Return an array of integers, dates or timestamps as numbers: integers, days or microseconds."""
     if pa.types.is_timestamp(array.type):
         array = array.cast(pa.timestamp("us", array.type.tz)).cast(pa.int64())
     elif pa.types.is_date(array.type):
         array = array.cast(pa.date32()).cast(pa.int32())
-    found: NDArray[np.int64] = array.cast(pa.int64()).to_numpy(zero_copy_only=False)
-    return found
+    numbers: NDArray[np.int64] = array.cast(pa.int64()).to_numpy(zero_copy_only=False)
+    return numbers
 
 
 def fixed(array: pa.Array, kind: str) -> ByteRows:
     """Return numbers in their fixed width, as numpy names it: `<f8`."""
     raw = array.to_numpy(zero_copy_only=False).astype(kind).tobytes()
     width = np.dtype(kind).itemsize
-    return [raw[at : at + width] for at in range(0, len(raw), width)]
+    return [raw[start : start + width] for start in range(0, len(raw), width)]
 
 
 def booleans(array: pa.Array) -> ByteRows:
-    """Return a byte for each, 0 or 1."""
-    return [b"\1" if one else b"\0" for one in array.to_pylist()]
+    """Return a byte for each value, 0 or 1."""
+    return [b"\1" if value else b"\0" for value in array.to_pylist()]
 
 
 def texts(array: pa.Array, path: str) -> ByteRows:
-    """Return the bytes of texts; they have to be UTF-8, which Spark does not check."""
+    """Return the bytes of texts. They must be UTF-8, which Spark does not check."""
     try:
         array.validate(full=True)
     except pa.ArrowInvalid:
         raise ValueError(f"field {path}: the text is not UTF-8") from None
-    return blobs(array.cast(pa.large_binary() if pa.types.is_large_string(array.type) else pa.binary()))
+    if pa.types.is_large_string(array.type):
+        return blobs(array.cast(pa.large_binary()))
+    return blobs(array.cast(pa.binary()))
 
 
 def blobs(array: pa.Array) -> ByteRows:
     """Return the values of a binary array."""
-    found: ByteRows = array.to_pylist()
-    return found
+    values: ByteRows = array.to_pylist()
+    return values
 
 
 def unscaled(array: pa.Array) -> list[int]:
-    """Return decimals without their point; by their bytes, for Python's decimals round at 28 digits."""
+    """Return decimals as integers, without their point."""
     if not len(array):
         return []
     narrow = array.cast(pa.decimal128(array.type.precision, array.type.scale))
+    # Read Arrow's own bytes: Python's decimals would round at 28 digits.
     raw = narrow.buffers()[1].to_pybytes()[16 * narrow.offset : 16 * (narrow.offset + len(narrow))]
-    return [int.from_bytes(raw[at : at + 16], "little", signed=True) for at in range(0, len(raw), 16)]
+    return [int.from_bytes(raw[start : start + 16], "little", signed=True) for start in range(0, len(raw), 16)]
 
 
 def joined(columns: Sequence[ByteRows], rows: int) -> ByteRows:
-    """Return what columns write, row by row."""
-    return [b"".join(row) for row in zip(*columns, strict=True)] if columns else [b""] * rows
+    """Return what columns write, joined row by row; without columns, empty bytes for each of the `rows`."""
+    if not columns:
+        return [b""] * rows
+    return [b"".join(row) for row in zip(*columns, strict=True)]
 
 
 def or_null(array: pa.Array, write: Callable[[pa.Array], list[V]], null: V) -> list[V]:
-    """Return what is written of an array that may have nulls."""
+    """Return what `write` makes of an array that may have nulls, with `null` in their places."""
     if not array.null_count:
         return write(array)
     written = iter(write(array.drop_null()))
-    return [next(written) if one else null for one in array.is_valid().to_pylist()]
+    return [next(written) if valid else null for valid in array.is_valid().to_pylist()]
 
 
 def ends(array: pa.Array) -> list[int]:
     """Return where the lists (or maps) of an array begin, and where the last one ends, counted from the first."""
     offsets = np.asarray(array.offsets)
-    found: list[int] = (offsets - offsets[0]).tolist() if len(offsets) else [0]
-    return found
+    if not len(offsets):
+        return [0]
+    from_first: list[int] = (offsets - offsets[0]).tolist()
+    return from_first
 
 
 def elements(array: pa.Array) -> pa.Array:
@@ -141,26 +151,29 @@ def entries(array: pa.Array) -> tuple[pa.Array, pa.Array]:
 
 
 def _used(array: pa.Array, child: pa.Array) -> pa.Array:
-    offsets = array.offsets
+    """Return the part of a child array that the lists of an array refer to: a slice shares its child with others."""
     if not len(array):
         return child[:0]
-    return child.slice(offsets[0].as_py(), offsets[-1].as_py() - offsets[0].as_py())
+    first = array.offsets[0].as_py()
+    last = array.offsets[-1].as_py()
+    return child.slice(first, last - first)
 
 
-def within(numbers: NDArray[np.int64], least: int, most: int, path: str, what: str) -> None:
-    """Raise ValueError if a number is outside its bounds."""
-    if len(numbers) and not (least <= int(numbers.min()) and int(numbers.max()) <= most):
-        raise ValueError(f"field {path}: {what}")
+def within(numbers: NDArray[np.int64], least: int, most: int, path: str, fault: str) -> None:
+    """Raise ValueError with `fault` if a number is outside its bounds."""
+    if len(numbers) and (int(numbers.min()) < least or int(numbers.max()) > most):
+        raise ValueError(f"field {path}: {fault}")
 
 
-def full(array: pa.Array, path: str, what: str) -> pa.Array:
-    """Return an array that must not have nulls; raise ValueError where it has."""
+def full(array: pa.Array, path: str, fault: str) -> pa.Array:
+    """Return an array that must not have nulls; raise ValueError with `fault` if it has."""
     if array.null_count:
-        raise ValueError(f"field {path}: {what}")
+        raise ValueError(f"field {path}: {fault}")
     return array
 
 
 def one_of(fields: Sequence[pa.Array]) -> NDArray[np.int64]:
     """Return how many of some fields have a value, row by row."""
-    found: NDArray[np.int64] = np.sum([pc.is_valid(one).to_numpy(zero_copy_only=False) for one in fields], 0, np.int64)
-    return found
+    valid = [pc.is_valid(field).to_numpy(zero_copy_only=False) for field in fields]
+    counts: NDArray[np.int64] = np.sum(valid, 0, np.int64)
+    return counts

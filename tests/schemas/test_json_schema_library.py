@@ -10,14 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import types as T
 
-from router_schemas.json_schema.library import (
-    MAX_DEPTH,
-    MergedObject,
-    ObjectVersion,
-    merge,
-    struct_of_registered,
-    struct_of_text,
-)
+from router_schemas.json_schema.merge import MergedObject, ObjectVersion, merge
+from router_schemas.json_schema.registered import MAX_DEPTH, struct_of_registered, struct_of_text
 from router_schemas.json_schema.spark_types import json_schema_of, struct_of
 from router_schemas.model import RegisteredSchema, ResolvedSchema, table_type
 from tests.light import drawn

@@ -10,16 +10,16 @@
 | decimal | decimal on bytes or fixed, with no fewer digits before or after the point |
 | struct, array, map<string, ...> | record, array, map |
 | anything that may be null | a union of null and that |
-| anything | the first type of a union that takes it |
+| anything | the first type of a union that accepts it |
 | struct of member0, member1, ... | the union of as many types that is read as it |
 
-A column is written to the field that is read as it (column_names): every column has one, and a field without a column
-may be null. What a schema cannot hold of a value is a ValueError, never another value: null if it has no null,
-microseconds in milliseconds, a symbol that it lacks, bytes of another size, a text that is not UTF-8. fastavro would
-round some of these, or choose another type of a union by the value. So columns are checked here, and it is given plain
-values: times as numbers, and of a union the type's name with the value.
+A column is written to the field that is read as this column (column_names). Every column needs such a field, and a
+field without a column must allow null. A value that the schema cannot hold raises ValueError and is never changed: null
+without null in the schema, microseconds in milliseconds, an unknown symbol, bytes of another size, a text that is not
+UTF-8. fastavro would round some of these, or choose another type of a union by the value. So columns are checked here,
+and fastavro gets plain values: times as numbers, and a value of a union as a pair of the type's name and the value.
 
-One record can be encoded from plain data as well, as a producer does that has the schema: for tests of configurations.
+`encoded_event` encodes one record from plain data, as a producer with the schema does: for tests of configurations.
 """
 
 from __future__ import annotations
@@ -42,10 +42,12 @@ from router_schemas.avro.model import (
     AvroRecord,
     AvroSchema,
     Enum,
+    Fixed,
     MapOf,
     Primitive,
     Ref,
     Union,
+    branch_name,
     text_of,
     words,
 )
@@ -57,11 +59,11 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from router_schemas.avro.model import Definition, Fixed, Logical, Type
+    from router_schemas.avro.model import Definition, Logical, Type
     from router_schemas.byte_columns import Write
 
 Values: TypeAlias = "Callable[[pa.Array], list[Any]]"
-"""What turns a column into the values that fastavro is given."""
+"""A function that converts a column to the values that fastavro writes."""
 
 _NO_NULL = "it is null, and the schema has no null there"
 _IS_NULL = (NULL.name, None)
@@ -81,13 +83,13 @@ _PLAIN: dict[tuple[str, str], tuple[type[T.DataType], ...]] = {
     **dict.fromkeys((("long", "timestamp-micros"), ("long", "timestamp-millis")), (T.TimestampType,)),
     **dict.fromkeys((("long", "local-timestamp-micros"), ("long", "local-timestamp-millis")), (T.TimestampNTZType,)),
 }
-"""The columns that a primitive type with a logical type takes."""
+"""The columns that a primitive type with a logical type accepts."""
 
 
 def writer(schema: AvroSchema, columns: T.StructType) -> Write:
-    """Return what writes rows, structs of these columns, as bare Avro records.
+    """Return a function that writes rows, structs of these columns, as bare Avro records.
 
-    Raises ValueError naming the column that has no place in the schema, or the field that needs one.
+    Raises ValueError naming the column that has no field in the schema, or the field that needs a column.
     """
     values = _Columns(schema).type(schema.root, columns, "")
     encode = _encoder(schema)
@@ -95,13 +97,15 @@ def writer(schema: AvroSchema, columns: T.StructType) -> Write:
 
 
 def _encoder(schema: AvroSchema) -> Callable[[Any], bytes]:
-    """Return what encodes one value of a schema, given with the types of its unions and the symbols of `_symbol`."""
-    named = {
-        name: replace(one, symbols=tuple(map(_symbol, range(len(one.symbols))))) if isinstance(one, Enum) else one
-        for name, one in schema.types.items()
-    }
+    """Return a function that encodes one value; values of unions are pairs with the type's name, symbols `_symbol`s."""
+    types: dict[str, Definition] = {}
+    for name, definition in schema.types.items():
+        types[name] = definition
+        if isinstance(definition, Enum):
+            symbols = [_symbol(position) for position in range(len(definition.symbols))]
+            types[name] = replace(definition, symbols=tuple(symbols))
     try:
-        parsed = fastavro.parse_schema(json.loads(text_of(AvroSchema(schema.root, named))))
+        parsed = fastavro.parse_schema(json.loads(text_of(AvroSchema(schema.root, types))))
     except SchemaParseException as error:
         raise ValueError(f"the schema: {error}") from error
 
@@ -114,82 +118,93 @@ def _encoder(schema: AvroSchema) -> Callable[[Any], bytes]:
 
 
 def _symbol(position: int) -> str:
-    """Return the name of a symbol for fastavro, by its position: it refuses letters that Avro's Java library takes."""
+    """Return the name of a symbol for fastavro, which refuses letters that Avro's Java library accepts."""
     return f"s{position}"
 
 
 class _Columns:
-    """The conversions from columns to the values of one schema; `path` is that of the column, for messages."""
+    """The conversions from columns to the values of one schema; `path` is that of the column, for messages.
+
+    Raises ValueError if a column does not match.
+    """
 
     def __init__(self, schema: AvroSchema) -> None:
         self.types = schema.types
 
     def field(self, kind: Type, column: T.DataType, path: str) -> Values:
-        """Return what converts a column that may have nulls."""
+        """Return the conversion of a column that may have nulls."""
         if isinstance(kind, Union):
             return self.union(kind, column, path)
         values = self.type(kind, column, path)
         return lambda array: values(byte_columns.full(array, path, _NO_NULL))
 
     def type(self, kind: Type, column: T.DataType, path: str) -> Values:
-        """Return what converts a column without nulls."""
-        values = _primitive(kind, column, path) if isinstance(kind, Primitive) else None
-        if isinstance(kind, Ref):
-            values = self.named(self.types[kind.name], column, path)
-        if isinstance(kind, Array) and isinstance(column, T.ArrayType):
-            values = _array(self.field(kind.items, column.elementType, f"{path}[]"))
-        if isinstance(kind, MapOf) and isinstance(column, T.MapType) and isinstance(column.keyType, T.StringType):
-            values = _map(self.field(kind.values, column.valueType, f"{path}{{}}"), path)
+        """Return the conversion of a column without nulls."""
+        values: Values | None = None
+        match kind, column:
+            case Primitive(), _:
+                values = _primitive(kind, column, path)
+            case Ref(name), _:
+                values = self.named(self.types[name], column, path)
+            case Array(items), T.ArrayType():
+                values = _array(self.field(items, column.elementType, f"{path}[]"))
+            case MapOf(items), T.MapType(keyType=T.StringType()):
+                values = _map(self.field(items, column.valueType, f"{path}{{}}"), path)
         if values is None:
-            raise self.misfit(kind, column, path)
+            raise self.mismatch(kind, column, path)
         return values
 
-    def misfit(self, kind: Type, column: T.DataType, path: str) -> ValueError:
-        """Return the refusal of a column."""
+    def mismatch(self, kind: Type, column: T.DataType, path: str) -> ValueError:
+        """Return the error for a column that does not match its type."""
         return ValueError(
             f"{_at(path)}: the column is {column.simpleString()[:200]}, and the schema has {words(kind, self.types)}"
         )
 
     def named(self, named: Definition, column: T.DataType, path: str) -> Values | None:
-        """Return what converts a column to a record, enum or fixed; None where it does not go with it."""
-        if isinstance(named, AvroRecord):
-            return self.record(named, column, path) if isinstance(column, T.StructType) else None
-        if isinstance(named, Enum):
-            return _enum(named, path) if isinstance(column, T.StringType) else None
-        return _fixed(named, column, path)
+        """Return the conversion of a column to a record, enum or fixed; None if the column does not match it."""
+        match named, column:
+            case AvroRecord(), T.StructType():
+                return self.record(named, column, path)
+            case Enum(), T.StringType():
+                return _enum(named, path)
+            case Fixed(), _:
+                return _fixed(named, column, path)
+        return None
 
     def record(self, named: AvroRecord, columns: T.StructType, path: str) -> Values:
-        """Return what converts structs to records."""
-        called = column_names(field.name for field in named.fields)
-        kinds = {field.name: field.dataType for field in columns}
-        for name in kinds.keys() - set(called.values()):
-            raise ValueError(f"{_at(_below(path, name))}: record {named.name} has no field for this column")
-        places = {name: place for place, name in enumerate(kinds)}
+        """Return the conversion of structs to records."""
+        column_of = column_names(field.name for field in named.fields)
+        places = {name: place for place, name in enumerate(columns.fieldNames())}
+        for name in places:
+            if name not in column_of.values():
+                raise ValueError(f"{_at(_below(path, name))}: record {named.name} has no field for this column")
         fields: dict[str, tuple[int, Values]] = {}
         absent: dict[str, Any] = {}
         for field in named.fields:
-            name, at = called[field.name], _below(path, field.name)
-            if name in kinds:
-                fields[field.name] = places[name], self.field(field.type, kinds[name], at)
+            field_path = _below(path, field.name)
+            place = places.get(column_of[field.name])
+            if place is not None:
+                fields[field.name] = place, self.field(field.type, columns[place].dataType, field_path)
             elif isinstance(field.type, Union) and NULL in field.type.branches:
                 absent[field.name] = _IS_NULL
             elif field.type == NULL:
                 absent[field.name] = None
             else:
-                raise ValueError(f"{_at(at)}: no column is written to it, and it may not be null")
+                raise ValueError(f"{_at(field_path)}: no column is written to it, and it may not be null")
         return _record(fields, absent)
 
     def union(self, kind: Union, column: T.DataType, path: str) -> Values:
-        """Return what converts a column, with nulls where the union has null, to values of a union."""
+        """Return the conversion of a column to values of a union; it may have nulls if the union has null."""
         others = [branch for branch in kind.branches if branch != NULL]
         has_null = NULL in kind.branches
-        members = [f"member{place}" for place in range(len(others))]
-        if len(others) > 1 and isinstance(column, T.StructType) and column.fieldNames() == members:
-            inner = [
-                _tagged(branch, self.type(branch, field.dataType, _below(path, field.name)))
-                for branch, field in zip(others, column, strict=True)
-            ]
-            values = _members(inner, has_null, path)
+        member_names = [f"member{place}" for place in range(len(others))]
+        # A struct with the names of the members is the union that was read as it (spark_types).
+        if len(others) > 1 and isinstance(column, T.StructType) and column.fieldNames() == member_names:
+            members = []
+            for branch, field in zip(others, column, strict=True):
+                member = self.type(branch, field.dataType, _below(path, field.name))
+                members.append(_tagged(branch, member))
+            values = _members(members, has_null, path)
         else:
             values = self.branch(others, kind, column, path)
         if not has_null:
@@ -197,14 +212,14 @@ class _Columns:
         return lambda array: byte_columns.or_null(array, values, _IS_NULL)
 
     def branch(self, others: Sequence[Type], kind: Union, column: T.DataType, path: str) -> Values:
-        """Return what converts a column to the first type that takes it."""
+        """Return the conversion of a column to the first of the `others` that matches it."""
         for branch in others:
             try:
                 return _tagged(branch, self.type(branch, column, path))
             except ValueError:
-                if len(others) == 1:  # it says best what does not fit
+                if len(others) == 1:  # its message is more precise than the one about the union
                     raise
-        raise self.misfit(kind, column, path)
+        raise self.mismatch(kind, column, path)
 
 
 def _at(path: str) -> str:
@@ -216,12 +231,13 @@ def _below(path: str, name: str) -> str:
 
 
 def _record(fields: dict[str, tuple[int, Values]], absent: dict[str, Any]) -> Values:
-    """Return what converts structs; `fields` are by name, with the place of the column; `absent` have no column."""
+    """Return the conversion of structs; `fields` are by name, with the place of the column; `absent` have no column."""
 
     def convert(array: pa.Array) -> list[Any]:
         columns = array.flatten()
-        found = [values(columns[place]) for place, values in fields.values()]
-        rows = zip(*found, strict=True) if found else repeat((), len(array))
+        written = [values(columns[place]) for place, values in fields.values()]
+        # Without any column there still is a record for each row.
+        rows = zip(*written, strict=True) if written else repeat((), len(array))
         return [dict(zip(fields, row, strict=True), **absent) for row in rows]
 
     return convert
@@ -229,8 +245,8 @@ def _record(fields: dict[str, tuple[int, Values]], absent: dict[str, Any]) -> Va
 
 def _array(items: Values) -> Values:
     def convert(array: pa.Array) -> list[Any]:
-        found = items(byte_columns.elements(array))
-        return [found[begin:end] for begin, end in pairwise(byte_columns.ends(array))]
+        written = items(byte_columns.elements(array))
+        return [written[begin:end] for begin, end in pairwise(byte_columns.ends(array))]
 
     return convert
 
@@ -245,53 +261,49 @@ def _map(values: Values, path: str) -> Values:
 
 
 def _tagged(branch: Type, values: Values) -> Values:
-    """Return what converts a column to values of one type of a union, each with the type's name."""
-    name = _branch_name(branch)
-    return lambda array: [(name, one) for one in values(array)]
+    """Return the conversion of a column to values of one type of a union, each in a pair with the type's name."""
+    name = branch_name(branch)
+    return lambda array: [(name, value) for value in values(array)]
 
 
-def _branch_name(branch: Type) -> str:
-    if isinstance(branch, (Primitive, Ref)):
-        return branch.name
-    return "array" if isinstance(branch, Array) else "map"
-
-
-def _members(inner: list[Values], has_null: bool, path: str) -> Values:
-    """Return what converts the one member of each struct that has a value."""
+def _members(members: list[Values], has_null: bool, path: str) -> Values:
+    """Return the conversion of structs to the value of their one member that has one."""
 
     def convert(array: pa.Array) -> list[Any]:
         fields = array.flatten()
         counts = byte_columns.one_of(fields)
         if (counts > 1).any() or (not has_null and (counts == 0).any()):
             raise ValueError(f"field {path}: of the members of a union one has a value")
-        columns = [byte_columns.or_null(field, one, None) for field, one in zip(fields, inner, strict=True)]
+        columns = [byte_columns.or_null(field, member, None) for field, member in zip(fields, members, strict=True)]
         return [next(filter(None, row), _IS_NULL) for row in zip(*columns, strict=True)]
 
     return convert
 
 
 def _primitive(kind: Primitive, column: T.DataType, path: str) -> Values | None:
-    """Return what converts a column without nulls to a primitive type; None where it does not go with it."""
-    logical = kind.logical
-    if kind.name == "bytes" and logical and logical.name == "decimal":
-        return _decimal_or_bytes(logical, column, _plain)
-    if not isinstance(column, _PLAIN.get((kind.name, logical.name if logical else ""), ())):
+    """Return the conversion of a column without nulls to a primitive type; None if the column does not match it."""
+    logical = kind.logical.name if kind.logical else ""
+    if kind.name == "bytes" and kind.logical and logical == "decimal":
+        return _decimal_or_bytes(kind.logical, column, _plain)
+    if not isinstance(column, _PLAIN.get((kind.name, logical), ())):
         return None
     if kind.name == "string":
         return lambda array: _texts(array, path)
-    if logical and logical.name.endswith("timestamp-millis"):
+    if logical.endswith("timestamp-millis"):
         return lambda array: _milliseconds(array, path)
-    return _plain if logical is None or kind.name == "bytes" else _numbers
+    if logical and kind.name != "bytes":
+        return _numbers
+    return _plain
 
 
 def _fixed(named: Fixed, column: T.DataType, path: str) -> Values | None:
-    """Return what converts a column without nulls to so many bytes; None where it does not go with it."""
+    """Return the conversion of a column without nulls to a fixed; None if the column does not match it."""
 
     def exact(array: pa.Array) -> list[Any]:
-        found = _plain(array)
-        if any(len(one) != named.size for one in found):
+        blobs = _plain(array)
+        if any(len(blob) != named.size for blob in blobs):
             raise ValueError(f"field {path}: the schema takes {named.size} bytes, no more and no fewer")
-        return found
+        return blobs
 
     if named.logical and named.logical.name == "decimal":
         return _decimal_or_bytes(named.logical, column, exact)
@@ -299,25 +311,24 @@ def _fixed(named: Fixed, column: T.DataType, path: str) -> Values | None:
 
 
 def _decimal_or_bytes(logical: Logical, column: T.DataType, blobs: Values) -> Values | None:
-    """Return what converts to a decimal; one beyond Spark's digits is read, and written, as its bytes."""
-    if isinstance(column, T.DecimalType):
-        return _plain if _holds(logical, column) else None
-    return blobs if isinstance(column, T.BinaryType) and logical.precision > DIGITS else None
-
-
-def _holds(logical: Logical, column: T.DecimalType) -> bool:
-    """Return whether a decimal of the schema has no fewer digits before and after the point than a column."""
-    more = logical.scale - column.scale
-    return more >= 0 and logical.precision - column.precision >= more
+    """Return the conversion of a column to a decimal; one with more digits than Spark can have is read as its bytes."""
+    match column:
+        case T.DecimalType():
+            more_digits = logical.precision - column.precision
+            # No digit is lost: the schema has as many after the point as the column, and as many before it.
+            return _plain if 0 <= logical.scale - column.scale <= more_digits else None
+        case T.BinaryType() if logical.precision > DIGITS:
+            return blobs
+    return None
 
 
 def _enum(named: Enum, path: str) -> Values:
-    """Return what converts texts to the symbols of an enum."""
-    symbols = {symbol: _symbol(place) for place, symbol in enumerate(named.symbols)}
+    """Return the conversion of texts to the symbols of an enum."""
+    symbols = {symbol: _symbol(position) for position, symbol in enumerate(named.symbols)}
 
     def convert(array: pa.Array) -> list[Any]:
         try:
-            return [symbols[one] for one in _texts(array, path)]
+            return [symbols[text] for text in _texts(array, path)]
         except KeyError:
             raise ValueError(f"field {path}: enum {named.name} has no such symbol") from None
 
@@ -325,47 +336,47 @@ def _enum(named: Enum, path: str) -> Values:
 
 
 def _plain(array: pa.Array) -> list[Any]:
-    found: list[Any] = array.to_pylist()
-    return found
+    values: list[Any] = array.to_pylist()
+    return values
 
 
 def _numbers(array: pa.Array) -> list[Any]:
     """Return days or microseconds: Python's own dates and times end at the year 9999."""
-    found: list[Any] = byte_columns.whole(array).tolist()
-    return found
+    numbers: list[Any] = byte_columns.whole(array).tolist()
+    return numbers
 
 
 def _milliseconds(array: pa.Array, path: str) -> list[Any]:
     micros = byte_columns.whole(array)
     if (micros % 1000).any():
-        what = "the time has microseconds, and the schema keeps milliseconds; cut it in `select`"
-        raise ValueError(f"field {path}: {what}")
-    found: list[Any] = (micros // 1000).tolist()
-    return found
+        fault = "the time has microseconds, and the schema keeps milliseconds; cut it in `select`"
+        raise ValueError(f"field {path}: {fault}")
+    millis: list[Any] = (micros // 1000).tolist()
+    return millis
 
 
 def _texts(array: pa.Array, path: str) -> list[Any]:
-    return [one.decode() for one in byte_columns.texts(array, path)]
+    return [text.decode() for text in byte_columns.texts(array, path)]
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _UNITS = {"millis": timedelta(milliseconds=1), "micros": timedelta(microseconds=1)}
-_TAKES: dict[str, type | tuple[type, ...]] = {
+_PYTHON_TYPES: dict[str, type | tuple[type, ...]] = {
     "null": type(None),
     "boolean": bool,
     **dict.fromkeys(("int", "long"), int),
     **dict.fromkeys(("float", "double"), (int, float)),
     **dict.fromkeys(("bytes", "string"), str),
 }
-"""The plain data that a primitive type takes; a boolean is no number."""
+"""The types of plain data that a primitive type accepts. A bool is an int in Python, but not here."""
 
 
 def encoded_event(event: Any, schema: AvroSchema) -> bytes:
     """Return the bytes of a value of plain data.
 
-    Dates and timestamps may be ISO 8601 text, bytes and fixed are text in UTF-8, all other logical types are given as
-    the type beneath. A field that is not given is null. Of a union the first branch counts that takes the value.
-    Raises ValueError for what the schema does not take.
+    Dates and timestamps may be ISO 8601 text; bytes and fixed are text in UTF-8; all other logical types are written
+    as the type that they are made of. A missing field is null. A value of a union has the first type that accepts it.
+    Raises ValueError if the schema does not accept the value.
     """
     value = _value(event, schema.root, schema.types, "")
     try:
@@ -375,26 +386,28 @@ def encoded_event(event: Any, schema: AvroSchema) -> bytes:
 
 
 def _value(value: Any, kind: Type, types: Mapping[str, Definition], where: str) -> Any:
-    if isinstance(kind, Primitive):
-        return _primitive_value(value, kind, where)
-    if isinstance(kind, Union):
-        return _branch_value(value, kind, types, where)
-    if isinstance(kind, Array):
-        return [_value(item, kind.items, types, where) for item in _given(value, list, where)]
-    if isinstance(kind, MapOf):
-        pairs = _given(value, dict, where).items()
-        return {str(key): _value(item, kind.values, types, where) for key, item in pairs}
+    match kind:
+        case Primitive():
+            return _primitive_value(value, kind, where)
+        case Union():
+            return _branch_value(value, kind, types, where)
+        case Array(items):
+            return [_value(item, items, types, where) for item in _expect(value, list, where)]
+        case MapOf(values):
+            pairs = _expect(value, dict, where).items()
+            return {str(key): _value(item, values, types, where) for key, item in pairs}
     return _named_value(value, types[kind.name], types, where)
 
 
 def _named_value(value: Any, named: Definition, types: Mapping[str, Definition], where: str) -> Any:
-    if isinstance(named, AvroRecord):
-        return _record_value(_given(value, dict, where), named, types, where)
-    if isinstance(named, Enum):
-        if value not in named.symbols:
-            raise _fault(where, value, named.name)
-        return _symbol(named.symbols.index(value))
-    content = str(_given(value, str, where)).encode()
+    match named:
+        case AvroRecord():
+            return _record_value(_expect(value, dict, where), named, types, where)
+        case Enum(_, symbols):
+            if value not in symbols:
+                raise _fault(where, value, named.name)
+            return _symbol(symbols.index(value))
+    content = str(_expect(value, str, where)).encode()
     if len(content) != named.size:
         raise _fault(where, value, f"{named.name} of {named.size} bytes")
     return content
@@ -406,33 +419,35 @@ def _record_value(
     unknown = event.keys() - {field.name for field in record.fields}
     if unknown:
         raise ValueError(f"{record.name} has no field {', '.join(sorted(unknown))}")
-    return {
-        field.name: _value(event.get(field.name), field.type, types, _below(where, field.name))
-        for field in record.fields
-    }
+    values: dict[str, Any] = {}
+    for field in record.fields:
+        values[field.name] = _value(event.get(field.name), field.type, types, _below(where, field.name))
+    return values
 
 
 def _branch_value(value: Any, kind: Union, types: Mapping[str, Definition], where: str) -> Any:
     for branch in kind.branches:
         try:
-            return _branch_name(branch), _value(value, branch, types, where)
+            return branch_name(branch), _value(value, branch, types, where)
         except ValueError as fault:
             reason = fault
     raise reason
 
 
 def _primitive_value(value: Any, kind: Primitive, where: str) -> Any:
-    value = _beneath(value, kind.logical)
-    fits = isinstance(value, _TAKES[kind.name]) and isinstance(value, bool) == (kind.name == "boolean")
-    if not fits:
+    value = _without_logical(value, kind.logical)
+    accepted = isinstance(value, _PYTHON_TYPES[kind.name]) and isinstance(value, bool) == (kind.name == "boolean")
+    if not accepted:
         raise _fault(where, value, kind.name)
     if kind.name in ("float", "double"):
         return float(value)
-    return value.encode() if kind.name == "bytes" else value
+    if kind.name == "bytes":
+        return value.encode()
+    return value
 
 
-def _beneath(value: Any, logical: Logical | None) -> Any:
-    """Return the number of a date or timestamp that is given as text."""
+def _without_logical(value: Any, logical: Logical | None) -> Any:
+    """Return a date or timestamp that is text as its number, and any other value unchanged."""
     if logical is None or not isinstance(value, str):
         return value
     if logical.name == "date":
@@ -441,10 +456,13 @@ def _beneath(value: Any, logical: Logical | None) -> Any:
     if "timestamp" not in logical.name or unit is None:
         return value
     moment = datetime.fromisoformat(value.replace("Z", "+00:00"))
-    return ((moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)) - _EPOCH) // unit
+    if not moment.tzinfo:
+        moment = moment.replace(tzinfo=timezone.utc)
+    return (moment - _EPOCH) // unit
 
 
-def _given(value: Any, kind: type, where: str) -> Any:
+def _expect(value: Any, kind: type, where: str) -> Any:
+    """Return a value that must have a type; raise ValueError if it has another one."""
     if not isinstance(value, kind):
         raise _fault(where, value, kind.__name__)
     return value

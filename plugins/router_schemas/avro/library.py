@@ -2,9 +2,9 @@
 
 They are read together: one reader's schema per record, one event for all.
 
-Spark's `from_avro` does not tell a good record from a broken one. It reads a value and stops, so bytes after it go
-unnoticed; and in PERMISSIVE mode a value that cannot be read becomes a struct whose fields are all null, as a good
-record may be. So the value is read as the first of two fields, `value` and `end`, from the payload with END behind it:
+Spark's `from_avro` cannot distinguish a good record from a broken one. It reads a value and stops, so bytes after the
+value go unnoticed; and in PERMISSIVE mode a value that cannot be read becomes a struct whose fields are all null, which
+a good record may also be. So a payload is read with END behind it, as a record of two fields, `value` and `end`:
 
     from_avro(concat(payload, END), writer_text(...), {"avroSchema": reader_text(...), "mode": "PERMISSIVE"})
 
@@ -14,20 +14,19 @@ record may be. So the value is read as the first of two fields, `value` and `end
 | null | broken or cut off, or null itself |
 | anything else | a value with more bytes behind it |
 
-A payload that is cut off is always found: the value then takes bytes of END, and too few are left for `end`. This
-needs no required field in the schema, and decodes once. Only a producer that writes END itself behind a value can
-make Spark overlook what follows.
+A payload that is cut off is always noticed: the value then takes bytes of END, and too few remain for `end`. This
+needs no required field in the schema, and decodes once. Bytes behind a value go unnoticed only if they begin with END.
 
-Spark allocates what a length in the payload claims, before it reads. A record of a few bytes can claim a text of 2 GiB,
-and a JVM out of memory ends whatever the mode is (tried: the driver died). The JVMs that decode have to be started
-with `-Dorg.apache.avro.limits.string.maxLength=N`, `...limits.bytes.maxLength=N` and
-`...limits.collectionItems.maxLength=N` (Apache Avro, SystemLimitException): beyond these a record is a broken one.
+Spark allocates the length that a payload claims before it reads. A record of a few bytes can claim a text of 2 GiB,
+and a JVM without memory ends in every mode (tried: the driver died). So the JVMs that decode must be started with
+`-Dorg.apache.avro.limits.string.maxLength=N`, `...limits.bytes.maxLength=N` and
+`...limits.collectionItems.maxLength=N` (Apache Avro, SystemLimitException): a record beyond these limits is broken.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 from pyspark.sql import types as T
 
@@ -60,6 +59,7 @@ if TYPE_CHECKING:
     from router_schemas.model import Kind, ResolvedSchema, SchemaConflict, Taken
 
 
+N = TypeVar("N", bound=Definition | AvroField)
 WireFormat = Literal["confluent", "none", "single_object"]
 
 
@@ -73,7 +73,7 @@ class RecordUse:
 
     @staticmethod
     def of(origin: SchemaOrigin, schema: AvroSchema) -> RecordUse:
-        """Return the use of a schema; raise ValueError for one that is no record."""
+        """Return the use of a schema; raise ValueError if it is no record."""
         if not isinstance(schema.root, Ref):
             raise ValueError("it is no record, and an event has fields; wrap it in one")
         return RecordUse(origin, schema, schema.root.name)
@@ -81,7 +81,7 @@ class RecordUse:
 
 @dataclass(frozen=True)
 class RecordReader:
-    """How one record is read: the text of its reader's schema, those of its writers by prefix, and the columns."""
+    """How one record is read: the texts of its reader's schema and, by prefix, of its writers'; and the columns."""
 
     reader: str
     writers: dict[bytes, str]
@@ -92,8 +92,8 @@ class RecordReader:
 class Records:
     """How values are read. `written` is by prefix: the bytes before a value, or those in its `header`.
 
-    `only` names the file whose schema reads all values, whatever their ids and GUIDs (the prefix is then b""); it is
-    empty if these count, and a prefix that is not known is wanted.
+    `only` is the name of the file whose schema reads all values, whatever their ids and GUIDs (the prefix is then
+    b""). If it is empty, ids and GUIDs count, and a value with an unknown prefix waits for its schema.
     """
 
     event: T.StructType
@@ -103,11 +103,11 @@ class Records:
     header: str = VALUE_HEADER
     only: str = ""
     origins: dict[str, str] = field(default_factory=dict)
-    """Field of the event -> the record and version that brought it."""
+    """Field of the event -> the record and version that it comes from."""
 
 
 def records_of(uses: Mapping[bytes, RecordUse], reasons: Mapping[bytes, str], taken: Taken | None = None) -> Records:
-    """Return one reader's schema per record; versions that do not fit the oldest, or what is `taken`, are refused."""
+    """Return one reader's schema per record; refuse versions that conflict with the oldest, or with `taken` fields."""
     made = _RecordEvent(uses, reasons, taken)
     event = T.StructType([T.StructField(name, kind) for name, (kind, _) in made.fields.items()])
     return Records(event, tuple(made.readers), made.written, origins=made.origins)
@@ -117,13 +117,13 @@ class _RecordEvent(EventMaking[bytes, RecordUse, RecordReader]):
     """The event of Avro records, by the bytes before them."""
 
     def merged(self, uses: list[RecordUse]) -> tuple[AvroSchema, Sequence[SchemaConflict]]:
-        found = merge([RecordVersion(use.origin.label, use.schema) for use in uses])
-        return found.reader, found.conflicts
+        record = merge([RecordVersion(use.origin.label, use.schema) for use in uses])
+        return record.reader, record.conflicts
 
     def reader(self, merged: AvroSchema, fits: Mapping[bytes, RecordUse]) -> tuple[RecordReader, T.StructType]:
-        found = mapped(merged)
-        texts = {prefix: writer_text(use.schema, found.reader) for prefix, use in fits.items()}
-        return RecordReader(reader_text(found.reader), texts, found.struct), found.struct
+        columns = mapped(merged)
+        texts = {prefix: writer_text(use.schema, columns.reader) for prefix, use in fits.items()}
+        return RecordReader(reader_text(columns.reader), texts, columns.struct), columns.struct
 
 
 @dataclass
@@ -147,32 +147,38 @@ class Writers(RegistryLibrary[RecordUse, Records]):
 
 @dataclass
 class SingleObjects(Writers):
-    """Avro schemas of subjects by their fingerprints, which a registry cannot be asked for."""
+    """Avro schemas of subjects by their fingerprints, by which a registry cannot look up schemas."""
 
     keep: str = "objects"
 
     def learn(self, wanted: list[str]) -> None:
-        """Learn all versions of the subjects; a fingerprint that is wanted and not among theirs is unknown."""
+        """Learn all versions of the subjects; a wanted fingerprint that none of them has is unknown."""
         if wanted:
             self.schemas.poll(self.subjects, wait=True)
         super().learn([])
-        reason, until = f"no version of {', '.join(self.subjects)} has the", self.clock() + HOLD
-        self.unknown |= {text: (f"{reason} {text}", until) for text in wanted}
+        until = self.clock() + HOLD
+        for text in wanted:
+            self.unknown[text] = f"no version of {', '.join(self.subjects)} has the {text}", until
         for use in self.uses.values():
-            self.unknown.pop(f"{FINGERPRINT}{single_object_header(use.schema)[2:].hex()}", None)
+            fingerprint = single_object_header(use.schema).removeprefix(MARKER)
+            self.unknown.pop(f"{FINGERPRINT}{fingerprint.hex()}", None)
 
     def make(self) -> Records:
         """Return one reader's schema per record, and the schema of every fingerprint."""
+        reasons: dict[bytes, str] = {}
+        for text, (reason, _) in self.unknown.items():
+            if text.startswith(FINGERPRINT):
+                reasons[MARKER + bytes.fromhex(text.removeprefix(FINGERPRINT))] = reason
+
         uses: dict[bytes, RecordUse] = {}
-        unknown = {text: reason for text, (reason, _) in self.unknown.items() if text.startswith(FINGERPRINT)}
-        reasons = {_fingerprinted(text): reason for text, reason in unknown.items()}
         for use in sorted(self.uses.values(), key=lambda use: use.origin.age):
             header = single_object_header(use.schema)
-            older = uses.setdefault(header, use)
-            # a fingerprint does not tell logical types, so it may be that of two schemas that mean different things
-            both = merge([RecordVersion(one.origin.label, one.schema) for one in (older, use)])
-            if both.conflicts:
-                reasons[header] = f"{both.conflicts[0]}; both have one fingerprint"
+            oldest = uses.setdefault(header, use)
+            # A fingerprint does not cover logical types: two schemas that mean different things may have the same.
+            versions = [RecordVersion(version.origin.label, version.schema) for version in (oldest, use)]
+            conflicts = merge(versions).conflicts
+            if conflicts:
+                reasons[header] = f"{conflicts[0]}; both have one fingerprint"
         return replace(records_of(uses, reasons), wire_format="single_object")
 
 
@@ -182,10 +188,12 @@ class OneSchema(Library[Records]):
     def __init__(self, path: Path, wire_format: WireFormat, header: str = VALUE_HEADER) -> None:
         with schema_file(path):
             use = RecordUse.of(SchemaOrigin(path.name), parse_text(path.read_text(encoding="utf-8")))
-        key = single_object_header(use.schema) if wire_format == "single_object" else b""
-        made = records_of({key: use}, {})
+        prefix = b""
+        if wire_format == "single_object":
+            prefix = single_object_header(use.schema)
+        made = records_of({prefix: use}, {})
         if not made.records:
-            raise StartError(f"schema file {path}: {made.written[key].reason}")
+            raise StartError(f"schema file {path}: {made.written[prefix].reason}")
         self._made = replace(made, wire_format=wire_format, header=header, only=path.name)
 
     @property
@@ -198,52 +206,67 @@ class OneSchema(Library[Records]):
         return self._made
 
 
-def _fingerprinted(text: str) -> bytes:
-    return MARKER + bytes.fromhex(text.removeprefix(FINGERPRINT))
-
-
-NAME, MARK = "Router_envelope", "Router_end"
+ENVELOPE = "Router_envelope"
+END_MARK = "Router_end"
 
 
 def reader_text(reader: AvroSchema) -> str:
-    """Return the JSON of a reader's schema with END behind its values; raise ValueError when it has NAME or MARK."""
-    for name in (NAME, MARK):
+    """Return the JSON of a reader's schema with END behind its values.
+
+    Raises ValueError if the schema has a type called ENVELOPE or END_MARK.
+    """
+    for name in (ENVELOPE, END_MARK):
         if name in reader.types:
             raise ValueError(f"the schema has a type {name}, which is needed to find broken records; rename it")
-    fields = (AvroField("value", reader.root), AvroField("end", Ref(MARK)))
-    plain = {name: _without_aliases(definition) for name, definition in reader.types.items()}
-    return text_of(AvroSchema(Ref(NAME), {NAME: AvroRecord(NAME, fields), MARK: Fixed(MARK, len(END)), **plain}))
+    fields = (AvroField("value", reader.root), AvroField("end", Ref(END_MARK)))
+    types: dict[str, Definition] = {ENVELOPE: AvroRecord(ENVELOPE, fields), END_MARK: Fixed(END_MARK, len(END))}
+    for name, definition in reader.types.items():
+        types[name] = _without_aliases(definition)
+    return text_of(AvroSchema(Ref(ENVELOPE), types))
 
 
 def writer_text(writer: AvroSchema, reader: AvroSchema) -> str:
     """Return the JSON of one writer's schema with END behind its values, for that reader.
 
-    Types and fields are called as the reader calls them. Names are not part of what is written, and so nothing is
-    left to the reading library's rules for aliases: Avro's Java library has none for a name without namespace. Raises
-    ValueError when two of the writer's types or fields are one of the reader's; never so for a reader merged from it.
+    Raises ValueError if two of the writer's types or fields are one of the reader's; never for a reader that was
+    merged from this writer.
     """
-    known = {name: one for one in reader.types.values() for name in (one.name, *one.aliases)}
-    names = {name: known[name].name if name in known else name for name in writer.types}
+    # Give types and fields the reader's names, which change no byte. Then nothing depends on the rules for aliases of
+    # the library that reads: Avro's Java library ignores the aliases of a type without a namespace.
+    reader_types = _by_all_names(reader.types.values())
+    names = {name: reader_types[name].name if name in reader_types else name for name in writer.types}
     _check_distinct("types", names.values())
-    types = {names[name]: _as_known(one, known.get(name), names) for name, one in writer.types.items()}
+    types: dict[str, Definition] = {}
+    for name, definition in writer.types.items():
+        types[names[name]] = _with_names_of(reader_types.get(name), definition, names)
     return reader_text(AvroSchema(renamed(writer.root, names), types))
 
 
-def _as_known(definition: Definition, reader: Definition | None, names: dict[str, str]) -> Definition:
+def _with_names_of(reader: Definition | None, definition: Definition, names: dict[str, str]) -> Definition:
     """Return a writer's type with the names of the reader's; a type that the reader lacks keeps its own."""
     definition = replace(definition, name=names[definition.name])
     if not isinstance(definition, AvroRecord):
         return definition
-    columns = reader.fields if isinstance(reader, AvroRecord) else ()
-    called = {name: column.name for column in columns for name in (column.name, *column.aliases)}
-    fields = tuple(AvroField(called.get(one.name, one.name), renamed(one.type, names)) for one in definition.fields)
+    reader_fields = _by_all_names(reader.fields) if isinstance(reader, AvroRecord) else {}
+    fields = []
+    for written in definition.fields:
+        name = reader_fields.get(written.name, written).name
+        fields.append(AvroField(name, renamed(written.type, names)))
     _check_distinct(f"fields of {definition.name}", [field.name for field in fields])
-    return replace(definition, fields=fields)
+    return replace(definition, fields=tuple(fields))
 
 
-def _check_distinct(what: str, names: Collection[str]) -> None:
+def _by_all_names(named: Iterable[N]) -> dict[str, N]:
+    """Return types, or fields, by their names and aliases."""
+    by_name: dict[str, N] = {}
+    for thing in named:
+        by_name |= dict.fromkeys((thing.name, *thing.aliases), thing)
+    return by_name
+
+
+def _check_distinct(things: str, names: Collection[str]) -> None:
     if len(set(names)) < len(names):
-        raise ValueError(f"two {what} are one to the reader, by an alias; merge this version's schema as well")
+        raise ValueError(f"two {things} are one to the reader, by an alias; merge this version's schema as well")
 
 
 def _without_aliases(definition: Definition) -> Definition:

@@ -2,23 +2,26 @@
 
 | versions differ in | the merged column |
 |---|---|
-| a field is missing in some | that field, nullable, default null: null says that the writer had no such field |
+| a field is missing in some | that field, nullable, default null: it is null if the writer had no such field |
 | a field renamed, the newer one naming the older as alias | one column under the newest name |
 | null allowed in some | nullable |
 | int, long | long |
-| int, float, double | double: no int is lost in it, as in a float |
-| long with float or double | refused: Avro would read it, and round what is beyond 2**53 |
+| int, float, double | double: it holds every int, which a float does not |
+| long with float or double | refused: Avro would read it, but round numbers beyond 2**53 |
 | string, bytes | bytes: bytes need not be a text |
 | enum with other symbols | an enum with the symbols of all |
 | record, array, map | merged inside |
 | unions of several types | the types of all; no type of them is widened |
 | one type, then a union of several | refused: one column cannot be both |
-| logical types | must be equal; decimals of one scale get the larger precision; a uuid with a string is a string |
+| logical types | must be equal; decimals of one scale get the larger precision; uuid with string is a string |
 | the rest: other types, other names, another size | refused |
 
-A type is the same in two versions when the full name is, the name without namespace in the same place, or an alias
-allows it (specification, "Schema Resolution" and "Aliases"). The result holds every former name as alias, so it reads
-the writers' schemas as they are. A column is never decoded into a wrong value: what cannot be merged is a conflict."""
+A type is the same in two versions if the full names are equal, if the names without namespace are equal in the same
+place, or by an alias (specification, "Schema Resolution" and "Aliases"). The result has every former name as an alias,
+so it reads the writers' schemas unchanged. A column is never decoded into a wrong value: a difference that cannot be
+merged is a conflict. Below, `old` is a part of what the versions so far became, `new` the part of the next version that
+meets it.
+"""
 
 from __future__ import annotations
 
@@ -74,14 +77,16 @@ class MergedRecord:
 
 
 def merge(writers: Sequence[RecordVersion]) -> MergedRecord:
-    """Merge the versions of one record, oldest first; raise ValueError when there is none.
+    """Merge the versions of one record, oldest first; raise ValueError if there is none.
 
-    A version that does not go with those before it is left out with all its conflicts. The versions left out can be
-    merged with each other: they are another class, and need another reader.
+    A version that conflicts with those before it is left out, and all its conflicts are returned. Versions that are
+    left out need another reader; they may be merged with each other.
     """
     if not writers:
         raise ValueError("there is no schema to merge; give at least one version")
-    state, labels, conflicts = _State(), [], list[SchemaConflict]()
+    state = _State(None, {}, {}, {})
+    labels: list[str] = []
+    conflicts: list[SchemaConflict] = []
     for writer in writers:
         fold = _Fold(state, writer)
         after = fold.state()
@@ -90,34 +95,35 @@ def merge(writers: Sequence[RecordVersion]) -> MergedRecord:
         else:
             state = after
             labels.append(writer.label)
-    return MergedRecord(state.published(), tuple(labels), tuple(conflicts))
+    return MergedRecord(state.schema(), tuple(labels), tuple(conflicts))
 
 
 @dataclass(frozen=True)
 class _State:
-    """The outcome of merging the versions so far.
+    """The outcome of merging the versions so far; `root` is None if there is none.
 
-    `types` are by keys that no renaming changes, and references are to these keys; `keys` has every name that a type
-    ever had. `origins` names the version that last shaped a field.
+    `types` are by keys, which no renaming changes, and references are to these keys. `keys` has the key of every name
+    that a type ever had. `origins` has for each field, (key of its record, name), the version that last shaped it.
     """
 
-    root: Type = NULL
-    types: dict[str, Definition] | None = None
-    keys: dict[str, str] | None = None
-    origins: dict[tuple[str, str], str] | None = None
+    root: Type | None
+    types: dict[str, Definition]
+    keys: dict[str, str]
+    origins: dict[tuple[str, str], str]
 
-    def published(self) -> AvroSchema:
-        """Return the schema with names in place of keys."""
-        types = self.types or {}
-        names = {key: definition.name for key, definition in types.items()}
-        named = {names[key]: _renamed_inside(definition, names) for key, definition in types.items()}
-        root = renamed(self.root, names)
-        return AvroSchema(root, reachable(root, named))
+    def schema(self) -> AvroSchema:
+        """Return the merged schema, with names in place of keys."""
+        names = {key: definition.name for key, definition in self.types.items()}
+        types: dict[str, Definition] = {}
+        for definition in self.types.values():
+            types[definition.name] = _with_renamed_fields(definition, names)
+        root = renamed(self.root or NULL, names)
+        return AvroSchema(root, reachable(root, types))
 
 
 @dataclass(frozen=True)
 class _Place:
-    """A place where two types meet, and the version that shaped what is there."""
+    """A place where two types meet, and the version that shaped the type that is there."""
 
     path: str
     origin: str
@@ -127,212 +133,248 @@ class _Place:
 
 
 class _Fold:
-    """The merge of one version into the state; its outcome counts only without conflicts."""
+    """The merge of one version into the state; if there are conflicts, its outcome must not be used."""
 
     def __init__(self, before: _State, writer: RecordVersion) -> None:
-        self.before, self.label, self.come = before, writer.label, writer.schema
-        self.types, self.keys = dict(before.types or {}), dict(before.keys or {})
-        self.origins = dict(before.origins or {("", ""): writer.label})
+        self.before = before
+        self.label = writer.label
+        self.new = writer.schema
+        self.types = dict(before.types)
+        self.keys = dict(before.keys)
+        self.origins = {("", ""): writer.label, **before.origins}
         self.pairs: dict[str, str] = {}  # this version's names -> keys
         self.taken: set[str] = set()  # keys that a name of this version has
         self.conflicts: list[SchemaConflict] = []
 
     def state(self) -> _State:
-        """Return what there is afterwards."""
-        if self.before.types is None:
-            root = self.adopted(self.come.root)
+        """Return the state with this version."""
+        top = _Place("", self.origins["", ""])
+        if self.before.root is None:
+            root = self.adopted(self.new.root)
         else:
-            root = self.merged(self.before.root, self.come.root, _Place("", self.origins["", ""]))
+            root = self.merged(self.before.root, self.new.root, top)
+        # Two versions may each be flat enough, and their types together nested too deep.
         try:
             reachable(root, self.types)
         except ValueError as error:
-            self.refuse(_Place("", self.origins["", ""]), str(error))
+            self.refuse(top, str(error))
         return _State(root, self.types, self.keys, self.origins)
 
-    def refuse(self, at: _Place, what: str) -> None:
+    def refuse(self, at: _Place, difference: str) -> None:
         """Note what keeps this version from being merged."""
-        self.conflicts.append(SchemaConflict(at.path.removeprefix("."), at.origin, self.label, what))
+        self.conflicts.append(SchemaConflict(at.path.removeprefix("."), at.origin, self.label, difference))
 
-    def merged(self, have: Type, come: Type, at: _Place) -> Type:
+    def merged(self, old: Type, new: Type, at: _Place) -> Type:
         """Return the type that reads what both wrote."""
-        (null, ours), (null_too, theirs) = parts(have), parts(come)
-        if not ours or not theirs:
-            return joined(null or null_too, ours or tuple(map(self.adopted, theirs)))
-        if len(ours) == len(theirs) == 1:
-            return joined(null or null_too, (self.single(ours[0], theirs[0], at),))
-        if len(ours) == 1 or len(theirs) == 1:
-            self.refuse(at, f"{words(have, self.types)} became {words(come, self.come.types)}")
-            return have
-        return joined(null or null_too, self.union(ours, theirs, at))
+        null, old_branches = parts(old)
+        null_in_new, new_branches = parts(new)
+        null = null or null_in_new
+        if not old_branches or not new_branches:
+            return joined(null, old_branches or tuple(self.adopted(branch) for branch in new_branches))
+        if len(old_branches) == len(new_branches) == 1:
+            return joined(null, (self.single(old_branches[0], new_branches[0], at),))
+        # A union of several types is a struct of its members, which no single type can become.
+        if len(old_branches) == 1 or len(new_branches) == 1:
+            self.refuse(at, f"{words(old, self.types)} became {words(new, self.new.types)}")
+            return old
+        return joined(null, self.union(old_branches, new_branches, at))
 
-    def single(self, have: Type, come: Type, at: _Place) -> Type:
-        """Return the type that reads both, neither being a union."""
-        if isinstance(have, Primitive) and isinstance(come, Primitive):
-            return self.attempt(_wider, have, come, at)
-        if isinstance(have, Array) and isinstance(come, Array):
-            return Array(self.merged(have.items, come.items, at.inside("[]")))
-        if isinstance(have, MapOf) and isinstance(come, MapOf):
-            return MapOf(self.merged(have.values, come.values, at.inside("{}")))
-        if isinstance(have, Ref) and isinstance(come, Ref):
-            return self.named(have.name, come.name, at)
-        self.refuse(at, f"{words(have, self.types)} became {words(come, self.come.types)}")
-        return have
+    def single(self, old: Type, new: Type, at: _Place) -> Type:
+        """Return the type that reads both; neither is a union."""
+        match old, new:
+            case Primitive(), Primitive():
+                return self.attempt(_wider, old, new, at)
+            case Array(), Array():
+                return Array(self.merged(old.items, new.items, at.inside("[]")))
+            case MapOf(), MapOf():
+                return MapOf(self.merged(old.values, new.values, at.inside("{}")))
+            case Ref(), Ref():
+                return self.named(old.name, new.name, at)
+        self.refuse(at, f"{words(old, self.types)} became {words(new, self.new.types)}")
+        return old
 
-    def attempt(self, join: Callable[[S, S], S], have: S, come: S, at: _Place) -> S:
-        """Return what `join` makes of two types; where it refuses, note that and return the first."""
+    def attempt(self, join: Callable[[S, S], S], old: S, new: S, at: _Place) -> S:
+        """Return what `join` makes of two types; if it refuses, note that and return the first."""
         try:
-            return join(have, come)
+            return join(old, new)
         except ValueError as error:
             self.refuse(at, str(error))
-            return have
+            return old
 
-    def union(self, ours: tuple[Type, ...], theirs: tuple[Type, ...], at: _Place) -> tuple[Type, ...]:
-        """Return the branches of both unions: what there was keeps its place, what is new comes last."""
-        branches = list(ours)
-        for come in theirs:
-            place = next((place for place, have in enumerate(ours) if self.corresponds(have, come)), None)
-            if place is None:
-                branches.append(self.adopted(come))
+    def union(self, old_branches: tuple[Type, ...], new_branches: tuple[Type, ...], at: _Place) -> tuple[Type, ...]:
+        """Return the branches of both unions: former ones keep their place, new ones come last."""
+        branches = list(old_branches)
+        for new in new_branches:
+            places = [place for place, old in enumerate(old_branches) if self.corresponds(old, new)]
+            if places:
+                branches[places[0]] = self.single(branches[places[0]], new, at)
             else:
-                branches[place] = self.single(branches[place], come, at)
+                branches.append(self.adopted(new))
         return tuple(branches)
 
-    def corresponds(self, have: Type, come: Type) -> bool:
+    def corresponds(self, old: Type, new: Type) -> bool:
         """Return whether two branches of unions are the same branch."""
-        if isinstance(have, Primitive) and isinstance(come, Primitive):
-            return have.name == come.name
-        if isinstance(have, Ref) and isinstance(come, Ref):
-            known = self.keys.get(come.name)
-            return known == have.name if known else _same_type(self.types[have.name], self.come.types[come.name])
-        return type(have) is type(come)
+        match old, new:
+            case Primitive(), Primitive():
+                return old.name == new.name
+            case Ref(), Ref():
+                return self.is_version_of(old.name, new.name)
+        return type(old) is type(new)
 
-    def adopted(self, come: Type) -> Type:
-        """Return a type of this version for a place that had none."""
-        if isinstance(come, Ref):
-            return Ref(self.key(come.name))
-        if isinstance(come, Array):
-            return Array(self.adopted(come.items))
-        if isinstance(come, MapOf):
-            return MapOf(self.adopted(come.values))
-        if isinstance(come, Union):
-            null, branches = parts(come)
-            return joined(null, tuple(map(self.adopted, branches)))
-        return come
+    def is_version_of(self, key: str, name: str) -> bool:
+        """Return whether a named type of this version is another version of the type under a key."""
+        # A name that a version has had belongs to its type for good; only a new one is compared.
+        if name in self.keys:
+            return self.keys[name] == key
+        return _same_type(self.types[key], self.new.types[name])
+
+    def adopted(self, new: Type) -> Type:
+        """Return a type of this version for a place that had none, with keys in place of names."""
+        match new:
+            case Ref(name):
+                return Ref(self.key(name))
+            case Array(items):
+                return Array(self.adopted(items))
+            case MapOf(values):
+                return MapOf(self.adopted(values))
+            case Union():
+                null, branches = parts(new)
+                return joined(null, tuple(self.adopted(branch) for branch in branches))
+        return new
 
     def key(self, name: str) -> str:
         """Return the key of a type of this version in a place that had none: a known type's, or a new one."""
         if name in self.pairs:
             return self.pairs[name]
-        come = self.come.types[name]
-        former = (alias for alias in come.aliases if alias in self.keys and alias not in self.come.types)
-        known = name if name in self.keys else next(former, None)
-        if known is not None:
-            return self.named(self.keys[known], name, _Place(f".{name}", self.origins["", ""])).name
-        key = self.pairs[name] = self.keys[name] = str(len(self.types))
-        self.taken.add(key)
-        self.types[key] = replace(come, aliases=())
-        if isinstance(come, AvroRecord):
-            fields = tuple(AvroField(field.name, self.adopted(field.type)) for field in come.fields)
-            self.types[key] = AvroRecord(name, fields)
-            self.origins |= {(key, field.name): self.label for field in fields}
+        # The type may be known from another place, or by an alias that is not a type of its own now.
+        new = self.new.types[name]
+        for known_name in (name, *new.aliases):
+            if known_name in self.keys and (known_name == name or known_name not in self.new.types):
+                return self.named(self.keys[known_name], name, _Place(f".{name}", self.origins["", ""])).name
+        key = self.pair(name, str(len(self.types)))
+        self.types[key] = replace(new, aliases=())  # before its fields, which may refer to it
+        if isinstance(new, AvroRecord):
+            fields = []
+            for field in new.fields:
+                fields.append(AvroField(field.name, self.adopted(field.type)))
+                self.origins[key, field.name] = self.label
+            self.types[key] = AvroRecord(name, tuple(fields))
         return key
 
     def named(self, key: str, name: str, at: _Place) -> Ref:
         """Merge a named type of this version into the one that has its place."""
-        have, come = self.types[key], self.come.types[name]
+        old = self.types[key]
+        new = self.new.types[name]
         if self.pairs.get(name) == key:
             return Ref(key)
-        known = self.keys.get(name)
-        if type(have) is not type(come) or (known != key if known else not _same_type(have, come)):
-            before, after = words(Ref(key), self.types), words(Ref(name), self.come.types)
-            self.refuse(at, f"{before} became {after}; a new name needs an alias")
+        if type(old) is not type(new) or not self.is_version_of(key, name):
+            change = f"{words(Ref(key), self.types)} became {words(Ref(name), self.new.types)}"
+            self.refuse(at, f"{change}; a new name needs an alias")
         elif name in self.pairs or key in self.taken:
-            self.refuse(at, f"types {have.name} and {name} became one, or one became both")
+            self.refuse(at, f"types {old.name} and {name} became one, or one became both")
         else:
-            self.pairs[name] = self.keys[name] = key
-            self.taken.add(key)
-            former = {have.name: None, **dict.fromkeys(have.aliases)}
-            aliases = tuple(alias for alias in former if alias != name)
-            self.types[key] = replace(self.definition(key, have, come, at), name=name, aliases=aliases)
+            self.pair(name, key)  # before its fields, which may refer to it
+            merged = self.definition(key, old, new, at)
+            self.types[key] = replace(merged, name=name, aliases=_former_names(old, name))
         return Ref(key)
 
-    def definition(self, key: str, have: Definition, come: Definition, at: _Place) -> Definition:
-        """Return a named type with what both versions of it have."""
-        if isinstance(have, AvroRecord) and isinstance(come, AvroRecord):
-            return replace(have, fields=self.fields(key, have, come, at))
-        if isinstance(have, Enum) and isinstance(come, Enum):
-            return replace(have, symbols=tuple(dict.fromkeys((*have.symbols, *come.symbols))))
-        if isinstance(have, Fixed) and isinstance(come, Fixed):
-            if have.size != come.size:
-                self.refuse(at, f"its size of {have.size} bytes became {come.size}")
-            return replace(have, logical=self.attempt(_meaning, have.logical, come.logical, at))
-        raise TypeError(f"{have.name} and {come.name} are of different kinds")  # asked before
+    def pair(self, name: str, key: str) -> str:
+        """Note that a type of this version has a key, and return the key."""
+        self.pairs[name] = key
+        self.keys[name] = key
+        self.taken.add(key)
+        return key
 
-    def fields(self, key: str, have: AvroRecord, come: AvroRecord, at: _Place) -> tuple[AvroField, ...]:
-        """Return the fields of both versions of a record, those there were first."""
+    def definition(self, key: str, old: Definition, new: Definition, at: _Place) -> Definition:
+        """Return a named type with what both versions of it have."""
+        match old, new:
+            case AvroRecord(), AvroRecord():
+                return replace(old, fields=self.fields(key, old, new, at))
+            case Enum(), Enum():
+                return replace(old, symbols=tuple(dict.fromkeys((*old.symbols, *new.symbols))))
+            case Fixed(), Fixed():
+                if old.size != new.size:
+                    self.refuse(at, f"its size of {old.size} bytes became {new.size}")
+                return replace(old, logical=self.attempt(_meaning, old.logical, new.logical, at))
+        raise TypeError(f"{old.name} and {new.name} are of different kinds")  # `named` has checked that
+
+    def fields(self, key: str, old: AvroRecord, new: AvroRecord, at: _Place) -> tuple[AvroField, ...]:
+        """Return the fields of both versions of a record, former ones first."""
         try:
-            matches = _same_fields(have, come)
+            matches = _same_fields(old, new)
         except ValueError as error:
             self.refuse(at, str(error))
-            return have.fields
-        fields = [self.field(key, field, matches.get(field.name), at) for field in have.fields]
+            return old.fields
+        fields = [self.field(key, field, matches.get(field.name), at) for field in old.fields]
         matched = {field.name for field in matches.values()}
-        for field in come.fields:
+        for field in new.fields:
             if field.name not in matched:
                 fields.append(AvroField(field.name, nullable(self.adopted(field.type))))
                 self.origins[key, field.name] = self.label
         return tuple(fields)
 
-    def field(self, key: str, have: AvroField, come: AvroField | None, at: _Place) -> AvroField:
-        """Return a field that there was, merged with this version's."""
-        if come is None:
-            return replace(have, type=nullable(have.type))
-        origin = self.origins.pop((key, have.name))
-        kind = self.merged(have.type, come.type, _Place(f"{at.path}.{come.name}", origin))
-        aliases = tuple(name for name in dict.fromkeys((have.name, *have.aliases)) if name != come.name)
-        self.origins[key, come.name] = origin if kind == have.type and come.name == have.name else self.label
-        return AvroField(come.name, kind, aliases)
+    def field(self, key: str, old: AvroField, new: AvroField | None, at: _Place) -> AvroField:
+        """Return a former field, merged with this version's."""
+        if new is None:
+            return replace(old, type=nullable(old.type))
+        origin = self.origins.pop((key, old.name))
+        kind = self.merged(old.type, new.type, _Place(f"{at.path}.{new.name}", origin))
+        if kind != old.type or new.name != old.name:
+            origin = self.label
+        self.origins[key, new.name] = origin
+        return AvroField(new.name, kind, _former_names(old, new.name))
 
 
-def _renamed_inside(definition: Definition, names: dict[str, str]) -> Definition:
+def _former_names(old: Definition | AvroField, name: str) -> tuple[str, ...]:
+    """Return the names of all versions so far but the newest name, the latest first."""
+    names = dict.fromkeys((old.name, *old.aliases))
+    return tuple(former for former in names if former != name)
+
+
+def _with_renamed_fields(definition: Definition, names: dict[str, str]) -> Definition:
     if not isinstance(definition, AvroRecord):
         return definition
-    fields = (replace(field, type=renamed(field.type, names)) for field in definition.fields)
+    fields = [replace(field, type=renamed(field.type, names)) for field in definition.fields]
     return replace(definition, fields=tuple(fields))
 
 
-def _same_type(have: Definition, come: Definition) -> bool:
-    """Return whether a type under a name not seen before is another version of one that there is.
+def _same_type(old: Definition, new: Definition) -> bool:
+    """Return whether a type under a new name is another version of an old type.
 
     Avro's rule ("Schema Resolution"): the name without its namespace, or an alias.
     """
-    if type(have) is not type(come):
+    if type(old) is not type(new):
         return False
-    short = have.name.rpartition(".")[2] == come.name.rpartition(".")[2]
-    return short or not {have.name, *have.aliases}.isdisjoint(come.aliases)
+    if old.name.rpartition(".")[2] == new.name.rpartition(".")[2]:
+        return True
+    return not {old.name, *old.aliases}.isdisjoint(new.aliases)
 
 
-def _same_fields(have: AvroRecord, come: AvroRecord) -> dict[str, AvroField]:
-    """Return the new version's field for each name of a field that there was, where it has one.
+def _same_fields(old: AvroRecord, new: AvroRecord) -> dict[str, AvroField]:
+    """Return the new version's field for the name of each former field, if it has one.
 
-    A name goes before an alias; aliases of fields there were are the names that versions wrote them under. Raises
-    ValueError when two fields would be one column.
+    An equal name goes before an alias. The aliases of former fields are the names that earlier versions wrote them
+    under. Raises ValueError if two fields would be one column.
     """
-    names = {field.name for field in have.fields}
-    former = {alias: field.name for field in have.fields for alias in field.aliases}
-    found = {field.name: field for field in come.fields if field.name in names}
-    for field in come.fields:
+    names = {field.name for field in old.fields}
+    name_now: dict[str, str] = {}
+    for field in old.fields:
+        name_now |= dict.fromkeys(field.aliases, field.name)
+
+    matches = {field.name: field for field in new.fields if field.name in names}
+    for field in new.fields:
         if field.name in names:
             continue
-        ours = former.get(field.name)
-        if ours is None:
-            aliased = (former.get(alias, alias) for alias in field.aliases)
-            ours = next((name for name in aliased if name in names and name not in found), None)
-        elif ours in found:
-            raise ValueError(f"{found[ours].name} and {field.name} are one column, by an alias of another version")
-        if ours is not None:
-            found[ours] = field
-    return found
+        # The field may have a name again that it had in an earlier version.
+        other = matches.get(name_now.get(field.name, ""))
+        if other is not None:
+            raise ValueError(f"{other.name} and {field.name} are one column, by an alias of another version")
+        for alias in (field.name, *field.aliases):
+            name = name_now.get(alias, alias)
+            if name in names and name not in matches:
+                matches[name] = field
+                break
+    return matches
 
 
 WIDER = {
@@ -342,29 +384,32 @@ WIDER = {
     frozenset({"float", "double"}): "double",
     frozenset({"string", "bytes"}): "bytes",
 }
+ROUNDING = (frozenset({"long", "float"}), frozenset({"long", "double"}))
 UUID = Logical("uuid")
 
 
-def _wider(have: Primitive, come: Primitive) -> Primitive:
-    """Return the type that reads every value of both exactly; raise ValueError saying why there is none."""
-    if have.name == come.name:
-        return Primitive(have.name, _meaning(have.logical, come.logical))
-    name = WIDER.get(frozenset({have.name, come.name}))
-    if name and {have.logical, come.logical} <= {None, UUID}:
-        return Primitive(name)
-    rounds = "long" in (have.name, come.name) and {have.name, come.name} <= {"long", "float", "double"}
-    raise ValueError(f"{words(have)} became {words(come)}{', which would round large numbers' if rounds else ''}")
+def _wider(old: Primitive, new: Primitive) -> Primitive:
+    """Return the type that reads every value of both exactly; raise ValueError with the reason if there is none."""
+    names = frozenset({old.name, new.name})
+    if len(names) == 1:
+        return Primitive(old.name, _meaning(old.logical, new.logical))
+    if names in WIDER and {old.logical, new.logical} <= {None, UUID}:
+        return Primitive(WIDER[names])
+    change = f"{words(old)} became {words(new)}"
+    if names in ROUNDING:
+        change += ", which would round large numbers"
+    raise ValueError(change)
 
 
-def _meaning(have: Logical | None, come: Logical | None) -> Logical | None:
-    """Return the logical type of both; raise ValueError where they mean different things.
+def _meaning(old: Logical | None, new: Logical | None) -> Logical | None:
+    """Return the logical type of both; raise ValueError if they mean different things.
 
-    The bytes do not tell a logical type: milliseconds read as microseconds would be silently wrong.
+    The bytes do not contain the logical type: milliseconds read as microseconds would be silently wrong.
     """
-    if have == come:
-        return have
-    if {have, come} == {None, UUID}:
+    if old == new:
+        return old
+    if {old, new} == {None, UUID}:
         return None
-    if have and come and have.name == come.name == "decimal" and have.scale == come.scale:
-        return max(have, come, key=lambda decimal: decimal.precision)
-    raise ValueError(f"its logical type {have or 'none'} became {come or 'none'}")
+    if old and new and old.name == new.name == "decimal" and old.scale == new.scale:
+        return max(old, new, key=lambda decimal: decimal.precision)
+    raise ValueError(f"its logical type {old or 'none'} became {new or 'none'}")

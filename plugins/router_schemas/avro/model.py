@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 MAX_DEPTH = 100
-"""Types inside of types, references followed: far beyond what people write, within what every parser can take."""
+"""Levels of types inside types, references followed: far more than people write, and no parser fails at it."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ Type: TypeAlias = Primitive | Array | MapOf | Union | Ref
 
 @dataclass(frozen=True)
 class AvroField:
-    """A field of a record. Defaults are not kept: they matter to readers, and the reader is made by merge."""
+    """A field of a record. Defaults are not kept: only readers need them, and merge makes the reader."""
 
     name: str
     type: Type
@@ -102,7 +102,7 @@ class Enum:
 
 @dataclass(frozen=True)
 class Fixed:
-    """A fixed: so many bytes; `name` and `aliases` are full names."""
+    """A fixed, `size` bytes; `name` and `aliases` are full names."""
 
     name: str
     size: int
@@ -123,96 +123,108 @@ class AvroSchema:
 
 
 def inner(kind: Type, types: Mapping[str, Definition]) -> Iterator[Type]:
-    """Yield the types directly inside a type, those of the fields for the name of a record."""
-    if isinstance(kind, Array):
-        yield kind.items
-    elif isinstance(kind, MapOf):
-        yield kind.values
-    elif isinstance(kind, Union):
-        yield from kind.branches
-    elif isinstance(kind, Ref) and isinstance(record := types[kind.name], AvroRecord):
-        yield from (field.type for field in record.fields)
+    """Yield the types directly inside a type; for a reference to a record, the types of its fields."""
+    match kind:
+        case Array(items):
+            yield items
+        case MapOf(values):
+            yield values
+        case Union(branches):
+            yield from branches
+        case Ref(name):
+            definition = types[name]
+            if isinstance(definition, AvroRecord):
+                yield from (field.type for field in definition.fields)
 
 
 def reachable(root: Type, types: Mapping[str, Definition]) -> dict[str, Definition]:
-    """Return the named types that a type leads to, in the order of first use; raise ValueError beyond MAX_DEPTH."""
-    found: dict[str, Definition] = {}
+    """Return the named types that a type leads to, in the order of first use.
+
+    Raises ValueError if types are nested deeper than MAX_DEPTH.
+    """
+    definitions: dict[str, Definition] = {}
 
     def visit(kind: Type, depth: int) -> None:
         if depth > MAX_DEPTH:
             raise ValueError(f"types are nested more than {MAX_DEPTH} deep; register a flatter schema")
         if isinstance(kind, Ref):
-            if kind.name in found:
+            if kind.name in definitions:
                 return
-            found[kind.name] = types[kind.name]
+            definitions[kind.name] = types[kind.name]
         for child in inner(kind, types):
             visit(child, depth + 1)
 
     visit(root, 0)
-    return found
+    return definitions
 
 
 def recursive(schema: AvroSchema) -> tuple[str, ...]:
-    """Return the full names of types that contain themselves: at least one of every circle, none when there is none."""
-    done: set[str] = set()
-    found: list[str] = []
+    """Return the full names of types that contain themselves, at least one of every circle."""
+    visited: set[str] = set()
+    names: dict[str, None] = {}
 
     def visit(kind: Type, trail: tuple[str, ...]) -> None:
         if isinstance(kind, Ref):
             if kind.name in trail:
-                found.extend(name for name in trail[trail.index(kind.name) :] if name not in found)
-            if kind.name in done:
+                names.update(dict.fromkeys(trail[trail.index(kind.name) :]))
+            if kind.name in visited:
                 return
-            done.add(kind.name)
+            visited.add(kind.name)
             trail = (*trail, kind.name)
         for child in inner(kind, schema.types):
             visit(child, trail)
 
     visit(schema.root, ())
-    return tuple(found)
+    return tuple(names)
 
 
 def text_of(schema: AvroSchema) -> str:
     """Return the schema as JSON that any Avro library reads: each type is defined at its first use.
 
-    Fields that may be null have the default null, so that the text can be a reader's schema. Raises ValueError for
-    the one case that Avro cannot write: a type without a namespace used where a type of that name in the enclosing
-    namespace would be meant.
+    Fields that may be null have the default null, so that the text can be a reader's schema. Raises ValueError in
+    the one case that Avro cannot write: a type without a namespace is used inside a namespace that has a type of the
+    same name.
     """
-    return json.dumps(_Writing(schema).type(schema.root, ""), separators=(",", ":"), ensure_ascii=False)
+    return _SchemaJson(schema).text(schema.root)
 
 
 def canonical_form(schema: AvroSchema) -> str:
-    """Return the Parsing Canonical Form, over which fingerprints are made (specification, same heading)."""
-    return json.dumps(_Writing(schema, canonical=True).type(schema.root, ""), separators=(",", ":"), ensure_ascii=False)
+    """Return the Parsing Canonical Form, which fingerprints are computed from (specification, same heading)."""
+    return _SchemaJson(schema, canonical=True).text(schema.root)
 
 
-class _Writing:
-    """The JSON of one schema; the order of the attributes is that of the canonical form."""
+class _SchemaJson:
+    """The JSON of one schema; its attributes are in the order of the canonical form."""
 
-    def __init__(self, schema: AvroSchema, canonical: bool = False) -> None:
+    def __init__(self, schema: AvroSchema, *, canonical: bool = False) -> None:
         self.types = schema.types
         self.canonical = canonical
         self.written: set[str] = set()
 
+    def text(self, root: Type) -> str:
+        """Return the JSON as text."""
+        return json.dumps(self.type(root, ""), separators=(",", ":"), ensure_ascii=False)
+
     def type(self, kind: Type, space: str) -> Any:
-        """Return the JSON of a type that stands inside of a namespace."""
-        if isinstance(kind, Primitive):
-            meaning = self.meaning(kind.logical)
-            return {"type": kind.name, **meaning} if meaning else kind.name
-        if isinstance(kind, Array):
-            return {"type": "array", "items": self.type(kind.items, space)}
-        if isinstance(kind, MapOf):
-            return {"type": "map", "values": self.type(kind.values, space)}
-        if isinstance(kind, Union):
-            return [self.type(branch, space) for branch in kind.branches]
-        if kind.name in self.written:
-            return self.reference(kind.name, space)
-        self.written.add(kind.name)
+        """Return the JSON of a type inside the namespace `space`."""
+        match kind:
+            case Primitive(name, logical):
+                meaning = self.meaning(logical)
+                return {"type": name, **meaning} if meaning else name
+            case Array(items):
+                return {"type": "array", "items": self.type(items, space)}
+            case MapOf(values):
+                return {"type": "map", "values": self.type(values, space)}
+            case Union(branches):
+                return [self.type(branch, space) for branch in branches]
+            case Ref(name) if name in self.written:
+                return self.reference(name, space)
+        self.written.add(kind.name)  # before its definition, which may refer to it
         return self.definition(self.types[kind.name], space)
 
     def reference(self, name: str, space: str) -> str:
         """Return the name of a type that is defined already."""
+        # A name without dots is first looked up in the enclosing namespace: a type there would hide the one meant.
         if not self.canonical and space and "." not in name and f"{space}.{name}" in self.types:
             raise ValueError(
                 f"type {name} has no namespace and cannot be distinguished from {space}.{name}; give it one"
@@ -220,39 +232,46 @@ class _Writing:
         return name
 
     def definition(self, named: Definition, space: str) -> dict[str, Any]:
-        """Return the JSON of a named type, once."""
-        own = named.name.rpartition(".")[0]
+        """Return the JSON that defines a named type."""
+        own_space = named.name.rpartition(".")[0]
         written: dict[str, Any] = {"name": named.name}
-        if isinstance(named, AvroRecord):
-            written |= {"type": "record", "fields": [self.field(field, own) for field in named.fields]}
-        elif isinstance(named, Enum):
-            written |= {"type": "enum", "symbols": list(named.symbols)}
-        else:
-            written |= {"type": "fixed", "size": named.size, **self.meaning(named.logical)}
-        if not self.canonical:
-            if space and not own:
-                written["namespace"] = ""
-            if named.aliases:
-                written["aliases"] = list(named.aliases)
+        match named:
+            case AvroRecord(_, fields):
+                written |= {"type": "record", "fields": [self.field(field, own_space) for field in fields]}
+            case Enum(_, symbols):
+                written |= {"type": "enum", "symbols": list(symbols)}
+            case Fixed(_, size, logical):
+                written |= {"type": "fixed", "size": size, **self.meaning(logical)}
+        if self.canonical:
+            return written
+
+        # Otherwise readers would put the name into the enclosing namespace.
+        if space and not own_space:
+            written["namespace"] = ""
+        if named.aliases:
+            written["aliases"] = list(named.aliases)
         return written
 
     def field(self, field: AvroField, space: str) -> dict[str, Any]:
         """Return the JSON of a field."""
         written = {"name": field.name, "type": self.type(field.type, space)}
-        if not self.canonical:
-            if field.aliases:
-                written["aliases"] = list(field.aliases)
-            first = field.type.branches[:1] if isinstance(field.type, Union) else (field.type,)
-            if first == (NULL,):
-                written["default"] = None
+        if self.canonical:
+            return written
+
+        if field.aliases:
+            written["aliases"] = list(field.aliases)
+        # A default is a value of a union's first branch, so null must come first.
+        if branches(field.type)[:1] == (NULL,):
+            written["default"] = None
         return written
 
     def meaning(self, logical: Logical | None) -> dict[str, Any]:
         """Return the attributes of a logical type."""
         if logical is None or self.canonical:
             return {}
-        numbers = {"precision": logical.precision, "scale": logical.scale} if logical.name == "decimal" else {}
-        return {"logicalType": logical.name, **numbers}
+        if logical.name != "decimal":
+            return {"logicalType": logical.name}
+        return {"logicalType": logical.name, "precision": logical.precision, "scale": logical.scale}
 
 
 PAIRS = ({Primitive("int"), Primitive("long")}, {Primitive("float"), Primitive("double")})
@@ -261,33 +280,53 @@ PAIRS = ({Primitive("int"), Primitive("long")}, {Primitive("float"), Primitive("
 
 def words(kind: Type, types: Mapping[str, Definition] | None = None) -> str:
     """Return a type for a message; `types` has the named ones."""
-    if isinstance(kind, Primitive):
-        return f"{kind.name} ({kind.logical})" if kind.logical else kind.name
-    if isinstance(kind, Ref):
-        named = (types or {})[kind.name]
-        what = "record" if isinstance(named, AvroRecord) else type(named).__name__.lower()
-        return f"{what} {named.name}"
-    if isinstance(kind, Union):
-        return f"a union of {', '.join(words(branch, types) for branch in kind.branches)}"
-    return "an array" if isinstance(kind, Array) else "a map"
+    match kind:
+        case Primitive(name, logical):
+            return f"{name} ({logical})" if logical else name
+        case Array():
+            return "an array"
+        case MapOf():
+            return "a map"
+        case Union(branches):
+            return f"a union of {', '.join(words(branch, types) for branch in branches)}"
+    named = (types or {})[kind.name]
+    return f"{type(named).__name__.lower().removeprefix('avro')} {named.name}"
+
+
+def branch_name(branch: Type) -> str:
+    """Return the name of a branch in its union: a value is written with it, and no union has it twice."""
+    if isinstance(branch, (Primitive, Ref)):
+        return branch.name
+    return "array" if isinstance(branch, Array) else "map"
+
+
+def branches(kind: Type) -> tuple[Type, ...]:
+    """Return the branches of a union; any other type is its own only branch."""
+    return kind.branches if isinstance(kind, Union) else (kind,)
 
 
 def parts(kind: Type) -> tuple[bool, tuple[Type, ...]]:
-    """Return whether a type may be null, and its other branches; int with long counts as long, so do the floats."""
-    branches = kind.branches if isinstance(kind, Union) else (kind,)
-    rest = tuple(branch for branch in branches if branch != NULL)
-    if len(rest) == 2 and set(rest) in PAIRS:
-        rest = (Primitive("long" if Primitive("long") in rest else "double"),)
-    return NULL in branches, rest
+    """Return whether a type may be null, and its other branches.
+
+    A union of int and long counts as long, and one of float and double as double.
+    """
+    null = NULL in branches(kind)
+    others = tuple(branch for branch in branches(kind) if branch != NULL)
+    if len(others) == 2 and set(others) in PAIRS:
+        others = (Primitive("long" if Primitive("long") in others else "double"),)
+    return null, others
 
 
 def joined(null: bool, branches: tuple[Type, ...]) -> Type:
-    """Return the type of these branches, null first, so that null can be its default."""
+    """Return the type of these branches; null comes first, so that it can be the default."""
     if null and branches:
         return Union((NULL, *branches))
-    if len(branches) == 1:
-        return branches[0]
-    return Union(branches) if branches else NULL
+    match branches:
+        case ():
+            return NULL
+        case (branch,):
+            return branch
+    return Union(branches)
 
 
 def nullable(kind: Type) -> Type:
@@ -297,27 +336,30 @@ def nullable(kind: Type) -> Type:
 
 def renamed(kind: Type, names: dict[str, str]) -> Type:
     """Return a type with other names for the types it refers to."""
-    if isinstance(kind, Ref):
-        return Ref(names[kind.name])
-    if isinstance(kind, Array):
-        return Array(renamed(kind.items, names))
-    if isinstance(kind, MapOf):
-        return MapOf(renamed(kind.values, names))
-    if isinstance(kind, Union):
-        return Union(tuple(renamed(branch, names) for branch in kind.branches))
+    match kind:
+        case Ref(name):
+            return Ref(names[name])
+        case Array(items):
+            return Array(renamed(items, names))
+        case MapOf(values):
+            return MapOf(renamed(values, names))
+        case Union(branches):
+            return Union(tuple(renamed(branch, names) for branch in branches))
     return kind
 
 
 END = bytes.fromhex("a7f3d1c2e4b59680")
-"""What has to follow a value for from_avro: eight bytes without a meaning, none of them a small number (library)."""
+"""The end mark that must follow a value for from_avro: eight bytes without a meaning, none a small number (library)."""
 FINGERPRINT = "fingerprint "
-"""What stands before the eight bytes of a fingerprint that is wanted, in the order of the value."""
+"""The word before a fingerprint in the text that names it; its eight bytes follow in hex, in the order of the value."""
 MARKER = b"\xc3\x01"
-"""What a single object begins with."""
+"""The first two bytes of a single object."""
 EMPTY = 0xC15D213AA4D7A795
+"""The fingerprint of no bytes; its bits are also the divisor of the CRC (specification, "Schema Fingerprints")."""
 
 
 def _table() -> tuple[int, ...]:
+    """Return the remainder of each byte, so that `rabin` divides a byte in one step instead of a bit."""
     table = []
     for value in range(256):
         for _ in range(8):

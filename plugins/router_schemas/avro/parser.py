@@ -1,9 +1,9 @@
 """Read a registered Avro schema, with what it refers to, into one schema that stands alone.
 
-Checked as Apache Avro 1.12 does: names, duplicates, unions, references. Two things are let through as Avro's own
-reader lets them: a logical type that does not fit its type is ignored (specification, "Logical Types"), and defaults
-are not looked at, because a value's bytes do not depend on them. Unknown attributes are dropped, so nothing that
-an author registered reaches Spark but types and names.
+Names, duplicates, unions and references are checked as Apache Avro 1.12 does. Two things are accepted, as Avro's own
+reader accepts them: a logical type that does not fit its type is ignored (specification, "Logical Types"), and
+defaults are not checked, because a value's bytes do not depend on them. Unknown attributes are dropped: of what a
+stranger registered, only types and names reach Spark.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from router_schemas.avro.model import (
     Ref,
     Type,
     Union,
+    branch_name,
     reachable,
 )
 
@@ -41,37 +42,49 @@ if TYPE_CHECKING:
 PRIMITIVES = {"null", "boolean", "int", "long", "float", "double", "bytes", "string"}
 LOGICAL = {
     "int": {"date", "time-millis"},
-    "long": {"time-micros"}
-    | {f"{local}timestamp-{unit}" for local in ("", "local-") for unit in ("millis", "micros", "nanos")},
+    "long": {
+        "time-micros",
+        "timestamp-millis",
+        "timestamp-micros",
+        "timestamp-nanos",
+        "local-timestamp-millis",
+        "local-timestamp-micros",
+        "local-timestamp-nanos",
+    },
     "bytes": {"decimal", "big-decimal"},
     "string": {"uuid"},
     "fixed": {"decimal", "duration", "uuid"},
 }
+"""The logical types that fit each type."""
 SIZES = {"duration": 12, "uuid": 16}
+"""Bytes of the fixed that a logical type needs."""
 MAX_FIXED = 1 << 20
-"""Bytes of a fixed: a reader allocates them before it looks at a value, so a larger one would take the memory."""
+"""Bytes of the largest fixed. A reader allocates all of them before it reads a value."""
 
 
 def parse(resolved: ResolvedSchema) -> AvroSchema:
-    """Return the schema that a registered text and its imports make; raise ValueError saying where it is wrong."""
+    """Return the schema that a registered text and its imports make; raise ValueError with the place of a fault."""
     return parse_text(resolved.schema.text, resolved.imports)
 
 
 def parse_text(text: str, imports: Mapping[str, str] | None = None) -> AvroSchema:
     """Return the schema of a text; `imports` are texts whose types it may name, dependencies first."""
-    parsing = _Parsing()
-    for name, other in {body: name for name, body in (imports or {}).items()}.items():
-        parsing.type(_loaded(name, f"reference {_shown(other)}"), _Place(f"reference {_shown(other)}"))
-    root = parsing.type(_loaded(text, "the schema"), _Place("the schema"))
+    parser = _Parser()
+    # A text that is imported under several names defines its types once; messages have the last of the names.
+    import_names = {body: name for name, body in (imports or {}).items()}
+    for body, name in import_names.items():
+        where = f"reference {_shown(name)}"
+        parser.type(_loaded(body, where), _Place(where))
+    root = parser.type(_loaded(text, "the schema"), _Place("the schema"))
     try:
-        return AvroSchema(root, reachable(root, parsing.types))
+        return AvroSchema(root, reachable(root, parser.types))
     except ValueError as error:
         raise _fault("the schema", str(error)) from None
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a type stands: for messages, for names without a namespace, and to bound the nesting."""
+    """The place of a type: `path` is for messages, `space` the namespace around it, `depth` bounds the nesting."""
 
     path: str
     space: str = ""
@@ -81,8 +94,8 @@ class _Place:
         return replace(self, path=f"{self.path}{step}", depth=self.depth + 1)
 
 
-class _Parsing:
-    """A parser of types, one after the other; `types` has what was defined so far."""
+class _Parser:
+    """A parser of one type after the other; `types` has the definitions so far."""
 
     def __init__(self) -> None:
         self.types: dict[str, Definition] = {}
@@ -91,27 +104,29 @@ class _Parsing:
         """Return the type that a piece of JSON describes."""
         if at.depth > MAX_DEPTH:
             raise _fault(at.path, f"types are nested more than {MAX_DEPTH} deep; register a flatter schema")
-        if isinstance(node, str):
-            return self.named(node, at)
-        if isinstance(node, list):
-            return self.union(node, at)
-        if isinstance(node, dict):
-            return self.described(node, at)
+        match node:
+            case str():
+                return self.named(node, at)
+            case list():
+                return self.union(node, at)
+            case dict():
+                return self.described(node, at)
         raise _fault(at.path, f"a type is a name, an object or a list, not {_shown(node)}")
 
     def described(self, node: dict[str, Any], at: _Place) -> Type:
         """Return the type that a JSON object describes."""
         kind = node.get("type")
-        if isinstance(kind, (dict, list)):  # some libraries write {"type": {"type": ...}}
-            return self.type(kind, at.inside())
-        if kind in {"record", "error", "enum", "fixed"}:
-            return self.defined(node, at)
-        if kind == "array":
-            return Array(self.type(_needed(node, "items", at), at.inside("[]")))
-        if kind == "map":
-            return MapOf(self.type(_needed(node, "values", at), at.inside("{}")))
-        if isinstance(kind, str) and kind in PRIMITIVES:
-            return Primitive(kind, _logical(node, kind))
+        match kind:
+            case dict() | list():  # some libraries write {"type": {"type": ...}}
+                return self.type(kind, at.inside())
+            case "record" | "error" | "enum" | "fixed":
+                return self.defined(node, at)
+            case "array":
+                return Array(self.type(_needed(node, "items", at), at.inside("[]")))
+            case "map":
+                return MapOf(self.type(_needed(node, "values", at), at.inside("{}")))
+            case str() if kind in PRIMITIVES:
+                return Primitive(kind, _logical(node, kind))
         return self.named(kind, at)
 
     def named(self, name: object, at: _Place) -> Type:
@@ -128,59 +143,62 @@ class _Parsing:
         )
 
     def union(self, nodes: list[Any], at: _Place) -> Union:
-        """Return a union; raise for one inside another and for a branch that comes twice."""
+        """Return a union; raise ValueError for a union inside another, and for two branches of one name."""
         branches = [self.type(node, at.inside()) for node in nodes]
         seen: set[str] = set()
         for branch in branches:
             if isinstance(branch, Union):
                 raise _fault(at.path, "a union cannot stand directly in a union; write its branches into the outer one")
-            name = branch.name if isinstance(branch, (Primitive, Ref)) else type(branch).__name__.lower()
+            name = branch_name(branch)
             if name in seen:
                 raise _fault(at.path, f"a union has {_shown(name)} twice; a reader could not tell which is meant")
             seen.add(name)
         return Union(tuple(branches))
 
     def defined(self, node: dict[str, Any], at: _Place) -> Ref:
-        """Return the name of a record, enum or fixed, and remember its definition."""
-        given, space = _needed(node, "name", at), node.get("namespace", at.space)
-        if not isinstance(given, str) or not isinstance(space, str):
+        """Keep the definition of a record, enum or fixed, and return a reference to it."""
+        short_name = _needed(node, "name", at)
+        space = node.get("namespace", at.space)
+        if not isinstance(short_name, str) or not isinstance(space, str):
             raise _fault(at.path, "name and namespace are texts")
-        name = _full_name(given, space)
+        name = _full_name(short_name, space)
         if not all(_is_name(part) for part in name.split(".")) or name in PRIMITIVES:
             raise _fault(at.path, f"{_shown(name)} cannot be a name; use letters, digits and underscores")
         if name in self.types:
             raise _fault(at.path, f"type {name} is defined twice; define it once and then use its name")
-        own = name.rpartition(".")[0]
-        aliases = tuple(_full_name(alias, own) for alias in _texts(node, "aliases", at))
-        place = _Place(name, own, at.depth + 1)
-        if node["type"] == "enum":
-            self.types[name] = Enum(name, _symbols(node, place), aliases)
-        elif node["type"] == "fixed":
-            size = _size(node, place)
-            self.types[name] = Fixed(name, size, _logical(node, "fixed", size), aliases)
-        else:
-            self.types[name] = AvroRecord(name, ())  # its fields may name it
-            self.types[name] = AvroRecord(name, self.fields(_needed(node, "fields", place), place), aliases)
+
+        # The namespace may also stand in the name; names without one inside the type belong to it.
+        own_space = name.rpartition(".")[0]
+        aliases = tuple(_full_name(alias, own_space) for alias in _texts(node, "aliases", at))
+        place = _Place(name, own_space, at.depth + 1)
+        match node["type"]:
+            case "enum":
+                self.types[name] = Enum(name, _symbols(node, place), aliases)
+            case "fixed":
+                size = _size(node, place)
+                self.types[name] = Fixed(name, size, _logical(node, "fixed", size), aliases)
+            case _:
+                self.types[name] = AvroRecord(name, ())  # its fields may refer to it
+                self.types[name] = AvroRecord(name, self.fields(_needed(node, "fields", place), place), aliases)
         return Ref(name)
 
     def fields(self, nodes: object, at: _Place) -> tuple[AvroField, ...]:
         """Return the fields of a record."""
         if not isinstance(nodes, list):
             raise _fault(at.path, "fields are a list")
-        found: dict[str, AvroField] = {}
+        fields: dict[str, AvroField] = {}
         for node in nodes:
             if not isinstance(node, dict):
                 raise _fault(at.path, f"a field is an object, not {_shown(node)}")
             name = _needed(node, "name", at)
             if not isinstance(name, str) or not _is_name(name):
                 raise _fault(at.path, f"{_shown(name)} cannot be a field's name; use letters, digits and underscores")
-            if name in found:
+            if name in fields:
                 raise _fault(at.path, f"field {name} is defined twice; rename one")
             place = at.inside(f".{name}")
-            found[name] = AvroField(
-                name, self.type(_needed(node, "type", place), place), _texts(node, "aliases", place)
-            )
-        return tuple(found.values())
+            kind = self.type(_needed(node, "type", place), place)
+            fields[name] = AvroField(name, kind, _texts(node, "aliases", place))
+        return tuple(fields.values())
 
 
 def _loaded(text: str, where: str) -> object:
@@ -224,39 +242,42 @@ def _size(node: dict[str, Any], at: _Place) -> int:
 
 
 def _logical(node: dict[str, Any], kind: str, size: int = 0) -> Logical | None:
-    """Return the logical type, None where it does not fit its type: such ones are to be ignored."""
+    """Return the logical type; None if it does not fit its type, as the specification requires to ignore it then."""
     name = node.get("logicalType")
     if not isinstance(name, str) or name not in LOGICAL.get(kind, ()):
         return None
     if name != "decimal":
-        return Logical(name) if kind != "fixed" or SIZES[name] == size else None
+        fits = kind != "fixed" or SIZES[name] == size
+        return Logical(name) if fits else None
+
     precision: Any = node.get("precision")
     scale: Any = node.get("scale", 0)
-    if any(not isinstance(number, int) or isinstance(number, bool) for number in (precision, scale)):
+    if type(precision) is not int or type(scale) is not int or not 0 <= scale <= precision or precision == 0:
         return None
-    most = math.floor(math.log10(2) * (8 * size - 1)) if kind == "fixed" else precision
-    return Logical(name, precision, scale) if 0 < precision <= most and 0 <= scale <= precision else None
+    # The digits that so many bytes can hold, one bit being the sign.
+    if kind == "fixed" and precision > math.floor(math.log10(2) * (8 * size - 1)):
+        return None
+    return Logical(name, precision, scale)
 
 
 def _full_name(name: str, space: str) -> str:
     """Return the full name of a name inside a namespace."""
-    return name if "." in name or not space else f"{space}.{name}"
+    return f"{space}.{name}" if space and "." not in name else name
 
 
 def _is_name(name: str) -> bool:
-    """Return whether Avro takes a name: letters (of any script, as its Java library does), digits, underscores."""
+    """Return whether Avro accepts a name: letters (of any script, as its Java library does), digits, underscores."""
     if name.isascii():
         return name.isidentifier()
-    letters = [character == "_" or unicodedata.category(character)[0] == "L" for character in name]
-    digits = [unicodedata.category(character) == "Nd" for character in name]
-    return letters[0] and all(map(max, letters, digits))
+    kinds = ["L" if character == "_" else unicodedata.category(character) for character in name]
+    return kinds[0].startswith("L") and all(kind.startswith("L") or kind == "Nd" for kind in kinds)
 
 
 def _shown(value: object) -> str:
-    """Return a piece of a schema for a message, cut."""
+    """Return a piece of a schema for a message, at most 80 characters of it."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _fault(where: str, what: str) -> ValueError:
-    return ValueError(f"{where}: {what}")
+def _fault(where: str, problem: str) -> ValueError:
+    return ValueError(f"{where}: {problem}")

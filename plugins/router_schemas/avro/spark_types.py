@@ -18,15 +18,15 @@ Spark's `from_avro` makes these columns of a reader's schema (`mapped`):
 | time-millis, time-micros | int, bigint | counted from midnight; Spark 4.0 has no type for it |
 | timestamp-nanos, local-timestamp-nanos | bigint | Spark's timestamps end at microseconds |
 | duration, uuid (fixed), big-decimal (bytes) | binary | |
-| null alone, a record without fields, arrays and maps of them | no column | there is nothing that Delta could keep |
+| null alone, a record without fields, arrays and maps of them | no column | they have no values to keep |
 | a type that contains itself | refused | |
 
 Source: "Apache Avro Data Source Guide" of Spark 4.0, "Supported types for Avro -> Spark SQL conversion", and
-SchemaConverters of spark-avro 4.0. Later Sparks know more logical types; what the table calls a plain number is sent
-to Spark without its logical type, so that a column has one type whatever the version. In PERMISSIVE mode `from_avro`
-declares everything nullable, and so does this.
+SchemaConverters of spark-avro 4.0. Later versions of Spark know more logical types. The ones that become plain numbers
+above are given to Spark without their logical type, so that a column has one type in all versions. In PERMISSIVE mode
+`from_avro` declares everything nullable, and so does this module.
 
-A schema that is made for columns is read back as these columns (`derived`):
+A schema that is made for columns is read back as the same columns (`derived`):
 
 | column | Avro |
 |---|---|
@@ -39,8 +39,8 @@ A schema that is made for columns is read back as these columns (`derived`):
 | struct | record, named by its place: games.Event.bags |
 | array, map<string, ...> | array, map |
 
-Everything may be null, and null is every default: so a column may come and go, and a version is compatible with those
-before it in both directions. A version follows only one that this module could have written (`known`).
+Everything may be null, and null is every default. So columns may be added and removed, and a version is compatible with
+those before it in both directions. A new version is made only of one that this module could have written (`known`).
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ LOGICAL: dict[str, T.DataType] = {
     "local-timestamp-micros": T.TimestampNTZType(),
 }
 DIGITS = 38
+"""The largest precision of Spark's decimals."""
 MAX_COLUMNS = 20_000
 """Fields at all levels: a schema of a few lines can name each type twice in the next, and so describe millions."""
 
@@ -103,8 +104,8 @@ MAX_COLUMNS = 20_000
 class Mapped:
     """The columns of a schema.
 
-    `reader` is the schema to give to `from_avro`: `struct` is exactly what it then makes of it. `renamed` has the
-    fields whose column is called otherwise, as record.field -> column; `left_out` those without one.
+    `reader` is the schema to give to `from_avro`, which then produces exactly `struct`. `renamed` has the fields whose
+    column has another name, as record.field -> column; `left_out` those without a column.
     """
 
     reader: AvroSchema
@@ -116,18 +117,19 @@ class Mapped:
 def mapped(reader: AvroSchema) -> Mapped:
     """Return the columns of a reader's schema; raise ValueError naming the field that has no Spark type."""
     mapping = _Mapping(reader)
-    found = mapping.type(reader.root, reader.root.name if isinstance(reader.root, Ref) else "the schema", ())
-    if found is None or not isinstance(found.column, T.StructType):
+    path = reader.root.name if isinstance(reader.root, Ref) else "the schema"
+    root = mapping.type(reader.root, path, ())
+    if root is None or not isinstance(root.column, T.StructType):
         raise ValueError("the schema: an event is a record with fields; register such a schema")
-    if found.columns > MAX_COLUMNS or found.depth > MAX_DEPTH:
-        most = f"{MAX_COLUMNS} columns, those inside of others counted, or {MAX_DEPTH} levels"
-        raise ValueError(f"the schema: it has more than {most}; register smaller schemas")
-    columns = reachable(found.type, mapping.types)
-    return Mapped(AvroSchema(found.type, columns), found.column, mapping.renamed, tuple(mapping.left_out))
+    if root.columns > MAX_COLUMNS or root.depth > MAX_DEPTH:
+        limits = f"{MAX_COLUMNS} columns, those inside of others counted, or {MAX_DEPTH} levels"
+        raise ValueError(f"the schema: it has more than {limits}; register smaller schemas")
+    used_types = reachable(root.type, mapping.types)
+    return Mapped(AvroSchema(root.type, used_types), root.column, mapping.renamed, tuple(mapping.left_out))
 
 
 @dataclass(frozen=True)
-class _Found:
+class _MappedType:
     """A type for the reader, its Spark type, how many fields that has at all levels, and how many levels."""
 
     type: Type
@@ -137,116 +139,130 @@ class _Found:
 
 
 class _Mapping:
-    """The mapping of one schema's types; a named type is mapped once, however often it is used."""
+    """The mapping of one schema's types; a named type is mapped once, however often it is used.
+
+    `path` is that of a type, for messages; `trail` has the names of the records around it. A type without values to
+    keep becomes None.
+    """
 
     def __init__(self, reader: AvroSchema) -> None:
         self.reader = reader
         self.types: dict[str, Definition] = {}
-        self.records: dict[str, _Found | None] = {}
+        self.records: dict[str, _MappedType | None] = {}
         self.renamed: dict[str, str] = {}
         self.left_out: list[str] = []
 
-    def type(self, kind: Type, path: str, trail: tuple[str, ...]) -> _Found | None:
-        """Return what a type becomes, None where there is nothing to keep; `trail` has the records around it."""
-        if isinstance(kind, Primitive):
-            return None if kind == NULL else self.primitive(kind)
-        if isinstance(kind, Array):
-            items = self.type(kind.items, f"{path}[]", trail)
-            return items and _Found(_array(items.type), T.ArrayType(items.column), items.columns, items.depth + 1)
-        if isinstance(kind, MapOf):
-            values = self.type(kind.values, f"{path}{{}}", trail)
-            return values and _mapped_values(values)
-        if isinstance(kind, Union):
-            return self.union(kind, path, trail)
+    def type(self, kind: Type, path: str, trail: tuple[str, ...]) -> _MappedType | None:
+        """Map any type."""
+        match kind:
+            case Primitive("null"):
+                return None
+            case Primitive(name, logical):
+                logical = _supported(logical)
+                return _MappedType(Primitive(name, logical), _logical_type(logical) or PLAIN[name])
+            case Array():
+                items = self.type(kind.items, f"{path}[]", trail)
+                return items and _mapped_array(items)
+            case MapOf():
+                values = self.type(kind.values, f"{path}{{}}", trail)
+                return values and _mapped_map(values)
+            case Union():
+                return self.union(kind, path, trail)
         return self.named(kind, path, trail)
 
-    def named(self, kind: Ref, path: str, trail: tuple[str, ...]) -> _Found | None:
-        """Return a record, enum or fixed."""
+    def named(self, kind: Ref, path: str, trail: tuple[str, ...]) -> _MappedType | None:
+        """Map a record, enum or fixed."""
         named = self.reader.types[kind.name]
-        if isinstance(named, AvroRecord):
-            return self.record(named, path, trail)
-        if isinstance(named, Enum):
-            self.types[named.name] = named
-            return _Found(kind, T.StringType())
-        self.types[named.name] = fixed = replace(named, logical=_kept(named.logical))
-        return _Found(kind, _logical_type(fixed.logical) or T.BinaryType())
+        match named:
+            case AvroRecord():
+                return self.record(named, path, trail)
+            case Enum():
+                self.types[named.name] = named
+                return _MappedType(kind, T.StringType())
+        logical = _supported(named.logical)
+        self.types[named.name] = replace(named, logical=logical)
+        return _MappedType(kind, _logical_type(logical) or T.BinaryType())
 
-    def primitive(self, kind: Primitive) -> _Found:
-        """Return a primitive type, with its logical type where Spark has one."""
-        kept = Primitive(kind.name, _kept(kind.logical))
-        return _Found(kept, _logical_type(kept.logical) or PLAIN[kind.name])
-
-    def union(self, kind: Union, path: str, trail: tuple[str, ...]) -> _Found | None:
-        """Return a union: one type and null, two kinds of one number, or a struct with a member for each type."""
+    def union(self, kind: Union, path: str, trail: tuple[str, ...]) -> _MappedType | None:
+        """Map a union: one type and null, two kinds of one number, or a struct with a member for each type."""
         null = NULL in kind.branches
-        found = [self.type(branch, path, trail) for branch in kind.branches if branch != NULL]
-        kept = [it for it in found if it]
-        if len(found) <= 1:
-            return replace(kept[0], type=joined(null, (kept[0].type,))) if kept else None
-        if len(kept) < len(found):
+        branches = [self.type(branch, path, trail) for branch in kind.branches if branch != NULL]
+        members = [branch for branch in branches if branch]
+        if len(branches) <= 1:
+            return replace(members[0], type=joined(null, (members[0].type,))) if members else None
+        if len(members) < len(branches):
             raise ValueError(
                 f"{path}: a type of the union has no values to keep, so it cannot be a member; give it a field"
             )
-        types = tuple(it.type for it in kept)
-        names = {member.name for member in types if isinstance(member, Primitive)}
-        if len(kept) == 2 and names in ({"int", "long"}, {"float", "double"}):
-            return _Found(joined(null, types), PLAIN["long" if "long" in names else "double"])
-        return _struct(joined(null, types), [f"member{place}" for place in range(len(kept))], kept)
 
-    def record(self, named: AvroRecord, path: str, trail: tuple[str, ...]) -> _Found | None:
-        """Return a record as a struct."""
+        types = tuple(member.type for member in members)
+        union = joined(null, types)
+        names = {member.name for member in types if isinstance(member, Primitive)}
+        if len(members) == 2 and names in ({"int", "long"}, {"float", "double"}):
+            return _MappedType(union, PLAIN["long" if "long" in names else "double"])
+        return _mapped_struct(union, [f"member{place}" for place in range(len(members))], members)
+
+    def record(self, named: AvroRecord, path: str, trail: tuple[str, ...]) -> _MappedType | None:
+        """Map a record to a struct."""
         if named.name in trail:
             raise ValueError(f"{path}: {named.name} contains itself; a column cannot")
         if named.name not in self.records:
             self.records[named.name] = self.struct(named, path, (*trail, named.name))
         return self.records[named.name]
 
-    def struct(self, named: AvroRecord, path: str, trail: tuple[str, ...]) -> _Found | None:
-        """Return a struct with the fields of a record that have something to keep."""
-        columns = column_names(old.name for old in named.fields)
-        kept: list[AvroField] = []
-        found: list[_Found] = []
-        for old in named.fields:
-            it, column = self.type(old.type, f"{path}.{old.name}", trail), columns[old.name]
-            if it is None:
-                self.left_out.append(f"{named.name}.{old.name}")
+    def struct(self, named: AvroRecord, path: str, trail: tuple[str, ...]) -> _MappedType | None:
+        """Map a record to a struct of the fields that have values to keep."""
+        column_of = column_names(field.name for field in named.fields)
+        fields: list[AvroField] = []
+        members: list[_MappedType] = []
+        for avro_field in named.fields:
+            member = self.type(avro_field.type, f"{path}.{avro_field.name}", trail)
+            if member is None:
+                self.left_out.append(f"{named.name}.{avro_field.name}")
                 continue
-            found.append(it)
-            aliases = old.aliases
-            if column != old.name:
-                self.renamed[f"{named.name}.{old.name}"] = column
-                aliases = (old.name, *aliases)
-            kept.append(AvroField(column, it.type, aliases))
-        if not kept:
+            column = column_of[avro_field.name]
+            aliases = avro_field.aliases
+            # `from_avro` calls a column as the reader calls its field, and finds the writers' field by the alias.
+            if column != avro_field.name:
+                self.renamed[f"{named.name}.{avro_field.name}"] = column
+                aliases = (avro_field.name, *aliases)
+            fields.append(AvroField(column, member.type, aliases))
+            members.append(member)
+        if not fields:
             return None
-        self.types[named.name] = replace(named, fields=tuple(kept))
-        return _struct(Ref(named.name), [new.name for new in kept], found)
+        self.types[named.name] = replace(named, fields=tuple(fields))
+        return _mapped_struct(Ref(named.name), [field.name for field in fields], members)
 
 
-def _array(items: Type) -> Array:
-    """Return an array in a form that Spark reads right.
-
-    Avro 1.12.0, which Spark 4.0 comes with, keeps the items of an array of doubles as floats (AVRO-4108, run): 0.1
-    comes out as 0.10000000149011612, 1e95 as infinity. Arrays of doubles that may be null are right, as all others.
-    """
-    return Array(joined(True, (items,)) if items == Primitive("double") else items)
-
-
-def _mapped_values(values: _Found) -> _Found:
-    return _Found(MapOf(values.type), T.MapType(T.StringType(), values.column), values.columns, values.depth + 1)
+def _mapped_array(items: _MappedType) -> _MappedType:
+    kind = items.type
+    # Avro 1.12.0, which Spark 4.0 contains, keeps the items of an array of doubles as floats (AVRO-4108, tried): 0.1
+    # becomes 0.10000000149011612, and 1e95 infinity. All other arrays are read right, also those of nullable doubles.
+    if kind == Primitive("double"):
+        kind = joined(True, (kind,))
+    return _MappedType(Array(kind), T.ArrayType(items.column), items.columns, items.depth + 1)
 
 
-def _struct(kind: Type, names: list[str], found: list[_Found]) -> _Found:
-    fields = [T.StructField(name, it.column) for name, it in zip(names, found, strict=True)]
-    depth = 1 + max(it.depth for it in found)
-    return _Found(kind, T.StructType(fields), sum(1 + it.columns for it in found), depth)
+def _mapped_map(values: _MappedType) -> _MappedType:
+    column = T.MapType(T.StringType(), values.column)
+    return _MappedType(MapOf(values.type), column, values.columns, values.depth + 1)
 
 
-def _kept(logical: Logical | None) -> Logical | None:
-    """Return a logical type that Spark has a type for."""
-    if logical is None or logical.name in LOGICAL:
-        return logical
-    return logical if logical.name == "decimal" and logical.precision <= DIGITS else None
+def _mapped_struct(kind: Type, names: list[str], members: list[_MappedType]) -> _MappedType:
+    fields = [T.StructField(name, member.column) for name, member in zip(names, members, strict=True)]
+    columns = len(members) + sum(member.columns for member in members)
+    depth = 1 + max(member.depth for member in members)
+    return _MappedType(kind, T.StructType(fields), columns, depth)
+
+
+def _supported(logical: Logical | None) -> Logical | None:
+    """Return a logical type if Spark has a type for it, else None."""
+    match logical:
+        case Logical("decimal", precision):
+            return logical if precision <= DIGITS else None
+        case Logical(name) if name in LOGICAL:
+            return logical
+    return None
 
 
 def _logical_type(logical: Logical | None) -> T.DataType | None:
@@ -282,28 +298,33 @@ def derived(columns: T.StructType, name: str) -> AvroSchema:
 
 
 def known(resolved: ResolvedSchema) -> AvroSchema | None:
-    """Return the schema of a version that this module could have written; None for one that it could not.
+    """Return the schema of a version that this module could have written; None for any other.
 
-    Whatever else its author declared (a field without null, a default, a text for people) would be lost on the way.
+    In any other, a new version would lose what its author declared: a field without null, a default, a description.
     """
     schema = parse(resolved)
     if not isinstance(schema.root, Ref):
         return None
     try:
-        again = derived(mapped(schema).struct, schema.root.name)
+        derived_again = derived(mapped(schema).struct, schema.root.name)
     except ValueError:
         return None
-    return again if json.loads(text_of(again)) == json.loads(resolved.schema.text) else None
+    if json.loads(text_of(derived_again)) != json.loads(resolved.schema.text):
+        return None
+    return derived_again
 
 
 def _record(struct: T.StructType, name: str, path: str, types: dict[str, Definition]) -> Ref:
-    types[name] = AvroRecord(name, ())  # before the records inside of it
+    types[name] = AvroRecord(name, ())  # `types` has records in the order of first use: before those inside of it
     fields = []
-    for one in struct:
-        at = f"{path}.{one.name}" if path else one.name
-        if not NAME.fullmatch(one.name):
-            raise ValueError(f"field {at}: a name in Avro has letters, digits and underscores; rename it in `select`")
-        fields.append(AvroField(one.name, _nullable(one.dataType, f"{name}.{one.name}", at, types)))
+    for column in struct:
+        field_path = f"{path}.{column.name}" if path else column.name
+        if not NAME.fullmatch(column.name):
+            raise ValueError(
+                f"field {field_path}: a name in Avro has letters, digits and underscores; rename it in `select`"
+            )
+        kind = _nullable(column.dataType, f"{name}.{column.name}", field_path, types)
+        fields.append(AvroField(column.name, kind))
     types[name] = AvroRecord(name, tuple(fields))
     return Ref(name)
 
@@ -313,14 +334,16 @@ def _nullable(kind: T.DataType, name: str, path: str, types: dict[str, Definitio
 
 
 def _type(kind: T.DataType, name: str, path: str, types: dict[str, Definition]) -> Type:
-    if isinstance(kind, T.StructType):
-        return _record(kind, name, path, types)
-    if isinstance(kind, T.ArrayType):
-        return Array(_nullable(kind.elementType, name, f"{path}[]", types))
-    if isinstance(kind, T.MapType) and isinstance(kind.keyType, T.StringType):
-        return MapOf(_nullable(kind.valueType, name, f"{path}{{}}", types))
-    if isinstance(kind, T.DecimalType):
-        return Primitive("bytes", Logical("decimal", kind.precision, kind.scale))
+    """Return the Avro type of a column; `name` is that of a record made for it, `path` the column's, for messages."""
+    match kind:
+        case T.StructType():
+            return _record(kind, name, path, types)
+        case T.ArrayType():
+            return Array(_nullable(kind.elementType, name, f"{path}[]", types))
+        case T.MapType(keyType=T.StringType()):
+            return MapOf(_nullable(kind.valueType, name, f"{path}{{}}", types))
+        case T.DecimalType():
+            return Primitive("bytes", Logical("decimal", kind.precision, kind.scale))
     if type(kind) not in _PLAIN:
         raise ValueError(f"field {path}: Avro has no type for {kind.simpleString()}; cast it in `select`")
     return _PLAIN[type(kind)]

@@ -1,4 +1,4 @@
-"""Map a JSON Schema to a Spark struct and back, and say which types of Spark JSON can be decoded to. Needs no session.
+"""Map a JSON Schema to a Spark struct and back, and check which types of Spark JSON can be decoded to. No session.
 
 | JSON Schema | Spark | decided by |
 |---|---|---|
@@ -11,13 +11,13 @@
 | object with properties | struct | core, 10.3.2.1; every field may be null: `required` is for expectations |
 | object with additionalProperties only | map<string, ...> | core, 10.3.2.3 |
 | array with one schema of items | array | core, 10.3.1.2 |
-| a type and "null", in a list or in oneOf/anyOf | that type | 6.1.1; every column may be null |
-| integer and number | double | 6.1.1: an integer is a number |
+| a type with "null", in a list or in oneOf/anyOf | that type | 6.1.1; every column may be null |
+| integer with number | double | 6.1.1: an integer is a number |
 | enum or const without a type | the type of its values | 6.1.2 and 6.1.3 |
 | $ref to a place in the document | what stands there | core, 8.2.3.1; a recursive one has no Spark type |
-| allOf of one schema | that schema | how generators put a description next to a $ref |
+| allOf of one schema | that schema | how generators add a description to a $ref |
 
-Without a type, `properties` mean an object and `items` an array, as people write them. Next to properties,
+Without a type, `properties` mean an object and `items` an array, as people write them. If an object has properties, its
 additionalProperties are not mapped: they are unknown fields. Anything else is refused by its JSON pointer.
 """
 
@@ -61,27 +61,32 @@ class TypeMapping:
 
     def struct(self) -> T.StructType:
         """Return the struct of the whole document."""
-        found = self.type_at(self.document, "#", ())
-        if not isinstance(found, T.StructType):
+        event = self.type_at(self.document, "#", ())
+        if not isinstance(event, T.StructType):
             raise ValueError("#: an event is an object with properties")
-        return found
+        return event
 
     def type_at(self, node: object, pointer: str, trail: tuple[str, ...]) -> T.DataType:
         """Return the Spark type of one schema."""
         if not isinstance(node, Mapping):
-            what = f"a schema is an object here, not {str(node).lower()}; give a type"
-            raise _untyped(pointer, what) if isinstance(node, bool) else _refusal(pointer, what)
+            problem = f"a schema is an object here, not {str(node).lower()}; give a type"
+            if isinstance(node, bool):  # a good schema: of any value, or of none
+                raise _untyped(pointer, problem)
+            raise _refusal(pointer, problem)
         if "$ref" in node:
             return self.referred(str(node["$ref"]), pointer, trail)
         for union in UNIONS:
             if union in node:
                 return self.united(union, node[union], pointer, trail)
         name = type_name(node, pointer)
-        if name == "object":
-            return self.object_type(node, pointer, trail)
-        if name == "array":
-            return self.array_type(node, pointer, trail)
-        return FORMATS.get(str(node.get("format")), SCALARS[name]) if name == "string" else SCALARS[name]
+        match name:
+            case "object":
+                return self.object_type(node, pointer, trail)
+            case "array":
+                return self.array_type(node, pointer, trail)
+            case "string":
+                return FORMATS.get(str(node.get("format")), T.StringType())
+        return SCALARS[name]
 
     def inside(self, node: object, pointer: str, trail: tuple[str, ...]) -> T.DataType:
         """Return the type of a property, of elements or of a map's values."""
@@ -102,17 +107,19 @@ class TypeMapping:
         """Return the one type that the members share, apart from null."""
         if not isinstance(members, Sequence) or not members:
             raise _refusal(f"{pointer}/{union}", "a list of schemas is needed")
-        found: list[T.DataType] = []
+        kinds: list[T.DataType] = []
         for index, member in enumerate(members):
             if union == "allOf" and index:
                 raise _refusal(f"{pointer}/{union}", "several schemas for one value cannot be merged; write one")
-            if not is_null(member):
-                kind = self.type_at(member, f"{pointer}/{union}/{index}", trail)
-                found += [kind] if kind not in found else []
-        if len(found) != 1:
-            kinds = " or ".join(kind.simpleString() for kind in found) or "null only"
-            raise _untyped(f"{pointer}/{union}", f"a column has one type, not {kinds}")
-        return found[0]
+            if is_null(member):
+                continue
+            kind = self.type_at(member, f"{pointer}/{union}/{index}", trail)
+            if kind not in kinds:
+                kinds.append(kind)
+        if len(kinds) != 1:
+            names = " or ".join(kind.simpleString() for kind in kinds)
+            raise _untyped(f"{pointer}/{union}", f"a column has one type, not {names or 'null only'}")
+        return kinds[0]
 
     def object_type(self, node: Mapping[str, Any], pointer: str, trail: tuple[str, ...]) -> T.DataType:
         """Return a struct for properties, a map for additionalProperties."""
@@ -131,7 +138,7 @@ class TypeMapping:
         return T.StructType([T.StructField(name, kind) for name, kind in fields.items()])
 
     def array_type(self, node: Mapping[str, Any], pointer: str, trail: tuple[str, ...]) -> T.DataType:
-        """Return an array; a tuple has no type of its elements."""
+        """Return an array; a tuple has no one type of its elements."""
         items = node.get("items")
         if "prefixItems" in node or not isinstance(items, Mapping):
             raise _untyped(pointer, "an array needs one schema as items")
@@ -140,8 +147,12 @@ class TypeMapping:
 
 def type_name(node: Mapping[str, Any], pointer: str) -> str:
     """Return the one type of a schema, apart from null."""
-    given = node.get("type", _implied(node))
-    names = {str(name) for name in ([given] if isinstance(given, str) else given)} - {"null"}
+    types = node.get("type", _implied(node))
+    if isinstance(types, str):
+        types = [types]
+    if not isinstance(types, list):
+        raise _refusal(pointer, f"`type` is a name or a list of names, not {types!r:.50}")
+    names = {str(name) for name in types} - {"null"}
     if names == {"integer", "number"}:
         return "number"
     if len(names) != 1:
@@ -153,7 +164,7 @@ def type_name(node: Mapping[str, Any], pointer: str) -> str:
 
 
 def is_null(node: object) -> bool:
-    """Say whether a schema allows null only."""
+    """Return whether a schema allows null only."""
     if not isinstance(node, Mapping):
         return False
     return node.get("type") in ("null", ["null"]) or node.get("enum") == [None] or node.get("const", 0) is None
@@ -161,36 +172,40 @@ def is_null(node: object) -> bool:
 
 def json_schema_of(kind: T.DataType) -> dict[str, Any]:
     """Return a JSON Schema that maps to a type, or to the nearest that JSON Schema has: number for a decimal."""
-    if isinstance(kind, T.StructType):
-        return {"type": "object", "properties": {field.name: json_schema_of(field.dataType) for field in kind}}
-    if isinstance(kind, T.MapType):
-        return {"type": "object", "additionalProperties": json_schema_of(kind.valueType)}
-    if isinstance(kind, T.ArrayType):
-        return {"type": "array", "items": json_schema_of(kind.elementType)}
-    return _scalar_schema(kind)
-
-
-def _scalar_schema(kind: T.DataType) -> dict[str, Any]:
-    for name, mapped in FORMATS.items():
-        if kind == mapped:
-            return {"type": "string", "format": name}
-    if isinstance(kind, T.NumericType):
-        return {"type": "integer" if isinstance(kind, T.IntegralType) else "number"}
-    return {"type": "boolean" if isinstance(kind, T.BooleanType) else "string"}
+    match kind:
+        case T.StructType():
+            return {"type": "object", "properties": {field.name: json_schema_of(field.dataType) for field in kind}}
+        case T.MapType():
+            return {"type": "object", "additionalProperties": json_schema_of(kind.valueType)}
+        case T.ArrayType():
+            return {"type": "array", "items": json_schema_of(kind.elementType)}
+        case T.TimestampType():
+            return {"type": "string", "format": "date-time"}
+        case T.DateType():
+            return {"type": "string", "format": "date"}
+        case T.IntegralType():
+            return {"type": "integer"}
+        case T.NumericType():
+            return {"type": "number"}
+        case T.BooleanType():
+            return {"type": "boolean"}
+    return {"type": "string"}
 
 
 def _implied(node: Mapping[str, Any]) -> list[str]:
-    """Return the types that a schema without `type` tells by its other keywords."""
+    """Return the types that a schema without `type` implies by its other keywords."""
     if "properties" in node or "additionalProperties" in node:
         return ["object"]
     if "items" in node:
         return ["array"]
-    values = [node["const"]] if "const" in node else node.get("enum") or []
+    values = [node["const"]] if "const" in node else node.get("enum")
+    if not isinstance(values, list):
+        return []
     return sorted({NAMES.get(type(value), "object") for value in values})
 
 
 def at_pointer(document: object, pointer: str) -> object:
-    """Return what a JSON pointer within a document leads to, `#/properties/game`; None where it leads nowhere."""
+    """Return what a JSON pointer within a document leads to, `#/properties/game`; None if there is nothing."""
     for step in pointer.removeprefix("#").split("/")[1:]:
         key = unquote(step).replace("~1", "/").replace("~0", "~")
         if isinstance(document, Mapping):
@@ -206,49 +221,52 @@ def _escaped(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1")
 
 
-def _refusal(pointer: str, what: str) -> ValueError:
-    return ValueError(f"{pointer}: {what}")
+def _refusal(pointer: str, problem: str) -> ValueError:
+    return ValueError(f"{pointer}: {problem}")
 
 
-def _untyped(pointer: str, what: str) -> ValueError:
-    return Untyped(f"{pointer}: {what}")
-
-
-INTERVALS = (T.DayTimeIntervalType, T.YearMonthIntervalType, T.CalendarIntervalType)
+def _untyped(pointer: str, problem: str) -> ValueError:
+    return Untyped(f"{pointer}: {problem}")
 
 
 def check_types(kind: T.DataType, path: str = "") -> None:
     """Raise ValueError for a type that JSON cannot be decoded to safely, and for names that differ by case only."""
-    at = path or "the schema"
-    if refusal := _refused_type(kind):
-        raise ValueError(f"{at}: {refusal}")
+    where = path or "the schema"
+    refusal = _refused_type(kind)
+    if refusal:
+        raise ValueError(f"{where}: {refusal}")
     if isinstance(kind, T.StructType):
-        folded: dict[str, str] = {}
+        names: dict[str, str] = {}
         for name in kind.fieldNames():
-            if folded.setdefault(name.lower(), name) is not name:
-                raise ValueError(f"{at}: {folded[name.lower()]} and {name} differ by case only; columns must not")
+            # `is not` also refuses the same name twice.
+            if names.setdefault(name.lower(), name) is not name:
+                raise ValueError(f"{where}: {names[name.lower()]} and {name} differ by case only; columns must not")
     for name, child in children(kind):
         check_types(child, f"{path}.{name}" if path else name)
 
 
 def _refused_type(kind: T.DataType) -> str:
     """Return what is wrong with a type itself; empty for a good one."""
-    if isinstance(kind, T.ByteType):
-        return "tinyint takes 200 for -56; use smallint"
-    if isinstance(kind, (T.CharType, T.VarcharType)):
-        return f"nothing would hold texts to {kind.simpleString()}; use string"
-    if isinstance(kind, INTERVALS):
-        return "JSON has no intervals; use string, and cast it in `select`"
-    if isinstance(kind, T.MapType) and not isinstance(kind.keyType, T.StringType):
-        return "keys in JSON are texts; use map<string, ...>"
-    return "a struct needs fields" if isinstance(kind, T.StructType) and not kind.fields else ""
+    match kind:
+        case T.ByteType():
+            return "tinyint takes 200 for -56; use smallint"
+        case T.CharType() | T.VarcharType():
+            return f"nothing would hold texts to {kind.simpleString()}; use string"
+        case T.DayTimeIntervalType() | T.YearMonthIntervalType() | T.CalendarIntervalType():
+            return "JSON has no intervals; use string, and cast it in `select`"
+        case T.MapType() if not isinstance(kind.keyType, T.StringType):
+            return "keys in JSON are texts; use map<string, ...>"
+        case T.StructType(fields=[]):
+            return "a struct needs fields"
+    return ""
 
 
 def children(kind: T.DataType) -> Iterator[tuple[str, T.DataType]]:
-    """Yield the types inside a type."""
-    if isinstance(kind, T.StructType):
-        yield from ((field.name, field.dataType) for field in kind)
-    elif isinstance(kind, T.ArrayType):
-        yield "[]", kind.elementType
-    elif isinstance(kind, T.MapType):
-        yield "{}", kind.valueType
+    """Yield the types inside a type, each with the name of its place: a field, `[]` or `{}`."""
+    match kind:
+        case T.StructType():
+            yield from ((field.name, field.dataType) for field in kind)
+        case T.ArrayType():
+            yield "[]", kind.elementType
+        case T.MapType():
+            yield "{}", kind.valueType

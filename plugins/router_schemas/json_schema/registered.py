@@ -1,0 +1,245 @@
+"""Read a registered JSON Schema, with what it refers to, as a Spark struct.
+
+Nothing is ever fetched. The references stand in one document with the schema, under `$references`, and every `$ref` to
+one of them becomes a JSON pointer there. A `$ref` is resolved as JSON Schema core, 8.2 requires: against the `$id` of
+its document. A reference of the registry is known under the name it is registered with, under that name resolved
+against the schema's `$id`, and under its own `$id`.
+
+Every schema has columns, whatever it allows: a value that no column can hold is kept as its JSON text. A schema file
+that is written for the router may be refused, because its author can change it. A registered schema belongs to others,
+and a refusal would make dead letters of all its records. So these lines are added to the table of `spark_types`:
+
+| JSON Schema | Spark | decided by |
+|---|---|---|
+| several objects in oneOf, anyOf or allOf, or with properties | one struct with the fields of all | core, 10.2.1 |
+| integer in one of them and number in another | double | validation, 6.1.1 |
+| members that only restrict: required, if, not, ... | are ignored | validation, 6.5.3 |
+| several other types; none; true | string: the JSON text | core, 4.3.2 |
+| object without properties and without a schema of its values | string: the JSON text | core, 10.3.2 |
+| array without one schema of its items | string: the JSON text | core, 10.3.1 |
+| a schema within itself | string: the JSON text, where it comes again | core, 8.2.3.1 |
+
+A text stays as it is, and everything else is JSON: `5`, `{"a":1}`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urldefrag, urljoin
+
+from pyspark.sql import types as T
+
+from router_schemas.json_schema.merge import ObjectVersion, merge
+from router_schemas.json_schema.spark_types import UNIONS, TypeMapping, Untyped, at_pointer, check_types, is_null
+
+if TYPE_CHECKING:
+    from router_schemas.model import ResolvedSchema
+
+
+REFERENCES = "$references"
+"""The keyword under which the references stand in the document of a schema."""
+MAX_DEPTH = 200
+MAX_PARTS = 200_000
+"""Objects of a schema with every `$ref` written out: a few lines can name each definition twice in the next."""
+TYPE_KEYWORDS = {"type", "properties", "additionalProperties", "items", "prefixItems", "const", "enum", "$ref", *UNIONS}
+"""Keywords that determine the type of a value."""
+
+
+def struct_of_registered(resolved: ResolvedSchema) -> T.StructType:
+    """Return the Spark struct of a registered schema; raise ValueError naming the JSON pointer of what has none."""
+    return struct_of_text(resolved.schema.text, resolved.imports)
+
+
+def title_of(resolved: ResolvedSchema) -> str | None:
+    """Return what a schema calls its records: Confluent's clients take its title for the name of a record."""
+    match json.loads(resolved.schema.text):
+        case {"title": str(title)} if title:
+            return title
+    return None
+
+
+def struct_of_text(text: str, imports: Mapping[str, str] | None = None) -> T.StructType:
+    """Return the Spark struct of a schema; `imports` are the texts it may refer to, by the names it uses."""
+    names = list(imports or {})
+    try:
+        document = _document(text, imports or {})
+        _Size(document).check()
+        struct = ColumnMapping(document).struct()
+        check_types(struct)
+        return struct
+    except RecursionError:
+        raise ValueError("#: the schema is nested too deep; register a flatter one") from None
+    except ValueError as error:
+        raise ValueError(_with_names(str(error), names)) from None
+
+
+def _document(text: str, imports: Mapping[str, str]) -> object:
+    """Return one document that refers to itself only."""
+    root = _loaded("#", text)
+    if not isinstance(root, Mapping) or not imports:
+        return root
+    if REFERENCES in root:
+        raise ValueError(f"#/{REFERENCES}: this keyword is needed for the schema's references; rename it")
+
+    # All addresses first: any document may refer to any other.
+    base = _address(root, "")
+    pointers = {base: "#"} if base else {}
+    others: list[tuple[object, str, str]] = []
+    for place, (name, body) in enumerate(imports.items()):
+        pointer = f"#/{REFERENCES}/{place}"
+        other = _loaded(pointer, body)
+        own_address = _address(other, urljoin(base, name))
+        for address in (name, urljoin(base, name), own_address):
+            pointers.setdefault(urldefrag(address).url, pointer)
+        others.append((other, own_address, pointer))
+    document = {key: _linked(node, base, "#", pointers) for key, node in root.items()}
+    document[REFERENCES] = [_linked(other, address, pointer, pointers) for other, address, pointer in others]
+    return document
+
+
+def _address(document: object, otherwise: str) -> str:
+    """Return the address of a document, its `$id` without a fragment; `otherwise` if it has none."""
+    identity = None
+    if isinstance(document, Mapping):
+        identity = document.get("$id", document.get("id"))
+    if not isinstance(identity, str):
+        return otherwise
+    return urldefrag(urljoin(otherwise, identity)).url
+
+
+def _linked(node: object, base: str, own: str, pointers: Mapping[str, str]) -> Any:
+    """Return a piece of a document with its `$ref`s pointing into the whole.
+
+    `base` is the address of its document, `own` the pointer to it, and `pointers` has those to all addresses.
+    """
+    if isinstance(node, list):
+        return [_linked(item, base, own, pointers) for item in node]
+    if not isinstance(node, Mapping):
+        return node
+    linked = {key: _linked(item, base, own, pointers) for key, item in node.items()}
+    reference = node.get("$ref")
+    if isinstance(reference, str):
+        linked["$ref"] = _link(reference, base, own, pointers)
+    return linked
+
+
+def _link(reference: str, base: str, own: str, pointers: Mapping[str, str]) -> str:
+    """Return the pointer for a reference, or the reference itself if its address is unknown or it has an anchor."""
+    address, _, fragment = reference.partition("#")
+    pointer: str | None = own
+    if address:
+        pointer = pointers.get(address, pointers.get(urljoin(base, address)))
+    if pointer is None or (fragment and not fragment.startswith("/")):
+        return reference
+    return pointer + fragment
+
+
+class _Size:
+    """A count of what a document describes with its references written out; too much is refused before it is built."""
+
+    def __init__(self, document: object) -> None:
+        self.document = document
+        self.sizes: dict[str, int] = {}
+
+    def check(self) -> None:
+        """Raise ValueError for a document that is too large or too deep, its references followed."""
+        if self.size(self.document, 0) > MAX_PARTS:
+            raise ValueError(
+                f"#: with its references followed the schema has over {MAX_PARTS} parts; register smaller ones"
+            )
+
+    def size(self, node: object, depth: int) -> int:
+        """Return how many objects a place stands for."""
+        if depth > MAX_DEPTH:
+            raise ValueError(f"#: the schema is nested more than {MAX_DEPTH} deep, its references followed")
+        if isinstance(node, list):
+            return sum(self.size(item, depth + 1) for item in node)
+        if not isinstance(node, Mapping):
+            return 0
+        size = 1 + sum(self.size(item, depth + 1) for item in node.values())
+        reference = node.get("$ref")
+        if isinstance(reference, str):
+            size += self.size_of_reference(reference, depth)
+        return size
+
+    def size_of_reference(self, reference: str, depth: int) -> int:
+        """Return the size of what a reference stands for; a circle counts once, because the mapping ends it."""
+        if reference not in self.sizes:
+            self.sizes[reference] = 0  # for a circle that comes back here
+            self.sizes[reference] = self.size(at_pointer(self.document, reference), depth + 1)
+        return self.sizes[reference]
+
+
+def _loaded(where: str, text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{where}: it is not JSON ({error}); register a JSON Schema") from None
+
+
+def _with_names(message: str, names: list[str]) -> str:
+    """Return a message with the names of references in place of the pointers to them."""
+    # Backwards, because the pointer to place 1 is also the beginning of the one to place 10.
+    for place in reversed(range(len(names))):
+        message = message.replace(f"#/{REFERENCES}/{place}", f"{names[place]}#")
+    return message
+
+
+class ColumnMapping(TypeMapping):
+    """The mapping of a registered document, which has a type for every place: a string if no other one fits."""
+
+    def __init__(self, document: object) -> None:
+        super().__init__(document)
+        self.parts = 0
+
+    def inside(self, node: object, pointer: str, trail: tuple[str, ...]) -> T.DataType:
+        """Return the type of a property, of elements or of a map's values; a text if there is none."""
+        try:
+            return self.type_at(node, pointer, trail)
+        except Untyped:
+            return T.StringType()
+
+    def type_at(self, node: object, pointer: str, trail: tuple[str, ...]) -> T.DataType:
+        """Return the type of one schema."""
+        self.parts += 1
+        if self.parts > MAX_PARTS:
+            raise ValueError(f"#: the schema describes over {MAX_PARTS} parts; register smaller ones")
+        if not isinstance(node, Mapping) or "$ref" in node or not any(union in node for union in UNIONS):
+            return super().type_at(node, pointer, trail)
+
+        own = {key: value for key, value in node.items() if key not in UNIONS}
+        kinds = []
+        if _says_type(own):
+            with suppress(Untyped):  # `type: object` alone: the members have its properties
+                kinds.append(super().type_at(own, pointer, trail))
+        for union in UNIONS:
+            if union in node:
+                kinds += self.members(node[union], f"{pointer}/{union}", trail)
+        return _common_type(kinds, pointer)
+
+    def members(self, members: object, pointer: str, trail: tuple[str, ...]) -> list[T.DataType]:
+        """Return the types of the members of a union; those that only restrict have none."""
+        if not isinstance(members, Sequence) or isinstance(members, str):
+            raise ValueError(f"{pointer}: a list of schemas is needed")
+        kinds = []
+        for place, member in enumerate(members):
+            if _says_type(member) and not is_null(member):
+                kinds.append(self.type_at(member, f"{pointer}/{place}", trail))
+        return kinds
+
+
+def _says_type(node: Any) -> bool:
+    return not isinstance(node, Mapping) or not TYPE_KEYWORDS.isdisjoint(node)
+
+
+def _common_type(kinds: list[T.DataType], pointer: str) -> T.DataType:
+    """Return the type that holds the values of all."""
+    if not kinds:
+        raise Untyped(f"{pointer}: it does not say what the value is")
+    merged = merge([ObjectVersion("", T.StructType([T.StructField("it", kind)])) for kind in kinds])
+    for conflict in merged.conflicts:
+        raise Untyped(f"{pointer}: a column has one type; {conflict.field.removeprefix('it.')}: {conflict.what}")
+    return merged.struct["it"].dataType
