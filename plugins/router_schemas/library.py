@@ -58,7 +58,7 @@ M = TypeVar("M")
 
 
 class Library(ABC, Generic[M]):
-    """A source of the schemas of records. `M` says how records are read; it travels to the tasks."""
+    """A source of the schemas of records. `M` is what reads records; it travels to the tasks."""
 
     settled: ClassVar[bool] = False
     """Whether everything is known from the start."""
@@ -112,7 +112,7 @@ class RegistryLibrary(Library[M], Generic[U, M]):
     unknown: dict[str, tuple[str, float]] = field(default_factory=dict)
     made: M | None = None
     taken: Taken = field(default_factory=dict)
-    """The fields that other formats brought, where records of several formats become one event."""
+    """The fields of other formats, if records of several formats become one event."""
 
     @abstractmethod
     def use(self, writer: WriterSchema, resolved: ResolvedSchema, origin: SchemaOrigin) -> U:

@@ -1,7 +1,6 @@
 """Model what a registry has under an id, how records refer to it, and how columns are called. Quick to import.
 
-The schema that a record was written with is called by a text that people can read; it stands in logs and beside the
-checkpoint:
+The schema that a record was written with has a name that people can read; it is in logs and next to the checkpoint:
 
 | a record was written with | text |
 |---|---|
@@ -50,7 +49,7 @@ class RegisteredSchema:
     """One schema as registered.
 
     `text` is what the registry serves: Avro or JSON Schema as JSON; Protobuf as .proto text or as a base64
-    FileDescriptorProto. `subjects` are the (subject, version) pairs that the id has; a registry may not say.
+    FileDescriptorProto. `subjects` are the (subject, version) pairs that the id has, if the registry lists them.
     """
 
     id: int

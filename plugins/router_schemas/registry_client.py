@@ -210,7 +210,7 @@ class RegistryClient:
         try:
             return kind.validate_json(answer.body)
         except ValidationError:
-            what = f"the answer is not what a registry says: {self._excerpt(answer)}; is the path of the url right?"
+            what = f"the answer is not that of a registry: {self._excerpt(answer)}; is the path of the url right?"
             raise RegistryAway(url, what, answer.status) from None
 
     def _send(self, method: str, url: str, body: Any) -> Answer:
@@ -243,7 +243,7 @@ class RegistryClient:
         if busy(answer.status) or answer.status < 400:
             return RegistryAway(url, what, answer.status)
         hints = {401: "check the login", 403: "this login may not do that", 404: "is the path of the url right?"}
-        hint = hints.get(answer.status, "the registry's log says more")
+        hint = hints.get(answer.status, "see the registry's log")
         return RegistryRefuses(url, f"{what}; {hint}", answer.status)
 
     def _excerpt(self, answer: Answer) -> str:
@@ -272,10 +272,10 @@ def _body(kind: Kind, text: str, references: Iterable[Reference]) -> dict[str, A
     return {"schema": text, "schemaType": kind, "references": [asdict(reference) for reference in references]}
 
 
-def _quoted(subject: str, where: str) -> str:
+def _quoted(subject: str, url: str) -> str:
     """Return a subject as one segment of a path; `.` and `..` cannot be one, however they are written."""
     if subject in {"", ".", ".."}:
-        raise NotFound(where, f"no subject can be named {subject!r}")
+        raise NotFound(url, f"no subject can be named {subject!r}")
     return quote(subject, safe="")
 
 

@@ -103,11 +103,9 @@ class RegistryOptions(Tls):
     @property
     def secrets(self) -> tuple[str, ...]:
         """Return every secret text, to keep it out of messages; in another process they are empty."""
-        secrets = list(self.headers.values())
-        if self.bearer is not None:  # an empty one, of a copy in another process, counts as well
-            secrets.append(self.bearer)
+        secrets: list[Secret | None] = [self.bearer, *self.headers.values()]
         if self.basic:
             secrets.append(self.basic.password)
         if self.oauth:
             secrets.append(self.oauth.client_secret)
-        return tuple(secret.get_secret_value() for secret in secrets)
+        return tuple(secret.get_secret_value() for secret in secrets if secret is not None)

@@ -1,4 +1,4 @@
-"""Read and write the wire format of a schema registry, and say what each record was written with. Runs on executors.
+"""Read and write the wire format of a schema registry, and find the schema that wrote each record. Runs on executors.
 
 | form | where | layout |
 |---|---|---|
@@ -90,10 +90,10 @@ class SchemaKey:
 
 @dataclass(frozen=True)
 class ParsedValues:
-    """What the prefixes and headers of one array of values say, row by row.
+    """The schemas that the prefixes and headers of one array of values name, row by row.
 
     `status`: FRAMED, NULL, or the position of a reason in REASONS. `groups`: the position in `keys`, -1 unless FRAMED.
-    `ids`: the schema id, -1 where none was read; a row with a bad message index still has one. `starts`: where the
+    `ids`: the schema id, -1 if none was read; a row with a bad message index still has one. `starts`: where the
     payload starts in the value.
     """
 
@@ -105,7 +105,7 @@ class ParsedValues:
 
     @property
     def reasons(self) -> pa.StringArray:
-        """Return why a row names no schema; null where it does, and for tombstones."""
+        """Return why a row names no schema; null if it does, and for tombstones."""
         return pa.array(REASONS, pa.string()).take(pa.array(self.status))
 
 
@@ -172,7 +172,7 @@ def parse(
 
 
 def payloads(values: pa.BinaryArray, parsed: ParsedValues) -> pa.BinaryArray:
-    """Return what follows the prefixes; null where a row names no schema."""
+    """Return what follows the prefixes; null if a row names no schema."""
     framed = parsed.status == FRAMED
     starts = np.unique(parsed.starts[framed])
     if len(starts) == 0:
@@ -405,7 +405,7 @@ def _read_number(raw: bytes, start: int) -> tuple[int, int, int]:
 
 WireFormat = Literal["confluent", "none"]
 WHOLE = ""
-"""The name of the writer where values name no schema: one schema wrote them all."""
+"""The name of the writer if values name no schema: one schema wrote them all."""
 _UNFRAMED = pa.array([*REASONS[:NULL], "value is null", *REASONS[NULL + 1 :]], pa.string())
 """REASONS for rows that must have an event: a tombstone has none either."""
 
@@ -414,8 +414,8 @@ _UNFRAMED = pa.array([*REASONS[:NULL], "value is null", *REASONS[NULL + 1 :]], p
 class FramedRows:
     """Payloads and what they were written with, row by row.
 
-    `groups`: the position in `writers`, -1 where a row has none for the reason in `reasons`. `ids`: the schema id that
-    the row names, null where it names none.
+    `groups`: the position in `writers`, -1 if a row has none for the reason in `reasons`. `ids`: the schema id that
+    the row names, null if it names none.
     """
 
     payloads: pa.BinaryArray
@@ -467,7 +467,7 @@ ABOUT = pa.schema(
 )
 """What is known of an event's schema."""
 ADDED = pa.schema([("_error", pa.string()), ("_wanted", pa.string()), *ABOUT])
-"""The columns beside an event."""
+"""The columns next to an event."""
 ADDED_FIELDS: tuple[T.StructField, ...] = tuple(to_spark_columns(ADDED))
 """The same as Spark's fields."""
 

@@ -45,7 +45,7 @@ Sources = dict[str, "str | descriptor_pb2.FileDescriptorProto"]
 
 
 class CompilerError(RuntimeError):
-    """A failure of this machine to compile a schema, which says nothing about the schema."""
+    """A failure of this machine to compile a schema, which proves nothing against the schema."""
 
 
 def descriptors(resolved: ResolvedSchema, timeout: float = 30) -> bytes:

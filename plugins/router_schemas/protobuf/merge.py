@@ -7,9 +7,9 @@ one type, and so are types of two names that the same field has had.
 | change of a field | reads |
 |---|---|
 | int32 to int64, sint32 to sint64, int32 or uint32 to the other or to int64 | as the wider of the two |
-| its name; a oneof around it, where absent was null before | the same |
+| its name; a oneof around it, if absent was null before | the same |
 | a value of its enum added, removed or renamed | the same |
-| any other type, also where the wire type is the same: the values or the column would be wrong | refused |
+| any other type, also if the wire type is the same: the values or the column would be wrong | refused |
 | repeated, map or neither to another of these; the keys of a map | refused |
 | absent is zero to absent is null (`optional`, proto2, a oneof), or back: null is not zero | refused |
 | a name of its enum that takes another number: old records would show the wrong name | refused |

@@ -20,18 +20,18 @@ as does everything below `DEEPEST` messages.
 | uint32, fixed32 | bigint | Spark has no unsigned types |
 | uint64, fixed64 | decimal(20,0) | |
 | enum | string | its name; the digits of a number that has none |
-| message | struct | null where absent |
+| message | struct | null if absent |
 | message without fields | struct<_present boolean> | `_present` is true; no table can have a struct of nothing |
 | message that a path already went through; more than 16 levels | binary | its bytes |
-| repeated, map | array, map | empty where absent, never null; maps are sorted by key |
+| repeated, map | array, map | empty if absent, never null; maps are sorted by key |
 | oneof | its members side by side | all but one are null |
 | google.protobuf.Timestamp | timestamp | microseconds, rounded down; outside the years 1 to 9999: a dead letter |
 | google.protobuf.Duration | bigint | microseconds, rounded to zero: Delta has no durations; 10 000 years at most |
-| wrappers, such as google.protobuf.Int32Value | what they wrap | null where absent |
+| wrappers, such as google.protobuf.Int32Value | what they wrap | null if absent |
 | google.protobuf.Struct, Value, ListValue | string | JSON, keys sorted; NaN and the infinities as strings |
 | google.protobuf.Any | struct<type_url string, value binary> | |
 
-A value is null where the field tells absent from zero (`optional`, messages, oneofs, all of proto2), else zero. Names
+A value is null if the field tells absent from zero (`optional`, messages, oneofs, all of proto2), else zero. Names
 that differ in case only are one name to Delta: the field that came first keeps it, the others get `_` and their
 number. An enum of proto2 without a zero shows one as `_0`. Field names have letters, digits and underscores only,
 because google's descriptor pool refuses any other, so none is a name that Delta refuses. Source of the JSON and of the
