@@ -21,7 +21,6 @@ from router_schemas.model import (
     SchemaInfo,
     SchemaOrigin,
     WriterSchema,
-    check_free,
     refusals,
 )
 from router_schemas.subject_names import CountedSubjects
@@ -326,7 +325,14 @@ class EventMaking(ABC, Generic[K, N, R]):
             self.written[key] = SchemaInfo.of(use.origin, name, reasons.get(key))
 
     def _take(self, reader: R, struct: T.StructType, label: str) -> None:
-        check_free(struct, {**self._taken, **self.fields})
+        """Add a reader; raise ValueError if one of its fields has another type elsewhere."""
+        fields = {**self._taken, **self.fields}
+        for column in struct:
+            taken_type, other = fields.get(column.name, (column.dataType, label))
+            types = (column.dataType.simpleString(), taken_type.simpleString())
+            if types[0] != types[1]:
+                what = f"is {types[0]}, and {types[1]} in {other}; no column holds both"
+                raise ValueError(f"its field {column.name} {what}")
         self.readers.append(reader)
         for column in struct:
             self.fields.setdefault(column.name, (column.dataType, label))

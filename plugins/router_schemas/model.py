@@ -194,17 +194,6 @@ def schema_file(path: Path) -> Iterator[None]:
         raise StartError(f"schema file {path}: {error}") from error
 
 
-def check_free(event: T.StructType, taken: Taken) -> None:
-    """Raise ValueError for a field that has another type in records of another format."""
-    for column in event:
-        if column.name not in taken:
-            continue
-        taken_type, other = taken[column.name]
-        types = (column.dataType.simpleString(), taken_type.simpleString())
-        if types[0] != types[1]:
-            raise ValueError(f"its field {column.name} is {types[0]}, and {types[1]} in {other}; no column holds both")
-
-
 log = logging.getLogger("router")
 
 

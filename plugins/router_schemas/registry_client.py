@@ -140,10 +140,8 @@ class RegistryClient:
         ids = {pair.context: pair.id for pair in answer}
         context = _context(self.name)
         if context not in ids:
-            what = f"there is none in the context {context}"
-            if ids:
-                what += f", only in {', '.join(sorted(ids))[:200]}"
-            raise NotFound(self.name + route, what, 404)
+            others = f", only in {', '.join(sorted(ids))[:200]}" if ids else ""
+            raise NotFound(self.name + route, f"there is none in the context {context}{others}", 404)
         return ids[context]
 
     def versions(self, subject: str) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 What a registry has, and what it does not have, is kept:
 
-- Schemas, ids of GUIDs and versions of subjects are cached for ever, next to the checkpoint: a restart does not need the
+- Schemas, ids of GUIDs and versions of subjects are cached for ever, next to the checkpoint, so that a restart needs no
   registry (SchemaCache).
 - An id or GUID that the registry does not have is asked for a few times, because it may have been registered just now,
   and is then left alone for HOLD seconds (CachedLookup).
@@ -116,8 +116,10 @@ class SchemaResolver:
 
     def _resolve(self, names: list[int | UUID]) -> dict[int | UUID, ResolvedSchema | Unknown]:
         """Return the meaning of each; the lock is held."""
-        ids: dict[int | UUID, int | Unknown] = {name: name for name in names if isinstance(name, int)}
-        ids.update(self._by_guid.look_up(name for name in names if isinstance(name, UUID)))
+        by_guid = self._by_guid.look_up(name for name in names if isinstance(name, UUID))
+        ids: dict[int | UUID, int | Unknown] = {}
+        for name in names:
+            ids[name] = by_guid[name] if isinstance(name, UUID) else name
         schemas = self._by_id.look_up(schema_id for schema_id in ids.values() if isinstance(schema_id, int))
         meanings: dict[int | UUID, ResolvedSchema | Unknown] = {}
         for name, schema_id in ids.items():

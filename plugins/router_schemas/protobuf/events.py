@@ -85,12 +85,11 @@ def _decode_rows(
 ) -> tuple[pa.StructArray, dict[int, str]]:
     """Decode the rows of each reader together, and put them where they were; also return the faults of payloads."""
     numbers: dict[str | None, int] = {reader.message: number for number, reader in enumerate(known.readers)}
-    reader_of_writer = []
-    for info in infos:
-        is_readable = info is not None and info.reason is None
-        reader_of_writer.append(numbers.get(info.message, -1) if is_readable else -1)
     # A row without a schema has the group -1, which is the last of these.
-    readers = np.array([*reader_of_writer, -1], np.int64)
+    readers = np.full(len(infos) + 1, -1, np.int64)
+    for group, info in enumerate(infos):
+        if info is not None and info.reason is None:
+            readers[group] = numbers.get(info.message, -1)
     reader_of_row = readers[rows.groups]
     parts: list[pa.StructArray] = []
     places: list[NDArray[np.int64]] = []

@@ -142,14 +142,10 @@ class _Merge:
 
     def report_enum(self, name: str, what: str) -> None:
         """Add a conflict about an enum, for the last field that uses it."""
-        before = self.label
-        for message, fields in self.fields.items():
-            for field in fields:
-                if field.of == name:
-                    last_use = (message, field.name)
-                    if field.version != self.label:
-                        before = field.version
-        self.report(*last_use, before, what)
+        users = [(message, field) for message, fields in self.fields.items() for field in fields if field.of == name]
+        labels = [field.version for _, field in users if field.version != self.label]
+        message, field = users[-1]
+        self.report(message, field.name, labels[-1] if labels else self.label, what)
 
     def report(self, message: str, field: str, before: str, what: str) -> None:
         """Add a conflict about a field of a merged message; the version that is refused is always the new one."""
