@@ -107,5 +107,5 @@ class RegistryOptions(Tls):
         if self.basic:
             secrets.append(self.basic.password)
         if self.oauth:
-            secrets.append(self.oauth.client_secret)
+            secrets += [self.oauth.client_secret, self.oauth.private_key, self.oauth.refresh_token]
         return tuple(secret.get_secret_value() for secret in secrets if secret is not None)
