@@ -183,8 +183,8 @@ class RegistryLibrary(Library[M], Generic[U, M]):
         return writers
 
     def _learn(self, writers: Iterable[str]) -> None:
-        known = self._writers()
-        new = {writer: WriterSchema.of(writer) for writer in writers if writer not in known}
+        known_writers = self._writers()
+        new = {writer: WriterSchema.of(writer) for writer in writers if writer not in known_writers}
         resolved = self.schemas.resolved(_schema(writer) for writer in new.values())
         for text, writer in new.items():
             self._take(text, writer, resolved[_schema(writer)])
@@ -331,8 +331,8 @@ class EventMaking(ABC, Generic[K, N, R]):
             taken_type, other = fields.get(column.name, (column.dataType, label))
             types = (column.dataType.simpleString(), taken_type.simpleString())
             if types[0] != types[1]:
-                what = f"is {types[0]}, and {types[1]} in {other}; no column holds both"
-                raise ValueError(f"its field {column.name} {what}")
+                problem = f"is {types[0]}, and {types[1]} in {other}; no column holds both"
+                raise ValueError(f"its field {column.name} {problem}")
         self.readers.append(reader)
         for column in struct:
             self.fields.setdefault(column.name, (column.dataType, label))
@@ -379,8 +379,8 @@ class AnyFormat(Library[Formats]):
         self._opened = opened
         self._fields = fields
         self._made: Formats | None = None
-        kept: list[Kind] = json.loads(memory.read(KEPT) or b"[]")
-        self._libraries = {kind: opened(kind) for kind in kept}
+        formats: list[Kind] = json.loads(memory.read(KEPT) or b"[]")
+        self._libraries = {kind: opened(kind) for kind in formats}
 
     @property
     def empty(self) -> bool:

@@ -135,8 +135,10 @@ class RegistryClient:
                 raise
             # A registry without this route, or a wrong url? The second one is a fault of the configuration.
             self._check_api()
-            what = f"it does not know GUIDs (it answers {refusal.status}); let producers send ids in the value's prefix"
-            raise NotFound(refusal.where, what, refusal.status) from None
+            problem = (
+                f"it does not know GUIDs (it answers {refusal.status}); let producers send ids in the value's prefix"
+            )
+            raise NotFound(refusal.where, problem, refusal.status) from None
         ids = {pair.context: pair.id for pair in answer}
         context = _context(self.name)
         if context not in ids:
@@ -186,20 +188,20 @@ class RegistryClient:
     def _ask_in_turn(self, route: str, kind: TypeAdapter[T], method: str, body: Any) -> T:
         """Ask the URLs one after the other, starting with the one that answered last."""
         urls = self._registry.url
-        first = self._answering
         faults: list[RegistryAway] = []
+        first = self._answering
         for index in (*range(first, len(urls)), *range(first)):
             try:
                 answer = self._ask_url(urls[index] + route, kind, method, body)
-            except RegistryAway as fault:
+            except RegistryAway as fault:  # any other error would be the same at the other URLs
                 faults.append(fault)
             else:
                 self._answering = index
                 return answer
         if len(faults) == 1:
             raise faults[0]
-        what = "; ".join(f"{_origin(fault.where)}: {fault.what}" for fault in faults)
-        raise RegistryAway(self.name + route, f"none of {len(urls)} URLs answers: {what}")
+        problem = "; ".join(f"{_origin(fault.where)}: {fault.what}" for fault in faults)
+        raise RegistryAway(self.name + route, f"none of {len(urls)} URLs answers: {problem}")
 
     def _ask_url(self, url: str, kind: TypeAdapter[T], method: str, body: Any) -> T:
         answer = self._send(method, url, body)
@@ -208,8 +210,8 @@ class RegistryClient:
         try:
             return kind.validate_json(answer.body)
         except ValidationError:
-            what = f"the answer is not that of a registry: {self._excerpt(answer)}; is the path of the url right?"
-            raise RegistryAway(url, what, answer.status) from None
+            problem = f"the answer is not that of a registry: {self._excerpt(answer)}; is the path of the url right?"
+            raise RegistryAway(url, problem, answer.status) from None
 
     def _send(self, method: str, url: str, body: Any) -> Answer:
         """Send one request; follow redirects within one server only, so that no login goes to another."""
@@ -229,20 +231,21 @@ class RegistryClient:
                 return answer
             target = urljoin(place, answer.location)
             if method != "GET" or _origin(target) != _origin(place):
-                what = f"it redirects to {_origin(target)}, which is not followed; if that is right, make it the url"
-                raise RegistryRefuses(url, what, answer.status)
+                problem = f"it redirects to {_origin(target)}, which is not followed; if that is right, make it the url"
+                raise RegistryRefuses(url, problem, answer.status)
             place = target
         raise RegistryRefuses(url, f"it redirects more than {MOST_REDIRECTS} times", answer.status)
 
     def _fault(self, url: str, answer: Answer) -> RegistryError:
-        what = f"it answers {answer.status}: {self._excerpt(answer)}"
+        problem = f"it answers {answer.status}: {self._excerpt(answer)}"
         if answer.status == 404 and _code(answer.body) in UNKNOWN:
-            return NotFound(url, what, answer.status)
+            return NotFound(url, problem, answer.status)
         if busy(answer.status) or answer.status < 400:
-            return RegistryAway(url, what, answer.status)
+            return RegistryAway(url, problem, answer.status)
+        # A 404 without a registry's own code is that of a proxy or of a wrong path.
         hints = {401: "check the login", 403: "this login may not do that", 404: "is the path of the url right?"}
         hint = hints.get(answer.status, "see the registry's log")
-        return RegistryRefuses(url, f"{what}; {hint}", answer.status)
+        return RegistryRefuses(url, f"{problem}; {hint}", answer.status)
 
     def _excerpt(self, answer: Answer) -> str:
         """Return the beginning of a body in one printable line, without any secret that it repeats."""
@@ -434,9 +437,7 @@ class OfflineRegistry:
         """Return every (subject, version) of an id."""
         pairs = []
         for subject, files in self._subjects.items():
-            for version, file in enumerate(files, 1):
-                if self._ids[file] == schema_id:
-                    pairs.append((subject, version))
+            pairs += [(subject, version) for version, file in enumerate(files, 1) if self._ids[file] == schema_id]
         return tuple(pairs)
 
     def id_of(self, guid: UUID) -> int:

@@ -130,10 +130,10 @@ class SchemaResolver:
         """Return what is known of an id without asking the registry."""
         if not 0 <= schema_id <= LARGEST_ID:
             return Unknown(f"no schema can have the id {schema_id}: ids are 0 to {LARGEST_ID}")
-        known = self._known.get(schema_id) or self._kept.schema(schema_id)
-        if known is not None:
-            self._known[schema_id] = known
-        return known
+        resolved = self._known.get(schema_id) or self._kept.schema(schema_id)
+        if resolved is not None:
+            self._known[schema_id] = resolved
+        return resolved
 
     def _fetch(self, schema_id: int) -> ResolvedSchema:
         """Ask the registry for an id and keep the answer."""
@@ -168,29 +168,29 @@ class SchemaResolver:
 
     def _refresh_versions(self, subject: str) -> dict[int, int]:
         """Return version -> id of the versions that the registry lists now."""
-        known = self._versions[subject]
+        before = self._versions[subject]
         try:
             listed = self._client.versions(subject)
         except NotFound:
             listed = ()
-        versions = {version: known[version] for version in listed if version in known}
-        new = [version for version in listed if version not in known]
+        versions = {version: before[version] for version in listed if version in before}
+        new = [version for version in listed if version not in before]
         for version, schema_id in ask_all(lambda version: self._client.version(subject, version).id, new).items():
             if isinstance(schema_id, int):  # else it is just being deleted, or is of no use here
                 versions[version] = schema_id
                 # The id may have been asked for before it was registered.
                 self._by_id.forget(schema_id)
                 self._recall(schema_id)
-        if versions != known:
+        if versions != before:
             self._kept.keep_versions(subject, versions)
         return versions
 
     def _complete(self, schema_id: int, subject: str, version: int) -> None:
         """Add a subject to a schema that was resolved before the same text was registered there, under the same id."""
-        known = self._known.get(schema_id)
-        if known is not None and (subject, version) not in known.schema.subjects:
-            subjects = tuple(sorted({*known.schema.subjects, (subject, version)}))
-            self._keep(replace(known, schema=replace(known.schema, subjects=subjects)))
+        resolved = self._known.get(schema_id)
+        if resolved is not None and (subject, version) not in resolved.schema.subjects:
+            subjects = tuple(sorted({*resolved.schema.subjects, (subject, version)}))
+            self._keep(replace(resolved, schema=replace(resolved.schema, subjects=subjects)))
 
 
 DEEPEST = 64

@@ -177,6 +177,7 @@ def payloads(values: pa.BinaryArray, parsed: ParsedValues) -> pa.BinaryArray:
     starts = np.unique(parsed.starts[framed])
     if len(starts) == 0:
         return pa.nulls(len(values), values.type)
+    # In nearly all batches the payloads start at one place: one slice serves all rows.
     if len(starts) == 1:
         rest = pc.binary_slice(values, int(starts[0]), _TO_THE_END)
         if framed.all():
@@ -217,6 +218,7 @@ def schema_bytes(writer: WriterSchema) -> bytes:
 def _read_prefixes(column: _Bytes) -> tuple[NDArray[np.uint8], Rows]:
     """Return the status and the schema id of every row, by its first five bytes."""
     sizes = column.ends - column.begins
+    # Each line outranks those before it: an empty value is short as well, and a null is empty as well.
     status = np.where(sizes < _PREFIX, SHORT, FRAMED).astype(np.uint8)
     status[sizes == 0] = EMPTY
     status[~column.valid] = NULL
@@ -451,6 +453,7 @@ def framed_rows(
     else:
         writers = tuple(at_index(key.path or FIRST) for key in parsed.keys)
     ids = pa.array(parsed.ids.astype(np.int32), mask=parsed.ids < 0)
+    # Most batches have no bad row, and need no reasons.
     reasons = pa.nulls(len(values), pa.string())
     if (parsed.groups < 0).any():
         reasons = _UNFRAMED.take(pa.array(parsed.status))
@@ -488,10 +491,10 @@ def why(rows: FramedRows, written: Sequence[Any], only: str = "") -> pa.StringAr
 
 def wanted(rows: FramedRows, written: Sequence[Any], only: str = "") -> pa.StringArray:
     """Return the writers' schemas that are to be fetched, by row; none if `only` one message is read."""
-    writers: list[str | None] = []
-    for writer, info in zip(rows.writers, written, strict=True):
-        writers.append(writer if info is None and not only else None)
-    return _by_group(rows, writers, pa.string())
+    if only:
+        return pa.nulls(len(rows.groups), pa.string())
+    pairs = zip(rows.writers, written, strict=True)
+    return _by_group(rows, [writer if info is None else None for writer, info in pairs], pa.string())
 
 
 def about(rows: FramedRows, written: Sequence[Any]) -> list[pa.Array]:

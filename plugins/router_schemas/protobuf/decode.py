@@ -357,6 +357,7 @@ def _convert_values(array: pa.Array, column: Column) -> tuple[pa.Array, Mask]:
         case "struct":
             arrays, bad = _convert(array, column.columns)
             return _rebuilt(array, target, arrays), bad
+        # In Arrow a time is a number of microseconds already: a view copies nothing.
         case "timestamp":
             return array, _outside(array.view(pa.int64()), YEARS_1_TO_9999)
         case "duration":

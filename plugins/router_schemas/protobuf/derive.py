@@ -106,6 +106,7 @@ def known(files: bytes, name: str) -> Message | None:
         rewritten = descriptors(ResolvedSchema(RegisteredSchema(0, "PROTOBUF", text_of(message))))
     except (ValueError, RecursionError):
         return None
+    # If the same bytes come out, this module has understood everything in the version.
     return message if rewritten == files else None
 
 
@@ -116,11 +117,12 @@ def _message(struct: T.StructType, name: str, path: str, before: Message | None)
     types = {member.kind.name for member in members.values() if isinstance(member.kind, Message)}
     taken = {*members, *struct.fieldNames(), *types}
     numbers = _free_numbers([member.number for member in members.values()])
+    # Members without a column stay: their numbers must never be used for other data.
     for column in struct:
         column_path = f"{path}.{column.name}".removeprefix(".")
         if not NAME.fullmatch(column.name):
-            what = "a name in Protobuf has letters, digits and underscores; rename it in `select`"
-            raise ValueError(f"field {column_path}: {what}")
+            problem = "a name in Protobuf has letters, digits and underscores; rename it in `select`"
+            raise ValueError(f"field {column_path}: {problem}")
         old = members.get(column.name)
         number = old.number if old else next(numbers)
         members[column.name] = _member(column, column_path, old, number, taken)
@@ -166,8 +168,8 @@ def _kind(kind: T.DataType, name: str, path: str, old: Member | None, taken: set
     if kind == T.DecimalType(20, 0):
         new = "uint64"
     if new is None:
-        what = f"Protobuf has no type for {kind.simpleString()} there; cast it in `select`, or put it into a struct"
-        raise ValueError(f"field {path}: {what}")
+        problem = f"Protobuf has no type for {kind.simpleString()} there; cast it in `select`, or put it into a struct"
+        raise ValueError(f"field {path}: {problem}")
     if old is None or old.kind == new:
         return new
     # The wider of two types holds the values of both.
@@ -232,8 +234,8 @@ def _check_names(message: Message, path: str) -> None:
         json_name = camel if member.name.startswith("_") else member.name[:1] + camel[1:]
         other = json_names.setdefault(json_name, member.name)
         if other is not member.name:
-            what = f"in JSON it has the name of {other}, which Protobuf refuses; rename it"
-            raise ValueError(f"field {member_path}: {what}")
+            problem = f"in JSON it has the name of {other}, which Protobuf refuses; rename it"
+            raise ValueError(f"field {member_path}: {problem}")
         if member.form in _KEYS:
             entry = f"{camel}Entry"
             if entry in declared:

@@ -81,7 +81,7 @@ class _Writers:
             parts.append((field.number, place, self.field(field, column.dataType, column_path, (*above, name))))
             if field.oneof:
                 oneofs.setdefault(field.oneof, []).append(place)
-        parts.sort()
+        parts.sort()  # by number, as google's encoders write
         exclusive = [places for places in oneofs.values() if len(places) > 1]
         return _message([(place, write) for _, place, write in parts], exclusive, path)
 
@@ -167,6 +167,7 @@ def _repeated(field: MessageField, value: Write, path: str) -> Write:
 
     def write(array: pa.Array) -> ByteRows:
         written = value(byte_columns.full(byte_columns.elements(array), path, _NO_NULL))
+        # Each text, blob or message has its own tag; numbers share one.
         if wire == LEN:
             written = [tag + element for element in written]
         lists = [b"".join(written[begin:end]) for begin, end in pairwise(byte_columns.ends(array))]

@@ -240,14 +240,11 @@ class Payloads(Library[Wrapped]):
 
     def refreshed(self, wanted: Iterable[str] = ()) -> Wrapped:
         """Return how to read all known messages and the wanted ones."""
-        wanted_inside: set[str] = set()
-        wanted_outside: set[str] = set()
-        for writer in wanted:
-            if writer.startswith(WRAPPED):
-                wanted_inside.add(writer.removeprefix(f"{WRAPPED} "))
-            else:
-                wanted_outside.add(writer)
-        outer = self._outer.refreshed(wanted_outside)
+        wanted = set(wanted)
+        of_payloads = {writer for writer in wanted if writer.startswith(WRAPPED)}
+        outer = self._outer.refreshed(wanted - of_payloads)
+        wanted_inside = {writer.removeprefix(f"{WRAPPED} ") for writer in of_payloads}
+        # A payload names its message in the files of its outer message, unless it has a schema of its own.
         messages = {} if self._fields.schema_id else self._messages_by_schema()
         for schema, full_names in messages.items():
             announced = [name for name in self._messages if name in full_names]
@@ -270,6 +267,7 @@ class Payloads(Library[Wrapped]):
 
     def _missing_field(self, event: pa.StructType) -> str:
         """Return which field of the configuration no outer message has so far; raise StartError for an unusable one."""
+        # More outer messages may come: a missing field may still appear, a field of a wrong type stays wrong.
         for option, types in _TYPES.items():
             path = getattr(self._fields, option)
             if not path:
@@ -279,8 +277,8 @@ class Payloads(Library[Wrapped]):
             if field_type is None:
                 return f"wrapper.{option}: no outer message that is known has the field {name}"
             if field_type not in types:
-                what = f"must be {_TYPE_TEXTS[option]} of the outer message; it is {field_type}"
-                raise StartError(f"wrapper.{option}: {name} {what}")
+                problem = f"must be {_TYPE_TEXTS[option]} of the outer message; it is {field_type}"
+                raise StartError(f"wrapper.{option}: {name} {problem}")
         is_named = bool(self._fields.name or self._fields.schema_id)
         is_any = type_at(event, self._fields.payload) == ANY
         if is_named and is_any:

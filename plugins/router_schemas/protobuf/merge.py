@@ -119,6 +119,7 @@ class _Merge:
         """Return the fields of a merged message."""
         merged: dict[int, MessageField] = {}
         for new in self.fields[name]:
+            # The first field of a number is compared with itself, so that nothing differs.
             old = merged.get(new.number, new)
             difference = _difference(old, new)
             if difference:
@@ -136,21 +137,21 @@ class _Merge:
         numbers: dict[str, int] = {}
         for value, number in values:
             if numbers.setdefault(value, number) != number:
-                what = f"the enum's {value} was {number} and is {numbers[value]}; give a new number a new name"
-                self.report_enum(name, what)
+                difference = f"the enum's {value} was {number} and is {numbers[value]}; give a new number a new name"
+                self.report_enum(name, difference)
         return tuple(numbers.items())
 
-    def report_enum(self, name: str, what: str) -> None:
+    def report_enum(self, name: str, difference: str) -> None:
         """Add a conflict about an enum, for the last field that uses it."""
         users = [(message, field) for message, fields in self.fields.items() for field in fields if field.of == name]
         labels = [field.version for _, field in users if field.version != self.label]
         message, field = users[-1]
-        self.report(message, field.name, labels[-1] if labels else self.label, what)
+        self.report(message, field.name, labels[-1] if labels else self.label, difference)
 
-    def report(self, message: str, field: str, before: str, what: str) -> None:
+    def report(self, message: str, field: str, before: str, difference: str) -> None:
         """Add a conflict about a field of a merged message; the version that is refused is always the new one."""
         path = f"{self.paths[message]}.{field}".removeprefix(".")
-        self.conflicts.append(SchemaConflict(path, before, self.label, what))
+        self.conflicts.append(SchemaConflict(path, before, self.label, difference))
 
     def reached_messages(self) -> Iterator[tuple[str, str]]:
         """Yield every merged message with the path of the first field that leads to it."""
