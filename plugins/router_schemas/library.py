@@ -1,8 +1,8 @@
 """Collect the schemas that records were written with, from a registry or a file. For the driver.
 
-A writer's schema (with the message in it) that was seen keeps its meaning. A format says what one is used for
-(RegistryLibrary) and how all uses are read together, as one event (EventMaking). Where records of several formats come
-together, the registry says what an id is (AnyFormat).
+A writer's schema (with the message in it) that was seen keeps its meaning. A format defines what one is used for
+(RegistryLibrary) and how all uses are read together, as one event (EventMaking). If a topic has records of several
+formats, the registry has the format of an id (AnyFormat).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from router_schemas.model import (
@@ -20,7 +21,6 @@ from router_schemas.model import (
     SchemaInfo,
     SchemaOrigin,
     WriterSchema,
-    check_free,
     refusals,
 )
 from router_schemas.subject_names import CountedSubjects
@@ -57,7 +57,7 @@ M = TypeVar("M")
 
 
 class Library(ABC, Generic[M]):
-    """A source of the schemas of records. `M` says how records are read; it travels to the tasks."""
+    """A source of the schemas of records. `M` is what reads records; it travels to the tasks."""
 
     settled: ClassVar[bool] = False
     """Whether everything is known from the start."""
@@ -70,18 +70,18 @@ class Library(ABC, Generic[M]):
     @property
     @abstractmethod
     def empty(self) -> bool:
-        """Return whether nothing can be read yet, so that the shape of events is unknown."""
+        """Return whether nothing can be read yet, so that the columns of events are unknown."""
 
     @property
     def announced(self) -> bool:
-        """Return whether the configuration announces what is to be known before the first record."""
+        """Return whether the configuration announces schemas, to be known before the first record."""
         return False
 
     @abstractmethod
     def refreshed(self, wanted: Iterable[str] = ()) -> M:
-        """Return how to read all that is known and what is wanted; the same object when nothing is new.
+        """Return how to read all known schemas and the wanted ones; the same object if nothing is new.
 
-        Raises RegistryAway if something wanted was never seen and the registry cannot be asked.
+        Raises RegistryAway if a wanted schema was never seen and the registry cannot be asked.
         """
 
 
@@ -90,7 +90,8 @@ class RegistryLibrary(Library[M], Generic[U, M]):
     """The schemas of a registry that are known. `U` is what one writer's schema is used for. `clock` is in seconds.
 
     New versions of `subjects`, and of those subjects of used schemas that are `counted`, are looked for at every
-    refresh. The memory has what records named: the rest is in the subjects, as they count in the next run.
+    refresh. The memory has the schemas that records named: the next run finds the others in the subjects that count
+    then.
     """
 
     kind: ClassVar[Kind]
@@ -110,7 +111,7 @@ class RegistryLibrary(Library[M], Generic[U, M]):
     unknown: dict[str, tuple[str, float]] = field(default_factory=dict)
     made: M | None = None
     taken: Taken = field(default_factory=dict)
-    """The fields that other formats brought, where records of several formats become one event."""
+    """The fields of other formats, if records of several formats become one event."""
 
     @abstractmethod
     def use(self, writer: WriterSchema, resolved: ResolvedSchema, origin: SchemaOrigin) -> U:
@@ -122,7 +123,7 @@ class RegistryLibrary(Library[M], Generic[U, M]):
 
     def __post_init__(self) -> None:
         named = named_by_records(self.memory, self._name)
-        if named is None:  # older versions also kept what was polled, whatever its subjects
+        if named is None:  # older versions also kept polled schemas, whatever their subjects
             self._learn(remembered(self.memory, self._name))
             self._forget_foreign()
             named = [*self.uses]
@@ -143,14 +144,15 @@ class RegistryLibrary(Library[M], Generic[U, M]):
         return {**self.faults, **{writer: reason for writer, (reason, _) in self.unknown.items()}}
 
     def refreshed(self, wanted: Iterable[str] = (), polled: Iterable[str] = ()) -> M:
-        """Return how to read all that is known, what records want, and what another decoder has `polled`."""
+        """Return how to read all known schemas, those that records want, and those that the caller has `polled`."""
         before = self._writers()
         wanted = list(wanted)
-        announced = list(polled)
-        if not wanted and not announced:  # within a batch what was asked for must not be wanted again
+        polled = list(polled)
+        # Unknown schemas are only forgotten between batches: within one, a record would want its schema without end.
+        if not wanted and not polled:
             now = self.clock()
             self.unknown = {writer: held for writer, held in self.unknown.items() if held[1] > now}
-        self.learn([*wanted, *announced])
+        self.learn([*wanted, *polled])
         if self.made is None or before != self._writers():
             self.made = self.make()
             self.named.update(writer for writer in wanted if writer in self.uses)
@@ -158,7 +160,7 @@ class RegistryLibrary(Library[M], Generic[U, M]):
         return self.made
 
     def learn(self, wanted: list[str]) -> None:
-        """Learn what is wanted, and new versions."""
+        """Learn the wanted schemas, and new versions of subjects."""
         self._learn([*wanted, *self._new_versions()])
 
     @property
@@ -169,31 +171,36 @@ class RegistryLibrary(Library[M], Generic[U, M]):
         return {*self.uses, *self.faults, *self.unknown}
 
     def _new_versions(self) -> list[str]:
-        """Return what is in new versions of subjects: those that older versions are used for, or the first."""
-        used: dict[str, set[str]] = {subject: set() for subject in self.subjects}
+        """Return the writers' schemas of all versions: the messages that are used of a subject, or the first."""
+        messages: dict[str, set[str]] = {subject: set() for subject in self.subjects}
         for writer, resolved in self.resolved.items():
             for subject, _ in self.counted.among(resolved.schema.subjects, self.uses[writer].name):
-                used.setdefault(subject, set()).add(WriterSchema.of(writer).message)
-        polled = ((number, inside) for subject, inside in used.items() for number in self.schemas.poll([subject]))
-        return [str(WriterSchema(number, one)) for number, inside in polled for one in inside or {""}]
+                messages.setdefault(subject, set()).add(WriterSchema.of(writer).message)
+        writers = []
+        for subject, used in messages.items():
+            for schema_id in self.schemas.poll([subject]):
+                writers += [str(WriterSchema(schema_id, message)) for message in used or {""}]
+        return writers
 
     def _learn(self, writers: Iterable[str]) -> None:
-        new = {writer: WriterSchema.of(writer) for writer in dict.fromkeys(writers) if writer not in self._writers()}
-        found = self.schemas.resolved(_schema(writer) for writer in new.values())
+        known_writers = self._writers()
+        new = {writer: WriterSchema.of(writer) for writer in writers if writer not in known_writers}
+        resolved = self.schemas.resolved(_schema(writer) for writer in new.values())
         for text, writer in new.items():
-            self._take(text, writer, found[_schema(writer)])
+            self._take(text, writer, resolved[_schema(writer)])
 
     def _take(self, text: str, writer: WriterSchema, resolved: ResolvedSchema | Unknown) -> None:
         if not isinstance(resolved, ResolvedSchema):
             self.unknown[text] = resolved.reason, self.clock() + HOLD
-        elif resolved.schema.kind != self.kind:
+            return
+        if resolved.schema.kind != self.kind:
             self.faults[text] = f"schema {resolved.schema.id} is {resolved.schema.kind}, not {self.kind}"
-        else:
-            try:
-                self.uses[text] = self._use(writer, resolved)
-                self.resolved[text] = resolved
-            except ValueError as fault:
-                self.faults[text] = f"schema {resolved.schema.id} cannot be used: {fault}"
+            return
+        try:
+            self.uses[text] = self._use(writer, resolved)
+            self.resolved[text] = resolved
+        except ValueError as fault:
+            self.faults[text] = f"schema {resolved.schema.id} cannot be used: {fault}"
 
     def _use(self, writer: WriterSchema, resolved: ResolvedSchema) -> U:
         """Return what a writer's schema is used for, as the version of a subject that counts."""
@@ -201,15 +208,18 @@ class RegistryLibrary(Library[M], Generic[U, M]):
         use = self.use(writer, resolved, origin)
         # Which subjects count may depend on the record's name, and only its use has that.
         counted = self.counted.among(resolved.schema.subjects, use.name)
-        own = SchemaOrigin.of(replace(resolved, schema=replace(resolved.schema, subjects=counted)))
-        if not counted:
-            own = replace(origin, foreign=bool(resolved.schema.subjects))
-        return use if own == origin else self.use(writer, resolved, own)
+        if counted:
+            counted_origin = SchemaOrigin.of(replace(resolved, schema=replace(resolved.schema, subjects=counted)))
+        else:
+            counted_origin = replace(origin, foreign=bool(resolved.schema.subjects))
+        if counted_origin == origin:
+            return use
+        return self.use(writer, resolved, counted_origin)
 
     def _forget_foreign(self) -> None:
         """Forget the schemas none of whose subjects counts: a record that has one names it again."""
         foreign = [writer for writer, use in self.uses.items() if use.origin.foreign]
-        # A strategy that fits nothing tells nothing of which are the topic's own: keep them, or nothing could be read.
+        # If the strategy fits no schema, it cannot tell which are the topic's own: keep all, or nothing could be read.
         if not self.counted.named and len(foreign) == len(self.uses):
             return
         for writer in foreign:
@@ -218,12 +228,12 @@ class RegistryLibrary(Library[M], Generic[U, M]):
 
 
 def remembered(memory: Memory, name: str) -> list[str]:
-    """Return the writers' schemas that were used in former runs; what a memory has in another form is ignored."""
-    return _texts(json.loads(memory.read(name) or b"[]"))
+    """Return the writers' schemas that were used in former runs; entries of another form are ignored."""
+    return _writer_texts(json.loads(memory.read(name) or b"[]"))
 
 
-def _texts(content: Iterable[str]) -> list[str]:
-    """Return the names of writers' schemas among texts; what has another form is ignored."""
+def _writer_texts(content: Iterable[str]) -> list[str]:
+    """Return the texts that name writers' schemas; others are ignored."""
     writers: list[str] = []
     for text in content:
         with suppress(ValueError):
@@ -234,7 +244,9 @@ def _texts(content: Iterable[str]) -> list[str]:
 def named_by_records(memory: Memory, name: str) -> list[str] | None:
     """Return the writers' schemas that records of former runs named; None for a memory of another form."""
     content = json.loads(memory.read(name) or b"{}")
-    return _texts(content.get("named", ())) if isinstance(content, dict) else None
+    if not isinstance(content, dict):
+        return None
+    return _writer_texts(content.get("named", ()))
 
 
 def keep_named_by_records(memory: Memory, name: str, writers: Collection[str]) -> None:
@@ -262,7 +274,7 @@ class EventMaking(ABC, Generic[K, N, R]):
     """One event for the records of all names: a reader for each name, and one type for each field.
 
     A reader reads all versions that fit the oldest one; those that do not are refused, as is a name with a field that
-    has another type elsewhere. `uses`, and the `reasons` why some cannot be read, are by what tells records apart: a
+    has another type elsewhere. The keys of `uses`, and of the `reasons` why some cannot be read, tell records apart: a
     prefix, or a writer's schema. `taken` are the fields of records of other formats.
     """
 
@@ -270,7 +282,7 @@ class EventMaking(ABC, Generic[K, N, R]):
         self.readers: list[R] = []
         self.written = {key: SchemaInfo(reason=reason) for key, reason in reasons.items()}
         self.fields: dict[str, tuple[T.DataType, str]] = {}
-        """Field of the event -> its type, and what brought it."""
+        """Field of the event -> its type, and the name and version that brought it."""
         self._taken = taken or {}
         names: dict[str, dict[K, N]] = {}
         for key in sorted(uses, key=lambda key: uses[key].origin.age):
@@ -285,30 +297,45 @@ class EventMaking(ABC, Generic[K, N, R]):
 
     @abstractmethod
     def merged(self, uses: list[N]) -> tuple[Any, Sequence[SchemaConflict]]:
-        """Return what the versions of a name become together, and which of them do not fit the oldest."""
+        """Return the merged versions of a name, and the conflicts of those that do not fit the oldest."""
 
     @abstractmethod
     def reader(self, merged: Any, fits: Mapping[K, N]) -> tuple[R, T.StructType]:
-        """Return what reads the versions that fit, and its fields; raise ValueError where nothing can."""
+        """Return a reader of the versions that fit, and its fields; raise ValueError if none can read them."""
 
     def _add(self, name: str, uses: dict[K, N]) -> None:
-        merged, conflicts = self.merged([*{use.origin.label: use for use in uses.values()}.values()])
+        # One version can have several keys: it is merged once.
+        versions = {use.origin.label: use for use in uses.values()}
+        merged, conflicts = self.merged([*versions.values()])
         refused = refusals(conflicts)
-        reasons = {key: self.written[key].reason for key in uses if key in self.written}
-        reasons |= {key: refused[use.origin.label] for key, use in uses.items() if use.origin.label in refused}
+        reasons = {key: info.reason for key, info in self.written.items() if key in uses}
+        for key, use in uses.items():
+            if use.origin.label in refused:
+                reasons[key] = refused[use.origin.label]
         fits = {key: use for key, use in uses.items() if key not in reasons}
-        try:
-            if fits:
-                self._take(*self.reader(merged, fits), f"{name} of {[*fits.values()][-1].origin.label}")
-        except ValueError as fault:
-            reasons |= {key: f"{name} of {use.origin.label} cannot be decoded: {fault}" for key, use in fits.items()}
+        if fits:
+            newest = [*fits.values()][-1]
+            try:
+                reader, struct = self.reader(merged, fits)
+                self._take(reader, struct, f"{name} of {newest.origin.label}")
+            except ValueError as fault:
+                for key, use in fits.items():
+                    reasons[key] = f"{name} of {use.origin.label} cannot be decoded: {fault}"
         for key, use in uses.items():
             self.written[key] = SchemaInfo.of(use.origin, name, reasons.get(key))
 
     def _take(self, reader: R, struct: T.StructType, label: str) -> None:
-        check_free(struct, {**self._taken, **self.fields})
+        """Add a reader; raise ValueError if one of its fields has another type elsewhere."""
+        fields = {**self._taken, **self.fields}
+        for column in struct:
+            taken_type, other = fields.get(column.name, (column.dataType, label))
+            types = (column.dataType.simpleString(), taken_type.simpleString())
+            if types[0] != types[1]:
+                problem = f"is {types[0]}, and {types[1]} in {other}; no column holds both"
+                raise ValueError(f"its field {column.name} {problem}")
         self.readers.append(reader)
-        self.fields |= {one.name: (one.dataType, label) for one in struct if one.name not in self.fields}
+        for column in struct:
+            self.fields.setdefault(column.name, (column.dataType, label))
 
 
 KEPT = "formats.json"
@@ -317,9 +344,9 @@ KEPT = "formats.json"
 
 @dataclass(frozen=True)
 class Formats:
-    """How records of several formats are read. `made` is by format, in the order in which they came.
+    """How records of several formats are read. `made` is by format, in the order in which the formats came.
 
-    `written` is by prefix; its `message` is the format there, its `reason` why the schema is of no use.
+    `written` is by prefix; its `message` is the format of the prefix, its `reason` why the schema cannot be used.
     """
 
     made: dict[Kind, Any]
@@ -352,8 +379,8 @@ class AnyFormat(Library[Formats]):
         self._opened = opened
         self._fields = fields
         self._made: Formats | None = None
-        kept: list[Kind] = json.loads(memory.read(KEPT) or b"[]")
-        self._libraries = {kind: opened(kind) for kind in kept}
+        formats: list[Kind] = json.loads(memory.read(KEPT) or b"[]")
+        self._libraries = {kind: opened(kind) for kind in formats}
 
     @property
     def empty(self) -> bool:
@@ -366,27 +393,28 @@ class AnyFormat(Library[Formats]):
         return bool(self._subjects)
 
     def refreshed(self, wanted: Iterable[str] = ()) -> Formats:
-        """Return how to read all that is known and what is wanted."""
-        polled = [str(WriterSchema(number)) for number in sorted(self._schemas.poll(self._subjects))]
+        """Return how to read all known schemas and the wanted ones."""
+        polled = [str(WriterSchema(schema_id)) for schema_id in sorted(self._schemas.poll(self._subjects))]
         wanted = list(wanted)
         named = set(wanted)
-        made = self._learnt([*wanted, *polled], named)
-        refused = [text for library in self._libraries.values() for text in library.faults]
-        if not self._known(refused):  # a subject of one format has a version of another
-            made = self._learnt(refused, named)
-        before = self._made
-        if before is None or [*before.made] != [*made] or any(before.made[kind] is not made[kind] for kind in made):
+        made = self._learn([*wanted, *polled], named)
+        refused = list(chain.from_iterable(library.faults for library in self._libraries.values()))
+        if not self._is_known(refused):  # a subject of one format has a version of another
+            made = self._learn(refused, named)
+        if self._made is None or not _is_same(self._made.made, made):
             self._made = Formats(made, self._written(made), self._header)
-        assert self._made is not None
         return self._made
 
-    def _learnt(self, texts: list[str], named: set[str]) -> dict[Kind, Any]:
-        """Return what the libraries make, each with what is of its format; records named those in `named`."""
-        share: dict[Kind, list[str]] = {}
+    def _learn(self, texts: list[str], named: set[str]) -> dict[Kind, Any]:
+        """Teach each library the schemas of its format; return what they make. Records named those in `named`."""
+        by_kind: dict[Kind, list[str]] = {}
         unknown: list[str] = []
-        for text, kind in self._kinds(texts).items():
-            (unknown if kind is None else share.setdefault(kind, [])).append(text)
-        for kind in share:
+        for text, schema_kind in self._kinds(texts).items():
+            if schema_kind is None:
+                unknown.append(text)
+            else:
+                by_kind.setdefault(schema_kind, []).append(text)
+        for kind in by_kind:
             if kind not in self._libraries:
                 self._libraries[kind] = self._opened(kind)
                 self._memory.write(KEPT, json.dumps([*self._libraries]).encode())
@@ -394,25 +422,35 @@ class AnyFormat(Library[Formats]):
         taken: dict[str, Any] = {}
         for kind, library in self._libraries.items():
             if library.taken != taken:
-                library.taken, library.made = dict(taken), None
-            of_kind = [*share.get(kind, ()), *unknown]
+                library.taken = dict(taken)
+                library.made = None
+            of_kind = [*by_kind.get(kind, ()), *unknown]
             wanted = [text for text in of_kind if text in named]
-            made[kind] = library.refreshed(wanted, [text for text in of_kind if text not in named])
-            unknown = []
+            polled = [text for text in of_kind if text not in named]
+            made[kind] = library.refreshed(wanted, polled)
+            unknown = []  # the first library has them
             taken = {**self._fields(kind, made[kind]), **taken}
         return made
 
     def _kinds(self, texts: Iterable[str]) -> dict[str, Kind | None]:
         """Return the format of each schema, None for one that the registry does not give."""
-        schemas = {text: schema for text in texts if (schema := WriterSchema.of(text).schema) is not None}
-        found = self._schemas.resolved(schemas.values())
-        resolved = {text: found[schema] for text, schema in schemas.items()}
-        return {text: one.schema.kind if isinstance(one, ResolvedSchema) else None for text, one in resolved.items()}
+        schemas = {text: WriterSchema.of(text).schema for text in texts}
+        resolved = self._schemas.resolved(schema for schema in schemas.values() if schema is not None)
+        kinds: dict[str, Kind | None] = {}
+        for text, schema in schemas.items():
+            if schema is not None:
+                meaning = resolved[schema]
+                kinds[text] = meaning.schema.kind if isinstance(meaning, ResolvedSchema) else None
+        return kinds
 
-    def _known(self, texts: list[str]) -> bool:
-        kinds = self._kinds(texts).items()
-        libraries = self._libraries
-        return all(kind is None or (kind in libraries and text in _writers(libraries[kind])) for text, kind in kinds)
+    def _is_known(self, texts: list[str]) -> bool:
+        """Return whether the library of its format has each schema."""
+        for text, kind in self._kinds(texts).items():
+            if kind is None:
+                continue
+            if kind not in self._libraries or text not in _writers(self._libraries[kind]):
+                return False
+        return True
 
     def _written(self, made: Mapping[Kind, Any]) -> dict[bytes, SchemaInfo]:
         """Return the format of every prefix."""
@@ -421,11 +459,16 @@ class AnyFormat(Library[Formats]):
             for text, (reason, _) in library.unknown.items():
                 written[schema_bytes(WriterSchema.of(text))] = SchemaInfo(message=kind, reason=reason)
         for kind, library in self._libraries.items():
-            readable = bool(self._fields(kind, made[kind]))
-            for text, its_kind in self._kinds(_writers(library)).items():
-                if its_kind == kind:
-                    why = None if readable else library.faults.get(text) or _why(kind, made[kind], text)
-                    written[schema_bytes(WriterSchema.of(text))] = SchemaInfo(message=kind, reason=why)
+            is_readable = bool(self._fields(kind, made[kind]))
+            for text, schema_kind in self._kinds(_writers(library)).items():
+                if schema_kind != kind:
+                    continue
+                prefix = schema_bytes(WriterSchema.of(text))
+                fault: str | None = None
+                if not is_readable:
+                    key = text if kind == "PROTOBUF" else prefix
+                    fault = library.faults.get(text) or made[kind].written[key].reason
+                written[prefix] = SchemaInfo(message=kind, reason=fault)
         return written
 
 
@@ -433,6 +476,6 @@ def _writers(library: RegistryLibrary[Any, Any]) -> list[str]:
     return [*library.faults, *library.uses]
 
 
-def _why(kind: Kind, made: Any, text: str) -> str | None:
-    reason: str | None = made.written[text if kind == "PROTOBUF" else schema_bytes(WriterSchema.of(text))].reason
-    return reason
+def _is_same(before: Mapping[Kind, Any], after: Mapping[Kind, Any]) -> bool:
+    """Return whether the same objects are by the same formats, in the same order."""
+    return [*before] == [*after] and all(before[kind] is after[kind] for kind in after)

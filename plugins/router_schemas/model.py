@@ -1,7 +1,6 @@
 """Model what a registry has under an id, how records refer to it, and how columns are called. Quick to import.
 
-The schema that a record was written with is called by a text that people can read; it stands in logs and next to the
-checkpoint:
+The schema that a record was written with has a name that people can read; it is in logs and next to the checkpoint:
 
 | a record was written with | text |
 |---|---|
@@ -50,7 +49,7 @@ class RegisteredSchema:
     """One schema as registered.
 
     `text` is what the registry serves: Avro or JSON Schema as JSON; Protobuf as .proto text or as a base64
-    FileDescriptorProto. `subjects` are the (subject, version) pairs that the id has; a registry may not say.
+    FileDescriptorProto. `subjects` are the (subject, version) pairs that the id has, if the registry lists them.
     """
 
     id: int
@@ -74,9 +73,9 @@ class ResolvedSchema:
 
 @dataclass(frozen=True)
 class SchemaOrigin:
-    """A version of a subject, or a file. `label` is what conflicts call it; a file and some registries have less.
+    """A version of a subject, or a file. `label` is its name in conflicts; a file and some registries have less.
 
-    `foreign` says that none of the schema's subjects counts for these records: a record still named its id.
+    `foreign`: none of the schema's subjects counts for these records, but a record names its id.
     """
 
     label: str
@@ -96,9 +95,9 @@ class SchemaOrigin:
 
     @property
     def age(self) -> tuple[bool, str, int]:
-        """Return what versions are sorted by: subject and version, or the id where a registry tells neither.
+        """Return the key to sort versions by: subject and version, or the id if the registry names neither.
 
-        Foreign ones come last: where types do not go together, the versions that count keep theirs.
+        Foreign ones come last: if types exclude each other, the versions that count keep theirs.
         """
         return (self.foreign, self.subject or "", self.version or self.id or 0)
 
@@ -125,26 +124,35 @@ class WriterSchema:
     message: str = ""
 
     def __str__(self) -> str:
-        schema = "" if self.schema is None else f"schema {self.schema}"
-        message = f"message {self.message}" if self.message else ""
-        return " of ".join(filter(None, (message, schema)))
+        parts = []
+        if self.message:
+            parts.append(f"message {self.message}")
+        if self.schema is not None:
+            parts.append(f"schema {self.schema}")
+        return " of ".join(parts)
 
     @staticmethod
     def of(text: str) -> WriterSchema:
-        """Return the schema and message that a text calls; raise ValueError for any other text."""
-        found = _TEXT.fullmatch(text)
-        if found is None or not text:
+        """Parse the text of a writer's schema; raise ValueError for any other text."""
+        match = _TEXT.fullmatch(text)
+        if match is None or not text:
             raise ValueError(f"{text[:100]!r} is no name of a schema and message, such as `schema 17`")
-        number, guid = found["id"], found["guid"]
-        return WriterSchema(int(number) if number else UUID(guid) if guid else None, found["message"] or "")
+        schema: int | UUID | None = None
+        if match["id"]:
+            schema = int(match["id"])
+        elif match["guid"]:
+            schema = UUID(match["guid"])
+        return WriterSchema(schema, match["message"] or "")
 
     @property
     def path(self) -> tuple[int, ...] | None:
-        """Return the message index of the message; None if it is called by its name."""
+        """Return the message index of the message; None if the message is given by its name."""
         if not self.message:
             return FIRST
         steps = self.message.split(".")
-        return tuple(map(int, steps)) if all(step.isdecimal() for step in steps) else None
+        if not all(step.isdecimal() for step in steps):
+            return None
+        return tuple(int(step) for step in steps)
 
 
 def dotted(path: Sequence[int]) -> str:
@@ -158,7 +166,7 @@ Taken = Mapping[str, tuple[T.DataType, str]]
 
 @dataclass(frozen=True)
 class SchemaInfo:
-    """What is known of the values with one prefix or header; `reason` says why they cannot be read."""
+    """What is known of the values with one prefix or header; `reason` is set if they cannot be read."""
 
     schema_id: int | None = None
     schema_version: int | None = None
@@ -174,24 +182,16 @@ class SchemaInfo:
 
 @contextmanager
 def schema_file(path: Path) -> Iterator[None]:
-    """Raise StartError if a schema file cannot be read, or what it holds is wrong (OSError, ValueError)."""
+    """Raise StartError if a schema file cannot be read (OSError), or its content is wrong (ValueError)."""
     try:
         yield
     except OSError as error:
-        what = f"{error.strerror}; it is looked for in the configuration's folder"
-        raise StartError(f"schema file {path}: {what}") from error
+        hint = "it is looked for in the configuration's folder"
+        raise StartError(f"schema file {path}: {error.strerror}; {hint}") from error
+    except UnicodeDecodeError as error:
+        raise StartError(f"schema file {path}: it is not UTF-8") from error
     except ValueError as error:
-        what = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
-        raise StartError(f"schema file {path}: {what}") from error
-
-
-def check_free(event: T.StructType, taken: Taken) -> None:
-    """Raise ValueError for a field that has another type in records of another format."""
-    for one in event:
-        kind, other = taken.get(one.name, (one.dataType, ""))
-        if kind.simpleString() != one.dataType.simpleString():
-            types = f"{one.dataType.simpleString()}, and {kind.simpleString()} in {other}"
-            raise ValueError(f"its field {one.name} is {types}; no column holds both")
+        raise StartError(f"schema file {path}: {error}") from error
 
 
 log = logging.getLogger("router")
@@ -201,10 +201,9 @@ log = logging.getLogger("router")
 class SchemaConflict:
     """A place where no single table column can hold what two schema versions write.
 
-    `field` is the dotted path of the column from the record's root ("" is the record
-    itself; `[]` steps into an array's items, `{}` into a map's values). `old` and `new`
-    name the two versions as the caller named them (such as "id 7 version 2"), `what` says
-    what differs, in words and without any value of the data.
+    `field` is the dotted path of the column from the record's root ("" is the record itself; `[]` steps into an
+    array's items, `{}` into a map's values). `old` and `new` are the caller's names of the two versions (such as "id 7
+    version 2"). `what` describes the difference, in words and without any value of the data.
     """
 
     field: str
@@ -213,12 +212,12 @@ class SchemaConflict:
     what: str
 
     def __str__(self) -> str:
-        where = f"field {self.field!r}" if self.field else "the record itself"
-        return f"{where} differs between {self.old} and {self.new}: {self.what}"
+        place = f"field {self.field!r}" if self.field else "the record itself"
+        return f"{place} differs between {self.old} and {self.new}: {self.what}"
 
 
 def refusals(conflicts: Iterable[SchemaConflict]) -> dict[str, str]:
-    """Return a reason for each version that was refused, its first conflict, and warn of it."""
+    """Return the reason for each version that was refused, which is its first conflict, and log it as a warning."""
     reasons: dict[str, str] = {}
     for conflict in conflicts:
         if conflict.new not in reasons:
@@ -232,24 +231,25 @@ REFUSED = re.compile(r"[ ,;{}()\t\n\r=]|[\x00-\x1f]")
 
 
 def column_names(fields: Iterable[str]) -> dict[str, str]:
-    """Return the column of every field of one struct, for the fields in the order in which they came to be.
+    """Return field -> column for one struct, whose fields come in the order in which they were added.
 
     - Delta and Spark compare names without case: of `id` and `ID` only the first keeps its name.
     - Delta without column mapping refuses the characters " ,;{}()", tab, line feed and "=", and an empty name
       (delta.io, "Delta column mapping"); each such character becomes an underscore.
     - A name that is taken gets two underscores and the first six digits of the SHA-256 of the field's own name.
 
-    So a column depends on the names of its own record only, and a field that is added later moves none that there was.
+    So a column depends on the names of its own record only, and a field that is added later renames no earlier column.
     """
-    names = list(fields)
     columns: dict[str, str] = {}
     taken: set[str] = set()
-    for name in names:
+    for name in fields:
         column = REFUSED.sub("_", name) or "_"
-        digest, digits = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest(), 6
+        digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
+        digits = 6
         chosen = column
         while chosen.lower() in taken:
-            chosen, digits = f"{column}__{digest[:digits]}", digits + 1
+            chosen = f"{column}__{digest[:digits]}"
+            digits += 1
         columns[name] = chosen
         taken.add(chosen.lower())
     return columns
@@ -258,8 +258,8 @@ def column_names(fields: Iterable[str]) -> dict[str, str]:
 def table_type(kind: T.DataType) -> T.DataType:
     """Return a type with the names that a Delta table can have, for a cast: fields keep their places.
 
-    Decode with the struct itself, because keys in JSON are the names of the properties, and cast the outcome to this;
-    Spark casts structs by place.
+    Decode with the struct itself, because keys in JSON are the names of the properties, and cast the result to this
+    type; Spark casts structs by place.
     """
     if isinstance(kind, T.StructType):
         columns = column_names(kind.fieldNames())

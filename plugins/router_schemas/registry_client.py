@@ -12,7 +12,9 @@ from __future__ import annotations
 import re
 import time
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 from urllib.parse import quote, urljoin, urlsplit
 
@@ -54,7 +56,8 @@ MISSING_ROUTE = {404, 405}
 """What servers answer to a route that they do not have."""
 REDIRECTS = {301, 302, 303, 307, 308}
 MOST_REDIRECTS = 5
-FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
+FIRST_PAUSE = 0.2
+LONGEST_PAUSE = 5.0
 """Seconds: a pause between two rounds is random, between none and twice the last one's most."""
 
 
@@ -108,7 +111,7 @@ class RegistryClient:
         return _registered(schema_id, self._ask(f"/schemas/ids/{schema_id:d}", SCHEMA), self.name)
 
     def subjects_of(self, schema_id: int) -> tuple[tuple[str, int], ...]:
-        """Return every (subject, version) of an id, also deleted ones; nothing if the registry cannot say."""
+        """Return every (subject, version) of an id, also deleted ones; none if the registry has no such route."""
         try:
             pairs = self._ask(f"/schemas/ids/{schema_id:d}/versions?deleted=true", PAIRS)
         except NotFound:
@@ -126,18 +129,22 @@ class RegistryClient:
         """
         route = f"/schemas/guids/{guid}/ids"
         try:
-            found = {one.context: one.id for one in self._ask(route, CONTEXT_IDS)}
+            answer = self._ask(route, CONTEXT_IDS)
         except RegistryRefuses as refusal:
             if refusal.status not in MISSING_ROUTE:
                 raise
+            # A registry without this route, or a wrong url? The second one is a fault of the configuration.
             self._check_api()
-            what = f"it does not know GUIDs (it answers {refusal.status}); let producers send ids in the value's prefix"
-            raise NotFound(refusal.where, what, refusal.status) from None
+            problem = (
+                f"it does not know GUIDs (it answers {refusal.status}); let producers send ids in the value's prefix"
+            )
+            raise NotFound(refusal.where, problem, refusal.status) from None
+        ids = {pair.context: pair.id for pair in answer}
         context = _context(self.name)
-        if context not in found:
-            others = f", only in {', '.join(sorted(found))[:200]}" if found else ""
+        if context not in ids:
+            others = f", only in {', '.join(sorted(ids))[:200]}" if ids else ""
             raise NotFound(self.name + route, f"there is none in the context {context}{others}", 404)
-        return found[context]
+        return ids[context]
 
     def versions(self, subject: str) -> tuple[int, ...]:
         """Return the versions of a subject in their order, without deleted ones."""
@@ -148,13 +155,13 @@ class RegistryClient:
         """Return one version of a subject, also a deleted one: others may still refer to it."""
         route = f"/subjects/{_quoted(subject, self.name)}/versions/{version:d}?deleted=true"
         try:
-            found = self._ask(route, VERSION)
+            answer = self._ask(route, VERSION)
         except RegistryRefuses as refusal:
             if refusal.status not in UNADDRESSABLE:
                 raise
-            # subjects come from whoever registered a schema: a bad one is no fault of the configuration
+            # Subjects are chosen by whoever registers a schema: a bad one is no fault of the configuration.
             raise NotFound(refusal.where, refusal.what, refusal.status) from None
-        return _registered(found.id, found, self.name)
+        return _registered(answer.id, answer, self.name)
 
     def register(self, subject: str, kind: Kind, text: str, references: Iterable[Reference] = ()) -> int:
         """Register a schema and return its id; the id it has, when it is registered already."""
@@ -162,7 +169,7 @@ class RegistryClient:
         return self._ask(f"/subjects/{_quoted(subject, self.name)}/versions", ID, "POST", body).id
 
     def lookup(self, subject: str, kind: Kind, text: str, references: Iterable[Reference] = ()) -> int:
-        """Return the id of a schema that is registered under a subject; NotFound when it is not."""
+        """Return the id of a schema under a subject; raise NotFound if it is not registered there."""
         return self._ask(f"/subjects/{_quoted(subject, self.name)}", ID, "POST", _body(kind, text, references)).id
 
     def set_compatibility(self, subject: str, level: str) -> None:
@@ -170,40 +177,41 @@ class RegistryClient:
         self._ask(f"/config/{_quoted(subject, self.name)}", ANYTHING, "PUT", {"compatibility": level})
 
     def _check_api(self) -> None:
-        """Raise RegistryRefuses if the url leads to something that does not answer as a registry does."""
+        """Raise RegistryRefuses if the url leads to a server that does not answer as a registry does."""
         with suppress(NotFound):
             self.by_id(LARGEST_ID)
 
     def _ask(self, route: str, kind: TypeAdapter[T], method: str = "GET", body: Any = None) -> T:
-        answer: T = self._retrying(self._in_turn, route, kind, method, body)
+        answer: T = self._retrying(self._ask_in_turn, route, kind, method, body)
         return answer
 
-    def _in_turn(self, route: str, kind: TypeAdapter[T], method: str, body: Any) -> T:
-        """Ask the URLs one after the other, first the one that answered last."""
-        urls, first = self._registry.url, self._answering
+    def _ask_in_turn(self, route: str, kind: TypeAdapter[T], method: str, body: Any) -> T:
+        """Ask the URLs one after the other, starting with the one that answered last."""
+        urls = self._registry.url
         faults: list[RegistryAway] = []
+        first = self._answering
         for index in (*range(first, len(urls)), *range(first)):
             try:
-                found = self._once(urls[index] + route, kind, method, body)
-            except RegistryAway as fault:
+                answer = self._ask_url(urls[index] + route, kind, method, body)
+            except RegistryAway as fault:  # any other error would be the same at the other URLs
                 faults.append(fault)
             else:
                 self._answering = index
-                return found
+                return answer
         if len(faults) == 1:
             raise faults[0]
-        what = "; ".join(f"{_origin(fault.where)}: {fault.what}" for fault in faults)
-        raise RegistryAway(self.name + route, f"none of {len(urls)} URLs answers: {what}")
+        problem = "; ".join(f"{_origin(fault.where)}: {fault.what}" for fault in faults)
+        raise RegistryAway(self.name + route, f"none of {len(urls)} URLs answers: {problem}")
 
-    def _once(self, url: str, kind: TypeAdapter[T], method: str, body: Any) -> T:
+    def _ask_url(self, url: str, kind: TypeAdapter[T], method: str, body: Any) -> T:
         answer = self._send(method, url, body)
         if not 200 <= answer.status < 300:
             raise self._fault(url, answer)
         try:
             return kind.validate_json(answer.body)
         except ValidationError:
-            what = f"the answer is not what a registry says: {self._excerpt(answer)}; is the path of the url right?"
-            raise RegistryAway(url, what, answer.status) from None
+            problem = f"the answer is not that of a registry: {self._excerpt(answer)}; is the path of the url right?"
+            raise RegistryAway(url, problem, answer.status) from None
 
     def _send(self, method: str, url: str, body: Any) -> Answer:
         """Send one request; follow redirects within one server only, so that no login goes to another."""
@@ -223,28 +231,33 @@ class RegistryClient:
                 return answer
             target = urljoin(place, answer.location)
             if method != "GET" or _origin(target) != _origin(place):
-                what = f"it redirects to {_origin(target)}, which is not followed; if that is right, make it the url"
-                raise RegistryRefuses(url, what, answer.status)
+                problem = f"it redirects to {_origin(target)}, which is not followed; if that is right, make it the url"
+                raise RegistryRefuses(url, problem, answer.status)
             place = target
         raise RegistryRefuses(url, f"it redirects more than {MOST_REDIRECTS} times", answer.status)
 
     def _fault(self, url: str, answer: Answer) -> RegistryError:
-        what = f"it answers {answer.status}: {self._excerpt(answer)}"
+        problem = f"it answers {answer.status}: {self._excerpt(answer)}"
         if answer.status == 404 and _code(answer.body) in UNKNOWN:
-            return NotFound(url, what, answer.status)
+            return NotFound(url, problem, answer.status)
         if busy(answer.status) or answer.status < 400:
-            return RegistryAway(url, what, answer.status)
+            return RegistryAway(url, problem, answer.status)
+        # A 404 without a registry's own code is that of a proxy or of a wrong path.
         hints = {401: "check the login", 403: "this login may not do that", 404: "is the path of the url right?"}
-        hint = hints.get(answer.status, "the registry's log says more")
-        return RegistryRefuses(url, f"{what}; {hint}", answer.status)
+        hint = hints.get(answer.status, "see the registry's log")
+        return RegistryRefuses(url, f"{problem}; {hint}", answer.status)
 
     def _excerpt(self, answer: Answer) -> str:
-        """Return the beginning of a body in one printable line, without anything secret that it repeats."""
+        """Return the beginning of a body in one printable line, without any secret that it repeats."""
         text = answer.body[:2000].decode("utf-8", "replace")
         for secret in (*self._registry.secrets, answer.login.rpartition(" ")[2]):
-            text = text.replace(secret, "***") if secret else text
-        line = " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
-        return f"{line[:200]}..." if len(line) > 200 else line or "(nothing)"
+            if secret:
+                text = text.replace(secret, "***")
+        printable = "".join(sign if sign.isprintable() else " " for sign in text)
+        line = " ".join(printable.split())
+        if len(line) > 200:
+            return f"{line[:200]}..."
+        return line or "(nothing)"
 
 
 def _answer(session: requests.Session, method: str, url: str, **arguments: Any) -> Answer:
@@ -257,23 +270,20 @@ def _answer(session: requests.Session, method: str, url: str, **arguments: Any) 
 
 
 def _body(kind: Kind, text: str, references: Iterable[Reference]) -> dict[str, Any]:
-    refers = [
-        {"name": reference.name, "subject": reference.subject, "version": reference.version} for reference in references
-    ]
-    return {"schema": text, "schemaType": kind, "references": refers}
+    return {"schema": text, "schemaType": kind, "references": [asdict(reference) for reference in references]}
 
 
-def _quoted(subject: str, where: str) -> str:
+def _quoted(subject: str, url: str) -> str:
     """Return a subject as one segment of a path; `.` and `..` cannot be one, however they are written."""
     if subject in {"", ".", ".."}:
-        raise NotFound(where, f"no subject can be named {subject!r}")
+        raise NotFound(url, f"no subject can be named {subject!r}")
     return quote(subject, safe="")
 
 
 def _context(url: str) -> str:
     """Return the context that a URL leads to: `.../contexts/.games`; one dot is the default."""
-    found = re.search(r"/contexts/:?(\.[^/:]*):?(?:/|$)", url)
-    return found[1] if found else "."
+    match = re.search(r"/contexts/:?(\.[^/:]*):?(?:/|$)", url)
+    return match[1] if match else "."
 
 
 def _origin(url: str) -> str:
@@ -282,10 +292,10 @@ def _origin(url: str) -> str:
 
 
 def servers_of(registry: RegistryOptions) -> Iterator[Server]:
-    """Yield the URLs of a registry, each with how to ask whether it takes this login: for `router doctor`."""
+    """Yield the servers of a registry for `router doctor`, each with a check that it accepts this login."""
     for url in registry.url:
-        alone = registry.model_copy(update={"url": (url,), "attempts": 1})
-        yield Server("schema registry", url, alone.verify, partial(_check, alone))
+        of_url = registry.model_copy(update={"url": (url,), "attempts": 1})
+        yield Server("schema registry", url, of_url.verify, partial(_check, of_url))
 
 
 def _check(registry: RegistryOptions) -> None:
@@ -301,7 +311,7 @@ def _files(registry: RegistryOptions) -> dict[str, Any]:
 
 
 def login(registry: RegistryOptions) -> AuthBase:
-    """Return how requests to a registry are authorised; raise RegistryRefuses where it has lost its secrets."""
+    """Return the authorisation of requests to a registry; raise RegistryRefuses if the options lost their secrets."""
     if not all(registry.secrets):
         raise RegistryRefuses(registry.url[0], "secrets do not travel to other processes: ask it on the driver")
     if registry.basic is not None:
@@ -317,16 +327,10 @@ class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class _Reference(_Record):
-    name: str
-    subject: str
-    version: int
-
-
 class _Schema(_Record):
     text: str = Field(alias="schema")
     kind: str | None = Field(default=None, alias="schemaType")
-    references: tuple[_Reference, ...] | None = None
+    references: tuple[Reference, ...] | None = None
 
 
 class _Version(_Schema):
@@ -351,23 +355,26 @@ class _Error(_Record):
     error_code: int = 0
 
 
-SCHEMA, VERSION, ID = TypeAdapter(_Schema), TypeAdapter(_Version), TypeAdapter(_Id)
-PAIRS, NUMBERS, ANYTHING = TypeAdapter(tuple[_Pair, ...]), TypeAdapter(tuple[int, ...]), TypeAdapter(Any)
+SCHEMA = TypeAdapter(_Schema)
+VERSION = TypeAdapter(_Version)
+ID = TypeAdapter(_Id)
+PAIRS = TypeAdapter(tuple[_Pair, ...])
+NUMBERS = TypeAdapter(tuple[int, ...])
+ANYTHING = TypeAdapter(Any)
 NAMES: TypeAdapter[list[str]] = TypeAdapter(list[str])
 CONTEXT_IDS = TypeAdapter(tuple[_ContextId, ...])
 
 
-def _registered(schema_id: int, found: _Schema, where: str) -> RegisteredSchema:
-    """Return the schema of an answer; raise NotFound, asked at `where`, for one of another type."""
-    kind = found.kind or "AVRO"  # the first registries knew nothing else, and still leave it out
+def _registered(schema_id: int, answer: _Schema, url: str) -> RegisteredSchema:
+    """Return the schema of an answer; raise NotFound, with the registry's `url`, for one of another type."""
+    kind = answer.kind or "AVRO"  # the first registries knew nothing else, and still leave it out
     if kind not in get_args(Kind):
-        raise NotFound(where, f"schema {schema_id} is of the type {kind[:40]!r}; {', '.join(get_args(Kind))} are read")
-    references = tuple(Reference(one.name, one.subject, one.version) for one in found.references or ())
-    return RegisteredSchema(schema_id, kind, found.text, references)  # type: ignore[arg-type]
+        raise NotFound(url, f"schema {schema_id} is of the type {kind[:40]!r}; {', '.join(get_args(Kind))} are read")
+    return RegisteredSchema(schema_id, kind, answer.text, answer.references or ())  # type: ignore[arg-type]
 
 
 def _code(body: bytes) -> int:
-    """Return the error code in a body, 0 where there is none."""
+    """Return the error code in a body, 0 if there is none."""
     try:
         return _Error.model_validate_json(body).error_code
     except ValidationError:
@@ -380,9 +387,8 @@ SUFFIXES: dict[str, Kind] = {".proto": "PROTOBUF", ".avsc": "AVRO", ".json": "JS
 class OfflineRegistry:
     """A registry of files of one kind, with those methods of RegistryClient that read.
 
-    `subjects`: subject -> its versions, the oldest first.
-    Without a kind each file's name says it, by SUFFIXES. Ids count from 1 in the order of the files. `imports` returns
-    what the text of a file needs from its folder.
+    `subjects`: subject -> its versions, the oldest first. Without a kind, a file's kind follows from its name, by
+    SUFFIXES. Ids count from 1 in the order of the files. `imports` returns the files of a folder that a text imports.
     """
 
     name = "the files of the test"
@@ -397,24 +403,28 @@ class OfflineRegistry:
         self._texts: dict[int, RegisteredSchema] = {}
         self._imported: dict[str, RegisteredSchema] = {}
         self._subjects = {subject: list(files) for subject, files in subjects.items()}
-        for path in dict.fromkeys(path for files in self._subjects.values() for path in files):
-            number = self._ids[path] = len(self._ids) + 1
-            text, own = _read(path), kind or kind_of(path)
-            needed = imports(path.parent, text) if own == "PROTOBUF" else {}
-            self._imported |= {name: RegisteredSchema(0, own, found) for name, found in needed.items()}
-            refers = tuple(Reference(name, name, 1) for name in needed)
-            self._texts[number] = RegisteredSchema(number, own, text, refers)
+        for path in dict.fromkeys(chain.from_iterable(self._subjects.values())):
+            number = len(self._ids) + 1
+            self._ids[path] = number
+            text = _read(path)
+            file_kind = kind or kind_of(path)
+            references = []
+            if file_kind == "PROTOBUF":
+                for name, imported in imports(path.parent, text).items():
+                    self._imported[name] = RegisteredSchema(0, file_kind, imported)
+                    references.append(Reference(name, name, 1))
+            self._texts[number] = RegisteredSchema(number, file_kind, text, tuple(references))
 
     def chosen(self, path: Path | None) -> tuple[int, Path]:
-        """Return a file, or the newest version of the one subject, with its id; raise ValueError."""
+        """Return a file, or the newest version of the only subject, with its id; raise ValueError."""
         if path is None:
             newest = {files[-1] for files in self._subjects.values() if files}
             if len(newest) != 1:
                 raise ValueError("several subjects have schemas: say which file with `schema`")
             (path,) = newest
         if path not in self._ids:
-            known = ", ".join(one.name for one in self._ids)
-            raise ValueError(f"{path.name} is not among the test's `schemas`; there are {known or 'none'}")
+            names = ", ".join(file.name for file in self._ids)
+            raise ValueError(f"{path.name} is not among the test's `schemas`; there are {names or 'none'}")
         return self._ids[path], path
 
     def by_id(self, schema_id: int) -> RegisteredSchema:
@@ -425,8 +435,10 @@ class OfflineRegistry:
 
     def subjects_of(self, schema_id: int) -> tuple[tuple[str, int], ...]:
         """Return every (subject, version) of an id."""
-        pairs = ((subject, files, place) for subject, files in self._subjects.items() for place in range(len(files)))
-        return tuple((subject, place + 1) for subject, files, place in pairs if self._ids[files[place]] == schema_id)
+        pairs = []
+        for subject, files in self._subjects.items():
+            pairs += [(subject, version) for version, file in enumerate(files, 1) if self._ids[file] == schema_id]
+        return tuple(pairs)
 
     def id_of(self, guid: UUID) -> int:
         """Raise NotFound: files have no GUIDs."""
@@ -439,7 +451,7 @@ class OfflineRegistry:
         return tuple(range(1, len(self._subjects[subject]) + 1))
 
     def version(self, subject: str, version: int) -> RegisteredSchema:
-        """Return one version of a subject, or what a file imports under that name."""
+        """Return one version of a subject, or the file that others import under that name."""
         files = self._subjects.get(subject, [])
         if 1 <= version <= len(files):
             return self._texts[self._ids[files[version - 1]]]
@@ -449,7 +461,7 @@ class OfflineRegistry:
 
 
 def kind_of(path: Path) -> Kind:
-    """Return the format that the name of a schema file says."""
+    """Return the format of a schema file, by the ending of its name."""
     if path.suffix not in SUFFIXES:
         raise StartError(f"schema file {path.name}: its name has to end in one of {', '.join(SUFFIXES)}")
     return SUFFIXES[path.suffix]

@@ -30,7 +30,7 @@ class RegistryAway(RegistryError):  # noqa: N818
 
 
 class RegistryRefuses(RegistryError):  # noqa: N818
-    """A response that will not change until a configuration is changed."""
+    """A response that will not change until somebody changes a configuration."""
 
 
 class UnusableSchema(Exception):  # noqa: N818 - like NotFound, it says what was found
@@ -53,48 +53,47 @@ class RegistryOptions(Tls):
         default=10.0, gt=0, le=600, allow_inf_nan=False, description="seconds to connect, and seconds for an answer"
     )
     attempts: int = Field(
-        default=3,
-        ge=1,
-        le=20,
-        description="rounds over the URLs, with short pauses, until the registry is unavailable",
+        default=3, ge=1, le=20, description="rounds over the URLs before the registry counts as away, with short pauses"
     )
 
     @model_validator(mode="before")
     @classmethod
     def _bare(cls, value: Any) -> Any:
-        given = {"url": value} if isinstance(value, str | list | tuple) else value
-        if isinstance(given, dict) and isinstance(given.get("url"), str):
-            return {**given, "url": [given["url"]]}
-        return given
+        options = value
+        if isinstance(value, str | list | tuple):
+            options = {"url": value}
+        if isinstance(options, dict) and isinstance(options.get("url"), str):
+            return {**options, "url": [options["url"]]}
+        return options
 
     @field_validator("url")
     @classmethod
-    def _plain(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_urls(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(checked_url(url).rstrip("/") for url in urls)
 
     @field_validator("bearer")
     @classmethod
-    def _sendable(cls, token: Secret | None) -> Secret | None:
+    def _check_token(cls, token: Secret | None) -> Secret | None:
         return checked_token(token)
 
     @field_validator("headers")
     @classmethod
-    def _headers(cls, headers: dict[str, Secret]) -> dict[str, Secret]:
+    def _check_headers(cls, headers: dict[str, Secret]) -> dict[str, Secret]:
         for name, value in headers.items():
             check_header(name, value)
         return headers
 
     @model_validator(mode="after")
-    def _one_login(self) -> Self:
+    def _refuse_two_logins(self) -> Self:
         logins = {"basic": self.basic, "bearer": self.bearer, "oauth": self.oauth}
-        given = [name for name, value in logins.items() if value is not None]
-        if len(given) > 1:
-            raise ValueError(f"give at most one of basic, bearer, oauth; {' and '.join(given)} are given")
+        names = [name for name, value in logins.items() if value is not None]
+        if len(names) > 1:
+            raise ValueError(f"give at most one of basic, bearer, oauth; {' and '.join(names)} are given")
         return self
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Return a JSON Schema for editors that also takes a bare URL, or a list of them."""
+        """Return a JSON Schema for editors that also accepts a bare URL, or a list of them."""
         bare: list[JsonSchemaValue] = [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]
         options = handler(schema)
         url = options["properties"]["url"]
@@ -103,8 +102,10 @@ class RegistryOptions(Tls):
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """Return every secret text, to keep it out of messages; empty ones are of a copy in another process."""
-        found = [self.bearer, *self.headers.values()]
-        found += [self.basic.password] if self.basic else []
-        found += [self.oauth.client_secret] if self.oauth else []
-        return tuple(secret.get_secret_value() for secret in found if secret is not None)
+        """Return every secret text, to keep it out of messages; in another process they are empty."""
+        secrets: list[Secret | None] = [self.bearer, *self.headers.values()]
+        if self.basic:
+            secrets.append(self.basic.password)
+        if self.oauth:
+            secrets += [self.oauth.client_secret, self.oauth.private_key, self.oauth.refresh_token]
+        return tuple(secret.get_secret_value() for secret in secrets if secret is not None)

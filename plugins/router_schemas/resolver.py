@@ -2,8 +2,8 @@
 
 What a registry has, and what it does not have, is kept:
 
-- Schemas, ids of GUIDs and versions of subjects are cached for ever, next to the checkpoint: a restart does not need
-  the registry (SchemaCache).
+- Schemas, ids of GUIDs and versions of subjects are cached for ever, next to the checkpoint, so that a restart needs no
+  registry (SchemaCache).
 - An id or GUID that the registry does not have is asked for a few times, because it may have been registered just now,
   and is then left alone for HOLD seconds (CachedLookup).
 """
@@ -73,7 +73,7 @@ class SchemaResolver:
         self._references = References(client)
         self._clock = clock
         self._lock = Lock()
-        self._known: dict[int, ResolvedSchema] = {}
+        self._known: dict[int | UUID, ResolvedSchema] = {}
         self._by_id: CachedLookup[int, ResolvedSchema] = CachedLookup(self._recall, self._fetch, clock, sleep)
         self._by_guid: CachedLookup[UUID, int] = CachedLookup(self._kept.guid, self._fetch_guid, clock, sleep)
         self._versions: dict[str, dict[int, int]] = {}
@@ -92,20 +92,19 @@ class SchemaResolver:
         call again, for the rows may be good. Raises RegistryRefuses when the configuration must change.
         """
         wanted = list(dict.fromkeys(names))
-        found: dict[int | UUID, ResolvedSchema | Unknown] = {}
-        found |= {one: self._known[one] for one in wanted if isinstance(one, int) and one in self._known}
-        missing = [one for one in wanted if one not in found]
+        missing = [name for name in wanted if name not in self._known]
+        learnt: dict[int | UUID, ResolvedSchema | Unknown] = {}
         if missing:
             with self._lock:
-                found |= self._resolve(missing)
-        return {one: found[one] for one in wanted}
+                learnt = self._resolve(missing)
+        return {name: learnt[name] if name in learnt else self._known[name] for name in wanted}
 
     def poll(self, subjects: Iterable[str], *, wait: bool = False) -> frozenset[int]:
         """Return the ids of all versions of subjects; only versions not seen yet are fetched.
 
-        While the registry is unavailable, the versions known so far are returned, and it is not asked again for 30 s;
-        with `wait` that raises RegistryAway. A subject that does not exist (yet) has no ids. Raises RegistryRefuses
-        when the configuration must change.
+        While the registry is away, the versions known so far are returned, and it is not asked again for 30 s; with
+        `wait` that raises RegistryAway. A subject that does not exist (yet) has no ids. Raises RegistryRefuses when the
+        configuration must change.
         """
         ids: set[int] = set()
         with self._lock:
@@ -117,19 +116,24 @@ class SchemaResolver:
 
     def _resolve(self, names: list[int | UUID]) -> dict[int | UUID, ResolvedSchema | Unknown]:
         """Return the meaning of each; the lock is held."""
-        guids = self._by_guid.found(one for one in names if isinstance(one, UUID))
-        ids = {one: guids[one] if isinstance(one, UUID) else one for one in names}
-        schemas = self._by_id.found(one for one in ids.values() if isinstance(one, int))
-        return {name: schemas[one] if isinstance(one, int) else one for name, one in ids.items()}
+        by_guid = self._by_guid.look_up(name for name in names if isinstance(name, UUID))
+        ids: dict[int | UUID, int | Unknown] = {}
+        for name in names:
+            ids[name] = by_guid[name] if isinstance(name, UUID) else name
+        schemas = self._by_id.look_up(schema_id for schema_id in ids.values() if isinstance(schema_id, int))
+        meanings: dict[int | UUID, ResolvedSchema | Unknown] = {}
+        for name, schema_id in ids.items():
+            meanings[name] = schemas[schema_id] if isinstance(schema_id, int) else schema_id
+        return meanings
 
     def _recall(self, schema_id: int) -> ResolvedSchema | Unknown | None:
         """Return what is known of an id without asking the registry."""
         if not 0 <= schema_id <= LARGEST_ID:
             return Unknown(f"no schema can have the id {schema_id}: ids are 0 to {LARGEST_ID}")
-        known = self._known.get(schema_id) or self._kept.schema(schema_id)
-        if known is not None:
-            self._known[schema_id] = known
-        return known
+        resolved = self._known.get(schema_id) or self._kept.schema(schema_id)
+        if resolved is not None:
+            self._known[schema_id] = resolved
+        return resolved
 
     def _fetch(self, schema_id: int) -> ResolvedSchema:
         """Ask the registry for an id and keep the answer."""
@@ -149,42 +153,44 @@ class SchemaResolver:
         return resolved
 
     def _ids(self, subject: str, wait: bool) -> dict[int, int]:
-        """Return version -> id of a subject, as new as can be had; the lock is held."""
-        known = self._versions[subject] if subject in self._versions else self._kept.versions(subject)
+        """Return version -> id of a subject, as new as possible; the lock is held."""
+        if subject not in self._versions:
+            self._versions[subject] = self._kept.versions(subject)
         if wait or self._clock() >= self._away_until:
             try:
-                known = self._refreshed(subject, known)
+                self._versions[subject] = self._refresh_versions(subject)
             except RegistryAway as away:
                 self._away_until = self._clock() + HOLD
                 if wait:
                     raise
                 log.warning("new schemas are not seen for now: %s", away)
-        self._versions[subject] = known
-        return known
+        return self._versions[subject]
 
-    def _refreshed(self, subject: str, known: dict[int, int]) -> dict[int, int]:
+    def _refresh_versions(self, subject: str) -> dict[int, int]:
         """Return version -> id of the versions that the registry lists now."""
+        before = self._versions[subject]
         try:
             listed = self._client.versions(subject)
         except NotFound:
             listed = ()
-        found = {version: known[version] for version in listed if version in known}
-        new = [version for version in listed if version not in found]
-        for version, schema_id in together(lambda version: self._client.version(subject, version).id, new).items():
+        versions = {version: before[version] for version in listed if version in before}
+        new = [version for version in listed if version not in before]
+        for version, schema_id in ask_all(lambda version: self._client.version(subject, version).id, new).items():
             if isinstance(schema_id, int):  # else it is just being deleted, or is of no use here
-                found[version] = schema_id
-                self._by_id.forget(schema_id)  # registered since
+                versions[version] = schema_id
+                # The id may have been asked for before it was registered.
+                self._by_id.forget(schema_id)
                 self._recall(schema_id)
-        if found != known:
-            self._kept.keep_versions(subject, found)
-        return found
+        if versions != before:
+            self._kept.keep_versions(subject, versions)
+        return versions
 
     def _complete(self, schema_id: int, subject: str, version: int) -> None:
         """Add a subject to a schema that was resolved before the same text was registered there, under the same id."""
-        known = self._known.get(schema_id)
-        if known is not None and (subject, version) not in known.schema.subjects:
-            subjects = tuple(sorted({*known.schema.subjects, (subject, version)}))
-            self._keep(replace(known, schema=replace(known.schema, subjects=subjects)))
+        resolved = self._known.get(schema_id)
+        if resolved is not None and (subject, version) not in resolved.schema.subjects:
+            subjects = tuple(sorted({*resolved.schema.subjects, (subject, version)}))
+            self._keep(replace(resolved, schema=replace(resolved.schema, subjects=subjects)))
 
 
 DEEPEST = 64
@@ -235,13 +241,13 @@ def _choose(
 ) -> None:
     """Choose the one schema that a name means.
 
-    If a schema and what it imports ask for two versions of one subject, the newer one serves both: that is how
+    If a schema and one that it imports require two versions of one subject, the newer one serves both: that is how
     shared definitions grow.
     """
     before, other = chosen.get(reference.name, (reference, referent))
     if before.subject == reference.subject:
-        newer = before.version > reference.version
-        chosen[reference.name] = (before, other) if newer else (reference, referent)
+        if before.version <= reference.version:
+            chosen[reference.name] = (reference, referent)
     elif other.text != referent.text:
         subjects = f"{before.subject[:100]!r} and {reference.subject[:100]!r}"
         raise UnusableSchema(f"{reference.name[:100]!r} means two different schemas, of {subjects}")
@@ -249,9 +255,11 @@ def _choose(
 
 def _ordered(chosen: dict[str, tuple[Reference, RegisteredSchema]]) -> list[str]:
     """Return the names, each after those that it needs."""
-    needs = {name: [one.name for one in referent.references] for name, (_, referent) in chosen.items()}
+    sorter: TopologicalSorter[str] = TopologicalSorter()
+    for name, (_, referent) in chosen.items():
+        sorter.add(name, *(reference.name for reference in referent.references))
     try:
-        return [*TopologicalSorter(needs).static_order()]
+        return [*sorter.static_order()]
     except CycleError as cycle:
         circle = " -> ".join(repr(name[:100]) for name in cycle.args[1][:10])
         raise UnusableSchema(f"its references go in a circle: {circle}") from None
@@ -276,8 +284,10 @@ class SchemaCache:
 
     def schema(self, schema_id: int) -> ResolvedSchema | None:
         """Return what was kept for an id."""
-        found = self._read(self._name("id", str(schema_id)), _RESOLVED)
-        return found if found is not None and found.schema.id == schema_id else None
+        resolved = self._read(self._name("id", str(schema_id)), _RESOLVED)
+        if resolved is None or resolved.schema.id != schema_id:
+            return None
+        return resolved
 
     def keep_schema(self, resolved: ResolvedSchema) -> None:
         """Keep a schema under its id."""
@@ -299,9 +309,9 @@ class SchemaCache:
         """Keep version -> id of a subject."""
         self._memory.write(self._name("subject", subject), _VERSIONS.dump_json(versions))
 
-    def _name(self, what: str, key: str) -> str:
-        digest = hashlib.sha256(f"{self._registry}\n{what}\n{key}".encode()).hexdigest()
-        return f"{what}-{digest[:32]}.json"
+    def _name(self, category: str, key: str) -> str:
+        digest = hashlib.sha256(f"{self._registry}\n{category}\n{key}".encode()).hexdigest()
+        return f"{category}-{digest[:32]}.json"
 
     def _read(self, name: str, kind: TypeAdapter[T]) -> T | None:
         try:
@@ -314,16 +324,17 @@ class SchemaCache:
 
 @dataclass(frozen=True)
 class Unknown:
-    """What the registry does not have, or has nothing usable for; `reason` is for dead letters."""
+    """An id or GUID that the registry does not have, or whose schema is unusable; `reason` is for dead letters."""
 
     reason: str
 
 
 class CachedLookup(Generic[K, V]):
-    """A lookup of what ids or GUIDs stand for: in the cache, then in the registry.
+    """A lookup of the meaning of ids or GUIDs: in the cache, then in the registry.
 
-    `recall` returns what is known without asking, `fetch` asks. It raises NotFound or UnusableSchema; any other error
-    says nothing about the key. Several threads call it. `clock` and `sleep` are in seconds. The caller holds a lock.
+    `recall` returns what is known without asking, `fetch` asks: several threads call it, and it raises NotFound or
+    UnusableSchema; any other error tells nothing about the key. `clock` and `sleep` are in seconds. The caller holds a
+    lock.
     """
 
     def __init__(
@@ -339,31 +350,39 @@ class CachedLookup(Generic[K, V]):
         self._sleep = sleep
         self._unknown: dict[K, tuple[Unknown, float]] = {}
 
-    def found(self, keys: Iterable[K]) -> dict[K, V | Unknown]:
-        """Return what each key stands for: from memory, or from the registry, about a second for all together."""
-        keys, now = list(dict.fromkeys(keys)), self._clock()
+    def look_up(self, keys: Iterable[K]) -> dict[K, V | Unknown]:
+        """Return the meaning of each key: from memory, or from the registry, about a second for all together."""
+        now = self._clock()
         self._unknown = {key: held for key, held in self._unknown.items() if held[1] > now}
-        found: dict[K, V | Unknown] = {}
-        for key in keys:
+        meanings: dict[K, V | Unknown] = {}
+        missing: list[K] = []
+        for key in dict.fromkeys(keys):
             cached = self._unknown[key][0] if key in self._unknown else self._recall(key)
-            if cached is not None:
-                found[key] = cached
+            if cached is None:
+                missing.append(key)
+            else:
+                meanings[key] = cached
+
+        # A schema that was registered just now may not be visible yet: keys that are not there are asked for again.
         absent: dict[K, NotFound] = {}
         for pause in (0.0, *PAUSES):
-            missing = [key for key in keys if key not in found]
             if missing and pause:
                 self._sleep(pause)
-            for key, answer in together(self._fetch, missing).items():
+            absent = {}
+            for key, answer in ask_all(self._fetch, missing).items():
                 if isinstance(answer, NotFound):
                     absent[key] = answer
                 elif isinstance(answer, UnusableSchema):
-                    found[key] = self._hold(key, f"{WriterSchema(key)} cannot be used: {answer}")
+                    meanings[key] = self._hold(key, f"{WriterSchema(key)} cannot be used: {answer}")
                 else:
-                    found[key] = answer
-        return found | {key: self._hold(key, _absence(key, fault)) for key, fault in absent.items() if key not in found}
+                    meanings[key] = answer
+            missing = list(absent)
+        for key, fault in absent.items():
+            meanings[key] = self._hold(key, _absence(key, fault))
+        return meanings
 
     def forget(self, key: K) -> None:
-        """Ask for a key again, though it was not there."""
+        """Forget that a key was not there, so that it is asked for again."""
         self._unknown.pop(key, None)
 
     def _hold(self, key: K, reason: str) -> Unknown:
@@ -373,10 +392,10 @@ class CachedLookup(Generic[K, V]):
         return unknown
 
 
-def together(ask: Callable[[A], B], keys: Iterable[A]) -> dict[A, B | NotFound | UnusableSchema]:
-    """Return what is answered for each key, in the order of the keys, AT_ONCE asked at a time.
+def ask_all(ask: Callable[[A], B], keys: list[A]) -> dict[A, B | NotFound | UnusableSchema]:
+    """Return the answer for each key, in the order of the keys, with AT_ONCE requests at a time.
 
-    An error that says nothing about a key, such as RegistryAway, is raised, and no more keys are asked for.
+    An error that tells nothing about a key, such as RegistryAway, is raised, and no more keys are asked for.
     """
 
     over = Event()
@@ -392,23 +411,23 @@ def together(ask: Callable[[A], B], keys: Iterable[A]) -> dict[A, B | NotFound |
             over.set()
             raise
 
-    wanted = list(keys)
-    if len(wanted) < 2:
-        return {key: answer(key) for key in wanted}
+    if len(keys) < 2:
+        return {key: answer(key) for key in keys}
     with ThreadPoolExecutor(AT_ONCE, "schemas") as threads:
-        asked = {key: threads.submit(answer, key) for key in wanted}
+        answers = {key: threads.submit(answer, key) for key in keys}
         try:
-            wait(asked.values())
+            wait(answers.values())
         except BaseException:  # the stream is to end
             over.set()
             raise
-    faults = [fault for future in asked.values() if (fault := future.exception()) is not None]
-    for fault in faults:
-        if not isinstance(fault, CancelledError):
+    # Requests that were given up because of another one's error have a CancelledError: raise the error itself.
+    for future in answers.values():
+        fault = future.exception()
+        if fault is not None and not isinstance(fault, CancelledError):
             raise fault
-    return {key: future.result() for key, future in asked.items()}
+    return {key: future.result() for key, future in answers.items()}
 
 
 def _absence(key: int | UUID, fault: NotFound) -> str:
-    """Return a reason that says what matters first: the URL stands at the end."""
+    """Return the reason of an absent key; the URL is at its end, for long reasons are cut off."""
     return f"the registry does not give {WriterSchema(key)}: {fault.what} ({fault.where})"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 Strategy = Literal["topic_name", "record_name", "topic_record_name"]
-CONTEXT = re.compile(r":[^:]*:")
+CONTEXT = re.compile(r"^:[^:]*:")
 """What stands before a subject of a context of the registry: `:.staging:orders-value`."""
 
 
@@ -44,10 +44,12 @@ class CountedSubjects:
         """Return whether a subject counts for records of that name."""
         if self.named:
             return subject in self.named
-        name = CONTEXT.sub("", subject, count=1) if subject.startswith(":") else subject
-        if self.strategy != "topic_name" and not record:
-            return False
-        if self.strategy == "record_name":
-            return name == record
-        ending = f"-{self.part}" if self.strategy == "topic_name" else f"-{record}"
+        name = CONTEXT.sub("", subject)
+        ending = f"-{self.part}"
+        if self.strategy != "topic_name":
+            if not record:
+                return False
+            if self.strategy == "record_name":
+                return name == record
+            ending = f"-{record}"
         return name.endswith(ending) and self.reads_topic(name.removesuffix(ending))

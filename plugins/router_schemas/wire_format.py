@@ -1,4 +1,4 @@
-"""Read and write the wire format of a schema registry, and say what each record was written with. Runs on executors.
+"""Read and write the wire format of a schema registry, and find the schema that wrote each record. Runs on executors.
 
 | form | where | layout |
 |---|---|---|
@@ -9,15 +9,15 @@ Only Protobuf has the message index, which names a message of a .proto file: a c
 file's root down the nesting, each a zigzag varint; `00` is short for the first message. With the header form the value
 is the bare payload. Source: docs.confluent.io, Schema Registry, "Formats, Serializers, Deserializers".
 
-`framed_rows` finds the schema and the payload of every record. Next to an event stand columns (ADDED) that say what it
-was written with, or why there is no event. In the functions that make these, `written` has what is known of the schema
-of each of the `writers`, None where nothing is known; it has the attributes of ABOUT and `reason`.
+`framed_rows` finds the schema and the payload of every record. The columns ADDED next to an event contain its writer's
+schema, or why there is no event. In the functions that make these columns, `written` has an object with the attributes
+of ABOUT and `reason` for each of the `writers`, or None if nothing is known of its schema.
 """
 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
@@ -90,10 +90,10 @@ class SchemaKey:
 
 @dataclass(frozen=True)
 class ParsedValues:
-    """What the prefixes and headers of one array of values say, row by row.
+    """The schemas that the prefixes and headers of one array of values name, row by row.
 
     `status`: FRAMED, NULL, or the position of a reason in REASONS. `groups`: the position in `keys`, -1 unless FRAMED.
-    `ids`: the schema id, -1 where none was read; a row with a bad message index still has one. `starts`: where the
+    `ids`: the schema id, -1 if none was read; a row with a bad message index still has one. `starts`: where the
     payload starts in the value.
     """
 
@@ -120,15 +120,14 @@ class _Bytes:
 
     @staticmethod
     def of(array: pa.Array) -> _Bytes:
-        wide = pa.types.is_large_binary(array.type)
         _, offsets, data = array.buffers()
-        known = np.asarray(array.is_valid().to_numpy(zero_copy_only=False), bool)
+        valid = np.asarray(array.is_valid().to_numpy(zero_copy_only=False), bool)
         if offsets is None or not len(array):
-            nothing = np.zeros(len(array), np.int64)
-            return _Bytes(np.zeros(0, np.uint8), nothing, nothing, known)
-        every = np.frombuffer(offsets, np.int64 if wide else np.int32)
-        starts = every[array.offset : array.offset + len(array) + 1].astype(np.int64)
-        return _Bytes(np.frombuffer(data or b"", np.uint8), starts[:-1], starts[1:], known)
+            zeros = np.zeros(len(array), np.int64)
+            return _Bytes(np.zeros(0, np.uint8), zeros, zeros, valid)
+        all_offsets = np.frombuffer(offsets, np.int64 if pa.types.is_large_binary(array.type) else np.int32)
+        starts = all_offsets[array.offset : array.offset + len(array) + 1].astype(np.int64)
+        return _Bytes(np.frombuffer(data or b"", np.uint8), starts[:-1], starts[1:], valid)
 
     def rows(self, chosen: NDArray[np.int64] | NDArray[np.bool_]) -> _Bytes:
         return _Bytes(self.data, self.begins[chosen], self.ends[chosen], self.valid[chosen])
@@ -142,27 +141,34 @@ def parse(
 ) -> ParsedValues:
     """Parse the prefix or header of every value. Runs on an executor; never raises for what a row holds.
 
-    `indexed` says which schemas are Protobuf, whose values have a message index: all, none, or these ids and GUIDs.
+    `indexed`: the schemas of Protobuf, whose values have a message index; all, none, or these ids and GUIDs.
     `headers` is a column of list<struct<key: string, value: binary>>: a row that has the header named `header` (the
     last of them, as Java readers take it) is framed by it, any other row by its prefix.
     """
     column = _Bytes.of(values)
-    status, ids = _prefixes(column)
-    groups, names = _by_id(ids, status == FRAMED)
+    status, ids = _read_prefixes(column)
+    groups, keys = _group_by_id(ids, status == FRAMED)
     starts = np.where(status == FRAMED, _PREFIX, 0).astype(np.int64)
-    framed = np.flatnonzero(status == FRAMED)
-    sources = [(framed, column.rows(framed), _PREFIX)]
+    by_prefix = np.flatnonzero(status == FRAMED)
+    # The bytes in which a message index may follow: headers behind their GUID, values behind their prefix.
+    sources: list[tuple[Rows, _Bytes, int]] = []
     if headers is not None:
-        rows, given = _headers(headers, header, status)
-        good = (given.valid) & (given.ends - given.begins >= _GUID)
-        good[good] = given.data[given.begins[good]] == 1
+        rows, guids = _guid_headers(headers, header, status)
+        good = guids.valid & (guids.ends - guids.begins >= _GUID)
+        good[good] = guids.data[guids.begins[good]] == 1
+        # A header outranks a prefix, also if the header is broken.
         status[rows] = np.where(good, FRAMED, HEADER)
-        ids[rows], starts[rows], groups[rows] = -1, 0, -1
-        groups[rows[good]] = _by_guid(given.rows(good), names)
-        left = ~np.isin(framed, rows)
-        sources = [(framed[left], column.rows(framed[left]), _PREFIX), (rows[good], given.rows(good), _GUID)]
-    parsed = ParsedValues(status, groups, ids, starts, tuple(names))
-    return _with_paths(parsed, sources, indexed) if indexed is not False else parsed
+        ids[rows] = -1
+        starts[rows] = 0
+        groups[rows] = -1
+        groups[rows[good]] = _group_by_guid(guids.rows(good), keys)
+        by_prefix = by_prefix[~np.isin(by_prefix, rows)]
+        sources.append((rows[good], guids.rows(good), _GUID))
+    sources.append((by_prefix, column.rows(by_prefix), _PREFIX))
+    parsed = ParsedValues(status, groups, ids, starts, tuple(keys))
+    if indexed is False:
+        return parsed
+    return _with_paths(parsed, sources, indexed)
 
 
 def payloads(values: pa.BinaryArray, parsed: ParsedValues) -> pa.BinaryArray:
@@ -171,14 +177,16 @@ def payloads(values: pa.BinaryArray, parsed: ParsedValues) -> pa.BinaryArray:
     starts = np.unique(parsed.starts[framed])
     if len(starts) == 0:
         return pa.nulls(len(values), values.type)
+    # In nearly all batches the payloads start at one place: one slice serves all rows.
     if len(starts) == 1:
         rest = pc.binary_slice(values, int(starts[0]), _TO_THE_END)
-        return rest if framed.all() else pc.if_else(pa.array(framed), rest, pa.scalar(None, rest.type))
+        if framed.all():
+            return rest
+        return pc.if_else(pa.array(framed), rest, pa.scalar(None, rest.type))
     rows = [np.flatnonzero(framed & (parsed.starts == start)) for start in starts]
-    parts = [
-        pc.binary_slice(values.take(pa.array(some)), int(start), _TO_THE_END)
-        for some, start in zip(rows, starts, strict=True)
-    ]
+    parts = []
+    for start, rows_of_start in zip(starts, rows, strict=True):
+        parts.append(pc.binary_slice(values.take(pa.array(rows_of_start)), int(start), _TO_THE_END))
     return at_rows(parts, rows, len(values))
 
 
@@ -202,12 +210,15 @@ def guid_header(guid: UUID, path: Sequence[int] | None = None) -> bytes:
 def schema_bytes(writer: WriterSchema) -> bytes:
     """Return the bytes by which values or headers name a schema of a registry, without a message index."""
     assert writer.schema is not None
-    return guid_header(writer.schema) if isinstance(writer.schema, UUID) else prefix(writer.schema)
+    if isinstance(writer.schema, UUID):
+        return guid_header(writer.schema)
+    return prefix(writer.schema)
 
 
-def _prefixes(column: _Bytes) -> tuple[NDArray[np.uint8], Rows]:
+def _read_prefixes(column: _Bytes) -> tuple[NDArray[np.uint8], Rows]:
     """Return the status and the schema id of every row, by its first five bytes."""
     sizes = column.ends - column.begins
+    # Each line outranks those before it: an empty value is short as well, and a null is empty as well.
     status = np.where(sizes < _PREFIX, SHORT, FRAMED).astype(np.uint8)
     status[sizes == 0] = EMPTY
     status[~column.valid] = NULL
@@ -215,33 +226,33 @@ def _prefixes(column: _Bytes) -> tuple[NDArray[np.uint8], Rows]:
     status[rows[column.data[column.begins[rows]] != 0]] = MAGIC
     rows = np.flatnonzero(status == FRAMED)
     ids = np.full(len(sizes), -1, np.int64)
-    found = np.zeros(len(rows), np.int64)
+    numbers = np.zeros(len(rows), np.int64)
     for byte in range(1, _PREFIX):
-        found = found << 8 | column.data[column.begins[rows] + byte]
-    ids[rows] = np.where(found < 2**31, found, -1)
-    status[rows[found >= 2**31]] = ID
+        numbers = numbers << 8 | column.data[column.begins[rows] + byte]
+    ids[rows] = np.where(numbers < 2**31, numbers, -1)
+    status[rows[numbers >= 2**31]] = ID
     return status, ids
 
 
-def _by_id(ids: Rows, framed: NDArray[np.bool_]) -> tuple[Rows, list[SchemaKey]]:
+def _group_by_id(ids: Rows, framed: NDArray[np.bool_]) -> tuple[Rows, list[SchemaKey]]:
     coded = pa.array(ids[framed]).dictionary_encode()
     groups = np.full(len(ids), -1, np.int64)
     groups[framed] = coded.indices.to_numpy(zero_copy_only=False)
     return groups, [SchemaKey(number) for number in coded.dictionary.to_pylist()]
 
 
-def _by_guid(given: _Bytes, names: list[SchemaKey]) -> Rows:
-    """Return the groups of rows by their GUID; `names` gains the keys."""
-    guids = given.data[given.begins[:, None] + np.arange(1, _GUID)]
+def _group_by_guid(headers: _Bytes, keys: list[SchemaKey]) -> Rows:
+    """Return the groups of rows by the GUID in their header; adds the new keys to `keys`."""
+    guids = headers.data[headers.begins[:, None] + np.arange(1, _GUID)]
     flat = pa.py_buffer(np.ascontiguousarray(guids))
     coded = pa.Array.from_buffers(pa.binary(16), len(guids), [None, flat]).dictionary_encode()
-    groups = np.asarray(coded.indices, np.int64) + len(names)
-    names += [SchemaKey(None, guid) for guid in coded.dictionary.to_pylist()]
+    groups = np.asarray(coded.indices, np.int64) + len(keys)
+    keys += [SchemaKey(None, guid) for guid in coded.dictionary.to_pylist()]
     return groups
 
 
-def _headers(headers: pa.ListArray, header: str, status: NDArray[np.uint8]) -> tuple[Rows, _Bytes]:
-    """Return the rows that have the header and what it holds; tombstones need none."""
+def _guid_headers(headers: pa.ListArray, header: str, status: NDArray[np.uint8]) -> tuple[Rows, _Bytes]:
+    """Return the rows that have the header, and its values; tombstones need none."""
     offsets = np.asarray(headers.offsets).astype(np.int64)
     if not len(headers) or offsets[0] == offsets[-1]:
         return np.zeros(0, np.int64), _Bytes.of(pa.array([], pa.binary()))
@@ -252,37 +263,50 @@ def _headers(headers: pa.ListArray, header: str, status: NDArray[np.uint8]) -> t
     last = np.full(len(headers), -1, np.int64)
     last[rows] = hits  # hits ascend, so the last of a row's stays
     last[~headers.is_valid().to_numpy(zero_copy_only=False) | (status == NULL)] = -1
-    found = np.flatnonzero(last >= 0)
-    return found, _Bytes.of(entries.field("value")).rows(last[found])
+    with_header = np.flatnonzero(last >= 0)
+    return with_header, _Bytes.of(entries.field("value")).rows(last[with_header])
 
 
 def _with_paths(
     parsed: ParsedValues, sources: list[tuple[Rows, _Bytes, int]], indexed: bool | Collection[int | bytes]
 ) -> ParsedValues:
-    """Add the message indexes: to the groups and keys, and to where the payloads of prefixed values start."""
-    chosen = np.array([indexed is True or _is_one(key, indexed) for key in parsed.keys] or [False])
-    status, starts = parsed.status.copy(), parsed.starts.copy()
-    paths = np.zeros(len(status), np.int64)
-    known: dict[MessageIndex, int] = {}
-    for rows, given, skip in sources:
-        mine = chosen[parsed.groups[rows]]
-        chosen_rows, at = given.rows(mine), rows[mine]
-        codes, sizes, problems = indexes_at(chosen_rows.data, chosen_rows.begins + skip, chosen_rows.ends, known)
-        paths[at] = codes + 1
-        starts[at] += sizes if skip == _PREFIX else 0
-        status[at] = np.where(problems, problems + HEADER, FRAMED)
+    """Add the message indexes: to the groups and keys, and to where the payloads of prefixed values start.
+
+    `sources`: rows, the bytes of each, and how many of these come before its message index.
+    """
+    has_index = np.array([_has_index(key, indexed) for key in parsed.keys] or [False])
+    status = parsed.status.copy()
+    starts = parsed.starts.copy()
+    paths = np.zeros(len(status), np.int64)  # 0: no message index, else 1 + its code
+    codes: dict[MessageIndex, int] = {}
+    for source_rows, source, skip in sources:
+        chosen = has_index[parsed.groups[source_rows]]
+        rows = source_rows[chosen]
+        raw = source.rows(chosen)
+        row_codes, sizes, problems = indexes_at(raw.data, raw.begins + skip, raw.ends, codes)
+        paths[rows] = row_codes + 1
+        if skip == _PREFIX:  # with a header the whole value is the payload
+            starts[rows] += sizes
+        status[rows] = np.where(problems, problems + HEADER, FRAMED)
+
+    # A group is a schema and a message index: one number stands for both.
     framed = status == FRAMED
-    both, groups = len(known) + 1, np.full(len(status), -1, np.int64)
-    coded = pa.array(parsed.groups[framed] * both + paths[framed]).dictionary_encode()
+    choices = [None, *codes]
+    pairs = parsed.groups[framed] * len(choices) + paths[framed]
+    coded = pa.array(pairs).dictionary_encode()
+    groups = np.full(len(status), -1, np.int64)
     groups[framed] = coded.indices.to_numpy(zero_copy_only=False)
-    found = [None, *known]
-    pairs = [(parsed.keys[code // both], found[code % both]) for code in coded.dictionary.to_pylist()]
-    keys = tuple(SchemaKey(key.id, key.guid, path) for key, path in pairs)
-    return ParsedValues(status, groups, parsed.ids, starts, keys)
+    keys = []
+    for pair in coded.dictionary.to_pylist():
+        schema, path = divmod(pair, len(choices))
+        keys.append(replace(parsed.keys[schema], path=choices[path]))
+    return ParsedValues(status, groups, parsed.ids, starts, tuple(keys))
 
 
-def _is_one(key: SchemaKey, chosen: bool | Collection[int | bytes]) -> bool:
-    return not isinstance(chosen, bool) and (key.id if key.guid is None else key.guid) in chosen
+def _has_index(key: SchemaKey, indexed: bool | Collection[int | bytes]) -> bool:
+    if isinstance(indexed, bool):
+        return indexed
+    return (key.id if key.guid is None else key.guid) in indexed
 
 
 def encoded_index(path: Sequence[int]) -> bytes:
@@ -295,80 +319,86 @@ def encoded_index(path: Sequence[int]) -> bytes:
 
 
 def read_index(raw: bytes) -> tuple[int, MessageIndex, int]:
-    """Return (FINE, index, its bytes) of what starts with a message index, or (problem, (), 0)."""
+    """Return (FINE, index, its size) for bytes that start with a message index, or (problem, (), 0)."""
     numbers: list[int] = []
-    at, wanted = 0, 1
-    while len(numbers) < wanted:
-        problem, value, at = _number(raw, at)
+    position = 0
+    count = 1
+    while len(numbers) < count:
+        problem, value, position = _read_number(raw, position)
         if problem:
             return problem, (), 0
         numbers.append(value)
-        wanted = 1 + numbers[0]
-        if wanted > 1 + DEEPEST:
+        count = 1 + numbers[0]
+        if count > 1 + DEEPEST:
             return DEEP, (), 0
-    return FINE, tuple(numbers[1:]) or FIRST, at
+    return FINE, tuple(numbers[1:]) or FIRST, position
 
 
 def indexes_at(
-    data: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np.int64], known: dict[MessageIndex, int]
+    data: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np.int64], codes: dict[MessageIndex, int]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8]]:
     """Return for each row of `data` the code of its message index, the bytes that it takes, and its problem.
 
-    `known` has the codes of the indexes and gains those that are new. The first message, and indexes of short
-    positions, are read without a loop over the rows.
+    `codes` has the codes of the indexes and gains the new ones. The first message, and indexes of short positions, are
+    read without a loop over the rows.
     """
-    codes = np.full(len(begins), -1, np.int64)
+    row_codes = np.full(len(begins), -1, np.int64)
     sizes = np.zeros(len(begins), np.int64)
     problems = np.where(begins < ends, FINE, CUT).astype(np.uint8)
     rows = np.flatnonzero(problems == FINE)
     head = data[begins[rows]]
     first = rows[head == 0]
     if len(first):
-        codes[first], sizes[first] = known.setdefault(FIRST, len(known)), 1
+        row_codes[first] = codes.setdefault(FIRST, len(codes))
+        sizes[first] = 1
     rest = rows[head != 0]
-    for raw, alike in _alike(data, begins[rest], ends[rest]):
-        at = rest[alike]
+    for raw, positions in _group_equal(data, begins[rest], ends[rest]):
+        equal_rows = rest[positions]
         problem, path, size = read_index(raw)
-        problems[at], sizes[at] = problem, size
+        problems[equal_rows] = problem
+        sizes[equal_rows] = size
         if not problem:
-            codes[at] = known.setdefault(path, len(known))
-    return codes, sizes, problems
+            row_codes[equal_rows] = codes.setdefault(path, len(codes))
+    return row_codes, sizes, problems
 
 
-def _alike(
+def _group_equal(
     data: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np.int64]
 ) -> list[tuple[bytes, NDArray[np.int64]]]:
-    """Return the bytes to read an index from, and the rows that have these; most rows share a few indexes."""
+    """Return the bytes to read an index from, each with the rows that have them; most rows share a few indexes."""
     if not len(begins):
         return []
+    # A window of eight bytes is one number, so that numpy can find the distinct ones. It holds an index if that has at
+    # most seven positions, each of one byte; bytes behind the index are set to zero.
     columns = np.arange(_WINDOW)
-    at = np.minimum(begins[:, None] + columns, len(data) - 1)
+    cells = np.minimum(begins[:, None] + columns, len(data) - 1)
     inside = columns <= (data[begins] >> 1)[:, None]
-    window = np.where(inside, data[at], 0).astype(np.uint8)
+    window = np.where(inside, data[cells], 0).astype(np.uint8)
     size = 1 + (data[begins] >> 1).astype(np.int64)
     short = (size <= np.minimum(_WINDOW, ends - begins)) & (window < 128).all(axis=1)
-    found: list[tuple[bytes, NDArray[np.int64]]] = []
-    simple = np.flatnonzero(short)
-    words, codes = np.unique(window[simple].view(np.uint64).ravel(), return_inverse=True)
+    groups: list[tuple[bytes, NDArray[np.int64]]] = []
+    short_rows = np.flatnonzero(short)
+    words, codes = np.unique(window[short_rows].view(np.uint64).ravel(), return_inverse=True)
     for code, word in enumerate(words):
-        found.append((word.tobytes(), simple[codes == code]))
+        groups.append((word.tobytes(), short_rows[codes == code]))
     for row in np.flatnonzero(~short):
         stop = min(int(ends[row]), int(begins[row]) + _LONGEST)
-        found.append((data[begins[row] : stop].tobytes(), np.array([row])))
-    return found
+        groups.append((data[begins[row] : stop].tobytes(), np.array([row])))
+    return groups
 
 
-def _number(raw: bytes, at: int) -> tuple[int, int, int]:
+def _read_number(raw: bytes, start: int) -> tuple[int, int, int]:
     """Return (FINE, the number, where the next one starts), or a problem."""
     value = 0
     for size in range(_VARINT):
-        if at + size >= len(raw):
+        if start + size >= len(raw):
             return CUT, 0, 0
-        byte = raw[at + size]
+        byte = raw[start + size]
         value |= (byte & 0x7F) << 7 * size
         if byte < 0x80:
-            odd = value & 1 or value >= 2**32
-            return (RANGE, 0, 0) if odd else (FINE, value >> 1, at + size + 1)
+            if value & 1 or value >= 2**32:  # zigzag: an odd value is a negative number
+                return RANGE, 0, 0
+            return FINE, value >> 1, start + size + 1
     return RANGE, 0, 0
 
 
@@ -377,7 +407,7 @@ def _number(raw: bytes, at: int) -> tuple[int, int, int]:
 
 WireFormat = Literal["confluent", "none"]
 WHOLE = ""
-"""The name of the writer where values name no schema: one schema wrote them all."""
+"""The name of the writer if values name no schema: one schema wrote them all."""
 _UNFRAMED = pa.array([*REASONS[:NULL], "value is null", *REASONS[NULL + 1 :]], pa.string())
 """REASONS for rows that must have an event: a tombstone has none either."""
 
@@ -386,7 +416,7 @@ _UNFRAMED = pa.array([*REASONS[:NULL], "value is null", *REASONS[NULL + 1 :]], p
 class FramedRows:
     """Payloads and what they were written with, row by row.
 
-    `groups`: the position in `writers`, -1 where a row has none for the reason in `reasons`. `ids`: the schema id that
+    `groups`: the position in `writers`, -1 if a row has none for the reason in `reasons`. `ids`: the schema id that
     the row names, null if it names none.
     """
 
@@ -404,27 +434,34 @@ def framed_rows(
     numbered: bool = True,
     indexed: bool | Collection[int | bytes] = True,
 ) -> FramedRows:
-    """Return what records were written with. Needs the columns `value` and `headers`; never raises for a row.
+    """Return the payloads and writers of records. Needs the columns `value` and `headers`; never raises for a row.
 
     `header` is the name of the one that may hold a GUID. `numbered`: ids and GUIDs name schemas; otherwise these are
     ignored, and only the message index counts. `indexed`: which schemas have message indexes, as for `parse`.
     """
     values = records.column("value")
     if wire_format == "none":
-        known = np.asarray(values.is_valid())
-        groups = np.where(known, 0, -1).astype(np.int64)
-        reasons = pa.array(["value is null"], pa.string()).take(pa.array(np.zeros(len(values), np.int8), mask=known))
+        valid = np.asarray(values.is_valid())
+        groups = np.where(valid, 0, -1).astype(np.int64)
+        reasons = pa.nulls(len(values), pa.string())
+        if not valid.all():
+            reasons = pc.if_else(pa.array(valid), reasons, "value is null")
         return FramedRows(values, groups, (WHOLE,), reasons, pa.nulls(len(values), pa.int32()))
     parsed = parse(values, indexed, headers=records.column("headers"), header=header)
-    writers = tuple(str(key.writer) if numbered else at_index(key.path or FIRST) for key in parsed.keys)
+    if numbered:
+        writers = tuple(str(key.writer) for key in parsed.keys)
+    else:
+        writers = tuple(at_index(key.path or FIRST) for key in parsed.keys)
     ids = pa.array(parsed.ids.astype(np.int32), mask=parsed.ids < 0)
-    framed = (parsed.groups >= 0).all()
-    reasons = pa.nulls(len(values), pa.string()) if framed else _UNFRAMED.take(pa.array(parsed.status))
+    # Most batches have no bad row, and need no reasons.
+    reasons = pa.nulls(len(values), pa.string())
+    if (parsed.groups < 0).any():
+        reasons = _UNFRAMED.take(pa.array(parsed.status))
     return FramedRows(payloads(values, parsed), parsed.groups, writers, reasons, ids)
 
 
 def at_index(path: tuple[int, ...]) -> str:
-    """Return what a message is called by its index, in a schema without an id."""
+    """Return the name of the writer for a message index, in a schema without an id."""
     return f"message {'.'.join(map(str, path))}"
 
 
@@ -433,67 +470,75 @@ ABOUT = pa.schema(
 )
 """What is known of an event's schema."""
 ADDED = pa.schema([("_error", pa.string()), ("_wanted", pa.string()), *ABOUT])
-"""The columns that are added to an event."""
+"""The columns next to an event."""
 ADDED_FIELDS: tuple[T.StructField, ...] = tuple(to_spark_columns(ADDED))
 """The same as Spark's fields."""
 
 
-def why(found: FramedRows, written: Sequence[Any], only: str = "") -> pa.StringArray:
-    """Return why rows have no event, as far as their prefixes and schemas say; null for the others.
+def why(rows: FramedRows, written: Sequence[Any], only: str = "") -> pa.StringArray:
+    """Return why rows have no event, as far as their prefixes and schemas tell; null for the others.
 
-    `only` names the message that is read where ids do not count.
+    `only` is the name of the message that is read if ids do not count.
     """
-    missing = f"is not {only}, the only message that is read here" if only else "is not known yet"
-    texts = [f"{writer} {missing}" if one is None else one.reason for writer, one in _pairs(found, written)]
-    return pc.coalesce(found.reasons, _by_group(found, texts, pa.string()))
+    problem = "is not known yet"
+    if only:
+        problem = f"is not {only}, the only message that is read here"
+    reasons = []
+    for writer, info in zip(rows.writers, written, strict=True):
+        reasons.append(f"{writer} {problem}" if info is None else info.reason)
+    return pc.coalesce(rows.reasons, _by_group(rows, reasons, pa.string()))
 
 
-def wanted(found: FramedRows, written: Sequence[Any], only: str = "") -> pa.StringArray:
-    """Return the writers' schemas that are to be fetched, by row."""
-    writers = [writer if one is None and not only else None for writer, one in _pairs(found, written)]
-    return _by_group(found, writers, pa.string())
+def wanted(rows: FramedRows, written: Sequence[Any], only: str = "") -> pa.StringArray:
+    """Return the writers' schemas that are to be fetched, by row; none if `only` one message is read."""
+    if only:
+        return pa.nulls(len(rows.groups), pa.string())
+    pairs = zip(rows.writers, written, strict=True)
+    return _by_group(rows, [writer if info is None else None for writer, info in pairs], pa.string())
 
 
-def about(found: FramedRows, written: Sequence[Any]) -> list[pa.Array]:
-    """Return the columns of ABOUT. The id is there wherever a record names one."""
-    ids, *columns = [
-        _by_group(found, [getattr(one, field.name, None) for one in written], field.type) for field in ABOUT
-    ]
-    return [pc.coalesce(found.ids, ids), *columns]
+def about(rows: FramedRows, written: Sequence[Any]) -> list[pa.Array]:
+    """Return the columns of ABOUT. The id is set for every record that names one."""
+    columns = []
+    for field in ABOUT:
+        values = [getattr(info, field.name, None) for info in written]
+        columns.append(_by_group(rows, values, field.type))
+    columns[0] = pc.coalesce(rows.ids, columns[0])
+    return columns
 
 
-def _pairs(found: FramedRows, written: Sequence[Any]) -> list[tuple[str, Any]]:
-    return list(zip(found.writers, written, strict=True))
-
-
-def _by_group(found: FramedRows, values: Sequence[str | int | None], kind: pa.DataType) -> pa.Array:
+def _by_group(rows: FramedRows, values: Sequence[str | int | None], kind: pa.DataType) -> pa.Array:
     if all(value is None for value in values):
-        return pa.nulls(len(found.groups), kind)
-    at = np.where(found.groups >= 0, found.groups, len(values))
-    return pa.array([*values, None], kind).take(pa.array(at))
+        return pa.nulls(len(rows.groups), kind)
+    positions = np.where(rows.groups >= 0, rows.groups, len(values))
+    return pa.array([*values, None], kind).take(pa.array(positions))
 
 
 def at_rows(parts: Sequence[pa.Array], rows: Sequence[Rows], count: int) -> pa.Array:
     """Return an array of `count` rows: each part at its `rows`, null at rows of no part."""
-    positions, absent = np.zeros(count, np.int64), np.ones(count, bool)
-    taken = np.concatenate(rows)
-    positions[taken], absent[taken] = np.arange(len(taken)), False
-    return pa.concat_arrays(parts).take(pa.array(positions, mask=absent))
+    filled = np.concatenate(rows)
+    positions = np.zeros(count, np.int64)
+    positions[filled] = np.arange(len(filled))
+    is_empty = np.ones(count, bool)
+    is_empty[filled] = False
+    return pa.concat_arrays(parts).take(pa.array(positions, mask=is_empty))
 
 
 def widened(structs: pa.StructArray, kind: pa.StructType) -> pa.StructArray:
     """Return structs with the fields of `kind`, in its types; null in fields that they do not have."""
     if structs.type == kind:
         return structs
-    columns = [_field(structs, one) for one in kind]
+    columns = [_widened_field(structs, field) for field in kind]
     return pa.StructArray.from_arrays(columns, fields=list(kind), mask=structs.is_null())
 
 
-def _field(structs: pa.StructArray, field: pa.Field) -> pa.Array:
-    at = structs.type.get_field_index(field.name)
-    if at < 0:
+def _widened_field(structs: pa.StructArray, field: pa.Field) -> pa.Array:
+    position = structs.type.get_field_index(field.name)
+    if position < 0:
         return pa.nulls(len(structs), field.type)
-    values = pc.struct_field(structs, [at])
+    values = pc.struct_field(structs, [position])
     if pa.types.is_struct(field.type):
         return widened(values, field.type)
-    return values if values.type == field.type else values.cast(field.type)
+    if values.type == field.type:
+        return values
+    return values.cast(field.type)

@@ -19,11 +19,14 @@ if TYPE_CHECKING:
 
 URL = "https://registry.test/api"
 HUSH = "hush-hush"
-OAUTH = {"token_url": "https://login.test/token", "client_id": "router", "client_secret": HUSH}
+CLIENT = {"token_url": "https://login.test/token", "client_id": "router"}
+OAUTH = {**CLIENT, "client_secret": HUSH}
 WITH_SECRETS: list[dict[str, Any]] = [
     {"basic": {"user": "router", "password": HUSH}},
     {"bearer": HUSH},
     {"oauth": OAUTH},
+    {"oauth": {**CLIENT, "private_key": HUSH}},
+    {"oauth": {**CLIENT, "refresh_token": HUSH}},
     {"headers": {"X-Api-Key": HUSH}},
 ]
 

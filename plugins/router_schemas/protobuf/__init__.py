@@ -1,8 +1,8 @@
 """Protobuf: descriptors on the driver, bytes to and from Arrow on the executors. Needs the extra `protobuf` (`needed`).
 
-In come registered texts or files: `descriptors` compiles and links them, the model says what a message looks like on
-the wire and as columns, merge makes one message of all versions, and the library keeps what records were written with.
-Out go events (events, decode), and, for writing, a schema made for columns (derive) and messages (encode).
+Input are registered texts or files: `descriptors` compiles and links them, the model describes a message on the wire
+and as columns, merge makes one message of all versions, and the library keeps the schemas that wrote the records.
+Output are events (events, decode), and, for writing, a schema made for columns (derive) and messages (encode).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EXTRAS = {"google.protobuf": EXTRA, "ptars": EXTRA}
 
 @contextmanager
 def needed(whose: str) -> Iterator[None]:
-    """Raise StartError with what to install where an import finds no module, and for whom."""
+    """Raise StartError with the package to install if an import finds no module; `whose` needs it."""
     try:
         yield
     except ModuleNotFoundError as error:

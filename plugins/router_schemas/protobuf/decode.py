@@ -24,6 +24,7 @@ import math
 import os
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,13 +58,13 @@ if TYPE_CHECKING:
     Mask = NDArray[np.bool_] | None
 
 
-_RANGE = "a Timestamp or Duration is outside the range that Protobuf gives it"
-_NATIVE = "the native decoder cannot read it"
+_OUT_OF_RANGE = "a Timestamp or Duration is outside the range that Protobuf gives it"
+_UNREADABLE = "the native decoder cannot read it"
 
 
 @dataclass(frozen=True)
 class MessageReader:
-    """How payloads become events: plain data that travels to the executors.
+    """A reader that makes payloads events: plain data that travels to the executors.
 
     `message` is the full name for reasons, `descriptors` those of router_schemas.protobuf.merge, `type` the Arrow type
     of the events.
@@ -81,7 +82,7 @@ class MessageReader:
 
 @dataclass(frozen=True)
 class Decoded:
-    """The events of an array of payloads, row by row, and why there is none.
+    """The events of an array of payloads, row by row, and the reasons of rows without an event.
 
     A null payload has neither an event nor a reason. Below a null event the fields hold zeros: read them through the
     event's own nulls (`events.flatten()`). `unknown` counts the events with fields that the reader does not know, at
@@ -96,39 +97,40 @@ class Decoded:
 def reader(merged: MergedMessage) -> MessageReader:
     """Return the reader of merged versions. Runs on the driver.
 
-    Raises ValueError if a message has no field or too many fields, or cannot be read natively.
+    Raises ValueError if a message has no fields, too many of them, or cannot be read natively.
     """
     machine = _machine(merged.descriptors)
-    found = MessageReader(merged.message, merged.descriptors, arrow_struct(machine.columns))
-    decode(pa.array([b""], pa.binary()), found)  # what fails for every row shall fail here
-    return found
+    made = MessageReader(merged.message, merged.descriptors, arrow_struct(machine.columns))
+    # Whatever fails for every row must fail here, before the stream starts.
+    decode(pa.array([b""], pa.binary()), made)
+    return made
 
 
 def decode(payloads: pa.BinaryArray, reader: MessageReader, count_unknown: bool = False) -> Decoded:
-    """Decode payloads into events. Runs on an executor; never raises for what a row holds.
+    """Decode payloads into events. Runs on an executor; never raises for the content of a row.
 
-    The same bytes always have the same outcome, whatever their neighbours.
+    The same bytes always have the same result, whatever their neighbours.
     """
     machine = _machine(reader.descriptors)
     if payloads.type != pa.binary():
         payloads = payloads.cast(pa.binary())
-    checked, why, unknown = _checked(payloads, machine, count_unknown)
-    rows, unread = read_natively(machine.handler, checked)
-    arrays, outside = _converted(rows, machine.columns)
-    why |= dict.fromkeys(unread, _NATIVE)
-    if outside is not None:
-        why = dict.fromkeys(np.flatnonzero(outside).tolist(), _RANGE) | why
+    checked, faults, unknown = _check(payloads, machine, count_unknown)
+    rows, unreadable = read_natively(machine.handler, checked)
+    arrays, out_of_range = _convert(rows, machine.columns)
+    faults |= dict.fromkeys(unreadable, _UNREADABLE)
+    if out_of_range is not None:
+        # A row keeps its earlier fault.
+        faults = dict.fromkeys(np.flatnonzero(out_of_range).tolist(), _OUT_OF_RANGE) | faults
     missing = np.array(payloads.is_null())
-    missing[list(why)] = True
-    events = pa.StructArray.from_arrays(
-        arrays, fields=list(reader.type), mask=pa.array(missing) if missing.any() else None
-    )
-    return Decoded(events, _reasons(why, len(payloads), reader.message), unknown)
+    missing[list(faults)] = True
+    mask = pa.array(missing) if missing.any() else None
+    events = pa.StructArray.from_arrays(arrays, fields=list(reader.type), mask=mask)
+    return Decoded(events, _reasons(faults, len(payloads), reader.message), unknown)
 
 
 @dataclass(frozen=True)
 class _Machine:
-    """What decodes one message in this process."""
+    """The decoder of one message in this process."""
 
     columns: tuple[Column, ...]
     handler: Any
@@ -141,19 +143,22 @@ def _machine(descriptors: bytes) -> _Machine:
     root = descriptor_pb2.FileDescriptorSet.FromString(descriptors).file[-1]
     message = message_of(descriptors, f"{root.package}.{root.message_type[0].name}")
     shape = shape_of(message)
-    has_maps = any(one.key or SPECIAL.get(one.of) == "json" for fields in shape.messages.values() for one in fields)
+    fields = chain.from_iterable(shape.messages.values())
+    has_maps = any(field.key or SPECIAL.get(field.of) == "json" for field in fields)
     columns = columns_of(shape)
     return _Machine(columns, handler_of(columns), message_factory.GetMessageClass(message), has_maps)
 
 
-def _checked(payloads: pa.BinaryArray, machine: _Machine, count: bool) -> tuple[pa.BinaryArray, dict[int, str], int]:
-    """Return payloads that the native decoder may read, why others are not among them, and unknown fields."""
+def _check(payloads: pa.BinaryArray, machine: _Machine, count: bool) -> tuple[pa.BinaryArray, dict[int, str], int]:
+    """Return payloads that the native decoder may read, the faults of other rows, and how many have unknown fields."""
     values = payloads.to_pylist()
-    why: dict[int, str] = {}
-    changed, unknown = False, 0 if count else -1
+    faults: dict[int, str] = {}
+    changed = False
+    unknown = 0 if count else -1
     # One object for all rows: making one for each costs as much as reading it.
     message = machine.message()
-    parse, encode = message.ParseFromString, message.SerializePartialToString
+    parse = message.ParseFromString
+    encode = message.SerializePartialToString
     if machine.has_maps:  # whose order differs from process to process; the option costs a fifth of the check
         encode = partial(encode, deterministic=True)
     for row, value in enumerate(values):
@@ -162,27 +167,35 @@ def _checked(payloads: pa.BinaryArray, machine: _Machine, count: bool) -> tuple[
         try:
             parse(value)
         except DecodeError as error:
-            why[row], values[row], changed = _reason(error), None, True
+            faults[row] = _fault(error)
+            values[row] = None
+            changed = True
             continue
         canonical = encode()
         if canonical != value:
-            values[row], changed = canonical, True
+            values[row] = canonical
+            changed = True
         if count:
             message.DiscardUnknownFields()
             unknown += message.ByteSize() < len(canonical)
-    return pa.array(values, pa.binary()) if changed else payloads, why, unknown
+    if changed:
+        payloads = pa.array(values, pa.binary())
+    return payloads, faults, unknown
 
 
-def _reason(error: DecodeError) -> str:
-    """Return what google's parser says, without the name that the message has after a merge."""
-    said = str(error).rpartition(": ")[2]
-    return said[:1].lower() + said[1:]
+def _fault(error: DecodeError) -> str:
+    """Return the message of google's parser, without the name that the Protobuf message has after a merge."""
+    text = str(error).rpartition(": ")[2]
+    return text[:1].lower() + text[1:]
 
 
-def _reasons(why: dict[int, str], count: int, message: str) -> pa.StringArray:
-    if not why:
+def _reasons(faults: dict[int, str], count: int, message: str) -> pa.StringArray:
+    if not faults:
         return pa.nulls(count, pa.string())
-    return pa.array([f"protobuf: not a {message}: {why[row]}" if row in why else None for row in range(count)])
+    reasons: list[str | None] = [None] * count
+    for row, fault in faults.items():
+        reasons[row] = f"protobuf: not a {message}: {fault}"
+    return pa.array(reasons, pa.string())
 
 
 _PROTO = descriptor_pb2.FieldDescriptorProto
@@ -202,18 +215,18 @@ _IMPORTS = ("google/protobuf/timestamp.proto", "google/protobuf/duration.proto",
 
 
 def handler_of(columns: tuple[Column, ...]) -> Any:
-    """Return what reads messages of these columns; raise ValueError where ptars cannot take them."""
+    """Return a handler of ptars for messages of these columns; raise ValueError if ptars cannot read them."""
     # A panic of Rust prints its stack otherwise, once per bad row.
     os.environ["RUST_BACKTRACE"] = "0"
     file = descriptor_pb2.FileDescriptorProto(name="n.proto", package="n", syntax="proto3", dependency=_IMPORTS)
     _declare(file, columns)
     imports = [well_known(name) for name in _IMPORTS]
     try:
-        registry = ProtoRegistry([one.SerializeToString() for one in (*imports, file)])
+        registry = ProtoRegistry([described.SerializeToString() for described in (*imports, file)])
         handler = registry.create_for_message(f"n.{file.message_type[0].name}", _CONFIG)
         handler.array_to_record_batch(pa.array([b""], pa.binary()))
     except BaseException as error:
-        _let_pass(error)
+        _raise_if_unrelated(error)
         raise ValueError(f"the native decoder cannot take this message: {error}") from None
     return handler
 
@@ -227,24 +240,24 @@ def read_natively(handler: Any, payloads: pa.BinaryArray) -> tuple[pa.StructArra
     try:
         return handler.array_to_record_batch(payloads).to_struct_array(), []
     except BaseException as error:
-        _let_pass(error)
+        _raise_if_unrelated(error)
     if len(payloads) == 1:
         return handler.array_to_record_batch(pa.array([b""], pa.binary())).to_struct_array(), [0]
     half = len(payloads) // 2
-    left, bad = read_natively(handler, payloads[:half])
-    right, worse = read_natively(handler, payloads[half:])
-    return pa.concat_arrays([left, right]), bad + [row + half for row in worse]
+    first, bad_rows = read_natively(handler, payloads[:half])
+    second, bad_rows_of_second = read_natively(handler, payloads[half:])
+    return pa.concat_arrays([first, second]), bad_rows + [half + row for row in bad_rows_of_second]
 
 
 def _field_name(column: Column) -> str:
-    """Return the name of a column in what `read_natively` returns."""
+    """Return the name of a column in the structs of `read_natively`."""
     return f"f{column.number}"
 
 
-def _let_pass(error: BaseException) -> None:
-    """Raise again what no row has caused: a requested end, and lack of memory."""
-    panic = type(error).__name__ == "PanicException"
-    if isinstance(error, MemoryError) or not (isinstance(error, Exception) or panic):
+def _raise_if_unrelated(error: BaseException) -> None:
+    """Raise an error again that no row has caused: a requested end, or lack of memory."""
+    is_panic = type(error).__name__ == "PanicException"
+    if isinstance(error, MemoryError) or not (isinstance(error, Exception) or is_panic):
         raise error
 
 
@@ -252,40 +265,49 @@ def _declare(file: Any, columns: tuple[Column, ...]) -> str:
     """Add a message of these columns to a file; return its name."""
     message = file.message_type.add(name=f"M{len(file.message_type)}")
     for column in columns:
-        label = _PROTO.LABEL_REPEATED if column.repeated or column.key else _PROTO.LABEL_OPTIONAL
-        field = message.field.add(name=_field_name(column), number=column.number, label=label)
+        field = message.field.add(name=_field_name(column), number=column.number, label=_PROTO.LABEL_OPTIONAL)
+        if column.repeated or column.key:
+            field.label = _PROTO.LABEL_REPEATED
         if column.key:
+            # A map is a repeated message of its entries.
             entry = message.nested_type.add(name=f"F{column.number}Entry")
             entry.options.map_entry = True
-            key = entry.field.add(name="key", number=1, label=_PROTO.LABEL_OPTIONAL)
-            key.type = _scalar(column.key)
+            entry.field.add(name="key", number=1, label=_PROTO.LABEL_OPTIONAL, type=_scalar(column.key))
             _declare_type(file, entry.field.add(name="value", number=2, label=_PROTO.LABEL_OPTIONAL), column)
-            field.type, field.type_name = _PROTO.TYPE_MESSAGE, f".n.{message.name}.{entry.name}"
+            field.type = _PROTO.TYPE_MESSAGE
+            field.type_name = f".n.{message.name}.{entry.name}"
             continue
         _declare_type(file, field, column)
         if column.presence and field.type != _PROTO.TYPE_MESSAGE:
-            field.oneof_index, field.proto3_optional = len(message.oneof_decl), True
+            # `optional` of proto3 is a oneof with this one member.
+            field.oneof_index = len(message.oneof_decl)
+            field.proto3_optional = True
             message.oneof_decl.add(name=f"_f{column.number}")
     return str(message.name)
 
 
 def _declare_type(file: Any, field: Any, column: Column) -> None:
-    """Set the type of a field: that of its values in a map."""
+    """Set the type of a field; in a map, that of its values."""
     if column.kind in _RAW:
         field.type = _PROTO.TYPE_BYTES
     elif column.kind == "struct":
-        field.type, field.type_name = _PROTO.TYPE_MESSAGE, f".n.{_declare(file, column.columns)}"
+        field.type = _PROTO.TYPE_MESSAGE
+        field.type_name = f".n.{_declare(file, column.columns)}"
     elif column.kind == "enum":
-        field.type, field.type_name = _PROTO.TYPE_ENUM, f".n.{_declare_enum(file, column)}"
+        field.type = _PROTO.TYPE_ENUM
+        field.type_name = f".n.{_declare_enum(file, column)}"
     elif column.of:
-        field.type, field.type_name = _PROTO.TYPE_MESSAGE, f".{column.of}"
+        field.type = _PROTO.TYPE_MESSAGE
+        field.type_name = f".{column.of}"
     else:
         field.type = _scalar(column.kind)
 
 
 def _scalar(kind: str) -> int:
     """Return a scalar type; as int64, a uint32 has the same bytes and needs no cast."""
-    return int(_PROTO.Type.Value(f"TYPE_{kind.upper()}" if kind != "uint32" else "TYPE_INT64"))
+    if kind == "uint32":
+        return int(_PROTO.TYPE_INT64)
+    return int(_PROTO.Type.Value(f"TYPE_{kind.upper()}"))
 
 
 def _declare_enum(file: Any, column: Column) -> str:
@@ -301,37 +323,41 @@ _EXACT = 2**53
 """Below this an integral double has no digits that it does not hold."""
 
 
-def _converted(rows: pa.StructArray, columns: tuple[Column, ...]) -> tuple[list[pa.Array], Mask]:
+def _convert(rows: pa.StructArray, columns: tuple[Column, ...]) -> tuple[list[pa.Array], Mask]:
     """Return an array per column, and a mask of the rows that hold a time outside its range (None: there are none)."""
     arrays: list[pa.Array] = []
     bad: Mask = None
     for column in columns:
-        array, worse = _column(rows.field(_field_name(column)), column)
+        array, bad_in_column = _convert_column(rows.field(_field_name(column)), column)
         arrays.append(array)
-        bad = worse if bad is None else bad if worse is None else bad | worse
+        if bad is None:
+            bad = bad_in_column
+        elif bad_in_column is not None:
+            bad = bad | bad_in_column
     return arrays, bad
 
 
-def _column(array: pa.Array, column: Column) -> tuple[pa.Array, Mask]:
+def _convert_column(array: pa.Array, column: Column) -> tuple[pa.Array, Mask]:
     if not column.repeated and not column.key:
-        return _values(array, column)
+        return _convert_values(array, column)
     if column.key:
-        values, bad = _values(array.items, column)
+        values, bad = _convert_values(array.items, column)
         key = pa.field("key", arrow_type(column).key_type, nullable=False)
-        keys = array.keys if array.keys.type == key.type else array.keys.cast(key.type)
-        values = pa.StructArray.from_arrays([keys, values], fields=[key, pa.field("value", values.type)])
+        entries = [array.keys.cast(key.type), values]
+        values = pa.StructArray.from_arrays(entries, fields=[key, pa.field("value", values.type)])
     else:
-        values, bad = _values(array.values, column)
-    return _rebuilt(array, arrow_type(column), [values]), _lifted(array, bad)
+        values, bad = _convert_values(array.values, column)
+    return _rebuilt(array, arrow_type(column), [values]), _lists_with(array, bad)
 
 
-def _values(array: pa.Array, column: Column) -> tuple[pa.Array, Mask]:
-    """Return the values of a column: itself, an array's elements or a map's values."""
+def _convert_values(array: pa.Array, column: Column) -> tuple[pa.Array, Mask]:
+    """Return the values of a column: the column's own, an array's elements or a map's values."""
     target = value_type(column)
     match column.kind:
         case "struct":
-            arrays, bad = _converted(array, column.columns)
+            arrays, bad = _convert(array, column.columns)
             return _rebuilt(array, target, arrays), bad
+        # In Arrow a time is a number of microseconds already: a view copies nothing.
         case "timestamp":
             return array, _outside(array.view(pa.int64()), YEARS_1_TO_9999)
         case "duration":
@@ -341,26 +367,27 @@ def _values(array: pa.Array, column: Column) -> tuple[pa.Array, Mask]:
         case "empty":
             present = pa.array(np.ones(len(array), bool))
             return _rebuilt(array, target, [present]), None
-    return (array if array.type == target else array.cast(target)), None
+    if array.type == target:
+        return array, None
+    return array.cast(target), None
 
 
 def _rebuilt(array: pa.Array, kind: pa.DataType, children: list[pa.Array]) -> pa.Array:
-    """Return a nested array with other children, and the validity and offsets that it has."""
+    """Return a nested array with other children, but its own validity and offsets."""
     buffers = array.buffers()[: 1 if pa.types.is_struct(kind) else 2]
     return pa.Array.from_buffers(kind, len(array), buffers, array.null_count, 0, children)
 
 
 def _outside(micros: pa.Int64Array, bounds: tuple[int, int]) -> Mask:
-    """Return where a number is outside its bounds."""
-    found = pc.min_max(micros)
-    low, high = found["min"].as_py(), found["max"].as_py()
-    if low is None or (low >= bounds[0] and high <= bounds[1]):
+    """Return which numbers are outside their bounds; None if there are none, which one pass finds out."""
+    extremes = pc.min_max(micros).as_py()
+    if extremes["min"] is None or (extremes["min"] >= bounds[0] and extremes["max"] <= bounds[1]):
         return None
     outside = pc.or_(pc.less(micros, bounds[0]), pc.greater(micros, bounds[1])).fill_null(False)
     return np.asarray(outside.to_numpy(zero_copy_only=False), bool)
 
 
-def _lifted(array: pa.Array, bad: Mask) -> Mask:
+def _lists_with(array: pa.Array, bad: Mask) -> Mask:
     """Return which lists have a bad value."""
     if bad is None:
         return None
@@ -369,12 +396,13 @@ def _lifted(array: pa.Array, bad: Mask) -> Mask:
     return np.asarray(before[offsets[1:]] > before[offsets[:-1]], bool)
 
 
-def _json(raw: bytes | None, name: str) -> str | None:
+def _json(raw: bytes | None, full_name: str) -> str | None:
     """Return the JSON of a Struct, Value or ListValue."""
     if raw is None:
         return None
-    message = getattr(struct_pb2, name.rpartition(".")[2]).FromString(raw)
-    value = {"Struct": _object, "ListValue": _list, "Value": _value}[name.rpartition(".")[2]](message)
+    name = full_name.rpartition(".")[2]
+    message = getattr(struct_pb2, name).FromString(raw)
+    value = {"Struct": _object, "ListValue": _list, "Value": _value}[name](message)
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True, allow_nan=False)
 
 
@@ -401,6 +429,10 @@ def _value(message: Any) -> Any:
 
 
 def _number(number: float) -> float | int | str:
-    if not math.isfinite(number):
-        return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
-    return int(number) if number.is_integer() and abs(number) < _EXACT else number
+    if math.isnan(number):
+        return "NaN"
+    if math.isinf(number):
+        return "Infinity" if number > 0 else "-Infinity"
+    if number.is_integer() and abs(number) < _EXACT:
+        return int(number)
+    return number

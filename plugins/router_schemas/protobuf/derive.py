@@ -10,9 +10,9 @@
 | array, map | repeated, map |
 
 Everything else has to be cast: Protobuf has no dates, no other decimals, no lists of lists. The number of a field is
-for ever, so columns are numbered on from a version that there is: a field keeps its number and is kept when its column
-is gone, a new column gets a number beyond all others. Only a version that this module can write word for word is taken
-further (`known`), for it would otherwise lose what others declared.
+for ever. So a new version extends the existing one: a field keeps its number, and stays if its column is gone; a new
+column gets a number beyond all others. Only a version that this module can write word for word is extended (`known`),
+because a new version of any other would lose what its author declared.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from router_schemas.protobuf.descriptors import descriptors, message_of
 from router_schemas.protobuf.model import shape_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 TIMESTAMP = "google.protobuf.Timestamp"
@@ -69,9 +69,9 @@ class Message:
 
 
 def derived(columns: T.StructType, name: str, before: Message | None = None) -> Message:
-    """Return a message for columns that continues an existing version; `name` is its full name.
+    """Return a message for columns that extends an existing version; `name` is its full name.
 
-    Raises ValueError naming the column that Protobuf has no name or type for, or whose field had another type.
+    Raises ValueError naming a column that Protobuf has no name or type for, or whose field had another type.
     """
     return _message(columns, name, "", before)
 
@@ -80,50 +80,58 @@ def text_of(message: Message) -> str:
     """Return the .proto text of a message."""
     package, _, simple = message.name.rpartition(".")
     lines = ['syntax = "proto3";']
-    lines += [f"package {package};"] if package else []
-    lines += ['import "google/protobuf/timestamp.proto";'] if _has_times(message) else []
-    lines += _declared(replace(message, name=simple), f".{message.name}", "")
+    if package:
+        lines.append(f"package {package};")
+    if _has_times(message):
+        lines.append('import "google/protobuf/timestamp.proto";')
+    lines += _declaration(replace(message, name=simple), f".{message.name}", "")
     return "\n".join([*lines, ""])
 
 
 def known(files: bytes, name: str) -> Message | None:
-    """Return the message of a version that this module could have written; None for one that it could not."""
+    """Return the message of a version that this module could have written; None for any other."""
     shape = shape_of(message_of(files, name))
 
-    def message(full: str, called: str) -> Message:
+    def read_message(full_name: str, called: str) -> Message:
         members = []
-        for one in shape.messages[full]:
-            form = "repeated" if one.repeated else one.key
-            inner = message(one.of, one.of.rpartition(".")[2]) if one.of in shape.messages else None
-            members.append(Member(one.name, one.number, inner or one.of or one.kind, form))
+        for field in shape.messages[full_name]:
+            kind: str | Message = field.of or field.kind
+            if field.of in shape.messages:
+                kind = read_message(field.of, field.of.rpartition(".")[2])
+            members.append(Member(field.name, field.number, kind, "repeated" if field.repeated else field.key))
         return Message(called, tuple(members))
 
     try:
-        found = message(name, name)
-        again = descriptors(ResolvedSchema(RegisteredSchema(0, "PROTOBUF", text_of(found))))
+        message = read_message(name, name)
+        rewritten = descriptors(ResolvedSchema(RegisteredSchema(0, "PROTOBUF", text_of(message))))
     except (ValueError, RecursionError):
         return None
-    return found if again == files else None
+    # If the same bytes come out, this module has understood everything in the version.
+    return message if rewritten == files else None
 
 
 def _message(struct: T.StructType, name: str, path: str, before: Message | None) -> Message:
-    olds = {one.name: one for one in before.members} if before else {}
-    taken = {*olds, *struct.fieldNames(), *(one.kind.name for one in olds.values() if isinstance(one.kind, Message))}
-    numbers = _numbers(one.number for one in olds.values())
-    found: dict[str, Member] = dict(olds)
+    members: dict[str, Member] = {}
+    if before:
+        members = {member.name: member for member in before.members}
+    types = {member.kind.name for member in members.values() if isinstance(member.kind, Message)}
+    taken = {*members, *struct.fieldNames(), *types}
+    numbers = _free_numbers([member.number for member in members.values()])
+    # Members without a column stay: their numbers must never be used for other data.
     for column in struct:
-        at = f"{path}.{column.name}" if path else column.name
+        column_path = f"{path}.{column.name}".removeprefix(".")
         if not NAME.fullmatch(column.name):
-            what = "a name in Protobuf has letters, digits and underscores; rename it in `select`"
-            raise ValueError(f"field {at}: {what}")
-        old = olds.get(column.name)
-        found[column.name] = _member(column, at, old, old.number if old else next(numbers), taken)
-    made = Message(name, tuple(found.values()))
-    _check_names(made, path)
-    return made
+            problem = "a name in Protobuf has letters, digits and underscores; rename it in `select`"
+            raise ValueError(f"field {column_path}: {problem}")
+        old = members.get(column.name)
+        number = old.number if old else next(numbers)
+        members[column.name] = _member(column, column_path, old, number, taken)
+    message = Message(name, tuple(members.values()))
+    _check_names(message, path)
+    return message
 
 
-def _numbers(taken: Iterable[int]) -> Iterator[int]:
+def _free_numbers(taken: list[int]) -> Iterator[int]:
     number = max(taken, default=0)
     while True:
         number += 1
@@ -132,43 +140,54 @@ def _numbers(taken: Iterable[int]) -> Iterator[int]:
 
 
 def _member(column: T.StructField, path: str, old: Member | None, number: int, taken: set[str]) -> Member:
-    form, kind = "", column.dataType
+    form = ""
+    kind = column.dataType
     if isinstance(kind, T.ArrayType):
-        form, kind, path = "repeated", kind.elementType, f"{path}[]"
+        form = "repeated"
+        kind = kind.elementType
+        path += "[]"
     elif isinstance(kind, T.MapType):
-        form, path = _KINDS.get(type(kind.keyType), ""), f"{path}{{}}"
+        form = _KINDS.get(type(kind.keyType), "")
+        kind = kind.valueType
+        path += "{}"
         if form not in _KEYS:
             raise ValueError(f"field {path}: keys of maps in Protobuf are whole numbers, booleans and strings")
-        kind = kind.valueType
     if old and old.form != form:
-        raise ValueError(f"field {path}: it was {_said(old)} and cannot become {kind.simpleString()}; rename it")
+        raise _changed_type(path, old, kind)
     return Member(column.name, number, _kind(kind, column.name, path, old, taken), form)
 
 
 def _kind(kind: T.DataType, name: str, path: str, old: Member | None, taken: set[str]) -> str | Message:
-    before = old.kind if old else None
-    changed = f"field {path}: it was {_said(old) if old else ''} and cannot become {kind.simpleString()}; rename it"
     if isinstance(kind, T.StructType):
-        if isinstance(before, str):
-            raise ValueError(changed)
-        return _message(kind, before.name if before else _claimed(name, taken), path, before)
-    new = "uint64" if kind == T.DecimalType(20, 0) else _KINDS.get(type(kind))
+        if old is None:
+            return _message(kind, _claim_name(name, taken), path, None)
+        if isinstance(old.kind, str):
+            raise _changed_type(path, old, kind)
+        return _message(kind, old.kind.name, path, old.kind)
+    new = _KINDS.get(type(kind))
+    if kind == T.DecimalType(20, 0):
+        new = "uint64"
     if new is None:
-        what = f"Protobuf has no type for {kind.simpleString()} there; cast it in `select`, or put it into a struct"
-        raise ValueError(f"field {path}: {what}")
-    if isinstance(before, Message):
-        raise ValueError(changed)
-    if before not in (None, new, _WIDER.get(new)) and _WIDER.get(before or "") != new:
-        raise ValueError(changed)
-    return before if before == _WIDER.get(new) and before else new
+        problem = f"Protobuf has no type for {kind.simpleString()} there; cast it in `select`, or put it into a struct"
+        raise ValueError(f"field {path}: {problem}")
+    if old is None or old.kind == new:
+        return new
+    # The wider of two types holds the values of both.
+    if old.kind == _WIDER.get(new):
+        return old.kind
+    if isinstance(old.kind, str) and _WIDER.get(old.kind) == new:
+        return new
+    raise _changed_type(path, old, kind)
 
 
-def _said(old: Member) -> str:
-    kind = old.kind.name if isinstance(old.kind, Message) else old.kind
-    return f"{old.form} {kind}" if old.form == "repeated" else f"map<{old.form}, {kind}>" if old.form else kind
+def _changed_type(path: str, old: Member, kind: T.DataType) -> ValueError:
+    name = old.kind.name if isinstance(old.kind, Message) else old.kind
+    forms = {"": name, "repeated": f"repeated {name}"}
+    before = forms.get(old.form, f"map<{old.form}, {name}>")
+    return ValueError(f"field {path}: it was {before} and cannot become {kind.simpleString()}; rename it")
 
 
-def _claimed(name: str, taken: set[str]) -> str:
+def _claim_name(name: str, taken: set[str]) -> str:
     """Return a name for the message of a field, and take it: fields and messages share one scope."""
     chosen = name[:1].upper() + name[1:]
     while chosen in taken:
@@ -178,37 +197,47 @@ def _claimed(name: str, taken: set[str]) -> str:
 
 
 def _has_times(message: Message) -> bool:
-    kinds = [one.kind for one in message.members]
-    return any(kind == TIMESTAMP if isinstance(kind, str) else _has_times(kind) for kind in kinds)
+    for member in message.members:
+        if member.kind == TIMESTAMP or (isinstance(member.kind, Message) and _has_times(member.kind)):
+            return True
+    return False
 
 
-def _declared(message: Message, full: str, indent: str) -> list[str]:
+def _declaration(message: Message, full_name: str, indent: str) -> list[str]:
     lines = [f"{indent}message {message.name} {{"]
-    for one in message.members:
-        inner = one.kind if isinstance(one.kind, Message) else None
-        if inner:
-            lines += _declared(inner, f"{full}.{inner.name}", f"{indent}  ")
-        kind = f"{full}.{inner.name}" if inner else f".{TIMESTAMP}" if one.kind == TIMESTAMP else one.kind
-        label = {"": "" if inner or one.kind == TIMESTAMP else "optional ", "repeated": "repeated "}.get(one.form)
-        form = f"{label}{kind}" if label is not None else f"map<{one.form}, {kind}>"
-        lines.append(f"{indent}  {form} {one.name} = {one.number};")
+    for member in message.members:
+        # Of messages, which Timestamp is as well, absent and empty differ without `optional`.
+        label = ""
+        if isinstance(member.kind, Message):
+            kind = f"{full_name}.{member.kind.name}"
+            lines += _declaration(member.kind, kind, f"{indent}  ")
+        elif member.kind == TIMESTAMP:
+            kind = f".{TIMESTAMP}"
+        else:
+            kind = member.kind
+            label = "optional "
+        forms = {"": f"{label}{kind}", "repeated": f"repeated {kind}"}
+        form = forms.get(member.form, f"map<{member.form}, {kind}>")
+        lines.append(f"{indent}  {form} {member.name} = {member.number};")
     return [*lines, f"{indent}}}"]
 
 
 def _check_names(message: Message, path: str) -> None:
     """Refuse names that exclude each other: `a_b` and `aB` in JSON, the map `bags` and a type BagsEntry."""
-    camels: dict[str, str] = {}
-    types = {one.kind.name for one in message.members if isinstance(one.kind, Message)}
-    declared = {one.name for one in message.members} | types
-    for one in message.members:
-        at = f"{path}.{one.name}" if path else one.name
-        words = [word[:1].upper() + word[1:] for word in one.name.split("_") if word]
-        camel = "".join(words) if one.name.startswith("_") else one.name[:1] + "".join(words)[1:]
-        other = camels.setdefault(camel, one.name)
-        if other is not one.name:
-            raise ValueError(f"field {at}: in JSON it has the name of {other}, which Protobuf refuses; rename it")
-        if one.form in _KEYS:
-            entry = f"{''.join(words)}Entry"
+    json_names: dict[str, str] = {}
+    declared = {member.name for member in message.members}
+    declared |= {member.kind.name for member in message.members if isinstance(member.kind, Message)}
+    for member in message.members:
+        member_path = f"{path}.{member.name}".removeprefix(".")
+        words = [word[:1].upper() + word[1:] for word in member.name.split("_") if word]
+        camel = "".join(words)
+        json_name = camel if member.name.startswith("_") else member.name[:1] + camel[1:]
+        other = json_names.setdefault(json_name, member.name)
+        if other is not member.name:
+            problem = f"in JSON it has the name of {other}, which Protobuf refuses; rename it"
+            raise ValueError(f"field {member_path}: {problem}")
+        if member.form in _KEYS:
+            entry = f"{camel}Entry"
             if entry in declared:
-                raise ValueError(f"field {at}: the map needs the name {entry}, which is taken; rename it")
+                raise ValueError(f"field {member_path}: the map needs the name {entry}, which is taken; rename it")
             declared.add(entry)

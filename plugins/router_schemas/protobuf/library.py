@@ -5,7 +5,6 @@ Messages are read together: one reader per message, one event for all.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
@@ -60,8 +59,10 @@ class MessageUse:
 def events_of(uses: Mapping[str, MessageUse], reasons: Mapping[str, str], taken: Taken | None = None) -> Events:
     """Return how the records of these schemas are read, and why those of others are not; `taken`: by other formats."""
     made = _MessageEvent(uses, reasons, taken)
-    event = pa.struct({one.name: one.type for reader in made.readers for one in reader.type})
-    return Events(event, tuple(made.readers), made.written, origins=made.origins)
+    types: dict[str, pa.DataType] = {}
+    for message_reader in made.readers:
+        types |= {column.name: column.type for column in message_reader.type}
+    return Events(pa.struct(types), tuple(made.readers), made.written, origins=made.origins)
 
 
 class _MessageEvent(EventMaking[str, MessageUse, MessageReader]):
@@ -84,29 +85,40 @@ class Messages(RegistryLibrary[MessageUse, Events]):
 
     header: str = VALUE_HEADER
     among_others: bool = False
-    """Whether the registry's records are also of other formats: those of unknown schemas then have no message index."""
+    """Whether the registry also has records of other formats: those of unknown schemas then have no message index."""
     compiled: dict[int, bytes] = field(default_factory=dict)
 
     def use(self, writer: WriterSchema, resolved: ResolvedSchema, origin: SchemaOrigin) -> MessageUse:
         """Return the message of a writer's schema."""
-        number = resolved.schema.id
-        try:
-            files = self.compiled[number] = self.compiled.get(number) or descriptors(resolved)
-        except CompilerError as error:  # the schema may be good: no record may become a dead letter for this
-            raise StartError(f"{origin.label} cannot be compiled here: {error}") from error
-        return MessageUse.of(origin, files, writer.message if writer.path is None else name_at(files, writer.path))
+        schema_id = resolved.schema.id
+        if schema_id not in self.compiled:
+            try:
+                self.compiled[schema_id] = descriptors(resolved)
+            except CompilerError as error:  # the schema may be good: no record may become a dead letter for this
+                raise StartError(f"{origin.label} cannot be compiled here: {error}") from error
+        files = self.compiled[schema_id]
+        name = writer.message
+        if writer.path is not None:
+            name = name_at(files, writer.path)
+        return MessageUse.of(origin, files, name)
 
     def make(self) -> Events:
-        """Return one reader per message, and what the records of every schema are read with."""
-        made = events_of(self.uses, self.reasons, self.taken)
-        schemas = (WriterSchema.of(text).schema for text in (*self.uses, *self.faults)) if self.among_others else ()
-        keys = frozenset(one.bytes if isinstance(one, UUID) else one for one in schemas if one is not None)
-        return replace(made, header=self.header, indexed=keys if self.among_others else True)
+        """Return one reader per message, and the reader of each schema."""
+        made = replace(events_of(self.uses, self.reasons, self.taken), header=self.header)
+        if not self.among_others:
+            return made
+        # Only values of Protobuf have a message index: here are the ids and GUIDs that are.
+        keys: set[int | bytes] = set()
+        for text in (*self.uses, *self.faults):
+            schema = WriterSchema.of(text).schema
+            if schema is not None:
+                keys.add(schema.bytes if isinstance(schema, UUID) else schema)
+        return replace(made, indexed=frozenset(keys))
 
 
 @dataclass(frozen=True)
 class Files:
-    """The messages of a file: `descriptors` is a FileDescriptorSet, `label` what conflicts call it."""
+    """The messages of a file: `descriptors` is a FileDescriptorSet, `label` its name in conflicts."""
 
     label: str
     descriptors: bytes
@@ -135,15 +147,13 @@ class OneMessage(Library[Events]):
 
     def __init__(self, files: Files, message: str, wire_format: WireFormat, header: str = VALUE_HEADER) -> None:
         use = files.use(message)
-        writers = (
-            [WHOLE]
-            if wire_format == "none"
-            else [at_index(path) for path in message_indexes_of(files.descriptors, message)]
-        )
-        made = events_of(dict.fromkeys(writers, use), {})
+        writers = [WHOLE]
+        if wire_format != "none":
+            writers = [at_index(path) for path in message_indexes_of(files.descriptors, message)]
+        self.uses = dict.fromkeys(writers, use)
+        made = events_of(self.uses, {})
         if not made.readers:
             raise StartError(f"schema file {files.label}: {made.written[writers[0]].reason}")
-        self.uses = dict.fromkeys(writers, use)
         self._made = replace(made, wire_format=wire_format, header=header, only=message)
 
     @property
@@ -152,7 +162,7 @@ class OneMessage(Library[Events]):
         return False
 
     def refreshed(self, wanted: Iterable[str] = ()) -> Events:
-        """Return how the message is read, always the same."""
+        """Return the reading of the message, always the same object."""
         return self._made
 
 
@@ -168,7 +178,8 @@ class FileMessages(Library[Events]):
         self._faults: dict[str, str] = {}
         self._made: Events | None = None
         self._learn(remembered(memory, self.KEPT))
-        self._faults.clear()  # the file was another then
+        # The file may have changed since a former run: that it lacks a message now is no fault of a record.
+        self._faults.clear()
 
     @property
     def empty(self) -> bool:
@@ -176,15 +187,16 @@ class FileMessages(Library[Events]):
         return not self.uses
 
     def refreshed(self, wanted: Iterable[str] = ()) -> Events:
-        """Return how the messages are read that were wanted so far."""
+        """Return the reading of the messages that were wanted so far."""
         if self._learn(wanted) or self._made is None:
             self._made = events_of(self.uses, self._faults)
             keep(self._memory, self.KEPT, self.uses)
         return self._made
 
     def _learn(self, writers: Iterable[str]) -> bool:
-        new = [writer for writer in dict.fromkeys(writers) if writer not in self.uses and writer not in self._faults]
-        for writer in new:
+        """Learn the messages of writers; return whether one is new."""
+        new = {*writers} - self.uses.keys() - self._faults.keys()
+        for writer in sorted(new):
             try:
                 origin = SchemaOrigin(self._files.label)
                 self.uses[writer] = MessageUse.of(origin, self._files.descriptors, WriterSchema.of(writer).message)
@@ -194,7 +206,7 @@ class FileMessages(Library[Events]):
 
 
 _TYPES = {"payload": (pa.binary(), ANY), "name": (pa.string(),), "schema_id": (pa.int32(), pa.int64())}
-_WORDS = {"payload": "bytes or a google.protobuf.Any", "name": "a string or an enum", "schema_id": "an integer"}
+_TYPE_TEXTS = {"payload": "bytes or a google.protobuf.Any", "name": "a string or an enum", "schema_id": "an integer"}
 
 
 class Payloads(Library[Wrapped]):
@@ -217,7 +229,7 @@ class Payloads(Library[Wrapped]):
 
     @property
     def advice(self) -> str:
-        """Return how a configuration announces messages inside, or which outer messages there are."""
+        """Return how a configuration announces messages inside, or which field the outer messages lack."""
         return self._fault or "name the wrapper's `messages`, or its `subjects`"
 
     @property
@@ -227,53 +239,61 @@ class Payloads(Library[Wrapped]):
         return self._inner.announced or bool(self._messages and outer)
 
     def refreshed(self, wanted: Iterable[str] = ()) -> Wrapped:
-        """Return how to read all that is known and what is wanted."""
+        """Return how to read all known messages and the wanted ones."""
         wanted = set(wanted)
-        inside = {writer for writer in wanted if writer.startswith(WRAPPED)}
-        outer = self._outer.refreshed(wanted - inside)
-        named = {} if self._fields.schema_id else self._named()
-        first = {
-            str(WriterSchema(schema, one)) for schema, known in named.items() for one in self._messages if one in known
-        }
-        inner = self._inner.refreshed({writer.removeprefix(f"{WRAPPED} ") for writer in inside} | first)
+        of_payloads = {writer for writer in wanted if writer.startswith(WRAPPED)}
+        outer = self._outer.refreshed(wanted - of_payloads)
+        wanted_inside = {writer.removeprefix(f"{WRAPPED} ") for writer in of_payloads}
+        # A payload names its message in the files of its outer message, unless it has a schema of its own.
+        messages = {} if self._fields.schema_id else self._messages_by_schema()
+        for schema, full_names in messages.items():
+            announced = [name for name in self._messages if name in full_names]
+            wanted_inside.update(str(WriterSchema(schema, name)) for name in announced)
+        inner = self._inner.refreshed(wanted_inside)
         if self._made is None or self._made.outer is not outer or self._made.inner is not inner:
-            self._fault = self._missing(outer.event)
+            self._fault = self._missing_field(outer.event)
             if self._fault and self._outer.settled:
                 raise StartError(self._fault)
-            self._made = Wrapped(outer, inner, self._fields, named)
+            self._made = Wrapped(outer, inner, self._fields, messages)
         return self._made
 
-    def _named(self) -> dict[int | UUID | None, dict[str, str]]:
-        """Return for the schemas of outer messages how payloads may call the messages of their files."""
-        found: dict[int | UUID | None, dict[str, str]] = {}
+    def _messages_by_schema(self) -> dict[int | UUID | None, dict[str, str]]:
+        """Return for each schema of outer messages: what payloads may call a message of its files -> its full name."""
+        messages: dict[int | UUID | None, dict[str, str]] = {}
         for writer, use in self._outer.uses.items():
             schema = None if use.origin.id is None else WriterSchema.of(writer).schema
-            found[schema] = _called(use.files)
-        return found
+            messages[schema] = _full_names(use.files)
+        return messages
 
-    def _missing(self, event: pa.StructType) -> str:
-        """Return which field of the configuration no outer message has so far; raise StartError for one of no use."""
-        for option, kinds in _TYPES.items():
+    def _missing_field(self, event: pa.StructType) -> str:
+        """Return which field of the configuration no outer message has so far; raise StartError for an unusable one."""
+        # More outer messages may come: a missing field may still appear, a field of a wrong type stays wrong.
+        for option, types in _TYPES.items():
             path = getattr(self._fields, option)
-            kind = type_at(event, path)
-            if path and kind is None:
-                return f"wrapper.{option}: no outer message that is known has the field {'.'.join(path)}"
-            if path and kind not in kinds:
-                where = f"wrapper.{option}: {'.'.join(path)}"
-                raise StartError(f"{where} must be {_WORDS[option]} of the outer message; it is {kind}")
-        named = bool(self._fields.name or self._fields.schema_id)
-        if named and type_at(event, self._fields.payload) == ANY:
+            if not path:
+                continue
+            name = ".".join(path)
+            field_type = type_at(event, path)
+            if field_type is None:
+                return f"wrapper.{option}: no outer message that is known has the field {name}"
+            if field_type not in types:
+                problem = f"must be {_TYPE_TEXTS[option]} of the outer message; it is {field_type}"
+                raise StartError(f"wrapper.{option}: {name} {problem}")
+        is_named = bool(self._fields.name or self._fields.schema_id)
+        is_any = type_at(event, self._fields.payload) == ANY
+        if is_named and is_any:
             raise StartError("wrapper.payload: an Any names its message itself; leave out `name` and `schema_id`")
-        if not named and type_at(event, self._fields.payload) != ANY:
+        if not is_named and not is_any:
             raise StartError("wrapper.payload: bytes do not name their message; give `name` or `schema_id`")
         return ""
 
 
 @lru_cache(maxsize=256)
-def _called(files: bytes) -> dict[str, str]:
-    """Return full name by name: the full one, and the last part of it where no other message ends so."""
-    full = all_names(files)
-    short = Counter(name.rpartition(".")[2] for name in full)
-    return {name.rpartition(".")[2]: name for name in full if short[name.rpartition(".")[2]] == 1} | {
-        name: name for name in full
-    }
+def _full_names(files: bytes) -> dict[str, str]:
+    """Return full name by name: by the full name, and by its last part if no other message's ends so."""
+    full_names = all_names(files)
+    by_last_part: dict[str, list[str]] = {}
+    for name in full_names:
+        by_last_part.setdefault(name.rpartition(".")[2], []).append(name)
+    unique = {last_part: names[0] for last_part, names in by_last_part.items() if len(names) == 1}
+    return unique | {name: name for name in full_names}

@@ -7,9 +7,9 @@ one type, and so are types of two names that the same field has had.
 | change of a field | reads |
 |---|---|
 | int32 to int64, sint32 to sint64, int32 or uint32 to the other or to int64 | as the wider of the two |
-| its name; a oneof around it, where absent was null before | the same |
+| its name; a oneof around it, if absent was null before | the same |
 | a value of its enum added, removed or renamed | the same |
-| any other type, also where the wire type is the same: the values or the column would be wrong | refused |
+| any other type, also if the wire type is the same: the values or the column would be wrong | refused |
 | repeated, map or neither to another of these; the keys of a map | refused |
 | absent is zero to absent is null (`optional`, proto2, a oneof), or back: null is not zero | refused |
 | a name of its enum that takes another number: old records would show the wrong name | refused |
@@ -38,7 +38,7 @@ _WIDER = {
 
 @dataclass(frozen=True)
 class MessageVersion:
-    """A version of a message: its shape, and the label that conflicts call it by."""
+    """A version of a message: its shape, and its label in conflicts."""
 
     label: str
     shape: MessageShape
@@ -47,7 +47,7 @@ class MessageVersion:
     def of(label: str, descriptors: bytes, message: str) -> MessageVersion:
         """Return a version by the full name of its message.
 
-        Raises ValueError for a message that is not there or cannot be decoded (groups, message sets).
+        Raises ValueError for a message that does not exist or cannot be decoded (groups, message sets).
         """
         return MessageVersion(label, shape_of(message_of(descriptors, message), label))
 
@@ -57,8 +57,8 @@ class MergedMessage:
     """Versions that one message reads.
 
     `message` is the full name in the first of them; `labels` those that were merged; `descriptors` a
-    FileDescriptorSet whose last file has the merged message first, for `decode.reader`; `refused` says why other
-    versions are not among them.
+    FileDescriptorSet whose last file has the merged message first, for `decode.reader`; `refused` has the conflicts of
+    versions that do not fit.
     """
 
     message: str
@@ -74,19 +74,22 @@ def merge(versions: Sequence[MessageVersion]) -> tuple[MergedMessage, ...]:
     further classes in the same way.
     """
     classes: list[MergedMessage] = []
-    left = list(versions)
-    while left:
-        merged, taken, conflicts, again = left[0].shape, [left[0].label], [], []
-        for version in left[1:]:
-            grown = _Merge(merged, version)
-            if grown.conflicts:
-                conflicts += grown.conflicts
-                again.append(version)
+    waiting = list(versions)
+    while waiting:
+        first, *others = waiting
+        merged = first.shape
+        labels = [first.label]
+        conflicts = []
+        waiting = []
+        for version in others:
+            merge_step = _Merge(merged, version)
+            if merge_step.conflicts:
+                conflicts += merge_step.conflicts
+                waiting.append(version)
             else:
-                merged = grown.result
-                taken.append(version.label)
-        classes.append(MergedMessage(merged.root, tuple(taken), descriptors_of(merged), tuple(conflicts)))
-        left = again
+                merged = merge_step.result
+                labels.append(version.label)
+        classes.append(MergedMessage(merged.root, tuple(labels), descriptors_of(merged), tuple(conflicts)))
     return tuple(classes)
 
 
@@ -95,99 +98,110 @@ class _Merge:
 
     def __init__(self, old: MessageShape, version: MessageVersion) -> None:
         new = version.shape
-        self.root, self.label = old.root, version.label
-        self.same = _same(old, new)
+        self.root = old.root
+        self.label = version.label
+        self.names = _merged_names(old, new)
         self.conflicts: list[SchemaConflict] = []
-        fields: dict[str, list[MessageField]] = {}
-        for name, members in (*old.messages.items(), *new.messages.items()):
-            fields.setdefault(self.same[name], []).extend(members)
+        # Old fields come first, so that columns keep their order; new names of enums, because the newest name is shown.
+        self.fields: dict[str, list[MessageField]] = {}
+        for name, fields in (*old.messages.items(), *new.messages.items()):
+            renamed = [replace(field, of=self.names.get(field.of, field.of)) for field in fields]
+            self.fields.setdefault(self.names[name], []).extend(renamed)
         values: dict[str, list[tuple[str, int]]] = {}
         for name, pairs in (*new.enums.items(), *old.enums.items()):
-            values.setdefault(self.same[name], []).extend(pairs)
-        self.fields = {name: [self.renamed(one) for one in members] for name, members in fields.items()}
-        self.paths = dict(self.reached())
+            values.setdefault(self.names[name], []).extend(pairs)
+        self.paths = dict(self.reached_messages())
         messages = {name: self.message(name) for name in self.fields}
-        self.result = MessageShape(
-            self.root, messages, {name: self.enum(name, pairs) for name, pairs in values.items()}
-        )
-
-    def renamed(self, one: MessageField) -> MessageField:
-        """Return a field with the name that its type has in the merged shape."""
-        return replace(one, of=self.same.get(one.of, one.of))
+        enums = {name: self.enum(name, pairs) for name, pairs in values.items()}
+        self.result = MessageShape(self.root, messages, enums)
 
     def message(self, name: str) -> tuple[MessageField, ...]:
         """Return the fields of a merged message."""
-        found: dict[int, MessageField] = {}
+        merged: dict[int, MessageField] = {}
         for new in self.fields[name]:
-            old = found.get(new.number, new)
-            what = _difference(old, new)
-            if what:
-                self.report(name, new.name, old.version, what)
-            found[new.number] = replace(
+            # The first field of a number is compared with itself, so that nothing differs.
+            old = merged.get(new.number, new)
+            difference = _difference(old, new)
+            if difference:
+                self.report(name, new.name, old.version, difference)
+            merged[new.number] = replace(
                 new,
                 kind=_wider(old.kind, new.kind) or new.kind,
                 key=_wider(old.key, new.key),
                 oneof=new.oneof if new.oneof == old.oneof else "",
             )
-        return tuple(found.values())
+        return tuple(merged.values())
 
     def enum(self, name: str, values: list[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
         """Return the names of a merged enum, the newest first; the first name of a number is the one that is shown."""
-        found: dict[str, int] = {}
+        numbers: dict[str, int] = {}
         for value, number in values:
-            if found.setdefault(value, number) != number:
-                what = f"the enum's {value} was {number} and is {found[value]}; give a new number a new name"
-                users = [(owner, one) for owner, fields in self.fields.items() for one in fields if one.of == name]
-                before = [one.version for _, one in users if one.version != self.label]
-                self.report(users[-1][0], users[-1][1].name, before[-1] if before else self.label, what)
-        return tuple(found.items())
+            if numbers.setdefault(value, number) != number:
+                difference = f"the enum's {value} was {number} and is {numbers[value]}; give a new number a new name"
+                self.report_enum(name, difference)
+        return tuple(numbers.items())
 
-    def report(self, owner: str, name: str, before: str, what: str) -> None:
+    def report_enum(self, name: str, difference: str) -> None:
+        """Add a conflict about an enum, for the last field that uses it."""
+        users = [(message, field) for message, fields in self.fields.items() for field in fields if field.of == name]
+        labels = [field.version for _, field in users if field.version != self.label]
+        message, field = users[-1]
+        self.report(message, field.name, labels[-1] if labels else self.label, difference)
+
+    def report(self, message: str, field: str, before: str, difference: str) -> None:
         """Add a conflict about a field of a merged message; the version that is refused is always the new one."""
-        path = f"{self.paths[owner]}.{name}".removeprefix(".")
-        self.conflicts.append(SchemaConflict(path, before, self.label, what))
+        path = f"{self.paths[message]}.{field}".removeprefix(".")
+        self.conflicts.append(SchemaConflict(path, before, self.label, difference))
 
-    def reached(self) -> Iterator[tuple[str, str]]:
+    def reached_messages(self) -> Iterator[tuple[str, str]]:
         """Yield every merged message with the path of the first field that leads to it."""
-        seen, waiting = {self.root}, [(self.root, "")]
+        seen = {self.root}
+        waiting = [(self.root, "")]
         for name, path in waiting:  # which grows
             yield name, path
-            for one in self.fields[name]:
-                if one.of in self.fields and one.of not in seen:
-                    seen.add(one.of)
-                    step = "[]" if one.repeated else "{}" if one.key else ""
-                    waiting.append((one.of, f"{path}.{one.name}{step}".removeprefix(".")))
+            for field in self.fields[name]:
+                if field.of in self.fields and field.of not in seen:
+                    seen.add(field.of)
+                    step = {"repeated": "[]", "a map": "{}"}.get(_form(field), "")
+                    waiting.append((field.of, f"{path}.{field.name}{step}".removeprefix(".")))
 
 
-def _same(old: MessageShape, new: MessageShape) -> dict[str, str]:
+def _merged_names(old: MessageShape, new: MessageShape) -> dict[str, str]:
     """Return for each type of two shapes the name of the merged type that it becomes."""
-    same = {name: name for shape in (old, new) for name in (*shape.messages, *shape.enums)}
-    _join(same, same[new.root], old.root)
+    names: dict[str, str] = {}
+    fields: list[tuple[str, MessageField]] = []
+    for shape in (old, new):
+        names |= {name: name for name in (*shape.messages, *shape.enums)}
+        for message, members in shape.messages.items():
+            fields += [(message, field) for field in members]
+    _rename(names, names[new.root], old.root)
+    # The types of one field become one type. Then fields of these types are one field as well, and so on.
     changed = True
     while changed:
         changed = False
         first: dict[tuple[str, int], MessageField] = {}
-        for name, one in ((name, one) for s in (old, new) for name, fields in s.messages.items() for one in fields):
-            other = first.setdefault((same[name], one.number), one)
-            if one.of in same and other.of in same and one.kind == other.kind and same[one.of] != same[other.of]:
-                _join(same, same[one.of], same[other.of])
+        for message, field in fields:
+            other = first.setdefault((names[message], field.number), field)
+            if field.kind != other.kind or field.of not in names or other.of not in names:
+                continue
+            if names[field.of] != names[other.of]:
+                _rename(names, names[field.of], names[other.of])
                 changed = True
-    return same
+    return names
 
 
-def _join(same: dict[str, str], one: str, other: str) -> None:
-    same.update({name: other for name, merged in same.items() if merged == one})
+def _rename(names: dict[str, str], before: str, after: str) -> None:
+    names.update({name: after for name, merged in names.items() if merged == before})
 
 
 def _difference(old: MessageField, new: MessageField) -> str:
-    """Return what no single column can hold of both, or nothing."""
-    for kind in ("repeated", "a map", "single"):
-        if (_form(old) == kind) != (_form(new) == kind):
-            return f"it was {_form(old)} and is {_form(new)}"
+    """Return why no single column can hold both, or an empty text if one can."""
+    if _form(old) != _form(new):
+        return f"it was {_form(old)} and is {_form(new)}"
     if old.key and not _wider(old.key, new.key):
         return f"the map's keys were {old.key} and are {new.key}"
     if not _wider(old.kind, new.kind) or (old.of != new.of):
-        return f"it was {_shown(old)} and is {_shown(new)}"
+        return f"it was {_type_text(old)} and is {_type_text(new)}"
     if old.presence != new.presence:
         words = {True: "null", False: "zero"}
         return f"an absent value was {words[old.presence]} and is {words[new.presence]}"
@@ -198,9 +212,11 @@ def _wider(old: str, new: str) -> str:
     return old if old == new else _WIDER.get(frozenset({old, new}), "")
 
 
-def _form(one: MessageField) -> str:
-    return "repeated" if one.repeated else "a map" if one.key else "single"
+def _form(field: MessageField) -> str:
+    if field.repeated:
+        return "repeated"
+    return "a map" if field.key else "single"
 
 
-def _shown(one: MessageField) -> str:
-    return f"{one.kind} {one.of}" if one.of else one.kind
+def _type_text(field: MessageField) -> str:
+    return f"{field.kind} {field.of}".rstrip()

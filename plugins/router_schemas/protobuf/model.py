@@ -1,7 +1,7 @@
-"""Model what a message looks like on the wire, whichever syntax its .proto has, and as columns of Arrow and Spark.
+"""Model a message on the wire, whichever syntax its .proto has, and as columns of Arrow and Spark.
 
 proto2, proto3 and editions come down to the same few facts per field. As descriptors a shape is one proto3 file in
-which every message and enum stands at the top: `optional` keeps presence, enums are open, strings are UTF-8. Thereby
+which every message and enum stands at the top: `optional` keeps presence, enums are open, strings are UTF-8. Therefore
 
 - `required` is forgotten (a version that makes a field required would refuse all older records), and so are defaults:
   an absent field of proto2 is null;
@@ -9,8 +9,8 @@ which every message and enum stands at the top: `optional` keeps presence, enums
 - extensions that the files declare become fields of the message they extend.
 
 As columns a message is a tree, cut off where a table cannot follow. Every path of fields is a column of its own, so a
-message that contains itself has no end: the field by which a path comes back to a message that it went through holds
-the raw bytes, as does everything below `DEEPEST` messages.
+message that contains itself has no end: a field that returns to a message further up its own path holds the raw bytes,
+as does everything below `DEEPEST` messages.
 
 | Protobuf | Spark | notes |
 |---|---|---|
@@ -81,7 +81,7 @@ class MessageField:
     """A field of a message.
 
     `kind` is a scalar as .proto files name it, "enum" or "message", and `of` the full name of the latter two. `key`
-    is the kind of a map's keys, with `kind` and `of` for its values; "" where there is no map. `presence`: absent
+    is the kind of a map's keys, with `kind` and `of` for its values; "" if the field is no map. `presence`: absent
     differs from zero. `version` is the label of the version that declared it last, for conflicts only.
     """
 
@@ -111,17 +111,18 @@ def shape_of(message: Any, version: str = "") -> MessageShape:
     enums: dict[str, tuple[tuple[str, int], ...]] = {}
     waiting = [message]
     while waiting:
-        one = waiting.pop()
-        if one.full_name in messages:
+        reached = waiting.pop()
+        if reached.full_name in messages:
             continue
-        if one.GetOptions().message_set_wire_format:
-            raise ValueError(f"{one.full_name}: a message set of proto2 cannot be decoded; use an ordinary message")
-        members = list(_members(one))
-        messages[one.full_name] = tuple(_field(member, version) for member in members)
-        for value in map(_value, members):
+        if reached.GetOptions().message_set_wire_format:
+            raise ValueError(f"{reached.full_name}: a message set of proto2 cannot be decoded; use an ordinary message")
+        members = _members(reached)
+        messages[reached.full_name] = tuple(_field(member, version) for member in members)
+        for member in members:
+            value = _value(member)
             if value.enum_type:
                 enums[value.enum_type.full_name] = tuple((name.name, name.number) for name in value.enum_type.values)
-            elif value.message_type and not _special(value.message_type):
+            elif value.message_type and not _is_special(value.message_type):
                 waiting.append(value.message_type)
     return MessageShape(message.full_name, messages, enums)
 
@@ -129,69 +130,85 @@ def shape_of(message: Any, version: str = "") -> MessageShape:
 def descriptors_of(shape: MessageShape) -> bytes:
     """Return a FileDescriptorSet of a shape; the last file holds it, with the root as its first message.
 
-    Names are changed where the scope needs it, and fields get the names of their columns (see `column_names`).
+    Names that clash in their scope are changed, and fields get the names of their columns (see `column_names`).
     """
     file = descriptor_pb2.FileDescriptorProto(name=f"{_FILE}.proto", package=_FILE, syntax="proto3")
-    order = [shape.root, *(name for name in (*shape.messages, *shape.enums) if name != shape.root)]
     taken: set[str] = set()
-    types = {name: _claimed(name.replace(".", "_"), taken) for name in order}
-    for name in order:
-        message = file.message_type.add(name=types[name])
+    types: dict[str, str] = {}
+    for name in dict.fromkeys((shape.root, *shape.messages, *shape.enums)):
+        types[name] = _claim_name(name.replace(".", "_"), taken)
+    for name, type_name in types.items():
+        message = file.message_type.add(name=type_name)
         if name in shape.messages:
             _declare(message, shape.messages[name], types)
         else:
             # In a message of its own, because the names of an enum's values belong to the scope around it.
             _declare_enum(message.enum_type.add(name="Value"), shape.enums[name])
-    known = {f"google/protobuf/{stem}.proto" for stem in ("timestamp", "duration", "struct", "wrappers")}
-    file.dependency.extend(sorted(known))
-    return bytes(descriptor_pb2.FileDescriptorSet(file=[*map(well_known, sorted(known)), file]).SerializeToString())
+    imports = [f"google/protobuf/{stem}.proto" for stem in ("duration", "struct", "timestamp", "wrappers")]
+    file.dependency.extend(imports)
+    files = [*(well_known(name) for name in imports), file]
+    return bytes(descriptor_pb2.FileDescriptorSet(file=files).SerializeToString())
 
 
 def column_names(fields: Iterable[MessageField]) -> list[str]:
-    """Return the name of each field as a column: its own, or with `_` and its number where another had it first.
+    """Return the name of each field as a column: its own, or with `_` and its number if an earlier field has it.
 
     Delta and Spark fold names to one case, so names that differ in case only are the same name.
     """
     taken: set[str] = set()
-    return [_claimed(f"{one.name}_{one.number}" if one.name.lower() in taken else one.name, taken) for one in fields]
+    names = []
+    for member in fields:
+        name = member.name
+        if name.lower() in taken:
+            name += f"_{member.number}"
+        names.append(_claim_name(name, taken))
+    return names
 
 
-def _members(message: Any) -> Iterator[Any]:
+def _members(message: Any) -> list[Any]:
     """Return the fields in their order, then the extensions of the same files."""
-    yield from message.fields
+    members = list(message.fields)
     if message.is_extendable:
-        yield from sorted(message.file.pool.FindAllExtensions(message), key=lambda one: one.number)
+        members += sorted(message.file.pool.FindAllExtensions(message), key=lambda extension: extension.number)
+    return members
 
 
 def _field(member: Any, version: str) -> MessageField:
-    value, oneof = _value(member), member.containing_oneof
+    value = _value(member)
     if _PROTO.TYPE_GROUP in (member.type, value.type):
         raise ValueError(
             f"{member.full_name}: a group (of proto2, or DELIMITED in editions) cannot be decoded; make it a message"
         )
-    mapped = value is not member
+    key = ""
+    if value is not member:
+        key = _kind(member.message_type.fields_by_name["key"])
+    # A field that is alone in its oneof is optional and nothing more.
+    oneof = ""
+    if member.containing_oneof and len(member.containing_oneof.fields) > 1:
+        oneof = member.containing_oneof.name
     of = value.message_type or value.enum_type
     return MessageField(
         name=member.name,
         number=member.number,
         kind=_kind(value),
         of=of.full_name if of else "",
-        key=_kind(member.message_type.fields_by_name["key"]) if mapped else "",
-        repeated=member.is_repeated and not mapped,
+        key=key,
+        repeated=member.is_repeated and not key,
         presence=member.has_presence,
-        # alone in it, a field is optional and nothing more
-        oneof=oneof.name if oneof and len(oneof.fields) > 1 else "",
+        oneof=oneof,
         version=version,
     )
 
 
 def _value(member: Any) -> Any:
-    """Return the field that holds the values: the one itself, or that of a map's entry."""
+    """Return the field that holds the values: the member itself, or that of a map's entry."""
     entry = member.message_type
-    return entry.fields_by_name["value"] if entry and entry.GetOptions().map_entry else member
+    if entry and entry.GetOptions().map_entry:
+        return entry.fields_by_name["value"]
+    return member
 
 
-def _special(message: Any) -> bool:
+def _is_special(message: Any) -> bool:
     return message.full_name in SPECIAL and bool(message.file.name.startswith("google/protobuf/"))
 
 
@@ -201,40 +218,46 @@ def _kind(member: Any) -> str:
 
 def _declare(message: Any, fields: tuple[MessageField, ...], types: dict[str, str]) -> None:
     names = column_names(fields)
-    oneofs = list(dict.fromkeys(one.oneof for one in fields if one.oneof))
+    oneofs = list(dict.fromkeys(member.oneof for member in fields if member.oneof))
     # Names of oneofs and entries share the scope of the fields, and after a merge any of them may clash.
     scope = {name.lower() for name in names}
-    for place in range(len(oneofs)):
-        message.oneof_decl.add(name=_claimed(f"oneof_{place}", scope))
-    for name, one in zip(names, fields, strict=True):
-        label = _PROTO.LABEL_REPEATED if one.repeated or one.key else _PROTO.LABEL_OPTIONAL
+    for index in range(len(oneofs)):
+        message.oneof_decl.add(name=_claim_name(f"oneof_{index}", scope))
+    for name, member in zip(names, fields, strict=True):
         # The default JSON name of two columns may be the same, which proto3 refuses.
-        declared = message.field.add(name=name, json_name=name, number=one.number, label=label)
-        if one.key:
-            _declare_map(message, declared, one, _claimed(f"Entry{one.number}", scope), types)
+        declared = message.field.add(name=name, json_name=name, number=member.number, label=_PROTO.LABEL_OPTIONAL)
+        if member.repeated or member.key:
+            declared.label = _PROTO.LABEL_REPEATED
+        if member.key:
+            _declare_map(message, declared, member, _claim_name(f"Entry{member.number}", scope), types)
             continue
-        _declare_type(declared, one.kind, one.of, types)
-        if one.oneof:
-            declared.oneof_index = oneofs.index(one.oneof)
-        elif one.presence and one.kind != "message":
-            declared.oneof_index, declared.proto3_optional = len(message.oneof_decl), True
-            message.oneof_decl.add(name=_claimed(f"_{name}", scope))
+        _declare_type(declared, member.kind, member.of, types)
+        if member.oneof:
+            declared.oneof_index = oneofs.index(member.oneof)
+        elif member.presence and member.kind != "message":
+            # `optional` of proto3 is a oneof with this one member.
+            declared.oneof_index = len(message.oneof_decl)
+            declared.proto3_optional = True
+            message.oneof_decl.add(name=_claim_name(f"_{name}", scope))
 
 
-def _declare_map(message: Any, declared: Any, one: MessageField, name: str, types: dict[str, str]) -> None:
+def _declare_map(message: Any, declared: Any, member: MessageField, name: str, types: dict[str, str]) -> None:
+    """Declare a map, which is a repeated message of its entries, called `name`."""
     entry = message.nested_type.add(name=name)
     entry.options.map_entry = True
-    _declare_type(entry.field.add(name="key", number=1, label=_PROTO.LABEL_OPTIONAL), one.key, "", types)
-    _declare_type(entry.field.add(name="value", number=2, label=_PROTO.LABEL_OPTIONAL), one.kind, one.of, types)
-    declared.type, declared.type_name = _PROTO.TYPE_MESSAGE, f".{_FILE}.{message.name}.{name}"
+    _declare_type(entry.field.add(name="key", number=1, label=_PROTO.LABEL_OPTIONAL), member.key, "", types)
+    _declare_type(entry.field.add(name="value", number=2, label=_PROTO.LABEL_OPTIONAL), member.kind, member.of, types)
+    declared.type = _PROTO.TYPE_MESSAGE
+    declared.type_name = f".{_FILE}.{message.name}.{name}"
 
 
 def _declare_type(declared: Any, kind: str, of: str, types: dict[str, str]) -> None:
     declared.type = _PROTO.Type.Value(f"TYPE_{kind.upper()}")
-    if of in types:
-        declared.type_name = f".{_FILE}.{types[of]}" + (".Value" if kind == "enum" else "")
-    elif of:
-        declared.type_name = f".{of}"
+    if not of:
+        return
+    declared.type_name = f".{_FILE}.{types[of]}" if of in types else f".{of}"
+    if kind == "enum":
+        declared.type_name += ".Value"
 
 
 def _declare_enum(declared: Any, values: tuple[tuple[str, int], ...]) -> None:
@@ -242,12 +265,13 @@ def _declare_enum(declared: Any, values: tuple[tuple[str, int], ...]) -> None:
     names: dict[int, str] = {}
     for name, number in values:
         names.setdefault(number, name)
-    zero = names.pop(0, None) or _claimed("_0", {name.lower() for name in names.values()})
-    for number, name in ((0, zero), *names.items()):
+    zero = names.pop(0, None) or _claim_name("_0", {name.lower() for name in names.values()})
+    declared.value.add(name=zero, number=0)
+    for number, name in names.items():
         declared.value.add(name=name, number=number)
 
 
-def _claimed(name: str, taken: set[str]) -> str:
+def _claim_name(name: str, taken: set[str]) -> str:
     """Return a name that none of the taken equals, whatever the case, and take it."""
     while name.lower() in taken:
         name += "_"
@@ -282,7 +306,7 @@ class Column:
 
 
 def columns_of(shape: MessageShape) -> tuple[Column, ...]:
-    """Return the columns of a message; raise ValueError where it has none or more than `MOST`."""
+    """Return the columns of a message; raise ValueError if it has none or more than `MOST`."""
     if not shape.messages[shape.root]:
         raise ValueError(f"{shape.root}: the message has no fields, so there is nothing to decode")
     return tuple(_Layout(shape).columns(shape.root, ()))
@@ -298,25 +322,29 @@ class _Layout:
     def columns(self, message: str, above: tuple[str, ...]) -> Iterator[Column]:
         """Yield the columns of a message below the messages `above`."""
         fields = self.shape.messages[message]
-        for one, name in zip(fields, column_names(fields), strict=True):
+        path = (*above, message)
+        for member, name in zip(fields, column_names(fields), strict=True):
             self.count += 1
             if self.count > MOST:
                 raise ValueError(f"{self.shape.root}: more than {MOST} columns, nested ones counted")
-            kind = self.kind(one.kind, one.of, (*above, message))
+            kind = self.kind(member.kind, member.of, path)
+            columns: tuple[Column, ...] = ()
+            if kind == "struct":
+                columns = tuple(self.columns(member.of, path))
             yield Column(
                 name=name,
-                number=one.number,
+                number=member.number,
                 kind=kind,
-                of=one.of,
-                key=one.key,
-                repeated=one.repeated,
-                presence=one.presence,
-                columns=tuple(self.columns(one.of, (*above, message))) if kind == "struct" else (),
-                values=self.shape.enums.get(one.of, ()),
+                of=member.of,
+                key=member.key,
+                repeated=member.repeated,
+                presence=member.presence,
+                columns=columns,
+                values=self.shape.enums.get(member.of, ()),
             )
 
     def kind(self, kind: str, of: str, above: tuple[str, ...]) -> str:
-        """Return what a column is."""
+        """Return the kind of a column, for a field below the messages `above`."""
         if kind != "message":
             return kind
         if of not in self.shape.messages:
@@ -355,12 +383,16 @@ def arrow_type(column: Column) -> pa.DataType:
     """Return the Arrow type of a column."""
     if column.key:
         return pa.map_(_ARROW[column.key], pa.field("value", value_type(column)))
-    return pa.list_(pa.field("element", value_type(column))) if column.repeated else value_type(column)
+    if column.repeated:
+        return pa.list_(pa.field("element", value_type(column)))
+    return value_type(column)
 
 
 def value_type(column: Column) -> pa.DataType:
-    """Return the Arrow type of a column's values: of itself, an array's elements or a map's values."""
-    return arrow_struct(column.columns) if column.kind == "struct" else _ARROW[column.kind]
+    """Return the Arrow type of a column's values: the column's own, an array's elements or a map's values."""
+    if column.kind == "struct":
+        return arrow_struct(column.columns)
+    return _ARROW[column.kind]
 
 
 def spark_struct(struct: pa.StructType) -> T.StructType:
