@@ -102,9 +102,9 @@ class SchemaResolver:
     def poll(self, subjects: Iterable[str], *, wait: bool = False) -> frozenset[int]:
         """Return the ids of all versions of subjects; only versions not seen yet are fetched.
 
-        While the registry is unavailable, the versions known so far are returned, and it is not asked again for 30 s; with
-        `wait` that raises RegistryAway. A subject that does not exist (yet) has no ids. Raises RegistryRefuses when the
-        configuration must change.
+        While the registry is unavailable, the versions known so far are returned, and it is not asked again for 30 s;
+        with `wait` that raises RegistryAway. A subject that does not exist (yet) has no ids. Raises RegistryRefuses when
+        the configuration must change.
         """
         ids: set[int] = set()
         with self._lock:
