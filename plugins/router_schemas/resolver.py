@@ -103,8 +103,8 @@ class SchemaResolver:
         """Return the ids of all versions of subjects; only versions not seen yet are fetched.
 
         While the registry is unavailable, the versions known so far are returned, and it is not asked again for 30 s;
-        with `wait` that raises RegistryAway. A subject that does not exist (yet) has no ids. Raises RegistryRefuses when
-        the configuration must change.
+        with `wait` that raises RegistryAway. A subject that does not exist (yet) has no ids. Raises RegistryRefuses
+        when the configuration must change.
         """
         ids: set[int] = set()
         with self._lock:
