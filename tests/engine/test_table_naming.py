@@ -62,7 +62,7 @@ def test_queries_whose_names_fold_to_one_do_not_share_a_table(tmp_path: Path) ->
     write_deltalake(lake.address(table), pa.table({"n": [1]}), commit_properties=about)
 
     refuse_shared(lake, ours.model_copy(update={"name": "ga-mes"}))
-    with pytest.raises(StartError, match=r"belongs to the query ga-mes, and ga_mes would write it"):
+    with pytest.raises(StartError, match=r"belongs to the query ga-mes, and ga_mes would also write it"):
         refuse_shared(lake, ours)
 
 
