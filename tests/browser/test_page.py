@@ -117,10 +117,10 @@ def test_the_page_follows_the_stream(browser: Chrome, show: Callable[..., str]) 
     address = show(board)
     assert text_of(browser, "#verdict") == "✓ All is well"
     board.enter("waiting", "no broker answers at broker:9092")
-    wait(browser, "return document.getElementById('verdict').textContent.includes('should look')")
+    wait(browser, "return document.getElementById('verdict').textContent.includes('Needs a look')")
     assert "no broker answers at broker:9092" in text_of(browser, "#words")
     board.enter("failed", "the batch does not balance")
-    wait(browser, "return document.getElementById('verdict').textContent.includes('has to act')")
+    wait(browser, "return document.getElementById('verdict').textContent.includes('Action needed')")
     assert "router run big_wins.yaml" in text_of(browser, "#findings")
     assert_nothing_went_wrong(browser, address)
 
