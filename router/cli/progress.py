@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.status import Status
+
+from router.engine.status.background import BackgroundThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,8 +29,9 @@ class Estimate:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._began = clock()
+        self._began = 0.0
         self._before: int | None = None
+        """What was done at the first call."""
 
     def rest(self, done: int, of: int) -> float | None:
         """Return the seconds until all are done; None while too few are to tell."""
@@ -62,61 +64,59 @@ def progress_line(what: str, unit: str) -> Iterator[Callable[[int, int], None]]:
     if not console.is_terminal:
         yield lambda done, of: None
         return
+    with _CountedProgress(what, unit, console) as progress:
+        yield progress.tell
 
-    status = Status(f"{what}: starting", console=console)
-    estimate = Estimate()
-    latest = status.status
-    ended = threading.Event()
 
-    def tell(done: int, of: int) -> None:
-        nonlocal latest
-        latest = sentence(what, done, of, unit, estimate.rest(done, of))
+class _CountedProgress(BackgroundThread):
+    """A line with the count that was told last."""
 
-    def show() -> None:
-        if ended.wait(SHOWN_AFTER):
+    def __init__(self, what: str, unit: str, console: Console) -> None:
+        super().__init__("progress")
+        self._what = what
+        self._unit = unit
+        self._estimate = Estimate()
+        self._latest = f"{what}: starting"
+        self._status = Status(self._latest, console=console)
+
+    def tell(self, done: int, of: int) -> None:
+        """Take the next count."""
+        self._latest = sentence(self._what, done, of, self._unit, self._estimate.rest(done, of))
+
+    def _run(self) -> None:
+        if self._ended.wait(SHOWN_AFTER):
             return
-        status.start()
-        while True:
-            status.update(latest)
-            if ended.wait(ASK_SECONDS):
-                break
-        status.stop()
-
-    thread = threading.Thread(target=show, name="progress", daemon=True)
-    thread.start()
-    try:
-        yield tell
-    finally:
-        ended.set()
-        thread.join()
+        with self._status:
+            self._status.update(self._latest)
+            while not self._ended.wait(ASK_SECONDS):
+                self._status.update(self._latest)
 
 
-@contextmanager
-def tasks_shown(session: SparkSession, what: str, show: Callable[[str], None]) -> Iterator[None]:
-    """Show how many tasks of Spark's running stages are done, for as long as the block runs."""
-    ended = threading.Event()
+class SparkProgress(BackgroundThread):
+    """How many tasks of Spark's running stages are done, told to `show` for as long as the block runs."""
 
-    def ask() -> None:
-        estimates: dict[tuple[int, ...], Estimate] = {}
-        while not ended.wait(ASK_SECONDS):
+    def __init__(self, session: SparkSession, what: str, show: Callable[[str], None]) -> None:
+        super().__init__("progress")
+        self._session = session
+        self._what = what
+        self._show = show
+
+    def _run(self) -> None:
+        estimate = Estimate()
+        estimated: tuple[int, ...] = ()
+        while not self._ended.wait(ASK_SECONDS):
             try:
-                stages, done, of = running_tasks(session)
-            except Exception:
+                stages, done, of = running_tasks(self._session)
+            except Exception:  # Spark stops; whatever else fails here is no reason to end the command
                 return
             if not stages:
-                show(what)
+                self._show(self._what)
                 continue
-            # The next stage begins from scratch: its tasks may take longer than those before it.
-            estimate = estimates.setdefault(stages, Estimate())
-            show(sentence(what, done, of, "tasks of Spark", estimate.rest(done, of)))
-
-    thread = threading.Thread(target=ask, name="progress", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
+            # The next stages begin from scratch: their tasks may take longer than those before them.
+            if stages != estimated:
+                estimate = Estimate()
+                estimated = stages
+            self._show(sentence(self._what, done, of, "tasks of Spark", estimate.rest(done, of)))
 
 
 def running_tasks(session: SparkSession) -> tuple[tuple[int, ...], int, int]:

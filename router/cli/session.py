@@ -63,7 +63,7 @@ def watched_session(
 
     A terminal also shows how many tasks of Spark are done. `stop` is set at SIGTERM and Ctrl-C.
     """
-    from router.cli.progress import tasks_shown
+    from router.cli.progress import SparkProgress
     from router.cli.watching import Watcher
 
     with (
@@ -73,7 +73,7 @@ def watched_session(
         ExitStack() as shown,
     ):
         if watcher.status is not None:
-            shown.enter_context(tasks_shown(session, config.name, watcher.status.update))
+            shown.enter_context(SparkProgress(session, config.name, watcher.status.update))
         yield session
 
 

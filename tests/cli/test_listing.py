@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
-import subprocess
 import sys
 from datetime import datetime, timezone
 from typing import Any
@@ -25,6 +22,7 @@ from router.engine.label.layout import DEAD_SCHEMA
 from router.engine.ledger import SCHEMA
 from router.engine.reprocess.replay import DeadLetterOutcome, Scope
 from router.registry import load_registry
+from tests.cli.terminal import run_in_terminal
 from tests.engine import written_lake
 from tests.engine.written_lake import WrittenLake
 
@@ -162,20 +160,9 @@ def test_the_dry_replay_is_whole_at_80_columns(lake: WrittenLake, monkeypatch: A
 @pytest.mark.parametrize("columns", ["40", "80", "200"])
 def test_a_real_terminal_has_no_line_that_is_wider(lake: WrittenLake, columns: str) -> None:
     """What a test runner takes for a terminal may be none: here one is open."""
-    controller, terminal = pty.openpty()
-    environ = {**os.environ, "COLUMNS": columns, "TERM": "xterm"}
-    command = [sys.executable, "-m", "router", "ledger", str(lake.file)]
-    subprocess.run(command, stdout=terminal, env=environ, check=True)
-    os.close(terminal)
-    output = b""
-    try:
-        while chunk := os.read(controller, 65_536):
-            output += chunk
-    except OSError:  # the other end is closed
-        pass
-    os.close(controller)
+    output, _ = run_in_terminal([sys.executable, "-m", "router", "ledger", str(lake.file)], columns, "stdout")
 
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", output.decode()).splitlines()
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", output).splitlines()
     assert max(map(len, lines)) <= int(columns)
     assert any(f"{NUMBER:,}" in line for line in lines)
 

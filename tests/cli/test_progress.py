@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import subprocess
 import sys
 import time
@@ -11,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from router.cli.progress import Estimate, running_tasks, sentence, tasks_shown
+from router.cli.progress import Estimate, SparkProgress, running_tasks, sentence
+from tests.cli.terminal import run_in_terminal
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,21 +54,10 @@ def test_the_line_names_what_is_done_and_left(rest: float | None, text: str) -> 
 @pytest.mark.parametrize("pause", [pytest.param("0.15", id="slow"), pytest.param("0", id="quick")])
 def test_a_terminal_shows_the_line_if_it_takes_long(pause: str) -> None:
     """Without it nobody knows whether a command hangs, or there is a flicker where nothing takes long."""
-    controller, terminal = pty.openpty()
-    environ = {**os.environ, "COLUMNS": "100", "TERM": "xterm"}
-    command = [sys.executable, "-c", SLOW.format(pause=pause)]
-    answer = subprocess.run(command, stdout=subprocess.PIPE, stderr=terminal, env=environ, check=True, text=True)
-    os.close(terminal)
-    shown = b""
-    try:
-        while chunk := os.read(controller, 65_536):
-            shown += chunk
-    except OSError:  # the other end is closed
-        pass
-    os.close(controller)
+    shown, printed = run_in_terminal([sys.executable, "-c", SLOW.format(pause=pause)], "100", "stderr")
 
-    assert answer.stdout == "done\n"
-    assert ("of 12 tables" in shown.decode()) == (pause != "0")
+    assert printed == "done\n"
+    assert ("of 12 tables" in shown) == (pause != "0")
 
 
 def test_a_pipe_gets_no_line() -> None:
@@ -89,7 +77,7 @@ def test_the_tasks_of_spark_are_counted(spark: SparkSession) -> None:
         time.sleep(0.4)
         return rows
 
-    with tasks_shown(spark, "games", lines.append):
+    with SparkProgress(spark, "games", lines.append):
         spark.sparkContext.parallelize(range(10), 10).mapPartitions(wait).count()
 
     assert any("of 10 tasks of Spark" in line for line in lines), lines
