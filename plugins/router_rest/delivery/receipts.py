@@ -365,7 +365,11 @@ UNREAD = 7 * 86_400.0
 
 def remove_call_logs(parts: Parts) -> None:
     """Remove the logs of the attempts at a batch that is done."""
-    logs = {path.name.removeprefix(_log_prefix()): path for path in _call_logs()}
+    try:
+        prefix = _log_prefix()
+    except OSError:  # a system without it has no logs
+        return
+    logs = {path.name.removeprefix(prefix): path for path in _log_folder().glob(f"{prefix}*")}
     if not logs:  # nothing was killed: the parts need not be read
         return
     for attempt in {notes.get("attempt", "") for notes, _ in parts.read([])}:
@@ -375,15 +379,12 @@ def remove_call_logs(parts: Parts) -> None:
 
 def remove_old_call_logs() -> None:
     """Remove the logs from before this machine's start, and those that were not read for UNREAD seconds."""
-    for path in _call_logs():
+    prefix = _log_prefix()
+    oldest = time.time() - UNREAD
+    for path in _log_folder().glob(f"{_LOGS}*"):
         with suppress(OSError):  # removed meanwhile
-            old = path.stat().st_mtime < time.time() - UNREAD
-            if old or not path.name.startswith(_log_prefix()):
+            if not path.name.startswith(prefix) or path.stat().st_mtime < oldest:
                 _remove_unless_written(path)
-
-
-def _call_logs() -> list[Path]:
-    return list(_log_folder().glob(f"{_LOGS}*"))
 
 
 def _remove_unless_written(path: Path) -> None:

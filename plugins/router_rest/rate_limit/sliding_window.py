@@ -150,8 +150,10 @@ class Quota:
         self.short = seconds <= SHORT
         self.step = seconds / (most * share) if self.short else 0.0
         """Seconds between two calls or rows."""
-        self.lives = min(LOOSE, slack * LATE) if self.short else min(LONGEST_LIFE, max(LOOSE, seconds * LONG_LIFE))
+        self.lives = min(LOOSE, slack * LATE)
         """Seconds for which a token may be used."""
+        if not self.short:
+            self.lives = min(LONGEST_LIFE, max(LOOSE, seconds * LONG_LIFE))
         # the pace of a short limit leaves its slack unused; a long limit has no pace, its window is longer by the slack
         self.window = SlidingWindow(floor(most), seconds if self.short else seconds / share, slack * LUMPS)
         self.free = -inf
