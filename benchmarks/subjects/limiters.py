@@ -104,9 +104,10 @@ def _send_at_a_limit(url: str, folder: Path, options: dict[str, str], tasks: int
     every = [moment for times in sent for moment in times]
     counts = {"highest": float(most_in_a_second(every, window)), "lapsed": lapsed / limit / seconds}
     counts["least share"] = min(len(times) for times in sent) / len(every)
+    # Calls of a window of a minute come in bursts: two whole windows count, after two others.
+    counted = (WARM_UP, seconds) if window == 1 else (2 * window, 4 * window)
     for client in ("router", "naive"):
-        log = folder / f"{client}.log"
-        used, refused = _counted(log, limit, seconds) if window == 1 else _counted_in_windows(log, limit, 2 * window)
+        used, refused = _counted(folder / f"{client}.log", limit, *counted, bursts=window > 1)
         counts |= {f"{client}: used": used, f"{client}: refused": refused}
     return counts
 
@@ -119,21 +120,18 @@ def _send_batches(folder: Path, url: str, pace: Pace, tasks: int, rows: int, sec
     (folder / "lapsed").write_text(str(lapsed))
 
 
-def _counted_in_windows(log: Path, limit: float, seconds: float) -> tuple[float, float]:
-    """Return the same of the `seconds` after as many: calls come in bursts, and the last window may be cut off."""
-    calls = sorted(line.split() for line in log.read_text().splitlines())
-    first = float(calls[0][0]) + seconds
-    statuses = [status for when, status in calls if first <= float(when) < first + seconds]
-    accepted = statuses.count("200")
-    return accepted / limit / seconds, 1 - accepted / len(statuses)
+def _counted(log: Path, limit: float, begin: float, end: float, *, bursts: bool) -> tuple[float, float]:
+    """Return the part of a limit per second that was used, and the part of calls that was refused, by a log.
 
-
-def _counted(log: Path, limit: float, seconds: float) -> tuple[float, float]:
-    """Return the part of a limit per second that was used, and the part of calls that was refused, by a log."""
+    What counts came from `begin` to `end` seconds after the first call.
+    """
     calls = sorted(line.split() for line in log.read_text().splitlines())
-    first = float(calls[0][0]) + WARM_UP
-    # A client that a busy machine started late has sent for a shorter time.
-    last = min(float(calls[0][0]) + seconds, float(calls[-1][0]))
+    started = float(calls[0][0])
+    first = started + begin
+    last = started + end
+    if not bursts:
+        # A client that a busy machine started late has sent for a shorter time.
+        last = min(last, float(calls[-1][0]))
     statuses = [status for when, status in calls if first <= float(when) < last]
     accepted = statuses.count("200")
     return accepted / limit / (last - first), 1 - accepted / len(statuses)

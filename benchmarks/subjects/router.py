@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from benchmarks.runs import Task
     from router import ArrowDecoding, BatchReport, Decoder
     from router.config.loader import Loaded
+    from router.engine.status.board import StatusBoard
+    from router.registry import Registry
 
 SWEEPS = Path(__file__).parents[1] / "sweeps"
 ROUTES = Path(__file__).parents[2] / "routes"
@@ -95,10 +97,14 @@ def start_session(task: Task) -> SparkSession:
 
 def _drain_topic(spark: SparkSession, task: Task) -> Run:
     """Drain the topic with the engine in this process: with `start_session` the place that knows the engine's names."""
-    reports: list[BatchReport] = []
     registry = load_registry()
-    loaded = load(write_configuration(task), registry)
-    options = RunOptions(trigger=Trigger(once=True), finished=lambda report, _: reports.append(report))
+    return drain(spark, load(write_configuration(task), registry), registry)
+
+
+def drain(spark: SparkSession, loaded: Loaded, registry: Registry, status: StatusBoard | None = None) -> Run:
+    """Drain the source of a configuration; `status` is the board that the run tells what it does."""
+    reports: list[BatchReport] = []
+    options = RunOptions(trigger=Trigger(once=True), finished=lambda report, _: reports.append(report), status=status)
     began = time.perf_counter()
     run(loaded, registry, spark, options)
     return summary(time.perf_counter() - began, reports)

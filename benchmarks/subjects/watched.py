@@ -15,13 +15,11 @@ import psutil
 
 from benchmarks.runs import Run
 from benchmarks.subjects import Subject
-from benchmarks.subjects.router import configuration, start_session, summary, written
+from benchmarks.subjects.router import configuration, drain, start_session, written
 from benchmarks.verify import bronze_and_tables
 from router.cli.run import served
 from router.config.loader import load
-from router.config.models import Trigger
 from router.engine.status.board import StatusBoard
-from router.engine.stream import RunOptions, run
 from router.registry import load_registry
 from router_demo.embedded import free_ports
 
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from benchmarks.runs import Task
-    from router import BatchReport
 
 READERS = """
 import sys, threading, time, urllib.request
@@ -75,8 +72,7 @@ def _run(spark: SparkSession, task: Task) -> Run:
 
 
 def _drain(spark: SparkSession, task: Task, *, watched: bool) -> tuple[Run, int]:
-    """Drain the topic once; also return how many scrapes were answered."""
-    reports: list[BatchReport] = []
+    """Drain the topic once, the start of the server included; also return how many scrapes were answered."""
     content = configuration(task)
     (port,) = free_ports(1)
     if watched:
@@ -85,17 +81,16 @@ def _drain(spark: SparkSession, task: Task, *, watched: bool) -> tuple[Run, int]
     registry = load_registry()
     loaded = load(file, registry)
     board = StatusBoard(loaded.config.name)
-    options = RunOptions(trigger=Trigger(once=True), finished=lambda report, _: reports.append(report), status=board)
     answered = Path(task.folder, "scrapes")
     began = time.perf_counter()
     with ExitStack() as readers:
         readers.enter_context(served(loaded.config, board, file))
         if watched:
             readers.enter_context(_readers(port, task.options, answered))
-        run(loaded, registry, spark, options)
+        drained = drain(spark, loaded, registry, board)
         seconds = time.perf_counter() - began
     scrapes = len(answered.read_text().splitlines()) if watched else 0
-    return summary(seconds, reports), scrapes
+    return replace(drained, seconds=seconds), scrapes
 
 
 @contextmanager
