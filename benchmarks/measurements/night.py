@@ -21,7 +21,7 @@ NAMES = {"cpu": "CPU seconds", "wall": "wall seconds"}
 
 
 def _cells(scale: Scale) -> list[Cell]:
-    pairs = ("pairs", "10" if scale.full else "3")
+    pairs = ("pairs", "20" if scale.full else "3")
     options = (pairs, ("pages", str(PAGES)), ("scrape", str(SCRAPE_SECONDS)))
     return [
         Cell("watched", "single", scale.events, games, rows_per_batch=scale.events // 10, options=options)

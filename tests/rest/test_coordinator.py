@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -456,6 +458,40 @@ def test_what_is_left_is_not_overdrawn(clock: Clock) -> None:
     clock.now += 1.5
     tasks.say("a", wants=50)
     assert tasks.received["a"] > 21
+
+
+def send_at_one_limiter(clock: Clock, stated: float, gap: float, seconds: float) -> list[int]:
+    """Let two coordinators send to an API that wants `gap` seconds between calls; return what each got accepted."""
+    chances = [random.Random(seed).random for seed in range(2)]
+    both = [Tasks(Coordinator(limited(stated), clock, chance), "task") for chance in chances]
+    due: list[tuple[float, int]] = []
+    accepted = [0, 0]
+    last = -math.inf
+    dealt = [0, 0]
+    until = clock.now + seconds
+    while clock.now < until:
+        for number, tasks in enumerate(both):
+            tasks.say("task", wants=10)
+            for grant in tasks.told["task"][dealt[number] :]:
+                for run in grant.runs:
+                    due += [(run.first + call * run.step, number) for call in range(run.calls)]
+            dealt[number] = len(tasks.told["task"])
+        for moment, number in sorted(due):
+            if moment <= clock.now:
+                due.remove((moment, number))
+                ok = moment >= last + gap
+                last = moment if ok else last
+                accepted[number] += ok
+                both[number].say("task", wants=10, sent=1, ok=int(ok), throttled=int(not ok))
+        clock.now += 0.005
+    return accepted
+
+
+def test_two_processes_whose_calls_come_at_the_same_moments_move_apart(clock: Clock) -> None:
+    """Both state 20 of 50, so their calls are 50 ms apart: without a shift all calls of one would be refused."""
+    accepted = send_at_one_limiter(clock, 20.0, 0.02, 60.0)
+
+    assert min(accepted) >= 0.9 * 20 * 60
 
 
 def test_a_bucket_that_is_refilled_all_the_time_stops_nobody(clock: Clock) -> None:

@@ -43,6 +43,12 @@ WORTH_WAITING = 3.0
 """Seconds: a task is not sent away while the next token is no further off than this."""
 LONGEST_USED_UP = 30.0
 """Seconds after which other keys are looked for, where those that were asked for have used up their limits."""
+SHIFT = 0.25
+"""The part of a step by which calls are later, at most, after one was refused.
+
+Two clients with the same pace keep their distance: where an API wants calls apart, all calls of one would come too soon
+after those of the other, for as long as both send. The one that is refused moves away.
+"""
 JITTER = 0.1
 """The part of a pause that is added at random: else drivers that were paused together would resume together."""
 CREDIT = 16
@@ -182,6 +188,8 @@ class Coordinator:
             self._adaptive_rate.heard(now, sent=report.sent, refused=refused)
         elif self._circuit.since is None and self._circuit.pace(now) == 1 and now >= self._shut(now):
             self._stated_pace.heard(now, ok=report.ok, refused=refused)
+            if refused:
+                self.windows.shift(SHIFT * self._chance())
         else:
             self._stated_pace.restart()
         self._concurrency.timeouts(now, report.timeouts, report.ok)

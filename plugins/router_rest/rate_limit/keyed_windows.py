@@ -74,6 +74,9 @@ class KeyedWindows:
         """Return nothing: each key has its own limit."""
         return None
 
+    def shift(self, part: float) -> None:
+        """Do nothing: calls of many keys are not evenly spaced."""
+
     def succeed(self, before: KeyedWindows | SlidingWindows) -> None:
         """Take over the counts of windows of the same length, so that a restated limit does not begin at zero."""
         if isinstance(before, KeyedWindows):

@@ -235,6 +235,11 @@ class SlidingWindows:
         self._take(run, paces, own)
         return run
 
+    def shift(self, part: float) -> None:
+        """Let the next token be later by a part of a step, and with it all that follow at the same pace."""
+        for quota in self._quotas:
+            quota.free += part * quota.step
+
     def spent(self, at: float, calls: int, rows: int) -> None:
         """Count calls that were sent before, those of an earlier driver for instance."""
         for quotas, cost in ((self._calls, calls), (self._rows, rows)):
