@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark import SparkContext
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
@@ -39,9 +40,16 @@ def jvm(spark: SparkSession) -> Any:
     return spark.sparkContext._jvm
 
 
-def start_jvm(conf: SparkConf) -> Any:
-    """Start the JVM of this process, without a Spark in it yet; return the door to its classes."""
-    SparkContext._ensure_initialized(conf=conf)
+def start_jvm(conf: SparkConf, stderr: int | None = None) -> Any:
+    """Start the JVM of this process, if there is none, without a Spark in it yet; return the door to its classes.
+
+    `stderr` is the descriptor to which the JVM writes its errors; None: that of this process.
+    """
+    # The lock as PySpark takes it: whoever asks for a context meanwhile waits, and starts no second JVM.
+    with SparkContext._lock:
+        if not SparkContext._gateway:
+            gateway = launch_gateway(conf, {"stderr": stderr})  # type: ignore[no-untyped-call]
+            SparkContext._ensure_initialized(gateway=gateway, conf=conf)
     return SparkContext._jvm
 
 

@@ -194,12 +194,15 @@ class Submission:
                 )
 
     def _packages(self) -> list[str]:
-        """Return where the connectors come from, unless the settings name it."""
+        """Return where the connectors come from, unless the settings name jars; further packages come beside them."""
         from router.engine.spark.connectors import connectors_of, packages
 
-        if {"spark.jars", "spark.jars.packages"} & self.settings.keys():
+        if "spark.jars" in self.settings:
             return []
-        return ["--packages", ",".join(packages(connectors_of(self.loaded.config)))]
+        further = self.settings.get("spark.jars.packages", "")
+        # Spark takes this option instead of the setting, so it has to name both.
+        coordinates = [*packages(connectors_of(self.loaded.config)), *filter(None, further.split(","))]
+        return ["--packages", ",".join(coordinates)]
 
     def _pack_distributions(self) -> tuple[Path, ...]:
         """Pack the router and the plugins; note what has native code and does not travel."""

@@ -23,7 +23,7 @@ log = logging.getLogger("router")
 BRONZE = "/bronze"
 """The key of bronze; all others name a route and its sink."""
 SUMS = ("read", "failed", "bare", "unmatched", "unknown")
-KEYED = ("matched", "refused", "dropped", "violated", "landed", "rejected", "frozen", "quarantined")
+COUNTS_BY_KEY = ("matched", "refused", "dropped", "violated", "landed", "rejected", "frozen", "quarantined")
 NAMED = 50
 """How many fields that the schema lacks are counted by name: keys that contain data differ from record to record."""
 
@@ -73,14 +73,14 @@ def partitions(counts: Iterable[dict[str, Any]]) -> tuple[Partition, ...]:
         partition_sums["last"] = max(partition_sums["last"], count["last"])
         for name in SUMS:
             partition_sums[name] += count.get(name, 0)
-        for name in KEYED:
+        for name in COUNTS_BY_KEY:
             partition_sums[name].update(count.get(name, {}))
         add_named(partition_sums["unknown_fields"], count.get("unknown_fields", {}))
     partitions_in_order = []
     for source in sorted(sums):
         partition_sums = sums[source]
         # Counters only add up: what the manifest keeps are plain dictionaries.
-        for name in KEYED:
+        for name in COUNTS_BY_KEY:
             partition_sums[name] = dict(partition_sums[name])
         partitions_in_order.append(Partition(**partition_sums))
     return tuple(partitions_in_order)
@@ -90,7 +90,7 @@ def _blank_sums(count: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a `Partition` for the source partition of a count, with nothing counted yet."""
     blank: dict[str, Any] = {name: count[name] for name in ("topic", "partition", "first", "last")}
     blank.update(dict.fromkeys(SUMS, 0))
-    for name in KEYED:
+    for name in COUNTS_BY_KEY:
         blank[name] = Counter()
     blank["unknown_fields"] = {}
     return blank

@@ -54,8 +54,9 @@ if TYPE_CHECKING:
     from router.parts import BatchReport
 
 log = logging.getLogger("router")
-HOPELESS = 3
-"""Tries of a commit that can never succeed; after them the batch continues without it."""
+TRIES_WITHOUT_QUARANTINE = 3
+"""Tries of a commit that can never succeed, of a table without a quarantine: after them an outbox is quarantined, and
+any other table stops the stream. The rows of a table with a quarantine go there after the first failure."""
 
 
 @dataclass
@@ -335,7 +336,7 @@ class Batches:
         tries = {commit.place: manifest.tries.get(commit.place, 0) + 1 for commit in commits}
         manifest = replace(manifest, tries={**manifest.tries, **tries})
         self.store.decide(manifest)
-        if max(tries.values()) < HOPELESS:
+        if max(tries.values()) < TRIES_WITHOUT_QUARANTINE:
             raise error
         if not all(commit.table.startswith("outbox.") for commit in commits):
             what = f"{self.config.name}, batch {manifest.batch}: {error}. That cannot pass by itself, and"

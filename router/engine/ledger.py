@@ -18,7 +18,7 @@ from router.delta.commit import StagedFile, TableCommit, to_delta
 from router.delta.file_statistics import statistics
 from router.delta.lake import native_files
 from router.delta.transaction_id import TransactionId
-from router.engine.balance import BRONZE, KEYED, keyed, total
+from router.engine.balance import BRONZE, COUNTS_BY_KEY, keyed, total
 from router.engine.checkpoint_store import lake_and_checkpoint
 from router.parts import BatchReport
 from router.sinks import Applied
@@ -90,11 +90,12 @@ A replay has a row without a batch, of what it changed: more rows are `applied`,
 
 VIOLATED = "violated "
 """The prefix of the names of expectations among a report's counts of a route."""
-LATER = {"unknown", "unknown_fields", "violated", "configuration"}
-"""Columns that the next append adds to the ledger of an older version."""
+OPTIONAL_COLUMNS = {"unknown", "unknown_fields", "violated", "configuration"}
+"""Columns that the ledger of an older version may lack: the next append adds them. Without any other one the start is
+refused."""
 READ = ("read", "decoded", "failed", "bare", "unmatched")
 _SOURCE = (*READ, "lost", "unknown")
-SUMMED = (
+SUMMED_COLUMNS = (
     *("matched", "landed", "refused", "dropped", "applied", "dead", "backlog", "frozen", "quarantined", "released"),
     *("parked", "in_doubt"),
 )
@@ -216,7 +217,7 @@ def report(
     """
     counted = manifest.partitions
     commits = manifest.commits
-    sums = {kind: keyed(counted, kind) for kind in KEYED}
+    sums = {kind: keyed(counted, kind) for kind in COUNTS_BY_KEY}
     routes = {}
     for route in layout.routes:
         routes[route.shown or route.name] = _counts_of_route(route, sums, manifest.moved)
@@ -383,7 +384,7 @@ def totals(config: Config) -> dict[tuple[str | None, str | None], dict[str, int]
     if table is None:
         return {}
     present = {field.name for field in table.schema().fields}
-    names = [name for name in (*_SOURCE, *SUMMED) if name in present]
+    names = [name for name in (*_SOURCE, *SUMMED_COLUMNS) if name in present]
     sums: dict[tuple[str | None, str | None], dict[str, int]] = {}
     scanner = table.to_pyarrow_dataset(filesystem=native_files(table)).scanner(
         ["route", "sink", *names], ds.field("query") == config.name
@@ -456,8 +457,8 @@ def _add_up_sinks(ledger_rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             of_source.append(row)
             continue
         key = (row["run"], row["batch_id"], row["route"], row["sink"])
-        counts = sums.setdefault(key, {**row, **dict.fromkeys(SUMMED)})
-        for name in SUMMED:
+        counts = sums.setdefault(key, {**row, **dict.fromkeys(SUMMED_COLUMNS)})
+        for name in SUMMED_COLUMNS:
             if row[name] is not None:
                 counts[name] = (counts[name] or 0) + row[name]
     return [*of_source, *sums.values()]

@@ -107,6 +107,15 @@ def test_jars_that_are_given_are_not_fetched(submit):
     assert "--packages" not in words
 
 
+def test_further_packages_come_beside_the_connectors(submit):
+    """Without it a cluster has no Delta and no Kafka as soon as the configuration names hadoop-aws, unlike a laptop."""
+    _, words = submit("--master", "yarn", "--conf", "spark.jars.packages=org.apache.hadoop:hadoop-aws:3.5.0")
+
+    coordinates = after(words, "--packages").split(",")
+    assert any(one.startswith("io.delta:delta-spark") for one in coordinates)
+    assert "org.apache.hadoop:hadoop-aws:3.5.0" in coordinates
+
+
 def test_a_setting_from_a_variable_is_not_on_the_command_line(submit, configuration, monkeypatch):
     monkeypatch.setenv("KEY", "hunter2")
     configuration.write_text(GOOD.replace("spark.driver.memory: 2g", '"spark.yarn.key": "${KEY}"'))

@@ -81,6 +81,16 @@ def test_kubernetes_asks_the_health_checks():
     assert {container[name]["httpGet"]["port"] for name in probes} <= named
 
 
+def test_kubernetes_starts_no_driver_again_for_which_a_person_has_to_act():
+    """Without it a refused start, exit code 2, is repeated a thousand times."""
+    (job,) = [one for one in documents("kubernetes.yaml") if one["kind"] == "Job"]
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    (rule,) = job["spec"]["podFailurePolicy"]["rules"]
+    assert rule["action"] == "FailJob"
+    assert rule["onExitCodes"] == {"containerName": container["name"], "operator": "In", "values": [2]}
+    assert job["spec"]["template"]["spec"]["restartPolicy"] == "Never", "Kubernetes refuses the policy with another one"
+
+
 KINDS = {
     "ServiceAccount": "v1",
     "RoleBinding": "rbac.authorization.k8s.io/v1",

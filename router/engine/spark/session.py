@@ -11,7 +11,7 @@ import sys
 import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyspark
 from py4j.protocol import Py4JError
@@ -76,6 +76,8 @@ SLOWEST_CLASS = "org.apache.spark.sql.ml.InternalFunctionRegistration$"
 YOUNG = 96
 """Megabytes of the heap for new objects, for each core, at most. Nearly all that a task makes is garbage soon,
 and with a third of the heap, as is the JVM's way, a gigabyte of it lies there."""
+CHATTER = frozenset({b"WARNING: Using incubator modules: jdk.incubator.vector"})
+"""What a JVM prints at every start though nothing is wrong: Spark's launcher adds this module."""
 _LAUNCHER = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
 """Options of the JVM that makes the command line of the JVM proper: it lives for half a second."""
 CONNECT_VARIABLES = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "IS_SERVERLESS")
@@ -148,6 +150,8 @@ def _session_of(builder: SparkSession.Builder, name: str) -> SparkSession:
     """
     interrupt = signal.getsignal(signal.SIGINT)
     try:
+        if not _is_submitted():
+            _start_jvm(_conf(builder))
         SparkContext.getOrCreate(_conf(builder))
         starting.join()  # only now may this thread load classes of SQL: two that load them wait for each other
         session = builder.getOrCreate()
@@ -304,6 +308,34 @@ def start_jvm_ahead(path: Path, master: str | None) -> None:
         starting.begin(settings, _conf(session_builder(settings, master or "local", connectors)), jars)
 
 
+def _start_jvm(conf: SparkConf) -> Any:
+    """Start the JVM of this process, if there is none; return the door to its classes."""
+    with _without_chatter() as stderr:
+        return spark_internals.start_jvm(conf, stderr)
+
+
+@contextmanager
+def _without_chatter() -> Iterator[int | None]:
+    """Give a descriptor for the errors of a JVM: they go to this process' own, but for lines of no use."""
+    if is_verbose():
+        yield None
+        return
+    reading, writing = os.pipe()
+    threading.Thread(target=_print_errors, args=(reading,), name="errors of the JVM", daemon=True).start()
+    try:
+        yield writing
+    finally:
+        # The JVM has a copy: the reader ends with it.
+        os.close(writing)
+
+
+def _print_errors(reading: int) -> None:
+    with open(reading, "rb") as lines:
+        for line in lines:
+            if line.strip() not in CHATTER:
+                os.write(2, line)
+
+
 class _Starting:
     """The thread that starts the JVM of this process, and the settings under `spark:` that it has taken."""
 
@@ -327,7 +359,7 @@ class _Starting:
 
     def _start(self, conf: SparkConf) -> None:
         with suppress(Exception):  # the session tries it again, and reports what is wrong
-            spark_internals.start_jvm(conf).java.lang.Class.forName(SLOWEST_CLASS)
+            _start_jvm(conf).java.lang.Class.forName(SLOWEST_CLASS)
 
 
 starting = _Starting()

@@ -21,7 +21,7 @@ from router.engine import source
 from router.engine.checkpoint_store import REPLAY, CheckpointStore
 from router.engine.commit.lost_tables import refuse_lost_tables
 from router.engine.label.layout import outbox_of, quarantine_of
-from router.engine.ledger import LATER, last_batch
+from router.engine.ledger import OPTIONAL_COLUMNS, last_batch
 from router.engine.ledger import SCHEMA as LEDGER
 from router.engine.spark.executors import Executors
 from router.engine.start.spark_checkpoint import RECENT, SparkNotes
@@ -90,7 +90,7 @@ def examine(lake: Lake, ledger: str, name: str, checkpoint: Checkpoint, accept: 
     """
     table = TableCache(lake).open([ledger])[ledger]
     if table is not None:
-        missing = sorted(set(LEDGER.names) - LATER - set(to_arrow(table).names))
+        missing = sorted(set(LEDGER.names) - OPTIONAL_COLUMNS - set(to_arrow(table).names))
         if missing:
             raise StartError(
                 f"{ledger} in {lake.root} was written by another version of the router (it has no "

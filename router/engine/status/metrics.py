@@ -103,7 +103,7 @@ LAG_READ = MetricDefinition(
 FRESHNESS = MetricDefinition(
     "router_freshness_seconds",
     "histogram",
-    "Seconds from the time of a record until it was in a table, for each table that it is in.",
+    "Seconds from the time of a record until it was in a table, of all tables together: a record in two counts twice.",
 )
 TABLE_ROWS = MetricDefinition("router_table_rows_total", "counter", "Rows that a table got.", ("table",))
 TABLE_COMMITTED = MetricDefinition(
