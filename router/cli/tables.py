@@ -162,13 +162,20 @@ def _shown_quarantined(row: dict[str, Any]) -> int | None:
     return row["quarantined"] or None
 
 
+def _shown_why(row: dict[str, Any]) -> str | None:
+    """Return why a table is as it is; nothing for what is true of nearly every table."""
+    from router.engine.audit.table_states import USUAL
+
+    return None if (row["committer"], row["why"]) == USUAL else row["why"]
+
+
 STATE_FIELDS = (
     ListingField("table"),
     ListingField("state"),
     ListingField("rows", "number"),
     ListingField("lag", "number", shown=_shown_lag),
     ListingField("committer"),
-    ListingField("why", "sentence"),
+    ListingField("why", "sentence", shown=_shown_why),
     ListingField("quarantined", "number", "quarantine", shown=_shown_quarantined),
 )
 _BARS = " ▁▂▃▄▅▆▇█"

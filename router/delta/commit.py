@@ -19,8 +19,8 @@ from deltalake import DeltaTable, Field, Schema, Transaction
 from deltalake.exceptions import DeltaError
 from pyarrow import fs
 
+from router.delta.dataset import dataset_of
 from router.delta.file_statistics import statistics
-from router.delta.lake import native_files
 from router.delta.log_tail import LogTail, newest
 from router.delta.replace import add_action, add_columns, append_files, create_with_files
 from router.errors import TableError, first_line
@@ -286,7 +286,7 @@ class StagedParts:
         table = self.lake.open(self.table)
         if table is None:
             return None
-        rows = table.to_pyarrow_dataset(filesystem=native_files(table))
+        rows = dataset_of(table)
         in_table = [name for name in columns if name in rows.schema.names]
         return rows.to_table(columns=in_table, filter=pc.field(at) >= pa.scalar(since))
 

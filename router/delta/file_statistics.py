@@ -1,7 +1,7 @@
 """Delta file statistics from a Parquet footer.
 
 The format is that of the Delta protocol, "Per-file Statistics": numRecords, minValues, maxValues, nullCount, nested
-like the schema, for the first 32 leaf columns. A bound may be missing but never wrong:
+like the schema, for the first 32 leaf columns that can have any. A bound may be missing but never wrong:
 
 - Strings are cut to 32 characters; an upper bound is then raised above every continuation.
 - Timestamps are milliseconds, rounded outwards.
@@ -39,9 +39,9 @@ def statistics(footer: pq.FileMetaData) -> str:
     nulls: dict[str, Any] = {}
     minima: dict[str, Any] = {}
     maxima: dict[str, Any] = {}
-    for index, path in enumerate(islice(leaves(footer.schema.to_arrow_schema()), INDEXED_COLUMNS)):
-        if path is None:
-            continue
+    numbered = enumerate(leaves(footer.schema.to_arrow_schema()))
+    with_bounds = ((index, path) for index, path in numbered if path is not None)
+    for index, path in islice(with_bounds, INDEXED_COLUMNS):
         groups = [footer.row_group(number).column(index).statistics for number in range(footer.num_row_groups)]
         if any(group is None or not group.has_null_count for group in groups):
             continue

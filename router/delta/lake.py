@@ -10,7 +10,6 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from urllib.parse import unquote
 
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
@@ -239,18 +238,6 @@ class Lake:
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
-
-
-def native_files(table: DeltaTable) -> fs.FileSystem | None:
-    """Return Arrow's own file system for a table on a disk, to read its rows; None for a table elsewhere.
-
-    delta-rs's is a Python object: if a thread of Arrow releases it while Python exits, the process aborts after all
-    work is done (`terminate called without an active exception`, exit code 134; seen in 3 of 100 calls).
-    """
-    scheme, _, place = table.table_uri.rpartition("://")
-    if scheme not in ("", "file"):
-        return None
-    return fs.SubTreeFileSystem(unquote(place), fs.LocalFileSystem())
 
 
 def _complete(location: Location, root: str, options: dict[str, str]) -> Location:

@@ -15,8 +15,8 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from router.delta.commit import StagedFile, TableCommit, to_delta
+from router.delta.dataset import dataset_of
 from router.delta.file_statistics import statistics
-from router.delta.lake import native_files
 from router.delta.transaction_id import TransactionId
 from router.engine.balance import BRONZE, COUNTS_BY_KEY, keyed, total
 from router.engine.checkpoint_store import lake_and_checkpoint
@@ -338,9 +338,9 @@ def sent(lake: Lake, config: Config, key: str) -> int:
     if table is None:
         return 0
     route, sink = key.split("/", 1)
-    of_sink = [("query", "=", config.name), ("route", "=", route), ("sink", "=", sink)]
+    of_sink = (pc.field("query") == config.name) & (pc.field("route") == route) & (pc.field("sink") == sink)
     done = 0
-    for row in table.to_pyarrow_table(filters=of_sink, filesystem=native_files(table)).to_pylist():
+    for row in dataset_of(table).to_table(filter=of_sink).to_pylist():
         # A ledger of an older version has fewer columns.
         counts = {name: row.get(name) or 0 for name in Applied._fields}
         done += Applied(**counts).done
@@ -357,7 +357,7 @@ def last(config: Config, batches: int) -> list[dict[str, Any]]:
     table = lake.open(config.ledger)
     if table is None:
         return []
-    dataset = table.to_pyarrow_dataset(filesystem=native_files(table))
+    dataset = dataset_of(table)
     of_query = pc.field("query") == config.name
     wanted = _last_batches(_endings(dataset, of_query, batches), batches)
     numbers = {batch for _, batch in wanted}
@@ -386,9 +386,7 @@ def totals(config: Config) -> dict[tuple[str | None, str | None], dict[str, int]
     present = {field.name for field in table.schema().fields}
     names = [name for name in (*_SOURCE, *SUMMED_COLUMNS) if name in present]
     sums: dict[tuple[str | None, str | None], dict[str, int]] = {}
-    scanner = table.to_pyarrow_dataset(filesystem=native_files(table)).scanner(
-        ["route", "sink", *names], ds.field("query") == config.name
-    )
+    scanner = dataset_of(table).scanner(["route", "sink", *names], ds.field("query") == config.name)
     # Part by part: a ledger has millions of rows after some months.
     for part in scanner.to_batches():
         sums_of_part = pa.table(part).group_by(["route", "sink"]).aggregate([(name, "sum") for name in names])

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from router.delta.lake import native_files
+from router.delta.dataset import dataset_of
 from router.delta.table_cache import SparkTables
 from router.engine.label.layout import RAW_COLUMNS
 
@@ -119,7 +119,7 @@ class RecordNumbers:
         table = self.lake.open(self.ledger)
         if table is None:
             return -1
-        rows = table.to_pyarrow_dataset(filesystem=native_files(table))
+        rows = dataset_of(table)
         has_offsets = (pc.field("query") == self.query) & pc.field("to_offset").is_valid()
         last = -1
         for part in rows.to_batches(columns=["run", "batch_id", "to_offset"], filter=has_offsets):

@@ -6,6 +6,7 @@ import json
 import re
 import time
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -29,11 +30,11 @@ from router.engine.views.note import Note, ViewTarget, view_note_path
 from router.parts import BatchReport
 from router.registry import load_registry
 from router.sinks import ApiState, Applied
+from tests.delta.test_dataset import forget_bounds
 from tests.engine.test_status import manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from router_demo.kafka import EmbeddedKafka
 
@@ -126,6 +127,18 @@ def test_what_somebody_should_look_at_is_the_exit_code_1(run: Run, board: Status
     assert "games/rest (30 rows); the oldest came 2 h ago" in shown
     board.sent("games/rest", Applied(30, 0))
     assert json.loads(run("--json").output)["outboxes"] == {}
+
+
+def test_rows_that_wait_for_an_api_are_seen_while_the_stream_is_down(run: Run, tmp_path: Path) -> None:
+    """Without it an operator believes that all rows are sent. A file of the ledger may have no bounds of its times."""
+    text = (tmp_path / "games.yaml").read_text()
+    (tmp_path / "games.yaml").write_text(text.replace("{delta: silver.more}", '{rest: {url: "http://127.0.0.1:9/x"}}'))
+    book({"route": "games", "sink": "rest", "backlog": 30}, hours_ago=2.0)
+    book({"route": "games", "sink": "rest", "backlog": -10})
+    forget_bounds(Path("lake/ops/ledger"), "finished")
+
+    assert json.loads(run("--json").output)["outboxes"] == {"games/rest": 20}
+    assert "games/rest (20 rows); the oldest came 2 h ago" in run().output
 
 
 def test_a_wait_and_a_failure_are_told_apart(run: Run, board: StatusBoard) -> None:

@@ -257,3 +257,11 @@ def test_only_the_first_columns_have_statistics(landed: Any) -> None:
     found, _ = landed(pa.record_batch({f"c{i}": pa.array([i]) for i in range(INDEXED_COLUMNS + 5)}))
 
     assert list(found["minValues"]) == [f"c{i}" for i in range(INDEXED_COLUMNS)]
+
+
+def test_columns_that_have_no_bounds_do_not_count(landed: Any) -> None:
+    """Without it the time of a ledger row has none: the maps before it have two leaves each."""
+    maps = {f"m{i}": pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64())) for i in range(INDEXED_COLUMNS)}
+    found, _ = landed(pa.record_batch({**maps, "after": pa.array([7])}))
+
+    assert list(found["minValues"]) == ["after"]

@@ -11,7 +11,8 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyarrow import fs
 
-from router.delta.lake import Lake, native_files
+from router.delta.dataset import native_files
+from router.delta.lake import Lake
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -25,6 +25,7 @@ from router.errors import TableError
 from router.sinks import KeyedTable
 from tests.delta.busy import Busy
 from tests.delta.model import Record, lane
+from tests.delta.test_dataset import forget_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -342,6 +343,16 @@ def test_keys_of_any_type_are_found_again(make: Callable[..., Table], keys: pa.A
 
     found = {row["k"]: row["v"] for row in table.rows("k", "v")}
     assert found == {key: (200 if n < 3 else 100) + n for n, key in enumerate(keys.to_pylist())}
+
+
+def test_a_file_without_bounds_of_the_key_is_looked_into(table: Table, lake: Lake) -> None:
+    """Spark and others leave bounds out, as they may: without it their rows are not found, and a key has two rows."""
+    forget_bounds(Path(lake.address(TABLE)), "k")
+
+    merged = table.take(record("a", 3, 3), record("b", 1, 1))
+
+    assert table.rows() == [{"k": "a", "v": 3, "_offset": 3}, {"k": "b", "v": 2, "_offset": 2}]
+    assert (merged.inserted, merged.updated, merged.late) == (0, 1, 1)
 
 
 def test_names_and_values_of_any_kind_survive(make: Callable[..., Table]) -> None:

@@ -42,6 +42,20 @@ def test_the_name_of_a_module_says_what_is_in_it() -> None:
     assert [path for path in SHIPPED if SAYS_NOTHING & {path.stem, path.parent.name}] == []
 
 
+def test_one_module_asks_delta_rs_for_rows() -> None:
+    """delta-rs lets a filter leave out files without bounds of a column: whoever asks it directly misses rows."""
+    calls = {
+        place
+        for place, tree in trees(SHIPPED)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and node.attr in ("to_pyarrow_dataset", "to_pyarrow_table", "to_pandas")
+        and "router" in place
+    }
+    # A case of `router test` reads whole tables.
+    assert calls == {"router/delta/dataset.py", "router/engine/preflight/route_tests.py"}
+
+
 def test_one_module_of_the_command_line_builds_sessions() -> None:
     """A command with a session of its own reads a lake without its credentials, or asks another account's bucket."""
     users: dict[str, set[str]] = defaultdict(set)

@@ -16,7 +16,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from router.delta.lake import native_files
+from router.delta.dataset import dataset_of
 from router.delta.replace import set_properties
 from router.errors import TableError
 from router.sinks import KeyedTable
@@ -134,7 +134,7 @@ def repeated_keys(handle: DeltaTable, keyed: KeyedTable) -> list[dict[str, objec
 
 def _keys(handle: DeltaTable, keyed: KeyedTable) -> Iterator[pa.RecordBatch]:
     """Yield the keys of a table's rows; of a history those of the current rows."""
-    rows = handle.to_pyarrow_dataset(filesystem=native_files(handle))
+    rows = dataset_of(handle)
     condition = None
     if keyed.history and "is_current" in rows.schema.names:
         condition = pc.field("is_current")

@@ -17,9 +17,9 @@ from pyarrow import fs
 
 from router.delta.casting import cast_to
 from router.delta.commit import has_transaction
+from router.delta.dataset import dataset_of
 from router.delta.keyed.row_order import HELD_COLUMNS, keys_and_order
 from router.delta.keyed.scd import HISTORY_COLUMNS, TIMESTAMP
-from router.delta.lake import native_files
 from router.delta.replace import write_rows
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def deletions_remembered(lake: Lake, table: str, once: Transaction) -> bool:
 
 def _scan(table: DeltaTable, rows: pa.Table, keyed: KeyedTable, names: list[str]) -> pa.Table:
     """Return the rows of a table that have a key of `rows`, with those of the columns `names` that the table has."""
-    content = table.to_pyarrow_dataset(filesystem=native_files(table))
+    content = dataset_of(table)
     schema = content.schema
     keys = cast_to(rows, pa.schema([schema.field(key) for key in keyed.keys]))
     files = list(content.get_fragments(_within_bounds(keys)))

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake.exceptions import DeltaError
 
-from router.delta.lake import native_files
+from router.delta.dataset import dataset_of
 from router.engine.checkpoint_store import lake_and_checkpoint
 from router.errors import TableError, first_line
 
@@ -100,7 +100,7 @@ def dead_letter_groups(config: Config, selection: DeadLetterSelection, samples: 
         table = lake.open(config.dead_letters)
         if table is None:
             return []
-        letters = table.to_pyarrow_dataset(filesystem=native_files(table))
+        letters = dataset_of(table)
         counted, reasons = _count(letters, selection)
         rows = counted.to_pylist()
         rows.sort(

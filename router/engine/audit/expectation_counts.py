@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from router.delta.lake import native_files
+from router.delta.dataset import dataset_of
 from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
 from router.engine.label.layout import UNMET
 from router.engine.views.note import REFRESHES, Note, view_note_path
@@ -128,7 +128,7 @@ def _read_ledger(lake: Lake, config: Config) -> pa.Table | None:
         if route.expect:
             first_sink = (pc.field("route") == route.identity) & (pc.field("sink") == next(iter(route.named_sinks)))
             chosen |= first_sink & pc.field("matched").is_valid()
-    dataset = table.to_pyarrow_dataset(filesystem=native_files(table))
+    dataset = dataset_of(table)
     return dataset.to_table(columns=COLUMNS, filter=(pc.field("query") == config.name) & chosen)
 
 
@@ -139,7 +139,7 @@ def _add_samples(counts: CountsByPlace, lake: Lake, config: Config, most: int) -
         return
     names = {UNMET.format(name): name for route, name in counts if route is not None}
     refused = (pc.field("stage") == "expect") & pc.field("reason").isin(list(names))
-    dataset = table.to_pyarrow_dataset(filesystem=native_files(table))
+    dataset = dataset_of(table)
     for part in dataset.to_batches(columns=["route", "reason", *_SAMPLE], filter=refused):
         for row in part.to_pylist():
             of_expectation = counts.get((row.pop("route"), names[row.pop("reason")]))

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from router.config.models import Config
 
+USUAL = ("delta-rs", "it has no feature that delta-rs lacks")
+"""Who commits to nearly every table, and why."""
 NAMES = {"arrow": "delta-rs", "spark": "Spark"}
 
 
@@ -133,7 +135,7 @@ class _Overview:
                 features = features - {"partitioning"}
             if features:
                 return "Spark", f"it has {', '.join(sorted(features))}"
-        return "delta-rs", "it has no feature that delta-rs lacks"
+        return USUAL
 
     def _missing_rows(self, table: str, handle: DeltaTable | None) -> int:
         """Return how many rows manifests have decided and the table does not have."""

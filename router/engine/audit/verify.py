@@ -31,10 +31,10 @@ import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError
 from pyarrow import fs
 
+from router.delta.dataset import dataset_of
 from router.delta.history import REPAIRED, LogCommit, log_commits, log_damage, log_versions, rows_of
 from router.delta.keyed.key_property import keyed_of, repeated_keys, several_rows
 from router.delta.keyed.row_versions import DELETIONS, deletions_table
-from router.delta.lake import native_files
 from router.delta.table_cache import THREADS
 from router.delta.transaction_id import RELEASES, IdKind, TransactionId, batch_id, parse
 from router.engine.checkpoint_store import CheckpointStore, Manifest, lake_and_checkpoint
@@ -172,7 +172,7 @@ def _ledger(table: DeltaTable, query: str) -> tuple[dict[tuple[str, str], BatchR
     counted = [name for name in COUNTED if name in names]
     summed = [*counted, *({"dropped"} & names)]
     group = ["query", "run", "batch_id", "route", "sink"]
-    dataset = table.to_pyarrow_dataset(filesystem=native_files(table))
+    dataset = dataset_of(table)
     counts: dict[tuple[str, str], BatchRows] = defaultdict(BatchRows)
     first_batches: dict[str, int] = {}
     for part in dataset.scanner(columns=[*group, *summed]).to_batches():

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import functions as F
 
 from router.delta.commit import to_arrow
-from router.delta.lake import native_files
+from router.delta.dataset import dataset_of
 from router.delta.log_tail import newest
 from router.delta.parquet_writer import staged_again
 from router.delta.schema_diff import delta_type
@@ -126,7 +126,7 @@ class BackfillDestination(Destination):
         booked &= (pc.field("landed") > 0) & (pc.field("from_offset") <= max(last for _, last in spans.values()))
         booked &= pc.field("to_offset") >= min(first for first, _ in spans.values())
         columns = ["topic", "partition", "from_offset", "to_offset"]
-        rows = table.to_pyarrow_dataset(filesystem=native_files(table))
+        rows = dataset_of(table)
         for part in rows.to_batches(columns=columns, filter=booked):
             for row in part.to_pylist():
                 first, last = spans.get((row["topic"], row["partition"]), (0, -1))

@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
+from router.delta.dataset import dataset_of
 from router.delta.history import log_commits, log_versions
-from router.delta.lake import native_files
 from router.delta.transaction_id import TransactionId
 from router.engine.label.layout import RAW_COLUMNS, RECORD_SCHEMA
 from router.engine.position import RECORD_ARRIVAL, stored_records
@@ -252,7 +252,7 @@ def _booked_spans(table: DeltaTable, query: str, run: str, last: int) -> tuple[p
     booked = (pc.field("query") == query) & pc.field("batch_id").is_valid() & pc.field("topic").is_valid()
     booked &= pc.field("read") > 0
     columns = ["run", "batch_id", "topic", "partition", "from_offset", "to_offset", "read"]
-    rows = table.to_pyarrow_dataset(filesystem=native_files(table))
+    rows = dataset_of(table)
     parts: list[pa.Table] = []
     read = 0
     for part in rows.to_batches(columns=columns, filter=booked):

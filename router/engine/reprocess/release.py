@@ -152,9 +152,12 @@ class Release:
             return
         failures = pending.tries + 1
         pause = pause_after(failures)
+        cause = error.what if isinstance(error, TableError) else first_line(error)
+        # The first failure was logged with its cause: it is said again only when it is another one.
+        level = logging.DEBUG if cause == pending.cause else logging.WARNING
         text = "%s: %s can still not be written, the next try is in %.0f s: %s"
-        log.warning(text, self.config.name, pending.place.table, pause, first_line(error))
-        write(self.store, replace(pending, tries=failures, due=time.time() + pause))
+        log.log(level, text, self.config.name, pending.place.table, pause, cause)
+        write(self.store, replace(pending, tries=failures, due=time.time() + pause, cause=cause))
 
     def _unblock(self, note: PendingRelease) -> None:
         """Release all rows that wait for a table that could not be written. Raises while it still cannot be."""

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from router.delta.lake import native_files
+from router.delta.dataset import dataset_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,7 +90,7 @@ def stored_records_of(table: DeltaTable, names: tuple[str, ...], more: tuple[str
         of_spans.append(is_of_partition & (offset >= first) & (offset <= last))
     overlaps = reduce(or_, of_spans)
     within = (offset >= first_of_all) & (offset <= last_of_all)
-    rows = table.to_pyarrow_dataset(filesystem=native_files(table))
+    rows = dataset_of(table)
     stored: StoredRecords = {}
     for fragment in rows.get_fragments(filter=overlaps):
         scanner = fragment.scanner(

@@ -17,10 +17,10 @@ from pyspark.sql import functions as F
 from router.delta.casting import cast_to
 from router.delta.commit import to_arrow, to_arrow_schema
 from router.delta.constraints import CHECK
+from router.delta.dataset import dataset_of
 from router.delta.keyed.key_property import KEYED_BY, keyed_by, own_properties
 from router.delta.keyed.row_order import ARRIVAL, POSITION
 from router.delta.keyed.row_versions import DELETIONS, deletions_table
-from router.delta.lake import native_files
 from router.delta.parquet_writer import FILE_BYTES, HELD_BYTES, Staging
 from router.delta.replace import (
     add_constraint,
@@ -236,7 +236,7 @@ class UpsertRebuild:
             return
         write_rows(
             self.lake.address(f"{self.table}.{DELETIONS}"),
-            deletions.to_pyarrow_dataset(filesystem=native_files(deletions)).scanner().to_reader(),
+            dataset_of(deletions).scanner().to_reader(),
             ids={once.app_id: once.version},
             overwrite=has_other_keys,
             new_columns=True,

@@ -13,8 +13,8 @@ from deltalake.exceptions import DeltaError
 
 from router import storage
 from router.delta.commit import to_arrow
+from router.delta.dataset import dataset_of
 from router.delta.history import commit_notes
-from router.delta.lake import native_files
 from router.delta.located_files import note_path
 from router.delta.table_cache import THREADS, TableCache
 from router.engine import source
@@ -132,8 +132,7 @@ def _traces(lake: Lake, ledger: DeltaTable | None, name: str) -> str:
 
 
 def _ledger_rows(ledger: DeltaTable, name: str, columns: list[str]) -> pa.Table:
-    of_query = [("query", "=", name)]
-    return ledger.to_pyarrow_table(columns=columns, filters=of_query, filesystem=native_files(ledger))
+    return dataset_of(ledger).to_table(columns=columns, filter=pc.field("query") == name)
 
 
 def _last_batches(lake: Lake, name: str) -> dict[str, tuple[str, int]]:

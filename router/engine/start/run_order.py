@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from router.delta.lake import native_files
+from router.delta.dataset import dataset_of
 from router.delta.table_cache import SparkTables
 from router.engine.checkpoint_store import REPLAY
 
@@ -50,7 +50,7 @@ def _runs(lake: Lake, ledger: str, query: str, by_spark: SparkSession | None) ->
     table = lake.open(ledger)
     if table is None:
         return set()
-    rows = table.to_pyarrow_dataset(filesystem=native_files(table))
+    rows = dataset_of(table)
     runs: set[str] = set()
     for part in rows.to_batches(columns=["run"], filter=pc.field("query") == query):
         runs.update(pc.unique(part.column("run")).drop_null().to_pylist())

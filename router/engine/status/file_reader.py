@@ -17,7 +17,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError
 
-from router.delta.lake import native_files
+from router.delta.dataset import dataset_of
 from router.delta.table_cache import TableCache
 from router.engine.checkpoint_store import lake_and_checkpoint
 from router.engine.label.layout import quarantine_of
@@ -213,7 +213,7 @@ def waiting_in_outboxes(ledger: DeltaTable, config: Config, until: float) -> dic
     ends_before = pa.scalar(round(until * 1_000_000), pa.timestamp("us", "UTC"))
     chosen = (ds.field("query") == config.name) & (ds.field("finished") <= ends_before)
     chosen &= ds.field("route").is_valid() & ds.field("backlog").is_valid() & (ds.field("backlog") != 0)
-    reading = ledger.to_pyarrow_dataset(filesystem=native_files(ledger)).to_batches(
+    reading = dataset_of(ledger).to_batches(
         columns=["route", "sink", "backlog", "finished"], filter=chosen, batch_readahead=2, fragment_readahead=1
     )
     for part in reading:

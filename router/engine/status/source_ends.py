@@ -10,7 +10,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 
 from router.engine.checkpoint_store import lake_and_checkpoint
 from router.engine.kafka_client import admin_client, end_offsets
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("router")
 _ASK_SECONDS = 10.0
+_UNREACHABLE = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT)
+"""Codes of librdkafka for brokers that give no answer at all."""
 
 
 class SourceEnds(BackgroundThread):
@@ -61,7 +63,7 @@ class SourceEnds(BackgroundThread):
 def ask_how_far(config: Config) -> tuple[PartitionStatus, ...]:
     """Return by the checkpoint and by the brokers how far each partition of a topic is processed, without the stream.
 
-    Empty for other sources and before the first batch. Raises StartError or KafkaException without an answer.
+    Empty for other sources and before the first batch. Raises StartError without an answer.
     """
     kafka = config.source.kafka
     if kafka is None:
@@ -72,8 +74,13 @@ def ask_how_far(config: Config) -> tuple[PartitionStatus, ...]:
         return ()
     try:
         ends = end_offsets(admin_client(kafka), kafka)
-    except TimeoutError:
-        raise StartError(f"{kafka.servers} does not answer") from None
+    except TimeoutError as error:
+        raise StartError(f"no broker answers at {kafka.servers}") from error
+    except KafkaException as error:
+        fault = error.args[0]
+        if fault.code() in _UNREACHABLE:
+            raise StartError(f"no broker answers at {kafka.servers}") from error
+        raise StartError(f"{kafka.servers}: {fault.str()}") from error
     read = time.time()
     partitions = []
     for (topic, partition), position in processed.items():
