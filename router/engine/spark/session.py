@@ -76,8 +76,12 @@ SLOWEST_CLASS = "org.apache.spark.sql.ml.InternalFunctionRegistration$"
 YOUNG = 96
 """Megabytes of the heap for new objects, for each core, at most. Nearly all that a task makes is garbage soon,
 and with a third of the heap, as is the JVM's way, a gigabyte of it lies there."""
-CHATTER = frozenset({b"WARNING: Using incubator modules: jdk.incubator.vector"})
-"""What a JVM prints at every start though nothing is wrong: Spark's launcher adds this module."""
+CHATTER = (
+    b"WARNING: Using incubator modules: jdk.incubator.vector",
+    b'Setting default log level to "',
+    b"To adjust logging level use sc.setLogLevel(newLevel)",
+)
+"""Beginnings of lines that a JVM prints at every start, though nothing is wrong and no level is to be set."""
 _LAUNCHER = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
 """Options of the JVM that makes the command line of the JVM proper: it lives for half a second."""
 CONNECT_VARIABLES = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "IS_SERVERLESS")
@@ -332,7 +336,7 @@ def _without_chatter() -> Iterator[int | None]:
 def _print_errors(reading: int) -> None:
     with open(reading, "rb") as lines:
         for line in lines:
-            if line.strip() not in CHATTER:
+            if not line.startswith(CHATTER):
                 os.write(2, line)
 
 
