@@ -286,7 +286,7 @@ class StagedParts:
         table = self.lake.open(self.table)
         if table is None:
             return None
-        rows = dataset_of(table)
+        rows = dataset_of(table, at)
         in_table = [name for name in columns if name in rows.schema.names]
         return rows.to_table(columns=in_table, filter=pc.field(at) >= pa.scalar(since))
 

@@ -19,23 +19,29 @@ from pyarrow import fs
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-_COMPARED_WITH_NULL = ("= null[", "= null)")
-"""Parts of the text of a condition that compares a column with null."""
 
+def dataset_of(table: DeltaTable, *filtered: str) -> ds.FileSystemDataset:
+    """Return the rows of a table. A filter leaves out files whose statistics say that none of their rows can pass.
 
-def dataset_of(table: DeltaTable) -> ds.FileSystemDataset:
-    """Return the rows of a table. A filter leaves out files whose statistics say that none of their rows can pass."""
+    `filtered` are the columns of the caller's filters; without any it is all columns. Of a file without bounds of one
+    of them all bounds are dropped, so that it is read. Binary columns, which nobody filters, never have bounds.
+    """
     dataset = table.to_pyarrow_dataset(filesystem=native_files(table))
     fragments = list(dataset.get_fragments())
-    if not any(_lacks_bounds(fragment) for fragment in fragments):
+    if not any(_lacks_bounds(fragment, filtered) for fragment in fragments):
         return dataset
-    mended = [_without_bounds(fragment) if _lacks_bounds(fragment) else fragment for fragment in fragments]
+    mended = []
+    for fragment in fragments:
+        mended.append(_without_bounds(fragment) if _lacks_bounds(fragment, filtered) else fragment)
     return ds.FileSystemDataset(mended, dataset.schema, dataset.format, dataset.filesystem)
 
 
-def _lacks_bounds(fragment: ds.ParquetFileFragment) -> bool:
+def _lacks_bounds(fragment: ds.ParquetFileFragment, columns: tuple[str, ...]) -> bool:
+    """Say whether Arrow was told of a file that one of some columns, or any one, is not less than null."""
     text = str(fragment.partition_expression)
-    return any(part in text for part in _COMPARED_WITH_NULL)
+    if not columns:
+        return " >= null[" in text
+    return any(f"({column} >= null[" in text for column in columns)
 
 
 def _without_bounds(fragment: ds.ParquetFileFragment) -> ds.ParquetFileFragment:

@@ -106,7 +106,7 @@ def test_in_a_pipe_a_row_is_one_line(lake: WrittenLake, command: str) -> None:
     assert len(longest) > 80
     if command == "tables":
         (line,) = [line for line in shown.splitlines() if f"silver.{TABLES[0]} " in line]
-        assert line.split()[1:] == ["ok", "6", "delta-rs", *["it", "has", "no", "feature", "that", "delta-rs", "lacks"]]
+        assert line.split()[1:] == ["ok", "6", "delta-rs"], "why is not said where nearly every table has the same"
 
 
 DOCUMENTS = {

@@ -80,3 +80,14 @@ def test_files_with_bounds_are_still_left_out(tmp_path: Path) -> None:
 
     assert len(list(dataset.get_fragments(filter=pc.field("n") == 99))) == 1, "the file without bounds"
     assert dataset.count_rows() == 3
+
+
+def test_columns_that_nobody_filters_may_lack_bounds(tmp_path: Path) -> None:
+    """No binary column has bounds: without it each look for offsets reads all of bronze."""
+    for number in range(3):
+        write_deltalake(tmp_path, pa.table({"n": [number], "value": [b"x"]}), mode="append")
+    dataset = dataset_of(DeltaTable(tmp_path), "n")
+
+    assert len(list(dataset.get_fragments(filter=pc.field("n") == 1))) == 1
+    assert dataset.count_rows(filter=pc.field("n") == 1) == 1
+    assert dataset_of(DeltaTable(tmp_path), "n", "value").count_rows(filter=pc.field("value") == b"x") == 3

@@ -18,7 +18,7 @@ from router.engine.audit.expectation_counts import expectation_counts
 from router.engine.audit.verify import Verification
 from router.engine.balance import imbalances
 from router.engine.commit.committers import Committers
-from router.engine.ledger import LATER, SCHEMA, LedgerEntry, append, last
+from router.engine.ledger import OPTIONAL_COLUMNS, SCHEMA, LedgerEntry, append, last
 from tests.engine import scenarios
 from tests.engine.conftest import COMMITS, EITHER
 from tests.engine.parts import Events, Fixed, Where, copied
@@ -241,7 +241,7 @@ def entry(run: str, batch: int | None, route: str | None, at: int, query: str = 
 
 def test_a_ledger_that_was_made_before_a_column_gets_it(lake: Lake) -> None:
     """Without it a lake has to be given up for a count that is new."""
-    older = pa.schema([column for column in SCHEMA if column.name not in LATER])
+    older = pa.schema([column for column in SCHEMA if column.name not in OPTIONAL_COLUMNS])
     write_deltalake(lake.address("ops.ledger"), pa.Table.from_pylist([{"query": "games", "read": 1}], older))
     nothing: Any = None
     for version in (0, 1, 1):

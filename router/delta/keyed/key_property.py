@@ -134,7 +134,7 @@ def repeated_keys(handle: DeltaTable, keyed: KeyedTable) -> list[dict[str, objec
 
 def _keys(handle: DeltaTable, keyed: KeyedTable) -> Iterator[pa.RecordBatch]:
     """Yield the keys of a table's rows; of a history those of the current rows."""
-    rows = dataset_of(handle)
+    rows = dataset_of(handle, "is_current")
     condition = None
     if keyed.history and "is_current" in rows.schema.names:
         condition = pc.field("is_current")

@@ -114,7 +114,7 @@ def deletions_remembered(lake: Lake, table: str, once: Transaction) -> bool:
 
 def _scan(table: DeltaTable, rows: pa.Table, keyed: KeyedTable, names: list[str]) -> pa.Table:
     """Return the rows of a table that have a key of `rows`, with those of the columns `names` that the table has."""
-    content = dataset_of(table)
+    content = dataset_of(table, *keyed.keys)
     schema = content.schema
     keys = cast_to(rows, pa.schema([schema.field(key) for key in keyed.keys]))
     files = list(content.get_fragments(_within_bounds(keys)))

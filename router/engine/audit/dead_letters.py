@@ -100,7 +100,7 @@ def dead_letter_groups(config: Config, selection: DeadLetterSelection, samples: 
         table = lake.open(config.dead_letters)
         if table is None:
             return []
-        letters = dataset_of(table)
+        letters = dataset_of(table, "stage", "route", "sink", "reason", "timestamp", "replayed")
         counted, reasons = _count(letters, selection)
         rows = counted.to_pylist()
         rows.sort(

@@ -139,7 +139,7 @@ def _add_samples(counts: CountsByPlace, lake: Lake, config: Config, most: int) -
         return
     names = {UNMET.format(name): name for route, name in counts if route is not None}
     refused = (pc.field("stage") == "expect") & pc.field("reason").isin(list(names))
-    dataset = dataset_of(table)
+    dataset = dataset_of(table, "stage", "reason")
     for part in dataset.to_batches(columns=["route", "reason", *_SAMPLE], filter=refused):
         for row in part.to_pylist():
             of_expectation = counts.get((row.pop("route"), names[row.pop("reason")]))

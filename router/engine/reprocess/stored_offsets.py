@@ -90,7 +90,7 @@ def stored_records_of(table: DeltaTable, names: tuple[str, ...], more: tuple[str
         of_spans.append(is_of_partition & (offset >= first) & (offset <= last))
     overlaps = reduce(or_, of_spans)
     within = (offset >= first_of_all) & (offset <= last_of_all)
-    rows = dataset_of(table)
+    rows = dataset_of(table, *names)
     stored: StoredRecords = {}
     for fragment in rows.get_fragments(filter=overlaps):
         scanner = fragment.scanner(

@@ -17,6 +17,7 @@ import pyspark
 from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from router import spark_internals
@@ -82,6 +83,8 @@ CHATTER = (
     b"To adjust logging level use sc.setLogLevel(newLevel)",
 )
 """Beginnings of lines that a JVM prints at every start, though nothing is wrong and no level is to be set."""
+QUERY_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+"""PySpark's loggers that print the stack of a query that Spark cannot analyse, as JSON: the error says the same."""
 _LAUNCHER = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
 """Options of the JVM that makes the command line of the JVM proper: it lives for half a second."""
 CONNECT_VARIABLES = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "IS_SERVERLESS")
@@ -162,6 +165,9 @@ def _session_of(builder: SparkSession.Builder, name: str) -> SparkSession:
         session.conf.get("spark.sql.session.timeZone")  # here and not in a batch Spark refuses settings of SQL
         session.sparkContext.setLogLevel("WARN" if is_verbose() else "ERROR")
         quiet_accumulators(session)
+        if not is_verbose():
+            for logger in QUERY_LOGGERS:
+                PySparkLogger.getLogger(logger).setLevel(logging.CRITICAL)
     except Exception as error:
         if any(sign in str(error) for sign in NO_CONTEXT):
             raise StartError(NO_CONNECT.format("this cluster gives no SparkContext")) from error
