@@ -56,7 +56,7 @@ ABOUT = ("template", "table", "name", "url", "topic")
 class GraphNode:
     """A thing that records pass through or end in. `counts` are those of the ledger, empty without a lake.
 
-    `note` is drawn in place of the counts. `key` is how the status of a stream names a route (ROUTE), or a sink
+    `note` is drawn in place of the counts. `key` is how the status of a stream names a route (ROUTE), a view, or a sink
     (ROUTE/SINK).
     """
 
@@ -268,10 +268,10 @@ class _Drawing:
                 below.append(self._view(other))
         text = f"view {view.name} into {view.into}"
         if not tables:
-            return GraphNode("view", text, below=tuple(below))
+            return GraphNode("view", text, below=tuple(below), key=view.name)
         rows = sum(rows for _, rows in tables)
         note = f"{rows:,} rows in {len(tables):,} tables"
-        return GraphNode("view", text, {"rows": rows, "tables": len(tables)}, tuple(below), note)
+        return GraphNode("view", text, {"rows": rows, "tables": len(tables)}, tuple(below), note, key=view.name)
 
 
 def _reads_table(view: View, names: str) -> bool:

@@ -36,7 +36,7 @@ def test_a_stream_that_is_well_has_none(state: str) -> None:
             {"quarantined": (QuarantineStatus("silver.uno", "r", "s", "approval", 3),)},
             ("look", "router quarantine list games.yaml"),
         ),
-        ("running", {"sinks": (SinkStatus("r", "api", circuit_open=True),)}, ("look", "")),
+        ("running", {"sinks": (SinkStatus("r", "api", circuit_open=True),)}, ("look", "router doctor games.yaml")),
         ("running", {"views": (ViewStatus("v", "gold.v", failed="gone"),)}, ("look", "router views games.yaml")),
     ],
     ids=["failed", "down", "stuck", "waiting", "blocked", "quarantined", "circuit", "view"],
@@ -62,3 +62,38 @@ def test_many_tables_are_counted() -> None:
     snapshot = StreamSnapshot("games", "1.0", "running", since=NOW, started=NOW, progress=NOW, tables=tables)
     (finding,) = findings(snapshot, "games.yaml", 600.0, NOW)
     assert "silver.t2 and 4,997 more" in finding.text
+
+
+def test_a_table_that_cannot_be_written_is_one_finding_with_its_cause() -> None:
+    """Without it one fault reads like two, and a person has to run a command to learn why."""
+    waiting = (
+        QuarantineStatus("silver.uno", "games", "tables", "table", 18_204, "its log is damaged"),
+        QuarantineStatus("silver.go", "games", "tables", "approval", 3),
+    )
+    tables = (TableStatus("silver.uno", blocked=f"its log is damaged{'!' * 500}"),)
+    snapshot = StreamSnapshot(
+        "games", "1.0", "running", since=NOW, started=NOW, progress=NOW, tables=tables, quarantined=waiting
+    )
+    blocked, approval = findings(snapshot, "games.yaml", 600.0, NOW)
+
+    assert "silver.uno" in blocked.text
+    assert "18,204 so far" in blocked.text
+    assert "Why: its log is damaged!" in blocked.text
+    assert len(blocked.text) < 400
+    assert approval.text == "Quarantined rows: 3, of silver.go."
+
+
+def test_the_graph_is_told_which_places_are_broken() -> None:
+    """Without it the box of a view that fails looks like all others."""
+    snapshot = StreamSnapshot(
+        "games",
+        "1.0",
+        "running",
+        since=NOW,
+        started=NOW,
+        progress=NOW,
+        views=(ViewStatus("v", "gold.v", failed="gone"), ViewStatus("w", "gold.w")),
+        sinks=(SinkStatus("r", "api", circuit_open=True), SinkStatus("r", "more")),
+    )
+
+    assert [finding.places for finding in findings(snapshot, "f", 600.0, NOW)] == [("view/v",), ("sink/r/api",)]

@@ -7,8 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from router.engine.status.snapshot import QuarantineStatus, StreamSnapshot
 
+CAUSE_SHOWN = 160
+"""Characters of a cause that a sentence shows."""
 NAMES_SHOWN = 3
 """Tables and sinks that a sentence names."""
 
@@ -17,12 +21,14 @@ NAMES_SHOWN = 3
 class StreamFinding:
     """Something that is wrong. `act`: the stream does not do its work; `look`: it does, and a person should look.
 
-    `command` is what to type next; empty if there is nothing to type.
+    `command` is what to type next; empty if there is nothing to type. `places` are views and sinks that it is about:
+    view/NAME, sink/ROUTE/NAME.
     """
 
     severity: Literal["act", "look"]
     text: str
     command: str = ""
+    places: tuple[str, ...] = ()
 
 
 def findings(snapshot: StreamSnapshot, file: str, stuck_after: float, now: float) -> tuple[StreamFinding, ...]:
@@ -44,29 +50,46 @@ def findings(snapshot: StreamSnapshot, file: str, stuck_after: float, now: float
     if snapshot.state == "waiting":
         text = f"It waits, and continues by itself: {snapshot.cause}"
         found.append(StreamFinding("look", text, f"router doctor {file}"))
-    blocked = [table.table for table in snapshot.tables if table.blocked]
+    blocked = {table.table: table.blocked for table in snapshot.tables if table.blocked}
+    of_blocked = [waiting for waiting in snapshot.quarantined if waiting.table in blocked]
+    others = tuple(waiting for waiting in snapshot.quarantined if waiting.table not in blocked)
     if blocked:
-        text = f"Tables that cannot be written: {join_names(blocked)}. Their rows are quarantined."
+        rows = sum(waiting.rows for waiting in of_blocked)
+        text = _of_blocked(blocked, rows)
         found.append(StreamFinding("look", text, f"router tables {file}"))
-    if snapshot.quarantined:
-        found.append(StreamFinding("look", _of_quarantine(snapshot.quarantined), f"router quarantine list {file}"))
-    failed = [view.view for view in snapshot.views if view.failed]
+    if others:
+        found.append(StreamFinding("look", _of_quarantine(others), f"router quarantine list {file}"))
+    failed = {view.view: view.failed for view in snapshot.views if view.failed}
     if failed:
         text = (
-            f"Views that cannot be refreshed: {join_names(failed)}. Their tables stay as they are until it works again."
+            f"Views that cannot be refreshed: {join_names(list(failed))}. Their tables stay as they are until it "
+            f"works again. Why: {_shortened(next(iter(failed.values())))}"
         )
-        found.append(StreamFinding("look", text, f"router views {file}"))
+        places = tuple(f"view/{name}" for name in failed)
+        found.append(StreamFinding("look", text, f"router views {file}", places))
     for sink in snapshot.sinks:
         if sink.circuit_open:
-            text = f"The API of {sink.route}/{sink.sink} is unavailable: {sink.backlog:,} rows wait until it answers."
-            found.append(StreamFinding("look", text))
+            name = f"{sink.route}/{sink.sink}"
+            text = f"The API of {name} is unavailable: {sink.backlog:,} rows wait, and are sent when it answers again."
+            found.append(StreamFinding("look", text, f"router doctor {file}", (f"sink/{name}",)))
     return tuple(found)
+
+
+def _of_blocked(blocked: Mapping[str, str], rows: int) -> str:
+    """Return the sentence on tables that cannot be written, with the cause of the first."""
+    waiting = f" Their rows are quarantined, and land when it works again ({rows:,} so far)." if rows else ""
+    cause = _shortened(next(iter(blocked.values())))
+    return f"Tables that cannot be written: {join_names(list(blocked))}.{waiting} Why: {cause}"
 
 
 def _of_quarantine(quarantined: tuple[QuarantineStatus, ...]) -> str:
     rows = sum(waiting.rows for waiting in quarantined)
     tables = sorted({waiting.table for waiting in quarantined})
     return f"Quarantined rows: {rows:,}, of {join_names(tables)}."
+
+
+def _shortened(cause: str) -> str:
+    return cause if len(cause) <= CAUSE_SHOWN else f"{cause[: CAUSE_SHOWN - 1]}…"
 
 
 def join_names(names: list[str]) -> str:

@@ -54,14 +54,16 @@ function edgeOf(from, to, inColumns, width) {
   return `M${start} ${from.row * ROW + HEIGHT / 2} C${middle} ${from.row * ROW + HEIGHT / 2} ${start} ${y} ${middle} ${y} H${to.x}`;
 }
 
-function box(place, width, rateText, inColumns, toggle) {
+function box(place, width, rateText, inColumns, { isBroken, toggle }) {
   const { node, x } = place;
   const blocked = (node.tables ?? [node.table]).filter((table) => table?.blocked).length;
+  let trouble = isBroken(node) ? "needs a look" : "";
+  if (blocked) trouble = node.table ? "cannot be written" : `${count(blocked)} cannot be written`;
   const letters = Math.floor((width - 16) / LETTER);
-  const kind = [node.kind, blocked ? `${node.table ? "" : `${count(blocked)} `}cannot be written` : "", inColumns ? "" : rateText];
+  const kind = [node.kind, trouble, inColumns ? "" : rateText];
   const mark = node.kind === "tables" ? (node.isOpen ? "▾ " : "▸ ") : "";
   const text = `${mark}${node.text.split("\n")[0]}`;
-  const attributes = { class: `node ${node.kind}${blocked ? " blocked" : ""}` };
+  const attributes = { class: `node ${node.kind}${trouble ? " broken" : ""}` };
   if (node.kind === "tables") {
     Object.assign(attributes, { role: "button", tabindex: "0", "data-key": node.key, "aria-expanded": node.isOpen });
   }
@@ -85,7 +87,7 @@ function box(place, width, rateText, inColumns, toggle) {
 }
 
 // Return the graph. `tablesOf` gives the tables of a sink, `rateOf` the rows a second that come to a node, if known.
-export function drawGraph(root, room, { tablesOf, rateOf, opened, toggle }) {
+export function drawGraph(root, room, { tablesOf, rateOf, isBroken, opened, toggle }) {
   const whole = withTables(root, tablesOf, opened);
   const depth = depthOf(whole);
   const inColumns = room >= depth * NARROWEST + (depth - 1) * GAP;
@@ -107,9 +109,8 @@ export function drawGraph(root, room, { tablesOf, rateOf, opened, toggle }) {
       const at = { class: "rate", x: place.x - GAP / 3, y: place.row * ROW + HEIGHT / 2 - 5 };
       boxes.push(drawing("text", at, rateText));
     }
-    boxes.push(box(place, width, rateText, inColumns, toggle));
+    boxes.push(box(place, width, rateText, inColumns, { isBroken, toggle }));
   }
-  const size = { width: room, height: rows.next * ROW };
-  const label = "Source, decoder, routes, sinks and tables";
-  return drawing("svg", { ...size, role: "group", "aria-label": label }, ...edges, ...boxes);
+  const attributes = { role: "group", "aria-label": "Source, decoder, routes, sinks and tables" };
+  return drawing("svg", { ...attributes, width: room, height: rows.next * ROW }, ...edges, ...boxes);
 }

@@ -12,6 +12,7 @@ const RETRY_MILLISECONDS = 10000;
 const VERDICTS = { well: "✓ All is well", look: "▲ Needs a look", act: "■ Action needed" };
 const FROM_LAKE = "counts are those of the lake and of its whole ledger";
 const find = (id) => document.getElementById(id);
+const isBroken = ({ kind, key }) => stream.findings.some((finding) => finding.places.includes(`${kind}/${key}`));
 const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
 
 // The snapshot, as far as events have brought it; then what the page itself keeps of it while it is open.
@@ -177,7 +178,7 @@ function showGraph() {
   const tablesOf = (key) => byTarget.get(key) ?? [];
   const style = getComputedStyle(find("graph"));
   const room = find("graph").clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
-  refill(find("graph"), [drawGraph(stream.graph, room, { tablesOf, rateOf: rateOfNode, opened, toggle })]);
+  refill(find("graph"), [drawGraph(stream.graph, room, { tablesOf, rateOf: rateOfNode, isBroken, opened, toggle })]);
 }
 
 const ageOr = (time) => (time ? age(time) : "–");
@@ -301,9 +302,8 @@ function batchLine(batch) {
 }
 
 function factsOf(title, facts) {
-  const rows = facts.map(([name, value]) => {
-    return element("tr", {}, element("th", { scope: "row" }, visible(name)), element("td", { class: "number" }, value));
-  });
+  const head = (name) => element("th", { scope: "row" }, visible(name));
+  const rows = facts.map(([name, value]) => element("tr", {}, head(name), element("td", { class: "number" }, value)));
   return element("table", {}, element("caption", {}, title), element("tbody", {}, ...rows));
 }
 
@@ -323,9 +323,8 @@ function stepsOf(batch) {
 }
 
 function showWarnings() {
-  const lines = stream.warnings.map((warned) => {
-    return element("li", {}, `${moment(warned.at)} ${warned.level}: ${shortened(warned.message, 1000)}`);
-  });
+  const lineOf = ({ at, level, message }) => element("li", {}, `${moment(at)} ${level}: ${shortened(message, 1000)}`);
+  const lines = stream.warnings.map(lineOf);
   refill(find("warnings"), lines.length ? lines : [element("li", { class: "quiet" }, "None.")]);
 }
 
@@ -334,7 +333,7 @@ const PARTS = [
   [showState, ["query", "state", "cause", "since", "lag", "findings", "step", "progress"]],
   [() => refill(find("findings"), stream.findings.map(findingLine)), ["findings"]],
   [showFigures, ["batches", "records", "partitions", "lag", "freshness"]],
-  [showGraph, ["graph", "tables", "routes", "sinks", "records"]],
+  [showGraph, ["graph", "tables", "routes", "sinks", "records", "findings"]],
   [() => tables.show(stream.tables), ["tables"]],
   [() => deadLetters.show(stream.dead_letters), ["dead_letters"]],
   [() => quarantine.show(stream.quarantined), ["quarantined"]],
