@@ -7,8 +7,6 @@ for a column after the first 32. delta-rs takes such a bound for the value null,
 
 from __future__ import annotations
 
-from functools import reduce
-from operator import and_
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
@@ -27,13 +25,10 @@ def dataset_of(table: DeltaTable, *filtered: str) -> ds.FileSystemDataset:
     of them all bounds are dropped, so that it is read. Binary columns, which nobody filters, never have bounds.
     """
     dataset = table.to_pyarrow_dataset(filesystem=native_files(table))
-    fragments = list(dataset.get_fragments())
-    if not any(_lacks_bounds(fragment, filtered) for fragment in fragments):
-        return dataset
-    mended = []
-    for fragment in fragments:
-        mended.append(_without_bounds(fragment) if _lacks_bounds(fragment, filtered) else fragment)
-    return ds.FileSystemDataset(mended, dataset.schema, dataset.format, dataset.filesystem)
+    fragments = []
+    for fragment in dataset.get_fragments():
+        fragments.append(_without_bounds(fragment) if _lacks_bounds(fragment, filtered) else fragment)
+    return ds.FileSystemDataset(fragments, dataset.schema, dataset.format, dataset.filesystem)
 
 
 def _lacks_bounds(fragment: ds.ParquetFileFragment, columns: tuple[str, ...]) -> bool:
@@ -46,11 +41,9 @@ def _lacks_bounds(fragment: ds.ParquetFileFragment, columns: tuple[str, ...]) ->
 
 def _without_bounds(fragment: ds.ParquetFileFragment) -> ds.ParquetFileFragment:
     """Return the file with what is known of each of its rows, its values of partition columns, and no bounds."""
-    known = [
-        pc.field(name).is_null() if value is None else pc.field(name) == value
-        for name, value in ds.get_partition_keys(fragment.partition_expression).items()
-    ]
-    condition = reduce(and_, known, pc.scalar(True))
+    condition = pc.scalar(True)
+    for name, value in ds.get_partition_keys(fragment.partition_expression).items():
+        condition &= pc.field(name).is_null() if value is None else pc.field(name) == value
     return fragment.format.make_fragment(fragment.path, fragment.filesystem, condition)
 
 

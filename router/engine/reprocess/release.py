@@ -152,7 +152,8 @@ class Release:
             return
         failures = pending.tries + 1
         pause = pause_after(failures)
-        cause = error.what if isinstance(error, TableError) else first_line(error)
+        # As the note has it: without the name of the table.
+        cause = first_line(error).removeprefix(f"table {pending.place.table}: ")
         # The first failure was logged with its cause: it is said again only when it is another one.
         level = logging.DEBUG if cause == pending.cause else logging.WARNING
         text = "%s: %s can still not be written, the next try is in %.0f s: %s"

@@ -51,12 +51,10 @@ def findings(snapshot: StreamSnapshot, file: str, stuck_after: float, now: float
         text = f"It waits, and continues by itself: {snapshot.cause}"
         found.append(StreamFinding("look", text, f"router doctor {file}"))
     blocked = {table.table: table.blocked for table in snapshot.tables if table.blocked}
-    of_blocked = [waiting for waiting in snapshot.quarantined if waiting.table in blocked]
-    others = tuple(waiting for waiting in snapshot.quarantined if waiting.table not in blocked)
     if blocked:
-        rows = sum(waiting.rows for waiting in of_blocked)
-        text = _of_blocked(blocked, rows)
-        found.append(StreamFinding("look", text, f"router tables {file}"))
+        rows = sum(waiting.rows for waiting in snapshot.quarantined if waiting.table in blocked)
+        found.append(StreamFinding("look", _of_blocked(blocked, rows), f"router tables {file}"))
+    others = tuple(waiting for waiting in snapshot.quarantined if waiting.table not in blocked)
     if others:
         found.append(StreamFinding("look", _of_quarantine(others), f"router quarantine list {file}"))
     failed = {view.view: view.failed for view in snapshot.views if view.failed}

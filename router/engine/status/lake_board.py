@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from confluent_kafka import KafkaException
 from deltalake.exceptions import DeltaError
 
 from router.engine import ledger
@@ -100,7 +99,7 @@ class LakeBoard(BackgroundThread):
         for subject, read in subjects.items():
             try:
                 reading.fields.update(read())
-            except (OSError, RouterError, DeltaError, KafkaException, pa.ArrowException, ValueError) as error:
+            except (OSError, RouterError, DeltaError, pa.ArrowException, ValueError) as error:
                 reading.problems.append(f"{subject} cannot be read: {printable(first_line(error))}")
         now = time.time()
         warnings = tuple(Warned(now, "warning", problem) for problem in reading.problems)

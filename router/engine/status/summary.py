@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import requests
-from confluent_kafka import KafkaException
 from deltalake.exceptions import DeltaError
 
 from router.config.models import Ui, interval
@@ -231,7 +230,7 @@ def summary_of_lake(config: Config) -> StreamSummary:
         # Each by itself: at night the broker may be away and the lake is there, or the other way round.
         try:
             read(config, summary)
-        except (OSError, RouterError, DeltaError, KafkaException, ValueError) as error:
+        except (OSError, RouterError, DeltaError, ValueError) as error:
             summary.unread.append(f"{subject}: {printable(first_line(error))}")
     return summary
 
