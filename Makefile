@@ -1,6 +1,9 @@
 # Every target sets the machine up first: scripts/setup.sh does nothing when that is done already.
 BIN = JAVA_HOME="$$(cat .venv/java-home)" .venv/bin
 
+# Images for containers often set it. Each of the many processes of a run would then compile all modules by itself.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Processes of a run of the tests, each with a Spark of its own (2 GB). On two cores three take less time than two.
 # What shares fixtures stays together (tests/conftest.py).
 WORKERS ?= 3
