@@ -126,11 +126,14 @@ class BatchDecider:
             executors=executors or Executors(),
         )
 
-    def plan(self, records: DataFrame, *, refresh: bool = True) -> Plan:
-        """Return the plan of a batch. With `refresh` decoder and lookups are updated first. Lazy."""
+    def plan(self, records: DataFrame, arrival: int | None = None, *, refresh: bool = True) -> Plan:
+        """Return the plan of a batch. With `refresh` decoder and lookups are updated first. Lazy.
+
+        Records without an arrival get `arrival`; None: they have one, or land without it.
+        """
         if refresh:
             self.planner.refresh()
-        return self.planner.plan(records)
+        return self.planner.plan(records, arrival)
 
     def forget_released(self, blocked: dict[str, str]) -> None:
         """Replace the blocked tables, by place, by those of now: some may have been released."""

@@ -129,9 +129,9 @@ SAME = {
         cast(event.b AS decimal(20,1)); cast(event.dec AS decimal(12,4)); cast(event.dec AS decimal(8,1));
         cast(event.dec AS decimal(5,0)); double(event.dec); date(event.ts); timestamp(event.day); date(event.ntz);
         cast(event.ts AS timestamp_ntz); cast(event.ntz AS timestamp); bigint(event.ts); double(event.ts);
-        event.day > '2020-01-01'; timestamp(event.when); to_timestamp(event.when); try_cast(event.when AS timestamp);
-        event.ts > '2020-01-01'; event.ts BETWEEN '2020-01-01' AND '2021-01-01 00:00:00'; try_to_timestamp(event.at);
-        cast(event.t AS binary)""",
+        event.day > '2020-01-01'; event.ts > '1582-10-04T23:59:58.12Z'; event.ts = timestamp('9999-12-31 23:59:58');
+        event.ts > '2020-01-01'; event.ts BETWEEN '2020-01-01' AND '2021-01-01 00:00:00';
+        event.ts > try_cast('2020-01-01' AS timestamp); cast(event.t AS binary)""",
     "texts": r"""startswith(event.t, 'un'); endswith(event.t, 'o'); contains(event.t, 'n'); concat('silver.', event.t);
         concat(event.t, '_', event.a, event.y); upper(event.t); lower(event.t); length(event.t); trim(event.t);
         ltrim(event.t); rtrim(event.t); trim(BOTH 'ab' FROM event.t); substring(event.t, 1, 2); 'uno';
@@ -194,6 +194,12 @@ OTHER = {
     "event.dec / 3": "/ on decimal(10,2) and decimal(1,0)",
     "event.day > 'today'": "the date 'today'",
     "event.ts > 'now'": "the timestamp 'now'",
+    "event.ts > '2020-01-01 12:00:00 Europe/Berlin'": "the timestamp '2020-01-01 12:00:00 Europe/Berlin'",
+    "event.ts > '2021-02-29'": "the timestamp '2021-02-29'",
+    "timestamp(event.when)": "a cast from string to timestamp",
+    "try_cast(event.when AS timestamp)": "a cast from string to timestamp",
+    "to_timestamp(event.when)": "a cast from string to timestamp",
+    "try_to_timestamp(event.at)": "a cast from string to timestamp",
     "string(value)": "a cast from binary to string",
     "event.a & 1": "the operator &",
     "md5(event.t)": "the function md5",

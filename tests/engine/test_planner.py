@@ -10,16 +10,18 @@ from router import RAW_SCHEMA, StartError
 from router.config.models import Config, Expectation, Route
 from router.engine.label.labels import label_records
 from router.engine.label.planner import Plan, Planner
-from router.engine.position import with_arrival
+from router.engine.position import arrival_of, with_arrival, with_arrival_column
 from tests.engine.parts import Copy, Events, Fixed, Named, Where
 from tests.engine.query import SOURCE, records
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
     from router import Decoder, Sink
+    from tests.engine.conftest import MakeQuery
 
 DDL = "game string, n int, text string"
 VALUES: list[dict[str, Any] | bytes] = [
@@ -62,7 +64,7 @@ def letters(planned: Plan) -> list[list[tuple[str, str | None]]]:
 @pytest.fixture(scope="module")
 def planned(spark: SparkSession) -> Callable[..., Plan]:
     """Plan the values above."""
-    raw = with_arrival(spark.createDataFrame(records(VALUES)), 0, 0).cache()
+    raw = with_arrival(spark.createDataFrame(records(VALUES)), arrival=0).cache()
 
     def planned(*routes: Route, **settings: Any) -> Plan:
         made = config(*routes, **settings)
@@ -263,3 +265,24 @@ def test_a_planner_follows_the_schema_of_the_events(spark: SparkSession) -> None
         schemas.append(target.schema.names)
 
     assert schemas == [["n"], ["n", "more"], ["n"]]
+
+
+def test_every_batch_has_the_same_plan(spark: SparkSession) -> None:
+    """Without it Spark compiles the plan for each batch, since a constant in it is another one."""
+    raw = with_arrival_column(spark.createDataFrame(records(VALUES)))
+    planner = Planner(config(route()), config(route()).decode)
+
+    first = planner.plan(raw, arrival=1).frame(raw)[0]
+    second = planner.plan(raw, arrival=2).frame(raw)[0]
+
+    assert first.sameSemantics(second)
+
+
+@pytest.mark.parametrize("sql", ["arrival = 7", "arrival = 7 AND soundex('a') = 'A000'"], ids=["by tasks", "by Spark"])
+def test_a_rule_sees_the_arrival_of_its_batch(make_query: MakeQuery, tmp_path: Path, sql: str) -> None:
+    """Without it a rule on a column of bronze is null for the records of the stream."""
+    query = make_query(tmp_path, decode=Events(ddl=DDL), routes=(route(sql=sql.replace("7", str(arrival_of(0, 1)))),))
+    query.take(records(VALUES))
+    query.take(records(VALUES, first=100))
+
+    assert len(query.rows("silver.t")) == len(VALUES) - 1

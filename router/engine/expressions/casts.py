@@ -1,15 +1,12 @@
 """Constants and casts with Spark's values: values of one type as another, and the rows on which that raises.
 
-Dates and times in texts are read as by `stringToDate` and `stringToTimestamp` of Spark's SparkDateTimeUtils.
+Dates in texts are read as by `stringToDate` of Spark's SparkDateTimeUtils.
 """
 
 from __future__ import annotations
 
 import re
-import zoneinfo
-from datetime import datetime, timedelta, timezone
 from decimal import Decimal
-from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,7 +46,7 @@ _NAMED = {
     **dict.fromkeys(("-inf", "-infinity"), float("-inf")),
 }
 USUAL_DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([ T]|$)"
-MOMENT = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[ T][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?Z?$"
+CONSTANT_TIME = re.compile(r"\d{4}-\d\d-\d\d(?:[ T]\d\d:\d\d:\d\d(?:\.\d{1,6})?Z?)?", re.ASCII)
 _NO_TEXT = pa.scalar(None, pa.string())
 NOW = ("epoch", "now", "today", "tomorrow", "yesterday")
 TRUE = ("t", "true", "y", "yes", "1")
@@ -83,13 +80,26 @@ def cast(_: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
         return of[0]
     if have == "void":
         return Node("literal", kind)
-    if _converter(have, kind) is None:
-        raise Untranslatable(f"a cast from {type_name(have)} to {type_name(kind)}")
     if "timestamp" in (have, kind) and {have, kind} & {"date", "timestamp_ntz", "string"}:
         check_zone(entry)
-    if kind in ("date", "timestamp") and is_constant(of[0]) and str(of[0].with_).strip().lower() in NOW:
-        raise Untranslatable(f"the {kind} '{of[0].with_}'")
+    if (have, kind) == ("string", "timestamp") and is_constant(of[0]):
+        return _constant_time(of[0].with_)
+    if _converter(have, kind) is None:
+        raise Untranslatable(f"a cast from {type_name(have)} to {type_name(kind)}")
+    if kind == "date" and is_constant(of[0]) and str(of[0].with_).strip().lower() in NOW:
+        raise Untranslatable(f"the date '{of[0].with_}'")
     return Node("cast", kind, of)
+
+
+def _constant_time(text: str) -> Node:
+    """Return the time that a constant of a rule means. Columns of texts are left to Spark, which knows all zones."""
+    if not CONSTANT_TIME.fullmatch(text):
+        raise Untranslatable(f"the timestamp '{text}'")
+    try:
+        time = pa.scalar(text.removesuffix("Z")).cast(pa.timestamp("us"))
+    except pa.ArrowInvalid:  # a day that does not exist
+        raise Untranslatable(f"the timestamp '{text}'") from None
+    return Node("literal", "timestamp", with_=time.value)
 
 
 def check_zone(entry: PlanEntry) -> None:
@@ -219,19 +229,6 @@ def _dates(value: pa.Array, to: pa.DataType) -> Value:
     return pc.cast(days, to), pc.and_(pc.is_valid(value), pc.is_null(days))
 
 
-def _moments(value: pa.Array, to: pa.DataType) -> Value:
-    """Read times. Arrow reads the usual form, if all days in it exist."""
-    usual = pc.match_substring_regex(value, MOMENT)
-    try:
-        moments = pc.cast(pc.if_else(usual, pc.replace_substring(value, "Z", ""), _NO_TEXT), pa.timestamp("us"))
-    except pa.ArrowInvalid:
-        usual = pc.fill_null(pc.and_(usual, False), False)
-        moments = pa.nulls(len(value), pa.timestamp("us"))
-    others = by_value(pc.if_else(usual, _NO_TEXT, value), _microseconds_of_text, pa.int64())
-    micros = pc.coalesce(pc.cast(moments, pa.int64()), others)
-    return pc.cast(micros, to), pc.and_(pc.is_valid(value), pc.is_null(micros))
-
-
 def _moment_text(value: pa.Array, to: pa.DataType) -> pa.Array:
     """Return times as text, without the zeros at the end of a second's fraction."""
     text = pc.strftime(pc.cast(value, pa.timestamp("us")), "%Y-%m-%d %H:%M:%S")
@@ -291,7 +288,6 @@ _CONVERTERS: dict[tuple[str, str], Callable[[pa.Array, pa.DataType], Value]] = {
     ("string", "double"): _real,
     ("string", "boolean"): _boolean,
     ("string", "date"): _dates,
-    ("string", "timestamp"): _moments,
     ("string", "binary"): _plain,
     ("date", "string"): _plain,
     ("timestamp", "string"): _moment_text,
@@ -320,31 +316,8 @@ def floor_divided(value: pa.Array, by: int) -> pa.Array:
 
 
 _BLANKS = "".join(map(chr, [*range(33), 127]))
-"""The characters that Spark takes off both ends of a text before it reads a date or a time."""
+"""The characters that Spark takes off both ends of a text before it reads a date."""
 DATE = re.compile(r"([+-]?)(\d{4,7})(?:-(\d{1,2})(?:-(\d{1,2})(?:[ T].*)?)?)?", re.ASCII | re.DOTALL)
-CLOCK = (
-    r"(?P<hour>\d{1,2})(?::(?P<minute>\d{1,2})(?::(?P<second>\d{1,2})(?:\.(?P<fraction>\d*))?(?P<zone>[^\d.].*)?)?)?"
-)
-_TIME = re.compile(
-    rf"(?P<sign>[+-]?)(?P<year>\d{{4,6}})(?:-(?P<month>\d{{1,2}})(?:-(?P<day>\d{{1,2}})(?:[ T]{CLOCK})?)?)?",
-    re.ASCII | re.DOTALL,
-)
-TODAY = re.compile(rf"T{CLOCK}|(?=\d+:){CLOCK.replace('?P<', '?P<_')}", re.ASCII | re.DOTALL)
-OFFSET = re.compile(r"([+-])(\d|\d\d(?::\d\d){0,2}|\d\d(?:\d\d){1,2})", re.ASCII)
-CENTURIES = 146_097 * 86_400
-"""The seconds of 400 years: days of the week and leap years repeat after them, and with them summer times."""
-_FIRST = -62_135_510_400
-SHORT_NAMES = {
-    **{"EST": "-05:00", "MST": "-07:00", "HST": "-10:00", "ACT": "Australia/Darwin", "AET": "Australia/Sydney"},
-    **{"ART": "Africa/Cairo", "AGT": "America/Argentina/Buenos_Aires", "AST": "America/Anchorage"},
-    **{"BET": "America/Sao_Paulo", "BST": "Asia/Dhaka", "CAT": "Africa/Harare", "CNT": "America/St_Johns"},
-    **{"CST": "America/Chicago", "CTT": "Asia/Shanghai", "EAT": "Africa/Addis_Ababa", "ECT": "Europe/Paris"},
-    **{"IET": "America/Indiana/Indianapolis", "IST": "Asia/Kolkata", "JST": "Asia/Tokyo", "MIT": "Pacific/Apia"},
-    **{"NET": "Asia/Yerevan", "NST": "Pacific/Auckland", "PLT": "Asia/Karachi", "PNT": "America/Phoenix"},
-    **{"PRT": "America/Puerto_Rico", "PST": "America/Los_Angeles", "SST": "Pacific/Guadalcanal"},
-    "VST": "Asia/Ho_Chi_Minh",
-}
-"""The names of three letters that Java knows (ZoneId.SHORT_IDS)."""
 
 
 def _day_of_text(text: str) -> int | None:
@@ -367,72 +340,3 @@ def _day(year: int, month: int, day: int) -> int | None:
         year -= 1
     days = year * 365 + year // 4 - year // 100 + year // 400 + (month * 153 + 2) // 5 + day - 719469
     return days if -(2**31) <= days < 2**31 else None
-
-
-def _microseconds_of_text(text: str) -> int | None:
-    """Return the time of a text in microseconds since 1970 in UTC; None if it is none.
-
-    A text without a zone is in UTC: expressions with another session time zone are left to Spark.
-    """
-    text = text.strip(_BLANKS)
-    match = _TIME.fullmatch(text)
-    parts = match.groupdict() if match else _clock(text)
-    if parts is None:
-        return None
-    days = _day(int(f"{parts['sign']}{parts['year']}"), int(parts["month"] or 1), int(parts["day"] or 1))
-    hour, minute, second = (int(parts[name] or 0) for name in ("hour", "minute", "second"))
-    if days is None or hour > 23 or minute > 59 or second > 59:
-        return None
-    seconds = days * 86400 + hour * 3600 + minute * 60 + second
-    offset = _offset((parts["zone"] or "Z").strip(_BLANKS[:-1]), seconds)
-    if offset is None:
-        return None
-    micros = (seconds - offset) * 1_000_000 + int((parts["fraction"] or "").ljust(6, "0")[:6])
-    return micros if -(2**63) <= micros < 2**63 else None
-
-
-def _clock(text: str) -> dict[str, str | None] | None:
-    """Return the parts of a time of day: Spark takes it as one of today."""
-    match = TODAY.fullmatch(text)
-    if match is None:
-        return None
-    today = datetime.now(timezone.utc).date()
-    parts: dict[str, str | None] = {"sign": "", "year": f"{today:%Y}", "month": f"{today:%m}", "day": f"{today:%d}"}
-    # The pattern has each group twice: for a time behind a T, and, with an underscore, for one without.
-    for name in ("hour", "minute", "second", "fraction", "zone"):
-        parts[name] = match[name] or match[f"_{name}"]
-    return parts
-
-
-def _offset(zone: str, local: int) -> int | None:
-    """Return by how many seconds a zone is ahead of UTC at a local time; None if there is no such zone."""
-    # Spark takes hours and minutes of one digit as well: +2:30, +02:3.
-    zone = re.sub(r"([+-])(\d):", r"\g<1>0\2:", zone, count=1)
-    zone = re.sub(r"([+-])(\d\d):(\d)$", r"\1\2:0\3", zone, count=1)
-    zone = SHORT_NAMES.get(zone, zone)
-    if zone in ("Z", "UTC", "GMT", "UT"):
-        return 0
-    fixed = OFFSET.fullmatch(re.sub(r"^(?:UTC|GMT|UT)(?=[+-])", "", zone))
-    if fixed is None:
-        return _regional(zone, local)
-    digits = fixed[2].replace(":", "")
-    hour, minute, second = int(digits[:2]), int(digits[2:4] or 0), int(digits[4:] or 0)
-    seconds = hour * 3600 + minute * 60 + second
-    if seconds > 18 * 3600 or minute > 59 or second > 59:
-        return None
-    return -seconds if fixed[1] == "-" else seconds
-
-
-def _regional(name: str, local: int) -> int | None:
-    if name not in _regions():
-        return None
-    if local > CENTURIES:  # Python knows of no year after 9999, and none before 1
-        local = local % CENTURIES + CENTURIES
-    moment = datetime(1970, 1, 1, tzinfo=zoneinfo.ZoneInfo(name)) + timedelta(seconds=max(local, _FIRST))
-    ahead = moment.utcoffset()
-    return None if ahead is None else int(ahead.total_seconds())
-
-
-@cache
-def _regions() -> set[str]:
-    return zoneinfo.available_timezones()

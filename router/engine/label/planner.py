@@ -62,10 +62,11 @@ class Stages:
 
 @dataclass(frozen=True)
 class Plan:
-    """The records of a batch, and how they become rows of tables."""
+    """The records of a batch, and how they become rows of tables. Records without an arrival get `arrival`."""
 
     raw: DataFrame
     stages: Stages
+    arrival: int | None = None
 
     @property
     def layout(self) -> Layout:
@@ -83,6 +84,9 @@ class Plan:
         With `tasks` rows are shuffled so that those of a table meet in one of so many. Keeps a column `_big`.
         """
         stages = self.stages
+        if stages.levels and self.arrival is not None:
+            # Spark's expressions may read it. In other plans the landing task fills it.
+            records = records.withColumn("arrival", F.coalesce("arrival", F.lit(self.arrival)))
         frame = records
         if stages.arrow is None:
             frame = stages.decoder.decode(records)
@@ -146,13 +150,16 @@ class Planner:
         if not wanted:
             self.lookups.refresh()
 
-    def plan(self, raw: DataFrame) -> Plan:
-        """Return the plan of one batch. Needs the columns of `RECORD_SCHEMA`. Lazy."""
+    def plan(self, raw: DataFrame, arrival: int | None = None) -> Plan:
+        """Return the plan of one batch. Needs the columns of `RECORD_SCHEMA`. Lazy.
+
+        Records without an arrival get `arrival`, unless it is None.
+        """
         with self.preparing:
             stages = self._prepared(raw.sparkSession)
         self._refuse_deep_columns()
         self._log_stages(stages)
-        return Plan(raw, stages)
+        return Plan(raw, stages, arrival)
 
     def _refuse_deep_columns(self) -> None:
         """Raise StartError for a column that is nested deeper than any table can have it, if this is a start.

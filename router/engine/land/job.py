@@ -161,7 +161,7 @@ class LandingJob:
             log.info("%s, batch %d: decoding again, with %s", self.query.partition(":")[0], batch, some(wanted))
             with step("plan"):
                 planner.refresh(wanted - fetched)
-                plan = planner.plan(plan.raw)
+                plan = planner.plan(plan.raw, plan.arrival)
             fetched |= wanted
 
     def discard(self, landed: Landed) -> None:
@@ -194,7 +194,16 @@ class LandingJob:
         token = uuid.uuid4().hex[:8]
         staging = Staging(self.lake, self.options.file_bytes, self.options.buffer_bytes, self.folder, token=token)
         began_for_ages = began if self.counts_ages else None
-        work = LandingWork(labelling, demands, staging, batch, self.query, self.only, began_for_ages)
+        work = LandingWork(
+            labelling=labelling,
+            demands=demands,
+            staging=staging,
+            batch=batch,
+            query=self.query,
+            only=self.only,
+            began=began_for_ages,
+            arrival=plan.arrival,
+        )
         task = self.executors.guarded(landing_task(work), reports=True)
         self.spark.conf.set(BATCH_BYTES, str(BOUNDED) if bounded else UNBOUNDED)
         try:

@@ -239,7 +239,7 @@ def groups(rows: Rows, target: Target) -> Iterator[tuple[str, _Numbers | None, p
 class LandingWork:
     """What every task of a landing job is given. `only` are the tables that get rows, also by way of an outbox, None
     for all: nothing else lands then, no dead letter either. `began` is when the batch began, in seconds since 1970, if
-    tasks are to count how old records are.
+    tasks are to count how old records are. Records without an arrival get `arrival`, unless it is None.
     """
 
     labelling: Labelling
@@ -249,6 +249,7 @@ class LandingWork:
     query: str = ""
     only: frozenset[str] | None = None
     began: float | None = None
+    arrival: int | None = None
 
 
 def landing_task(work: LandingWork) -> Any:
@@ -287,6 +288,7 @@ class _Task:
         batch = self._without_big(batch)
         if not batch.num_rows:
             return
+        batch = self._with_arrival(batch)
         rows = Rows(label_records(batch, self.work.labelling), self.counts)
         if self.work.began is not None:
             self.batch_ages = BatchAges(rows.batch.column("timestamp"), self.work.began)
@@ -320,6 +322,14 @@ class _Task:
         batch = batch.drop_columns(["_big"])
         self.big += big.true_count
         return batch.filter(pc.invert(big)) if big.true_count else batch
+
+    def _with_arrival(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return records with an arrival: that of their batch, if they have none yet."""
+        place = batch.schema.get_field_index("arrival")
+        arrivals = batch.column(place)
+        if self.work.arrival is None or not arrivals.null_count:
+            return batch
+        return batch.set_column(place, "arrival", pc.fill_null(arrivals, self.work.arrival))
 
     def _raw(self, rows: Rows) -> None:
         layout = self.layout

@@ -318,7 +318,7 @@ class DeadLetterReplay:
             executors=self.context.executors,
         )
         decider.forget_released(blocked_places(run.store))
-        plan = decider.plan(with_arrival(self._records(run, scope), 0, 0))
+        plan = decider.plan(with_arrival(self._records(run, scope), arrival=0))
         decision = decider.land_and_decide(plan, Steps(0), destination)
         # Nothing is committed: all staged files are deleted again.
         commits = destination.chosen(decision, 0)
