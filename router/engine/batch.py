@@ -32,7 +32,7 @@ from router.engine.commit.committers import Committers
 from router.engine.decision import BatchDecider
 from router.engine.destination import CarriedOut
 from router.engine.outbox.apply import Outboxes
-from router.engine.position import RecordNumbers, arrival_of, with_arrival_column
+from router.engine.position import RecordNumbers, arrival_of
 from router.engine.quarantine.table import Quarantine
 from router.engine.retryable_errors import never_passes
 from router.engine.spark.executors import Executors
@@ -122,10 +122,9 @@ class Batches:
             manifest_to_finish = None
             if earlier_manifest is not None:
                 manifest_to_finish = self._manifest_to_finish(earlier_manifest)
-            records = with_arrival_column(raw)
             arrival = arrival_of(self.ordinal, batch)
             # 1 read, 2 decode, 3 label: lazy. A decided batch needs no new schemas: its rows are staged already.
-            plan = self.decider.plan(records, arrival, refresh=manifest_to_finish is None)
+            plan = self.decider.plan(raw, arrival, refresh=manifest_to_finish is None)
         if manifest_to_finish is not None:
             return self.carry_out(manifest_to_finish, plan, steps, replay=True)
 

@@ -48,27 +48,10 @@ def arrival_of(ordinal: int, batch: int) -> int:
     return (ordinal << BATCH_BITS) + batch
 
 
-def with_arrival(raw: DataFrame, arrival: int) -> DataFrame:
-    """Return records with an arrival; those that have one keep it."""
-    column = F.lit(arrival).cast("long")
-    if RECORD_ARRIVAL in raw.columns:
-        column = F.coalesce(RECORD_ARRIVAL, column)
-    return raw.withColumn(RECORD_ARRIVAL, column)
-
-
-def with_arrival_column(raw: DataFrame) -> DataFrame:
-    """Return records with a column for their arrival, null where they have none yet: the landing task fills it.
-
-    As a constant of the plan, another one in each batch, it would let Spark compile the plan for every batch.
-    """
-    if RECORD_ARRIVAL in raw.columns:
-        return raw
-    return raw.withColumn(RECORD_ARRIVAL, F.lit(None).cast("long"))
-
-
 def stored_records(frame: DataFrame, *others: str) -> DataFrame:
     """Return the raw records that bronze or dead letters keep, each with its arrival if that is known."""
-    frame = with_arrival_column(frame)
+    if RECORD_ARRIVAL not in frame.columns:
+        frame = frame.withColumn(RECORD_ARRIVAL, F.lit(None).cast("long"))
     # Records from before there were arrivals are of a first run, whose arrivals are its batch numbers.
     if "batch_id" in frame.columns:
         frame = frame.withColumn(RECORD_ARRIVAL, F.coalesce(RECORD_ARRIVAL, "batch_id"))

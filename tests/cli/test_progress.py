@@ -81,4 +81,7 @@ def test_the_tasks_of_spark_are_counted(spark: SparkSession) -> None:
         spark.sparkContext.parallelize(range(10), 10).mapPartitions(wait).count()
 
     assert any("of 10 tasks of Spark" in line for line in lines), lines
+    deadline = time.monotonic() + 30
+    while running_tasks(spark)[0] and time.monotonic() < deadline:
+        time.sleep(0.05)  # Spark's listeners hear of the end a little later
     assert running_tasks(spark) == ((), 0, 0)

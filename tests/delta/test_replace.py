@@ -8,6 +8,7 @@ from pathlib import Path
 from delta import exceptions
 
 from router.delta.replace_by_spark import CONFLICTS
+from tests.source_trees import tree_of
 
 ROOT = Path(__file__).parents[2]
 FUNCTIONS = {"create_table_with_add_actions", "write_deltalake"}
@@ -19,7 +20,7 @@ MERGES = {"router/delta/keyed/upsert.py"}
 def writes_of_delta_rs(path: Path) -> set[str]:
     """Return what a module calls of delta-rs to commit."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if not isinstance(node, ast.Call):
             continue
         name = ast.unparse(node.func)

@@ -24,6 +24,7 @@ from router.delta.transaction_id import (
     table_id,
     widening,
 )
+from tests.source_trees import tree_of
 
 MODULE = "transaction_id"
 RUN = "5f2c1c1e-64a4-4b0a-9a3c-5d6ff2b8c0de"
@@ -241,7 +242,7 @@ def test_no_other_module_builds_or_takes_apart_an_id() -> None:
     found = []
     for path in OTHERS:
         place = path.relative_to(ROOT).as_posix()
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if builds_an_id(node, place):
                 found.append(f"{place}:{node.lineno}: {ast.unparse(node)}")  # type: ignore[attr-defined]
 

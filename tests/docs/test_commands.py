@@ -15,6 +15,7 @@ import click
 import pytest
 
 from router.cli import COMMANDS, GROUPS, commands
+from tests.source_trees import tree_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "commands.md"
@@ -65,7 +66,7 @@ def texts_of_the_code() -> str:
     found: list[str] = []
     for folder in ("router", "plugins"):
         for path in sorted((ROOT / folder).rglob("*.py")):
-            nodes = ast.walk(ast.parse(path.read_text()))
+            nodes = ast.walk(tree_of(path))
             found += [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     return "\n".join(found)
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.source_trees import tree_of
+
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted(path for name in ("router", "router_bench", "plugins") for path in (ROOT / name).rglob("*.py"))
 ALL = sorted([*SHIPPED, *(path for name in ("demo", "benchmarks", "tests") for path in (ROOT / name).rglob("*.py"))])
@@ -16,7 +18,7 @@ SAYS_NOTHING = {"utils", "helpers", "common", "base", "manager"}
 
 
 def trees(paths: list[Path]) -> list[tuple[str, ast.Module]]:
-    return [(str(path.relative_to(ROOT)), ast.parse(path.read_text())) for path in paths]
+    return [(str(path.relative_to(ROOT)), tree_of(path)) for path in paths]
 
 
 def test_no_two_public_classes_have_one_name() -> None:

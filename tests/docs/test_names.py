@@ -37,7 +37,7 @@ def defined() -> frozenset[str]:
     files = [*(ROOT / "tests").rglob("*.py")]
     found = {path.stem for path in files}
     for path in files:
-        found |= {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)}
+        found |= {*re.findall(r"\bdef (test_\w+)\(", path.read_text())}
     return frozenset(found)
 
 

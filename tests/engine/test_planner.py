@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql import functions as F
 
 from router import RAW_SCHEMA, StartError
 from router.config.models import Config, Expectation, Route
 from router.engine.label.labels import label_records
 from router.engine.label.planner import Plan, Planner
-from router.engine.position import arrival_of, with_arrival, with_arrival_column
+from router.engine.position import arrival_of
 from tests.engine.parts import Copy, Events, Fixed, Named, Where
 from tests.engine.query import SOURCE, records
 
@@ -64,7 +65,7 @@ def letters(planned: Plan) -> list[list[tuple[str, str | None]]]:
 @pytest.fixture(scope="module")
 def planned(spark: SparkSession) -> Callable[..., Plan]:
     """Plan the values above."""
-    raw = with_arrival(spark.createDataFrame(records(VALUES)), arrival=0).cache()
+    raw = spark.createDataFrame(records(VALUES)).withColumn("arrival", F.lit(0).cast("long")).cache()
 
     def planned(*routes: Route, **settings: Any) -> Plan:
         made = config(*routes, **settings)
@@ -269,7 +270,7 @@ def test_a_planner_follows_the_schema_of_the_events(spark: SparkSession) -> None
 
 def test_every_batch_has_the_same_plan(spark: SparkSession) -> None:
     """Without it Spark compiles the plan for each batch, since a constant in it is another one."""
-    raw = with_arrival_column(spark.createDataFrame(records(VALUES)))
+    raw = spark.createDataFrame(records(VALUES))
     planner = Planner(config(route()), config(route()).decode)
 
     first = planner.plan(raw, arrival=1).frame(raw)[0]

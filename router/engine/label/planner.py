@@ -84,15 +84,16 @@ class Plan:
         With `tasks` rows are shuffled so that those of a table meet in one of so many. Keeps a column `_big`.
         """
         stages = self.stages
-        if stages.levels and self.arrival is not None:
-            # Spark's expressions may read it. In other plans the landing task fills it.
-            records = records.withColumn("arrival", F.coalesce("arrival", F.lit(self.arrival)))
+        spread = tasks is not None and self.spreads
+        # Spark's expressions may read it. Otherwise the landing task adds it: in the plan it would be a constant that
+        # changes with each batch, and Spark would compile the plan each time.
+        if self.arrival is not None and (stages.levels or spread):
+            records = _with_arrival(records, self.arrival)
         frame = records
         if stages.arrow is None:
             frame = stages.decoder.decode(records)
         elif stages.arrow.before:
             frame = stages.arrow.before(records)
-        spread = tasks is not None and self.spreads
         if not (stages.levels or spread):
             return frame, stages.labelling
 
@@ -110,6 +111,14 @@ class Plan:
                 frame = frame.withColumns(level)
             frame = frame.repartition(tasks or 1, SPREAD_BY).select(*columns)
         return frame, replace(stages.labelling, decoding=None)
+
+
+def _with_arrival(records: DataFrame, arrival: int) -> DataFrame:
+    """Return records with an arrival; those that have one keep it."""
+    column = F.lit(arrival).cast("long")
+    if "arrival" in records.columns:
+        column = F.coalesce("arrival", column)
+    return records.withColumn("arrival", column)
 
 
 class Planner:

@@ -22,7 +22,7 @@ from router.delta.schema_diff import too_wide
 from router.delta.widening import KEEPS
 from router.engine.balance import BRONZE, add_named
 from router.engine.expressions.evaluator import evaluate
-from router.engine.expressions.tree import columns_of
+from router.engine.expressions.tree import columns_of, repeat
 from router.engine.label.labels import Labelling, label_records
 from router.engine.label.layout import (
     BRONZE_SCHEMA,
@@ -325,11 +325,14 @@ class _Task:
 
     def _with_arrival(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return records with an arrival: that of their batch, if they have none yet."""
+        arrival = self.work.arrival
+        if "arrival" not in batch.schema.names:
+            return batch.append_column("arrival", repeat(pa.scalar(arrival, pa.int64()), batch.num_rows))
         place = batch.schema.get_field_index("arrival")
         arrivals = batch.column(place)
-        if self.work.arrival is None or not arrivals.null_count:
+        if arrival is None or not arrivals.null_count:
             return batch
-        return batch.set_column(place, "arrival", pc.fill_null(arrivals, self.work.arrival))
+        return batch.set_column(place, "arrival", pc.fill_null(arrivals, arrival))
 
     def _raw(self, rows: Rows) -> None:
         layout = self.layout

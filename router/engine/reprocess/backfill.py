@@ -34,7 +34,7 @@ from router.engine.decision import tables_of
 from router.engine.destination import Destination
 from router.engine.label.layout import RAW_COLUMNS
 from router.engine.outbox.apply import opened
-from router.engine.position import RECORD_ARRIVAL, arrival_of, with_arrival
+from router.engine.position import RECORD_ARRIVAL, arrival_of
 from router.engine.reprocess.records import BronzeRecords, RecordRange, records_of_topic
 from router.engine.reprocess.run import NamedRun
 from router.engine.reprocess.stored_offsets import Spans, are_stored, stored_records_of
@@ -244,7 +244,7 @@ class Backfill:
         else:
             assert self.config.source.kafka is not None  # see `begin`
             records = records_of_topic(self.spark, self.config.source.kafka, run.choice)
-            records = with_arrival(records, arrival=arrival_of(-1, 0))
+            records = records.withColumn(RECORD_ARRIVAL, F.lit(arrival_of(-1, 0)).cast("long"))
         # A new checkpoint may have read the topic from its beginning: keep the first arrival of each record.
         first = F.min_by(F.struct(*RAW_COLUMNS), F.coalesce(RECORD_ARRIVAL, F.lit(-1))).alias("first")
         grouped = records.filter(run.choice.holds()).groupBy("topic", "partition", "offset", "value", "key")

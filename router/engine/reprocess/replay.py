@@ -29,7 +29,7 @@ from router.engine.batch import Batches
 from router.engine.decision import STAGING, BatchDecider
 from router.engine.destination import Destination
 from router.engine.outbox.apply import REPLAYED, mark_replayed, opened
-from router.engine.position import stored_records, with_arrival
+from router.engine.position import stored_records
 from router.engine.preflight.explain import fixed_table
 from router.engine.quarantine.table import blocked_places
 from router.engine.reprocess.records import BronzeRecords, delta_rows
@@ -318,7 +318,7 @@ class DeadLetterReplay:
             executors=self.context.executors,
         )
         decider.forget_released(blocked_places(run.store))
-        plan = decider.plan(with_arrival(self._records(run, scope), arrival=0))
+        plan = decider.plan(self._records(run, scope), arrival=0)
         decision = decider.land_and_decide(plan, Steps(0), destination)
         # Nothing is committed: all staged files are deleted again.
         commits = destination.chosen(decision, 0)
