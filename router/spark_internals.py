@@ -9,10 +9,13 @@ from __future__ import annotations
 import inspect
 import subprocess
 import traceback
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
+import delta.exceptions  # noqa: F401  it wraps PySpark's conversion of exceptions, before anybody here does
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark import SparkContext
+from pyspark.errors.exceptions import captured
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import Column
 from pyspark.sql import functions as F
@@ -20,7 +23,7 @@ from pyspark.sql import functions as F
 from router.errors import first_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     import pyarrow as pa
     from pyspark import SparkConf
@@ -51,6 +54,32 @@ def start_jvm(conf: SparkConf, stderr: int | None = None) -> Any:
             gateway = launch_gateway(conf, {"stderr": stderr})  # type: ignore[no-untyped-call]
             SparkContext._ensure_initialized(gateway=gateway, conf=conf)
     return SparkContext._jvm
+
+
+class _NotConverted(captured.UnknownException):
+    """What PySpark takes for an exception that it does not know: it raises py4j's own."""
+
+    def __init__(self) -> None:
+        """Ask the JVM nothing, as the exception of PySpark does."""
+
+
+@contextmanager
+def unconverted_errors() -> Iterator[None]:
+    """Let exceptions of the JVM be raised as py4j's own, not as PySpark's, while the session is made.
+
+    PySpark asks the session for a setting to convert one. If the session cannot be made, that raises as well, and is
+    converted: after a hundred attempts to make it, which take minutes, Python ends the recursion.
+    """
+
+    def leave(e: Any) -> captured.CapturedException:
+        return _NotConverted()
+
+    convert = captured.convert_exception
+    captured.convert_exception = leave
+    try:
+        yield
+    finally:
+        captured.convert_exception = convert
 
 
 def has_jvm() -> bool:

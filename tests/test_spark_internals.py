@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import NumberFormatException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -30,6 +32,15 @@ def test_the_jvm_s_classes_can_be_called(spark: SparkSession) -> None:
     """Without it Kafka's admin client is out of reach: no sample of a topic, no start after a lost checkpoint."""
     assert spark_internals.jvm(spark).java.lang.Math.abs(-3) == 3
     spark_internals.collect_garbage(spark)
+
+
+def test_exceptions_of_the_jvm_can_be_left_as_they_are(spark: SparkSession) -> None:
+    """Without it a setting that Spark refuses is said after minutes: the conversion asks for the session that fails."""
+    number = spark_internals.jvm(spark).java.lang.Integer
+    with spark_internals.unconverted_errors(), pytest.raises(Py4JJavaError):
+        number.parseInt("x")
+    with pytest.raises(NumberFormatException):
+        number.parseInt("x")
 
 
 def test_a_builder_says_what_it_was_given() -> None:

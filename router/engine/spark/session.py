@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyspark
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.logger import PySparkLogger
@@ -46,6 +46,7 @@ from router.spark_internals import (
     quiet_accumulators,
     set_query_log_level,
     stop_jvm,
+    unconverted_errors,
 )
 
 if TYPE_CHECKING:
@@ -161,8 +162,9 @@ def _session_of(builder: SparkSession.Builder, name: str) -> SparkSession:
             _start_jvm(_conf(builder))
         SparkContext.getOrCreate(_conf(builder))
         starting.join()  # only now may this thread load classes of SQL: two that load them wait for each other
-        session = builder.getOrCreate()
-        session.conf.get("spark.sql.session.timeZone")  # here and not in a batch Spark refuses settings of SQL
+        with unconverted_errors():
+            session = builder.getOrCreate()
+            session.conf.get("spark.sql.session.timeZone")  # here and not in a batch Spark refuses settings of SQL
         session.sparkContext.setLogLevel("WARN" if is_verbose() else "ERROR")
         quiet_accumulators(session)
         if not is_verbose():
@@ -210,6 +212,8 @@ def _first_cause(error: Exception) -> str:
     message = first_line(error)
     thrown = getattr(error, "_origin", None)
     cause = thrown.getCause() if thrown is not None else None
+    if isinstance(error, Py4JJavaError):
+        cause = error.java_exception
     while cause is not None:
         message = str(cause.getMessage() or cause)
         cause = cause.getCause()
