@@ -12,7 +12,6 @@ import traceback
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
-import delta.exceptions  # noqa: F401  it wraps PySpark's conversion of exceptions, before anybody here does
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark import SparkContext
 from pyspark.errors.exceptions import captured
@@ -70,6 +69,7 @@ def unconverted_errors() -> Iterator[None]:
     PySpark asks the session for a setting to convert one. If the session cannot be made, that raises as well, and is
     converted: after a hundred attempts to make it, which take minutes, Python ends the recursion.
     """
+    import delta.exceptions  # noqa: F401, PLC0415  it wraps the conversion when it is first imported; `check` needs no Delta
 
     def leave(e: Any) -> captured.CapturedException:
         return _NotConverted()

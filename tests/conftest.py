@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 E = TypeVar("E", bound="Embedded")
 
 # An example that takes long says something about the machine, not about the code.
-settings.register_profile("router", deadline=None, max_examples=20)
+settings.register_profile("router", deadline=None, max_examples=33)
 settings.register_profile("thorough", deadline=None, max_examples=100)
 settings.load_profile("router")
 

@@ -18,5 +18,5 @@ LIGHT = {
 
 
 def drawn(count: int) -> int:
-    """Return how many examples or tables a test has: all of them in `make test-all`, in other runs a fifth."""
+    """Return how many examples or tables a test has: all of them in `make test-all`, in other runs a third."""
     return max(1, count * settings.default.max_examples // 100)
