@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from router.decoding import decode_batch
 from router.engine.expressions.evaluator import Node, evaluate
-from router.engine.expressions.tree import in_type
+from router.engine.expressions.tree import in_type, repeat
 from router.engine.label.layout import DEAD_SCHEMA, MERGED_COORDINATES, UNMET, Layout, RouteLabels, Target
 from router.engine.label.tombstones import TOMBSTONE, Tombstones, as_events
 from router.engine.lookup.join import LookupTable, join_lookups
@@ -70,17 +70,29 @@ def decode_records(records: pa.RecordBatch, decoding: Decoding) -> pa.RecordBatc
     return pa.RecordBatch.from_arrays([*columns.values()], names=[*columns])
 
 
+def with_arrival(records: pa.RecordBatch, arrival: int | None) -> pa.RecordBatch:
+    """Return records with an arrival: that of their batch, if they have none yet."""
+    if "arrival" not in records.schema.names:
+        return records.append_column("arrival", repeat(pa.scalar(arrival, pa.int64()), records.num_rows))
+    place = records.schema.get_field_index("arrival")
+    arrivals = records.column(place)
+    if arrival is None or not arrivals.null_count:
+        return records
+    return records.set_column(place, "arrival", pc.fill_null(arrivals, arrival))
+
+
 def decoding_task(
-    decoding: Decoding, columns: list[str]
+    decoding: Decoding, columns: list[str], arrival: int | None
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the function of a task that only decodes, for mapInArrow: Spark's expressions come after it.
 
-    `columns` are those that it returns, in their order: Spark takes them by place.
+    `columns` are those that it returns, in their order: Spark takes them by place. Records without an arrival get
+    `arrival`, unless it is None.
     """
 
     def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for records in batches:
-            yield decode_records(records, decoding).select(columns)
+            yield decode_records(with_arrival(records, arrival), decoding).select(columns)
 
     return decode
 

@@ -85,10 +85,6 @@ class Plan:
         """
         stages = self.stages
         spread = tasks is not None and self.spreads
-        # Spark's expressions may read it. Otherwise the landing task adds it: in the plan it would be a constant that
-        # changes with each batch, and Spark would compile the plan each time.
-        if self.arrival is not None and (stages.levels or spread):
-            records = _with_arrival(records, self.arrival)
         frame = records
         if stages.arrow is None:
             frame = stages.decoder.decode(records)
@@ -100,7 +96,11 @@ class Plan:
         # Spark's expressions need decoded records: an earlier task decodes them.
         decoded = StructType([*stages.decoded, *(field for field in frame.schema if field.name == "_big")])
         if stages.arrow or stages.decoding.tombstones or stages.decoding.lookups:
-            frame = frame.mapInArrow(decoding_task(stages.decoding, decoded.names), decoded)
+            frame = frame.mapInArrow(decoding_task(stages.decoding, decoded.names, self.arrival), decoded)
+        elif self.arrival is not None:
+            # No task runs before Spark's expressions. The constant is another one in each batch, so Spark compiles this
+            # plan each time; a task for it alone would cost more.
+            frame = _with_arrival(frame, self.arrival)
         columns = [*decoded.names]
         for level in stages.levels:
             frame = frame.withColumns(level)

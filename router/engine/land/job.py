@@ -123,17 +123,17 @@ class LandingJob:
         """Stage the files of a batch; see `Batches of bytes` for the second job that it may take."""
         began = time.time()  # one moment for both jobs: their ages are added up
         if self.measured:
-            found = self._land(plan, plan.raw, demands, batch, began, bounded=True)
+            landed = self._land(plan, plan.raw, demands, batch, began, bounded=True)
         else:
-            found = self._land(plan, _without_big(plan.raw), demands, batch, began)
-            if found.big:
-                found += self._land(plan, plan.raw.filter(_big()), demands, batch, began, bounded=True)
-        self.measured = found.big > BIG_SHARE * max(1, sum(count["read"] for count in found.counts))
-        tables, rows = len({file.table for file in found.files}), sum(file.rows for file in found.files)
+            landed = self._land(plan, _without_big(plan.raw), demands, batch, began)
+            if landed.big:
+                landed += self._land(plan, plan.raw.filter(_big()), demands, batch, began, bounded=True)
+        self.measured = landed.big > BIG_SHARE * max(1, sum(count["read"] for count in landed.counts))
+        tables, rows = len({file.table for file in landed.files}), sum(file.rows for file in landed.files)
         self.tiny = (
             self._cores >= FEW_CORES and tables * self._cores > MANY_FILES and rows < TINY_FILE * tables * self._cores
         )
-        return found
+        return landed
 
     def run_decoded(
         self,
@@ -228,16 +228,16 @@ def some(names: frozenset[str]) -> str:
 
 
 def _landed(reports: Any, began: float) -> Landed:
-    found = Landed(began=began)
+    landed = Landed(began=began)
     for report in reports:
         if "path" in report:
-            found.files.append(StagedFile.of(report))
+            landed.files.append(StagedFile.of(report))
         elif "big" in report:
             ages = {place: TableAges.of(of_table) for place, of_table in report["ages"].items()}
-            found += Landed(big=report["big"], failed=report["failed"], ages=ages)
+            landed += Landed(big=report["big"], failed=report["failed"], ages=ages)
         else:
-            found.counts.append(report)
-    return found
+            landed.counts.append(report)
+    return landed
 
 
 def _big() -> Column:

@@ -22,8 +22,8 @@ from router.delta.schema_diff import too_wide
 from router.delta.widening import KEEPS
 from router.engine.balance import BRONZE, add_named
 from router.engine.expressions.evaluator import evaluate
-from router.engine.expressions.tree import columns_of, repeat
-from router.engine.label.labels import Labelling, label_records
+from router.engine.expressions.tree import columns_of
+from router.engine.label.labels import Labelling, label_records, with_arrival
 from router.engine.label.layout import (
     BRONZE_SCHEMA,
     DEAD_SCHEMA,
@@ -288,7 +288,7 @@ class _Task:
         batch = self._without_big(batch)
         if not batch.num_rows:
             return
-        batch = self._with_arrival(batch)
+        batch = with_arrival(batch, self.work.arrival)
         rows = Rows(label_records(batch, self.work.labelling), self.counts)
         if self.work.began is not None:
             self.batch_ages = BatchAges(rows.batch.column("timestamp"), self.work.began)
@@ -322,17 +322,6 @@ class _Task:
         batch = batch.drop_columns(["_big"])
         self.big += big.true_count
         return batch.filter(pc.invert(big)) if big.true_count else batch
-
-    def _with_arrival(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return records with an arrival: that of their batch, if they have none yet."""
-        arrival = self.work.arrival
-        if "arrival" not in batch.schema.names:
-            return batch.append_column("arrival", repeat(pa.scalar(arrival, pa.int64()), batch.num_rows))
-        place = batch.schema.get_field_index("arrival")
-        arrivals = batch.column(place)
-        if arrival is None or not arrivals.null_count:
-            return batch
-        return batch.set_column(place, "arrival", pc.fill_null(arrivals, arrival))
 
     def _raw(self, rows: Rows) -> None:
         layout = self.layout
