@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from router.errors import TableError
+from router.moments import parse_moment
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -109,7 +110,7 @@ def _version_at(handle: DeltaTable, moment: Moment) -> int | None:
     if isinstance(moment, int):
         return moment
     if isinstance(moment, str):
-        moment = datetime.fromisoformat(moment.replace("Z", "+00:00"))
+        moment = parse_moment(moment)
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=timezone.utc)
     handle.load_as_version(moment)

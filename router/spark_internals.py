@@ -69,7 +69,8 @@ def unconverted_errors() -> Iterator[None]:
     PySpark asks the session for a setting to convert one. If the session cannot be made, that raises as well, and is
     converted: after a hundred attempts to make it, which take minutes, Python ends the recursion.
     """
-    import delta.exceptions  # noqa: F401, PLC0415  it wraps the conversion when it is first imported; `check` needs no Delta
+    # It wraps the conversion when it is first imported, which before 4.4 Delta leaves to others.
+    import delta.exceptions.captured  # noqa: F401, PLC0415  `check` needs no Delta
 
     def leave(e: Any) -> captured.CapturedException:
         return _NotConverted()

@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from router.addresses import AddressError, normalized
+from router.moments import parse_moment
 from router.parts import Decoder, Rule, ViewQuery
 from router.registry import fault
 from router.sinks import ApplyingSink, MergingSink, Sink, TableSink
@@ -53,10 +54,8 @@ def interval(text: str) -> timedelta:
 def moment(text: str) -> datetime:
     """Return a time written as ISO 8601; raise ValueError when it is not one or has no time zone."""
     refusal = "is not a time with a zone; write ISO 8601: 2025-01-31T12:00:00Z"
-    # Python 3.10 does not know the Z.
-    text = re.sub(r"[zZ]$", "+00:00", text)
     try:
-        time = datetime.fromisoformat(text)
+        time = parse_moment(text)
     except ValueError:
         raise ValueError(refusal) from None
     if time.tzinfo is None:

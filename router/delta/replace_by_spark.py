@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from delta import exceptions
+from delta.exceptions import captured as exceptions
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -51,7 +51,10 @@ CONFLICTS: tuple[type[Exception], ...] = (
     exceptions.ConcurrentDeleteDeleteException,
     exceptions.ConcurrentTransactionException,
 )
-"""The errors of Delta on Spark if another writer was faster. In Python the first is no base class of the others."""
+"""The errors of Delta on Spark if another writer was faster. In Python the first is no base class of the others.
+
+The import is also what makes PySpark raise them, in place of py4j's error: before 4.4 Delta leaves it to its users.
+"""
 
 
 def spark_schema(schema: pa.Schema) -> StructType:

@@ -62,6 +62,9 @@ LOST = ("KAFKA_DATA_LOSS", "data may have been lost", "data may have been missed
 """Parts of the messages of Spark's Kafka source (Spark 4's error class, and its texts) that mean: Kafka no longer has
 the next records."""
 
+NO_LATEST_OFFSETS = 'because the return value of "scala.Option.get()" is null'
+"""The end of the message of Spark 4.1 after a batch of Kafka that was run again."""
+
 
 def says_lost(error: BaseException) -> bool:
     """Return whether a query ended because records are gone from Kafka."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager, suppress
-from datetime import datetime, timezone
+from datetime import timezone
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote
@@ -20,6 +20,7 @@ from router.delta.lake import Lake
 from router.engine.file_rows import FileRows, listing_options
 from router.engine.position import BLOCK, CHANGE, FILE, MODIFIED, PLACE_COLUMNS, VERSION
 from router.errors import StartError
+from router.moments import parse_moment
 from router.parts import RAW_SCHEMA
 
 if TYPE_CHECKING:
@@ -331,7 +332,7 @@ def _admin(spark: SparkSession, kafka: KafkaSource) -> Iterator[Any]:
 
 
 def _millis(moment: str) -> int:
-    time = datetime.fromisoformat(moment.replace("Z", "+00:00"))
+    time = parse_moment(moment)
     if time.tzinfo is None:
         time = time.replace(tzinfo=timezone.utc)
     return int(time.timestamp() * 1000)

@@ -10,7 +10,6 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +32,7 @@ from router.engine.outbox.detached import DetachedSinks
 from router.engine.preflight.lake_changes import LakeChanges, refuse_changes, tell_changes
 from router.engine.reprocess.release import Release
 from router.engine.retryable_errors import (
+    NO_LATEST_OFFSETS,
     GrowingPauses,
     Outage,
     RepeatedTrouble,
@@ -53,6 +53,7 @@ from router.engine.status.webhook import failures_reported
 from router.engine.stream_destination import stream_batches
 from router.engine.views.schedule import ViewSchedule, in_order, refresher
 from router.errors import SessionLost, StartError, TableError, first_line
+from router.moments import parse_moment
 from router.parts import BatchReport, Preparation
 
 if TYPE_CHECKING:
@@ -362,12 +363,20 @@ class _StreamRun:
             self._end(query)
             if NO_TOPIC in str(error):
                 self._explain_missing_topics()
-            if not says_lost(error):
+            if says_lost(error):
+                self._pass_over(error)
+            elif not self._failed_after_its_batch(error):
                 raise
-            self._pass_over(error)
             self._query(begin)
             return
         self._end(query)  # not after a KeyboardInterrupt: it does not wait for the current batch
+
+    def _failed_after_its_batch(self, error: Exception) -> bool:
+        """Return whether Spark could only not tell the progress of a batch that was cut off, and has now ended.
+
+        Spark 4.1 wants to know how far it is behind Kafka, which it did not ask for this batch (SPARK-57438).
+        """
+        return self.batches is not None and self.error is None and NO_LATEST_OFFSETS in str(error)
 
     def _open_detached_sinks(self) -> None:
         about = self.config, self.spark, self.lake, self.checkpoint, self.options.stop, self.executors
@@ -529,7 +538,7 @@ class _StreamRun:
         """Report finished batches, with the lag that Spark's progress knows a moment later."""
         if not self.unreported:
             return
-        progresses = query.recentProgress
+        progresses = [json.loads(progress.json) for progress in query.recentProgress]
         if progresses:
             self._tell_source(progresses[-1])
         behind = {progress["batchId"]: _behind(progress) for progress in progresses}
@@ -538,46 +547,42 @@ class _StreamRun:
             if self.options.finished:
                 self.options.finished(report, behind.get(report.batch))
 
-    def _tell_source(self, progress: Any) -> None:
+    def _tell_source(self, progress: dict[str, Any]) -> None:
         """Note how far each partition of a topic is processed, and where it ended when Spark last asked."""
         if self.config.source.kafka is None:
             return
         positions: dict[tuple[str, int], int] = {}
         ends: dict[tuple[str, int], int] = {}
-        for entry in progress.sources:
-            positions |= _by_partition(entry.endOffset)
-            ends |= _by_partition(entry.latestOffset)
-        read = datetime.fromisoformat(progress.timestamp.replace("Z", "+00:00"))
+        for entry in progress["sources"]:
+            positions |= _by_partition(entry["endOffset"])
+            ends |= _by_partition(entry["latestOffset"])
+        read = parse_moment(progress["timestamp"])
         self.status.source_is_at(positions, ends, read.timestamp())
         if self.group:
             self.group.commit(positions)
 
 
-def _by_partition(offsets: str | None) -> dict[tuple[str, int], int]:
-    """Return offsets of Kafka, as Spark's progress has them, by topic and partition.
+def _by_partition(offsets: dict[str, dict[str, int]] | None) -> dict[tuple[str, int], int]:
+    """Return offsets of Kafka, as the JSON of Spark's progress has them, by topic and partition.
 
-    Of a batch that is run again Spark does not know the newest offsets, and writes `None`.
+    Of a batch that is run again Spark does not know the newest offsets: they are None.
     """
-    try:
-        said = json.loads(offsets or "{}")
-    except ValueError:
-        return {}
-    found: dict[tuple[str, int], int] = {}
-    for topic, by_number in (said or {}).items():
+    by_partition: dict[tuple[str, int], int] = {}
+    for topic, by_number in (offsets or {}).items():
         for number, offset in by_number.items():
-            found[topic, int(number)] = int(offset)
-    return found
+            by_partition[topic, int(number)] = offset
+    return by_partition
 
 
-def _behind(progress: Any) -> int | None:
-    metrics = [
-        entry.metrics for entry in progress.sources if entry.metrics and "maxOffsetsBehindLatest" in entry.metrics
-    ]
-    if not metrics:
-        return None
-    return sum(_lag(entry) for entry in progress.sources)
-
-
-def _lag(entry: Any) -> int:
-    end, latest = json.loads(entry.endOffset or "{}"), json.loads(entry.latestOffset or "{}")
-    return sum(max(0, offset - end.get(t, {}).get(p, 0)) for t, by in latest.items() for p, offset in by.items())
+def _behind(progress: dict[str, Any]) -> int | None:
+    """Return how many records of Kafka came after a batch; None for other sources, and if Spark does not know."""
+    behind: int | None = None
+    for entry in progress["sources"]:
+        # Only Kafka has this metric.
+        if "maxOffsetsBehindLatest" not in (entry.get("metrics") or {}):
+            continue
+        positions = _by_partition(entry["endOffset"])
+        behind = behind or 0
+        for partition, end in _by_partition(entry["latestOffset"]).items():
+            behind += max(0, end - positions.get(partition, 0))
+    return behind

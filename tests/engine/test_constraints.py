@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from delta.tables import DeltaTable as SparkTable
@@ -19,12 +19,10 @@ from router.engine.quarantine.table import pending_releases
 from router_decoders import Json
 from router_rules import Sql
 from router_sinks import Tables
-from tests.engine.conftest import EITHER
 from tests.engine.query import records
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
@@ -74,6 +72,8 @@ TABLES: dict[str, Callable[[SparkSession, str], None]] = {
     "generated_checked": generated_checked,
 }
 """What makes each table; the table's name is the game of its records. Only Spark evaluates what the last two demand."""
+SAMPLE = ("checked", "nested", "generated", "spelled")
+"""One of each kind: judged by a task, judged below a column, written by Spark, judged by Spark."""
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "checked": ({"id": 99, "name": "x"}, "the constraint small (id < 10) does not hold"),
     "checked_before_features": ({"id": 99, "name": "x"}, "the constraint small (id < 10) does not hold"),
@@ -88,6 +88,7 @@ BY_SPARK: dict[str, tuple[dict[str, Any], str]] = {
     "generated_checked": ({"id": 99}, "the constraint low (twice < 100) does not hold"),
 }
 """The same of tables that tasks cannot judge: their rows go by way of the quarantine."""
+ALL_BAD = {**BAD, **BY_SPARK}
 NULL_CHECK = {"game": "checked", "name": "no id"}
 """A check that is null does not hold either (Delta protocol, CHECK constraints)."""
 
@@ -96,23 +97,47 @@ def good(game: str) -> list[dict[str, Any]]:
     return [{"game": game, "id": number, "name": "ok", "inner": {"x": number}} for number in (1, 2)]
 
 
-@pytest.fixture(scope="module", params=EITHER)  # `auto` asks Spark for such tables, too
-def query(request: pytest.FixtureRequest, make_query: MakeQuery, spark: SparkSession, tmp_path_factory: Any) -> Query:
+class Played(NamedTuple):
+    """A query after its two batches, and the tables that it met."""
+
+    query: Query
+    names: tuple[str, ...]
+
+    @property
+    def bad(self) -> int:
+        """How many records were to be refused, the one of a null check included."""
+        return sum(name in ALL_BAD for name in self.names) + 1
+
+    @property
+    def judged_by_spark(self) -> int:
+        """How many of the tables are judged by Spark alone."""
+        return sum(name in BY_SPARK for name in self.names)
+
+
+PLAYS = (
+    pytest.param(("auto", SAMPLE), id="auto-sample"),
+    pytest.param(("auto", tuple(TABLES)), id="auto"),
+    pytest.param(("spark", tuple(TABLES)), id="spark", marks=pytest.mark.slow),
+)
+
+
+@pytest.fixture(scope="module", params=PLAYS)  # `auto` asks Spark for such tables, too
+def played(request: pytest.FixtureRequest, make_query: MakeQuery, spark: SparkSession, tmp_path_factory: Any) -> Played:
     """Take a batch of good records and one bad for every table, then another of good ones."""
-    folder: Path = tmp_path_factory.mktemp("constraints")
+    commit, names = request.param
     query = make_query(
-        folder,
+        tmp_path_factory.mktemp("constraints"),
         decode=Json(schema=SCHEMA),
-        commit=request.param,
+        commit=commit,
         routes=(Route(name="games", match=Sql(where="true"), sinks=(Tables(table="silver.{event.game}"),)),),
     )
-    for name, make in TABLES.items():
-        make(spark, query.lake.address(f"silver.{name}"))
-    batch = [row for name in TABLES for row in good(name)]
-    bad = {**BAD, **BY_SPARK}
-    query.take(records([*batch, *({"game": game, **row} for game, (row, _) in bad.items()), NULL_CHECK]))
+    for name in names:
+        TABLES[name](spark, query.lake.address(f"silver.{name}"))
+    batch = [row for name in names for row in good(name)]
+    bad = [{"game": game, **row} for game, (row, _) in ALL_BAD.items() if game in names]
+    query.take(records([*batch, *bad, NULL_CHECK]))
     query.take(records(batch, first=1000))
-    return query
+    return Played(query, names)
 
 
 def rows(spark: SparkSession, lake: Lake, table: str) -> list[dict[str, Any]]:
@@ -120,49 +145,52 @@ def rows(spark: SparkSession, lake: Lake, table: str) -> list[dict[str, Any]]:
     return [row.asDict(recursive=True) for row in frame.orderBy("id").collect()]
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_the_neighbours_of_a_row_that_violates_a_constraint_land(spark: SparkSession, query: Query, name: str) -> None:
-    assert [row["id"] for row in rows(spark, query.lake, name)] == [1, 1, 2, 2]
+def test_the_neighbours_of_a_row_that_violates_a_constraint_land(spark: SparkSession, played: Played) -> None:
+    for name in played.names:
+        assert [row["id"] for row in rows(spark, played.query.lake, name)] == [1, 1, 2, 2], name
 
 
-def test_a_row_that_violates_a_constraint_is_a_dead_letter_that_names_it(spark: SparkSession, query: Query) -> None:
-    dead = spark.read.format("delta").load(query.lake.address("ops.dead")).collect()
+def test_a_row_that_violates_a_constraint_is_a_dead_letter_that_names_it(spark: SparkSession, played: Played) -> None:
+    dead = spark.read.format("delta").load(played.query.lake.address("ops.dead")).collect()
 
-    found = {json.loads(row["value"])["game"] + str(json.loads(row["value"]).get("id")): row for row in dead}
-    bad = {**BAD, **BY_SPARK}
+    reasons = {
+        json.loads(row["value"])["game"] + str(json.loads(row["value"]).get("id")): row["reason"] for row in dead
+    }
+    bad = {game: ALL_BAD[game] for game in played.names if game in ALL_BAD}
     expected = {f"{game}{row['id']}": f"table silver.{game}: {why}" for game, (row, why) in bad.items()}
     expected["checkedNone"] = f"table silver.checked: {BAD['checked'][1]}"
-    assert {key: row["reason"] for key, row in found.items()} == expected
+    assert reasons == expected
     assert {(row["stage"], row["route"], row["sink"]) for row in dead} == {("schema", "games", "tables")}
 
 
-def test_rows_that_only_spark_can_judge_do_not_stay_in_the_quarantine(query: Query) -> None:
+def test_rows_that_only_spark_can_judge_do_not_stay_in_the_quarantine(played: Played) -> None:
     """Without that one of them blocks its table until somebody discards its neighbours, too."""
     sums: Counter[str] = Counter()
-    for row in query.rows("ops.ledger"):
+    for row in played.query.rows("ops.ledger"):
         if row["sink"] == "tables":
             counts = ("matched", "landed", "quarantined", "released", "refused")
             sums.update({count: row[count] or 0 for count in counts})
 
-    good_ones, bad = 4 * len(TABLES), len(BAD) + len(BY_SPARK) + 1
-    assert not pending_releases(query.store, "blocked")
-    assert not query.rows("quarantine.games__games__tables")
-    assert sums["released"] == sums["quarantined"] == 2 * len(BY_SPARK)
-    assert (sums["matched"], sums["refused"]) == (good_ones + bad, bad)
-    assert sums["landed"] == good_ones - 2 * len(BY_SPARK)
+    good_ones, released = 4 * len(played.names), 2 * played.judged_by_spark
+    assert not pending_releases(played.query.store, "blocked")
+    assert not played.query.rows("quarantine.games__games__tables")
+    assert sums["released"] == sums["quarantined"] == released
+    assert (sums["matched"], sums["refused"]) == (good_ones + played.bad, played.bad)
+    assert sums["landed"] == good_ones - released
 
 
-def test_generated_columns_are_generated_under_an_old_protocol(spark: SparkSession, query: Query) -> None:
-    assert [row["twice"] for row in rows(spark, query.lake, "generated")] == [2, 2, 4, 4]
+def test_generated_columns_are_generated_under_an_old_protocol(spark: SparkSession, played: Played) -> None:
+    assert [row["twice"] for row in rows(spark, played.query.lake, "generated")] == [2, 2, 4, 4]
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_delta_rs_gets_no_table_that_demands_something(query: Query, name: str) -> None:
-    handle = query.lake.open(f"silver.{name}")
+def test_delta_rs_gets_no_table_that_demands_something(played: Played) -> None:
+    for name in played.names:
+        handle = played.query.lake.open(f"silver.{name}")
 
-    assert handle is not None
-    assert unsupported(handle), handle.protocol()
+        assert handle is not None
+        assert unsupported(handle), (name, handle.protocol())
 
 
-def test_the_batches_balance(query: Query) -> None:
-    assert [report.dead_letters for report in query.reports] == [len(BAD) + 1, 0]
+def test_the_batches_balance(played: Played) -> None:
+    judged_in_the_batch = played.bad - played.judged_by_spark
+    assert [report.dead_letters for report in played.query.reports] == [judged_in_the_batch, 0]

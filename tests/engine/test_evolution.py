@@ -32,7 +32,7 @@ def evolved(request: pytest.FixtureRequest, played: Callable[..., Query]) -> Que
     return played(scenarios.evolution, request.param)
 
 
-@pytest.fixture(params=EITHER)
+@pytest.fixture(params=COMMITS)
 def shared(request: pytest.FixtureRequest, played: Callable[..., Query]) -> Query:
     """Return the query whose two routes share a table."""
     return played(scenarios.shared, request.param)

@@ -22,7 +22,7 @@ from router.engine.status import board as board_module
 from router.engine.status.board import StatusBoard
 from router.engine.status.metrics import OTHERS, metrics_text
 from router.engine.status.server import StatusServer
-from router.engine.stream import _by_partition
+from router.engine.stream import _behind, _by_partition
 from router.parts import BatchReport
 from router.sinks import Applied
 
@@ -284,6 +284,13 @@ def test_hostile_names_stay_labels(board: StatusBoard) -> None:
 
 def test_offsets_that_spark_does_not_know_are_none() -> None:
     """Without it a stream ends at the first batch after a crash, for the sake of its status."""
-    assert _by_partition('{"events": {"0": 7, "1": 9}}') == {("events", 0): 7, ("events", 1): 9}
-    for unknown in (None, "", "None", "null"):
-        assert _by_partition(unknown) == {}
+    progress = {
+        "metrics": {"maxOffsetsBehindLatest": "2"},
+        "endOffset": {"events": {"0": 7, "1": 9}},
+        "latestOffset": {"events": {"0": 9, "1": 9, "2": 4}},
+    }
+    assert _by_partition(progress["endOffset"]) == {("events", 0): 7, ("events", 1): 9}
+    assert _by_partition(None) == {}
+    assert _behind({"sources": [progress]}) == 6
+    assert _behind({"sources": [{"metrics": {}, "endOffset": {"events": {"0": 7}}, "latestOffset": None}]}) is None
+    assert _behind({"sources": [{"endOffset": {"logOffset": 3}, "latestOffset": None}]}) is None

@@ -7,6 +7,7 @@ import gc
 import os
 import shutil
 import ssl
+import sys
 import warnings
 from typing import TYPE_CHECKING
 
@@ -97,10 +98,14 @@ def test_a_client_shows_its_certificate(certificates: Certificates, pair: bool) 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=["1.2", "1.3"])
 @pytest.mark.parametrize("shown", ["none", "another"])
+@pytest.mark.filterwarnings("ignore:unclosed transport:ResourceWarning" if sys.version_info < (3, 11) else "error")
 def test_a_client_whose_certificate_is_not_taken_sent_nothing(
     certificates: Certificates, version: ssl.TLSVersion, shown: str
 ) -> None:
-    """In TLS 1.3 the request is on its way before the client learns of it, and the server never reads it."""
+    """In TLS 1.3 the request is on its way before the client learns of it, and the server never reads it.
+
+    The asyncio of Python 3.10 forgets to close what wraps a connection that ends so.
+    """
     strict = server_tls(certificates.here, clients=certificates.client)
     strict.maximum_version = version
     cert = certificates.elsewhere if shown == "another" else None

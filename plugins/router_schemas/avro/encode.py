@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from dataclasses import replace
 from datetime import date, datetime, timedelta, timezone
 from itertools import pairwise, repeat
@@ -455,7 +456,9 @@ def _without_logical(value: Any, logical: Logical | None) -> Any:
     unit = _UNITS.get(logical.name.rpartition("-")[2])
     if "timestamp" not in logical.name or unit is None:
         return value
-    moment = datetime.fromisoformat(value.replace("Z", "+00:00"))
+    # Python 3.10 reads a fraction of three or six digits only.
+    in_microseconds = re.sub(r"\.(\d+)", lambda match: f".{match[1][:6]:0<6}", value)
+    moment = datetime.fromisoformat(in_microseconds.replace("Z", "+00:00"))
     if not moment.tzinfo:
         moment = moment.replace(tzinfo=timezone.utc)
     return (moment - _EPOCH) // unit

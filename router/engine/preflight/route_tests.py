@@ -30,6 +30,7 @@ from router.engine.file_rows import hinted
 from router.engine.label.layout import BRONZE_SCHEMA, outbox_of
 from router.engine.ledger import VIOLATED
 from router.errors import ConfigError, Problem, RouterError, StartError
+from router.moments import parse_moment
 from router.parts import Preparation
 from router.sinks import ApplyingSink, GivenAnswer, MergingSink, Opening
 
@@ -429,7 +430,7 @@ def _as_type_of(actual: Any, wanted: Any) -> Any:
     # YAML has no decimals and no bytes, and a test may write a time as text.
     try:
         if isinstance(actual, datetime):
-            moment = datetime.fromisoformat(str(wanted).replace("Z", "+00:00"))
+            moment = parse_moment(str(wanted))
             if actual.tzinfo and not moment.tzinfo:
                 moment = moment.replace(tzinfo=timezone.utc)
             return moment
