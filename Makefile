@@ -9,8 +9,13 @@ unexport PYTHONDONTWRITEBYTECODE
 WORKERS ?= 3
 TOGETHER = -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 
+# What meets other versions first: Kafka's source and its progress, batches that are cut off, commits by Spark, views.
+CORE = tests/chaos/test_lost_state.py tests/engine/test_source.py tests/engine/test_status_of_a_run.py \
+	tests/engine/test_missing_topics.py tests/engine/test_replay.py tests/engine/test_committers.py tests/engine/test_ledger.py \
+	tests/engine/test_apply.py tests/engine/test_views_of_routes.py tests/delta/test_spark_commits.py
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-twins test-all test-cluster test-page test-versions check pins bench bench-full docs zip clean
+.PHONY: help setup demo test test-fast test-twins test-all test-cluster test-page test-versions test-pair check pins bench bench-full docs zip clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -42,6 +47,9 @@ test-page: setup ## Run the tests of the page of a stream, in Chromium (a part o
 test-versions: setup ## Run the tests with other Pythons, Sparks and Deltas
 	@scripts/versions.sh 3.10 4.1.1 4.3.1
 	@scripts/versions.sh 3.13 4.0.0 4.0.1
+
+test-pair: setup ## Run the core of the tests with one other Python, Spark and Delta
+	@scripts/versions.sh 3.10 4.1.1 4.3.1 $(CORE)
 
 check: setup ## Check style, formatting, types and the direction of imports
 	@$(BIN)/ruff check
