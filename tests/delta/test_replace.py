@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from delta import exceptions
+from delta.exceptions import captured as exceptions
 
 from router.delta.replace_by_spark import CONFLICTS
 from tests.source_trees import tree_of

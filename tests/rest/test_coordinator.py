@@ -16,18 +16,22 @@ from router_rest.rate_limit.backpressure import (
     BUDGET_SPAN,
     CUBIC,
     FEWEST_FAILURES,
+    FIRST_SPANS,
     FIRST_WAIT,
     PROBE_PAUSE,
+    RAISED,
     RAMP,
     RAMP_START,
     SILENCE,
     STEP,
+    USED,
     AdaptiveRate,
     CircuitBreaker,
     ConcurrencyLimit,
     RetryBudget,
     SharedPause,
     StatedPace,
+    WindowPace,
 )
 from router_rest.rate_limit.coordinator import AHEAD, CREDIT, LONGEST_WAIT, Coordinator
 from router_rest.rate_limit.protocol import Grant, Pace, TaskReport, Want
@@ -339,6 +343,56 @@ def test_without_a_stated_limit_a_few_refusals_are_no_limit(refused: int) -> Non
     rate.heard(100.0, sent=100, refused=refused)
 
     assert rate.current(100.0) is None
+
+
+def use_up(pace: WindowPace, begin: float, calls: int, *, until: float) -> None:
+    """Let an API take calls in five seconds, and refuse the others until a time."""
+    for second in range(5):
+        pace.heard(begin + second, ok=calls // 5, refused=0)
+    pace.heard(begin + 5, ok=0, refused=10)
+    pace.heard(until - 1, ok=0, refused=1)
+
+
+def test_two_windows_in_a_row_that_are_used_up_tell_their_limit() -> None:
+    """One alone may have been an outage."""
+    pace = WindowPace()
+    use_up(pace, 100, 700, until=120)
+    pace.heard(120, ok=5, refused=0)
+    assert pace.rate is None
+
+    use_up(pace, 121, 995, until=180)
+    pace.heard(180, ok=1, refused=0)
+    assert pace.rate == pytest.approx(USED * 1000 / 60)
+
+
+def test_a_window_without_tasks_tells_no_limit() -> None:
+    """Without it a stream with few rows takes its own quiet time for a limit, and two outages slow it down for long."""
+    pace = WindowPace()
+    use_up(pace, 100, 700, until=120)
+    pace.heard(120, ok=5, refused=0)
+    pace.idle(121)
+    pace.busy(160)
+    use_up(pace, 161, 100, until=180)
+    pace.heard(180, ok=1, refused=0)
+
+    assert pace.rate is None
+
+
+def test_a_higher_pace_is_tried_and_a_window_that_is_gone_is_forgotten() -> None:
+    pace = WindowPace()
+    use_up(pace, 100, 700, until=120)
+    pace.heard(120, ok=5, refused=0)
+    use_up(pace, 121, 995, until=180)
+    pace.heard(180, ok=1, refused=0)
+    assert pace.rate is not None
+    found = pace.rate
+
+    pace.heard(180 + 60 * FIRST_SPANS - 1, ok=1, refused=0)
+    assert pace.rate == found
+    pace.heard(180 + 60 * FIRST_SPANS, ok=1, refused=0)
+    assert pace.rate == pytest.approx(RAISED * found)
+    pace.heard(180 + 2 * 60 * FIRST_SPANS, ok=1, refused=0)
+    assert pace.rate is None
 
 
 # ---- all together

@@ -146,6 +146,25 @@ def test_a_limit_that_is_cut_is_found(pace: Pace, retry_after: float | None) -> 
     assert median(api.rate(begin + second, begin + second + 1, 429) for second in range(48, 58)) <= 0.06 * 400
 
 
+@pytest.mark.parametrize("fixed", [True, False], ids=["fixed", "moving"])
+def test_calls_are_spread_over_a_long_window_that_is_not_stated(fixed: bool) -> None:
+    """Without it such an API refuses as many calls as it takes."""
+    api = Api(limit=200, window=20.0, fixed=fixed)
+
+    async def story() -> None:
+        world = World(Pace((), 32), api)
+        end = world.loop.time() + 180
+        while world.loop.time() < end:
+            await world.post([1] * 300)
+
+    simulate(story())
+
+    begin = api.arrivals[0][0]
+    accepted, refused = api.rate(begin + 60, begin + 180), api.rate(begin + 60, begin + 180, 429)
+    assert accepted >= 0.9 * 200 / 20
+    assert refused <= 0.05 * (accepted + refused)
+
+
 def test_a_limit_that_is_back_is_used() -> None:
     api = Api()
     simulate(troubled(Pace(ONE, 128), api, {1.0: {"limit": 400}, 4.0: {"limit": 1000}}, 20.0))

@@ -40,11 +40,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self.passing.now
 
 
-def simulate(story: Coroutine[Any, Any, Any]) -> Any:
-    """Run a story in virtual time."""
+def simulate(story: Coroutine[Any, Any, Any], at_most: float = 300) -> Any:
+    """Run a story in virtual time, of so many seconds at most."""
     loop = VirtualLoop()
     try:
-        return loop.run_until_complete(asyncio.wait_for(story, 300))
+        return loop.run_until_complete(asyncio.wait_for(story, at_most))
     finally:
         cancel_tasks(loop)
         loop.close()
@@ -100,12 +100,14 @@ class Cable:
 class Api:
     """Answer calls after a while, and keep the time of each arrival.
 
-    `limit` calls (or rows) are let in per `window` seconds, in any such window; above it a call gets a 429.
+    `limit` calls (or rows) are let in per `window` seconds; above it a call gets a 429.
     """
 
     latency: float = 0.034
     limit: float = float("inf")
     window: float = 1.0
+    fixed: bool = False
+    """Windows begin at multiples of their length; otherwise every such time is one."""
     retry_after: float | None = None
     down: bool = False
     arrivals: list[tuple[float, int, int]] = field(default_factory=list)
@@ -116,7 +118,8 @@ class Api:
 
     async def call(self, rows: int) -> int:
         now = asyncio.get_running_loop().time()
-        while self._inside and self._inside[0] <= now - self.window:
+        gone = now - (now % self.window if self.fixed else self.window)
+        while self._inside and self._inside[0] <= gone:
             self._inside.popleft()
         status = 503 if self.down else 429 if len(self._inside) + rows > self.limit else 200
         if status == 200 and self.limit != float("inf"):

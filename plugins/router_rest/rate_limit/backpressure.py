@@ -1,9 +1,9 @@
 """What slows a job down when an API refuses, times out or fails. Pure; runs on the driver.
 
 The stated pace goes at a stated limit, and below it while that costs no accepted call; the adaptive rate finds a limit
-that is not stated. The pause stops all calls when most answers ask for it, the concurrency limit shares the calls in
-flight among tasks, the circuit breaker tells an API that is out from one that fails now and then, and the retry budget
-bounds retries.
+that is not stated, and the window pace one of many seconds. The pause stops all calls when most answers ask for it, the
+concurrency limit shares the calls in flight among tasks, the circuit breaker tells an API that is out from one that
+fails now and then, and the retry budget bounds retries.
 """
 
 from __future__ import annotations
@@ -181,6 +181,110 @@ class AdaptiveRate:
         if rate >= FORGOTTEN * self._highest:
             return None
         return max(LEAST_RATE, rate)
+
+
+EXHAUSTED = 2.0
+"""Seconds without an accepted call, and with refused ones, after which a window counts as used up."""
+USED = 0.98
+"""The part of a limit that is used, so that a call that is late exceeds no window."""
+IDLE = 0.1
+"""The part of a window that may have passed without any task: else the calls in it say nothing of its limit."""
+RAISED = 1.1
+"""The pace of a try, as a multiple of the pace before."""
+REFUSED_BY_CHANCE = 0.02
+"""The part of the calls of a try that may be refused."""
+FIRST_SPANS, MOST_SPANS = 2, 32
+"""Windows before a higher pace is tried, twice as many each time one was too high; and the windows of a try."""
+
+
+class WindowPace:
+    """The pace at a limit of many seconds that is not stated: none until two windows in a row were used up.
+
+    Such an API takes every call until its window is used up, and then none until the next one begins. A rate that
+    reacts to refusals in seconds wastes calls on it: as many as it takes would be refused. Evenly spread, the calls of
+    a window last until its end.
+    """
+
+    def __init__(self) -> None:
+        self.rate: float | None = None
+        """Calls per second; None: any number."""
+        self._opened: float | None = None
+        """When the API began to take calls again."""
+        self._accepted = 0
+        self._taken = -inf
+        """When it took the last call."""
+        self._refused = False
+        """Calls were refused since then."""
+        self._idle = 0.0
+        self._idle_since: float | None = None
+        self._span = 0.0
+        """Seconds from one window to the next."""
+        self._spans = FIRST_SPANS
+        self._next = inf
+        """When a try begins or ends."""
+        self._former: float | None = None
+        """The pace before the one that is tried."""
+        self._answers = 0
+        self._refusals = 0
+
+    def heard(self, now: float, *, ok: int, refused: int) -> None:
+        """Count the answers to calls; learn from a window that is used up, and try more after some that were not."""
+        self._answers += ok + refused
+        self._refusals += refused
+        if ok:
+            if self._refused and now - self._taken >= EXHAUSTED:
+                self._begin(now)
+            self._accepted += ok
+            self._taken = now
+            self._refused = False
+        if refused:
+            self._refused = True
+        if now >= self._next:
+            self._try(now)
+
+    def idle(self, now: float) -> None:
+        """Note that no task is left."""
+        self._idle_since = now
+
+    def busy(self, now: float) -> None:
+        """Note that there is a task."""
+        # While the window is used up, tasks have left because they would have had to wait.
+        if self._idle_since is not None and not self._refused:
+            self._idle += now - self._idle_since
+        self._idle_since = None
+
+    def _begin(self, now: float) -> None:
+        """Begin a window: the one before was used up."""
+        if self._opened is not None and self._idle <= IDLE * (now - self._opened):
+            self._span = now - self._opened
+            self.rate = USED * self._accepted / self._span
+            self._wait(now)
+        self._opened = now
+        self._accepted = 0
+        self._idle = 0.0
+
+    def _wait(self, now: float) -> None:
+        """Leave the pace as it is for some windows, for longer after a try in vain."""
+        if self._former is not None:
+            self._spans = min(MOST_SPANS, 2 * self._spans)
+        self._former = None
+        self._next = now + self._spans * self._span
+
+    def _try(self, now: float) -> None:
+        """Try a higher pace, or end a try: if it was not too high, nothing is limited any more, or never was."""
+        if self._former is None:
+            assert self.rate is not None
+            self._former = self.rate
+            self.rate *= RAISED
+            self._next = now + FIRST_SPANS * self._span
+        elif self._refusals > REFUSED_BY_CHANCE * self._answers:
+            self.rate = self._former
+            self._wait(now)
+        else:
+            self.rate = self._former = None
+            self._spans = FIRST_SPANS
+            self._next = inf
+        self._answers = self._refusals = 0
 
 
 FEWEST_ANSWERS = 5

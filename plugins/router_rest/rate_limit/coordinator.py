@@ -22,6 +22,7 @@ from router_rest.rate_limit.backpressure import (
     RetryBudget,
     SharedPause,
     StatedPace,
+    WindowPace,
 )
 from router_rest.rate_limit.keyed_windows import KeyedWindows
 from router_rest.rate_limit.protocol import Grant, Outlook, Want
@@ -81,6 +82,7 @@ class Coordinator:
         self._clock, self._chance = clock, chance
         self._stated_pace = StatedPace()
         self._adaptive_rate = AdaptiveRate()
+        self._window_pace = WindowPace()
         self._shared_pause = SharedPause()
         self._circuit = CircuitBreaker()
         self._concurrency = ConcurrencyLimit(pace.in_flight)
@@ -113,7 +115,9 @@ class Coordinator:
 
     def enter(self, who: str) -> None:
         """Begin to serve a task."""
-        self._tasks[who] = TaskState(self._clock())
+        now = self._clock()
+        self._window_pace.busy(now)
+        self._tasks[who] = TaskState(now)
         self._turns.append(who)
         self._concurrency.enter(who)
         self._settled = -inf
@@ -125,6 +129,8 @@ class Coordinator:
             self._concurrency.leave(who)
             self._caps.pop(who, None)
             self._settled, self._unsettled = -inf, True
+        if not self._tasks:
+            self._window_pace.idle(self._clock())
 
     def stop(self, who: str) -> None:
         """Send a task away with the next deal."""
@@ -186,6 +192,7 @@ class Coordinator:
         refused = report.throttled if self._of_many_keys(now, report) else 0
         if not self.windows.paced:
             self._adaptive_rate.heard(now, sent=report.sent, refused=refused)
+            self._window_pace.heard(now, ok=report.ok, refused=refused)
         elif self._circuit.since is None and self._circuit.pace(now) == 1 and now >= self._shut(now):
             self._stated_pace.heard(now, ok=report.ok, refused=refused)
             if refused:
@@ -286,7 +293,9 @@ class Coordinator:
         factor = self._circuit.pace(now) * self._stated_pace.factor
         if who is None or (not keyed and now < self._opens(now, who)):
             return
-        rate, wanting, idle = self._adaptive_rate.current(now), sum(1 for one in self._tasks.values() if one.wants), 0
+        rate = min(filter(None, (self._adaptive_rate.current(now), self._window_pace.rate)), default=None)
+        wanting = sum(1 for one in self._tasks.values() if one.wants)
+        idle = 0
         fast = min(filter(None, (rate, self.windows.rate)), default=inf)
         turn = inf if fast == inf else max(QUANTUM, ceil(fast * AHEAD / 2 / wanting))
         while who is not None and idle < (len(self._turns) if keyed else 1):
