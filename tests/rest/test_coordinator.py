@@ -492,7 +492,7 @@ def test_a_few_calls_that_are_told_to_wait_stop_nobody(clock: Clock) -> None:
 
 @pytest.mark.parametrize(
     "message",
-    [{"pause": float("nan")}, {"pause": float("inf")}, {"pause": -5}, {"left": [float("nan"), 1]}, {"left": [-1, 9]}],
+    [{"pause": float("nan")}, {"pause": float("inf")}, {"pause": -5}, {"remaining": [float("nan"), 1]}, {"remaining": [-1, 9]}],
     ids=str,
 )
 def test_garbage_of_headers_changes_nothing(message: dict[str, object]) -> None:
@@ -503,7 +503,7 @@ def test_what_is_left_is_not_overdrawn(clock: Clock) -> None:
     """RateLimit headers say when the API will refuse: calls that are under way count."""
     tasks = Tasks(Coordinator(limited(1000), clock), "a")
     tasks.say("a", wants=10)
-    tasks.say("a", wants=50, sent=10, ok=1, left=(20.0, 2.5))
+    tasks.say("a", wants=50, sent=10, ok=1, remaining=(20.0, 2.5))
     assert tasks.received["a"] == 10 + 20 - 9
 
     clock.now += 1
@@ -550,7 +550,7 @@ def test_two_processes_whose_calls_come_at_the_same_moments_move_apart(clock: Cl
 
 def test_a_bucket_that_is_refilled_all_the_time_stops_nobody(clock: Clock) -> None:
     tasks = Tasks(Coordinator(limited(1000), clock), "a")
-    tasks.say("a", wants=50, sent=1, ok=1, left=(0.0, 1.0))
+    tasks.say("a", wants=50, sent=1, ok=1, remaining=(0.0, 1.0))
 
     assert tasks.received["a"] == 50
 
@@ -659,7 +659,7 @@ def test_a_task_holds_few_retries_at_a_time(clock: Clock) -> None:
 
 def test_messages_survive_json() -> None:
     told = TaskReport(
-        sent=3, ok=2, pause=1.5, left=(3.0, 4.0), received=7, out=1, wants=(Want(1, 5), Want(3, 1)), seconds=0.5
+        sent=3, ok=2, pause=1.5, remaining=(3.0, 4.0), received=7, out=1, wants=(Want(1, 5), Want(3, 1)), seconds=0.5
     )
     grant = Grant("probe", (Run(1.0, 0.5, 3, 1, 0.1),), 2, 3, 4, 0.5)
 

@@ -564,7 +564,7 @@ class Classifier:
             "throttled": attempt.throttled,
             "partly": attempt.throttled and some_taken,
             "pause": attempt.pause,
-            "left": self._calls_left(answer.headers),
+            "remaining": self._calls_left(answer.headers),
             "seconds": answer.seconds,
         }
 

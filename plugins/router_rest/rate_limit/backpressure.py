@@ -366,20 +366,24 @@ class ConcurrencyLimit:
     def heard(self, now: float, who: str, *, number: int, out: int, demand: int) -> None:
         """Note how many calls a task has and wants in flight, and the number of the last message it has read."""
         share = self._shares[who]
-        share.out, share.demand = out, demand
+        share.out = out
+        share.demand = demand
         while share.unread and share.unread[0][0] < number:
             share.unread.popleft()
         if demand >= share.peak or now - share.peaked > DEMAND_HELD:
-            share.peak, share.peaked = demand, now
+            share.peak = demand
+            share.peaked = now
 
     def timeouts(self, now: float, many: int, good: int) -> None:
         """Lower the limit after calls that timed out, and raise it again after a second without."""
         if many:
             self._late = now
         if many and now - self._moved >= 1:
-            self.part, self._moved = max(LEAST_CONCURRENCY, self.part * CONCURRENCY_CUT), now
+            self.part = max(LEAST_CONCURRENCY, self.part * CONCURRENCY_CUT)
+            self._moved = now
         elif good and self.part < 1 and now - max(self._moved, self._late) >= 1:
-            self.part, self._moved = min(1.0, self.part * CONCURRENCY_GROWTH), now
+            self.part = min(1.0, self.part * CONCURRENCY_GROWTH)
+            self._moved = now
 
     def restore(self) -> None:
         """Forget the timeouts: an outage is over, and the circuit breaker's ramp limits what follows."""
@@ -411,7 +415,8 @@ class ConcurrencyLimit:
 
     def _wanted(self, total: int) -> dict[str, int]:
         """Return fair shares: a task that wants less than an even part gets that, the others share the rest evenly."""
-        left, wanted = total, {}
+        left = total
+        wanted = {}
         ordered = sorted(self._shares, key=lambda who: self._shares[who].peak)
         for place, who in enumerate(ordered):
             wanted[who] = min(self._shares[who].peak, -(-left // (len(ordered) - place)))
@@ -451,9 +456,11 @@ class CircuitBreaker:
     def heard(self, now: float, good: int, bad: int) -> bool:
         """Count successes and failures; return whether these opened the circuit."""
         if good:
-            self._row, self._good = 0, now
+            self._row = 0
+            self._good = now
             if self.since is not None:
-                self.since, self._closed = None, now
+                self.since = None
+                self._closed = now
             return False
         self._row += bad
         if not bad or self.since is not None or self._row < FEWEST_FAILURES or now - self._good < SILENCE:
@@ -502,7 +509,8 @@ class RetryBudget:
     def take(self, now: float, most: int, among: int = 1) -> int:
         """Return how many retries one of `among` tasks may make, `most` at most, and count them as taken."""
         self._note(now, 0, 0)
-        calls, taken = sum(one[1] for one in self._seconds), sum(one[2] for one in self._seconds)
+        calls = sum(one[1] for one in self._seconds)
+        taken = sum(one[2] for one in self._seconds)
         left = floor(self._floor * BUDGET_SPAN + self._share * calls - taken)
         given = max(0, min(most, ceil(left / among)))
         self._note(now, 0, given)

@@ -80,8 +80,10 @@ class LeaseClient:
         keyed: bool = False,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._reader, self._writer = reader, writer
-        self._sized, self._keyed = sized, keyed
+        self._reader = reader
+        self._writer = writer
+        self._sized = sized
+        self._keyed = keyed
         self._tokens = TaskTokens()
         self._ended: LeaseEnded | None = None
         self.stopped = asyncio.Event()
@@ -151,7 +153,7 @@ class LeaseClient:
         throttled: bool,
         partly: bool = False,
         pause: float | None = None,
-        left: tuple[float, float] | None = None,
+        remaining: tuple[float, float] | None = None,
         seconds: float = 0.0,
         timeout: bool = False,
         key: str = "",
@@ -165,7 +167,7 @@ class LeaseClient:
             throttled: The API refused the call because there were too many.
             partly: Of a call that was refused so, some rows were taken.
             pause: Seconds of a Retry-After.
-            left: Calls left, and the seconds that they are for, of RateLimit headers.
+            remaining: Calls left, and the seconds that they are for, of RateLimit headers.
             seconds: How long the attempt took.
             timeout: The attempt ended because it took too long.
             key: The key that the token was for.
@@ -178,8 +180,8 @@ class LeaseClient:
         tokens.count("seconds", seconds)
         if timeout:
             tokens.count("timeouts", 1)
-        if left is not None:
-            tokens.note("left", left)
+        if remaining is not None:
+            tokens.note("remaining", remaining)
         if pause is not None:
             tokens.count("asking", 1)
             tokens.note("pause", max(pause, tokens.pause or 0.0))
@@ -252,7 +254,8 @@ class LeaseClient:
 
     def _serve(self) -> None:
         """Give tokens to waiting calls whose time has come, and schedule the next."""
-        now, behind = self._loop.time(), deque[WaitingCall]()
+        now = self._loop.time()
+        behind = deque[WaitingCall]()
         while self._waiting:
             one = self._waiting.popleft()
             token = self._tokens.take(now, one.rows, one.key)
@@ -294,7 +297,8 @@ class LeaseClient:
         beats = 0
         while self._quiet < SILENT:
             await asyncio.sleep(TICK)
-            beats, self._quiet = beats + 1, self._quiet + 1
+            beats += 1
+            self._quiet += 1
             now = self._loop.time()
             self._tokens.tick(now)
             if now >= self._said + TICK / 2 and (self._tokens.dirty or beats % BEATS == 0):
@@ -318,7 +322,8 @@ class LeaseClient:
             self._end(Gone("the driver is gone"))
 
     def _granted(self, grant: Grant) -> None:
-        tokens, cap = self._tokens, self._tokens.cap
+        tokens = self._tokens
+        cap = self._tokens.cap
         tokens.may(grant.number, grant.cap, grant.retries)
         if grant.state in {"hold", "leave", "stop"}:
             tokens.drop()
@@ -496,7 +501,8 @@ class TaskTokens:
     def may(self, number: int, cap: int, retries: int) -> None:
         """Set how many calls may be in flight, unless a newer message has said it, and add retries."""
         if number >= self._number:
-            self._number, self.cap = number, cap
+            self._number = number
+            self.cap = cap
         self._retries += retries
 
     def drop(self) -> None:
@@ -544,12 +550,14 @@ class TaskTokens:
         """Estimate how many tokens are used per second, from those used since the last tick."""
         if self._ticked is not None and now > self._ticked:
             self._rate = (self._rate + self._used / (now - self._ticked)) / 2
-        self._used, self._ticked = 0, now
+        self._used = 0
+        self._ticked = now
 
     def report(self, now: float, waiting: Sequence[tuple[int, str]], *, sized: bool) -> TaskReport:
         """Return the next report; `waiting` has the rows and the key of each call that waits for a token."""
         self._lapse(now)
-        counts, self._counts = self._counts, {}
+        counts = self._counts
+        self._counts = {}
         self.low = False  # it is asked for now
         return TaskReport(
             **counts,

@@ -79,7 +79,8 @@ class Coordinator:
         kind = KeyedWindows if pace.keyed else SlidingWindows
         self.windows: KeyedWindows | SlidingWindows = kind(pace.limits, pace.share)
         self._all_keys = SlidingWindows((), pace.share)
-        self._clock, self._chance = clock, chance
+        self._clock = clock
+        self._chance = chance
         self._stated_pace = StatedPace()
         self._adaptive_rate = AdaptiveRate()
         self._window_pace = WindowPace()
@@ -91,14 +92,16 @@ class Coordinator:
         self._turns: deque[str] = deque()
         self._paused = -inf
         """Nothing is sent until then."""
-        self._left, self._reset = inf, -inf
+        self._remaining = inf
+        self._reset = -inf
         """Calls that the API still takes by its headers, and until when."""
         self._refused_keys: dict[int, float] = {}
         """When calls of a key were last refused: some keys."""
         self._hold = False
         self._used_up = -inf
         """Until then all keys that tasks asked for had used up their limits."""
-        self._settled, self._unsettled = -inf, False
+        self._settled = -inf
+        self._unsettled = False
         self._drafts: dict[str, GrantDraft] = {}
         self._caps: dict[str, tuple[int, int]] = {}
 
@@ -128,7 +131,8 @@ class Coordinator:
             self._turns.remove(who)
             self._concurrency.leave(who)
             self._caps.pop(who, None)
-            self._settled, self._unsettled = -inf, True
+            self._settled = -inf
+            self._unsettled = True
         if not self._tasks:
             self._window_pace.idle(self._clock())
 
@@ -138,7 +142,8 @@ class Coordinator:
 
     def receive(self, who: str, report: TaskReport) -> None:
         """Take in a report: learn from its results, and note the tokens that the task wants."""
-        now, task = self._clock(), self._tasks[who]
+        now = self._clock()
+        task = self._tasks[who]
         for name in COUNTED:
             self.totals[name] += getattr(report, name)
         task.ended += report.ok + report.throttled + report.failed + report.lapsed
@@ -163,12 +168,14 @@ class Coordinator:
         self._send_away(now)
         if now >= self._shut(now):
             self._probe(now) if self._circuit.since is not None else self._round(now)
-        drafts, self._drafts = self._drafts, {}
+        drafts = self._drafts
+        self._drafts = {}
         return {who: self._grant(who, draft) for who, draft in drafts.items() if who in self._tasks}
 
     def due(self) -> float | None:
         """Return when to deal again if no report comes before; None: only after a report."""
-        now, wanting = self._clock(), self._next_turn()
+        now = self._clock()
+        wanting = self._next_turn()
         times = [one.since + LONGEST_WAIT for one in self._tasks.values() if now < one.since + LONGEST_WAIT]
         if wanting is not None:
             times.append(self._opens(now, *(self._tasks if self.windows.keyed else [wanting])))
@@ -220,10 +227,10 @@ class Coordinator:
         answers = report.ok + report.throttled + report.failed
         if self._shared_pause.heard(now, answers=answers, asking=report.asking) and report.pause:
             self._pause(now, min(report.pause, self.pace.longest_pause))
-        if report.left is not None and report.left[1] >= SOON:
+        if report.remaining is not None and report.remaining[1] >= SOON:
             under_way = sum(one.granted - one.ended for one in self._tasks.values())
-            self._left = max(0.0, report.left[0] - under_way)
-            self._reset = now + min(report.left[1], self.pace.longest_pause)
+            self._remaining = max(0.0, report.remaining[0] - under_way)
+            self._reset = now + min(report.remaining[1], self.pace.longest_pause)
 
     def _pause(self, now: float, seconds: float) -> None:
         """Send nothing for some seconds; begin again on a ramp, and at a lower pace."""
@@ -245,14 +252,15 @@ class Coordinator:
 
     def _allow(self, now: float) -> None:
         if (self._unsettled or self._circuit.pace(now) < 1) and now >= self._settled + SETTLED:
-            self._settled, self._unsettled = now, False
+            self._settled = now
+            self._unsettled = False
             for who, cap in self._concurrency.deal(self._circuit.pace(now)).items():
                 self._caps[who] = cap
                 self._draft(who).cap = True
 
     def _shut(self, now: float) -> float:
         """Return until when nothing is sent at all."""
-        spent = self._reset if self._left < 1 and now < self._reset else -inf
+        spent = self._reset if self._remaining < 1 and now < self._reset else -inf
         return max(self._paused, spent)
 
     def _opens(self, now: float, *those: str) -> float:
@@ -289,7 +297,8 @@ class Coordinator:
 
         A turn is at most a task's part of half that time. A task whose keys have none left does not make others wait.
         """
-        who, keyed = self._next_turn(), self.windows.keyed
+        who = self._next_turn()
+        keyed = self.windows.keyed
         factor = self._circuit.pace(now) * self._stated_pace.factor
         if who is None or (not keyed and now < self._opens(now, who)):
             return
@@ -300,7 +309,8 @@ class Coordinator:
         turn = inf if fast == inf else max(QUANTUM, ceil(fast * AHEAD / 2 / wanting))
         while who is not None and idle < (len(self._turns) if keyed else 1):
             if self._give(who, now, now + AHEAD, turn, factor, rate):
-                self._tasks[who].since, idle = now, 0
+                self._tasks[who].since = now
+                idle = 0
             else:
                 self._turns.rotate(-keyed)
                 idle += 1
@@ -309,9 +319,11 @@ class Coordinator:
     def _give(self, who: str, now: float, until: float, most: float, factor: float, rate: float | None = None) -> int:
         """Give a task up to `most` tokens, which ends its turn; return how many."""
         task = self._tasks[who]
-        most = min(most, self._left if now < self._reset else inf)
-        wants, task.wants = task.wants, deque()
-        given, blocked = 0, set()
+        most = min(most, self._remaining if now < self._reset else inf)
+        wants = task.wants
+        task.wants = deque()
+        given = 0
+        blocked = set()
         for one in wants:
             left = one.calls
             while left and given + 1 <= most and one.key not in blocked:
@@ -322,11 +334,12 @@ class Coordinator:
                     break
                 self._draft(who).runs.append(replace(run, key=one.key))
                 task.grant(one.key, run.calls)
-                given, left = given + run.calls, left - run.calls
+                given += run.calls
+                left -= run.calls
             if left:
                 task.wants.append(one._replace(calls=left))
         if given:
-            self._left -= given
+            self._remaining -= given
             self._turns.rotate(-1)
         return given
 
@@ -349,7 +362,8 @@ class Coordinator:
                 if far and self.windows.keyed:
                     opens = min(self._opens(now, who), now + LONGEST_USED_UP)
                     self._used_up = opens if self._used_up <= now else min(opens, self._used_up)
-                draft, task.away = self._draft(who), True
+                draft = self._draft(who)
+                task.away = True
                 draft.state = "stop" if task.stopped else "leave"
                 draft.again = self.outlook().again
 

@@ -46,7 +46,9 @@ class KeyedWindows:
     """There is no rate for all keys together."""
 
     def __init__(self, limits: Iterable[RateLimit], share: float, most: int = MOST_KEYS) -> None:
-        self._limits, self._share, self._most = tuple(limits), share, most
+        self._limits = tuple(limits)
+        self._share = share
+        self._most = most
         self._kept: OrderedDict[str, SlidingWindows] = OrderedDict()
         self._forgotten: dict[int, ForgottenKeys] = {}
         self.paced = any(one.seconds <= SHORT for one in self._limits)

@@ -89,7 +89,7 @@ class TaskReport:
     """Answers with a Retry-After."""
     refused_keys: tuple[int, ...] = ()
     """Some of the keys whose calls were refused, each as a number."""
-    left: tuple[float, float] | None = None
+    remaining: tuple[float, float] | None = None
     """What RateLimit headers said: calls left, and the seconds that they are for."""
     received: int = 0
     """All tokens so far: the driver knows from it which ones are still on their way."""
@@ -109,7 +109,7 @@ class TaskReport:
     @classmethod
     def read(cls, message: Mapping[str, Any]) -> TaskReport:
         """Read a message; leave out times from the API's headers that are no finite numbers."""
-        left = message.get("left")
+        remaining = message.get("remaining")
         pause = message.get("pause")
         numbers = {name: message[name] for name in COUNTS if name in message}
         return cls(
@@ -117,7 +117,7 @@ class TaskReport:
             seconds=message.get("seconds", 0.0),
             pause=pause if pause is not None and _is_time(pause) else None,
             refused_keys=tuple(message.get("refused_keys", ())),
-            left=(left[0], left[1]) if left and all(map(_is_time, left)) else None,
+            remaining=(remaining[0], remaining[1]) if remaining and all(map(_is_time, remaining)) else None,
             wants=tuple(Want(max(1, rows), *more) for rows, *more in message.get("wants", ())),
         )
 

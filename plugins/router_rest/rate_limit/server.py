@@ -56,7 +56,9 @@ class LeaseServer:
     """
 
     def __init__(self, host: str = "127.0.0.1", *, bind: str | None = None, port: int = 0) -> None:
-        self._host, self._bind, self._port = host, bind or host, port
+        self._host = host
+        self._bind = bind or host
+        self._port = port
         self._secret = secrets.token_bytes(32)
         self._tls, self._certificate = server_tls()
         self._sinks: dict[str, AdmittedSink] = {}
@@ -396,7 +398,8 @@ class LimitSessions:
         """Read the messages of a task until it disconnects."""
         self._sessions[session.who] = session
         self.coordinator.enter(session.who)
-        loop, answers = asyncio.get_running_loop(), set()
+        loop = asyncio.get_running_loop()
+        answers = set()
         try:
             while line := await reader.readline():
                 session.heard = loop.time()

@@ -103,7 +103,8 @@ class SlidingWindow:
 
     def opens(self, at: float, cost: int) -> float:
         """Return the first moment from `at` on with room for `cost`; more than `most` gets a window of its own."""
-        most, used = max(0, self.most - cost), self._sum
+        most = max(0, self.most - cost)
+        used = self._sum
         for left, one in self._lumps:
             if used <= most and left > at:
                 break
@@ -134,7 +135,9 @@ class SlidingWindow:
 
     def copy(self, other: SlidingWindow) -> None:
         """Take over what another window counts."""
-        self._lumps, self._sum, self._opened = list(other._lumps), other._sum, other._opened
+        self._lumps = list(other._lumps)
+        self._sum = other._sum
+        self._opened = other._opened
 
     def __len__(self) -> int:
         return len(self._lumps)
@@ -145,7 +148,8 @@ class Quota:
 
     def __init__(self, most: float, seconds: float, share: float) -> None:
         if most < 1:
-            most, seconds = 1, seconds / most
+            seconds = seconds / most
+            most = 1
         slack = seconds / share - seconds
         self.short = seconds <= SHORT
         self.step = seconds / (most * share) if self.short else 0.0
@@ -296,7 +300,8 @@ class SlidingWindows:
 
     def _take(self, run: Run, paces: list[float], own: float) -> None:
         last = run.first + (run.calls - 1) * run.step
-        self._last, self._free = last, last + own
+        self._last = last
+        self._free = last + own
         for (quota, cost), pace in zip(self._costs(run.rows), paces, strict=True):
             quota.free = last + pace
             lump = max(1, min(run.calls, floor(quota.window.grain / run.step) if run.step else run.calls))
