@@ -492,7 +492,13 @@ def test_a_few_calls_that_are_told_to_wait_stop_nobody(clock: Clock) -> None:
 
 @pytest.mark.parametrize(
     "message",
-    [{"pause": float("nan")}, {"pause": float("inf")}, {"pause": -5}, {"remaining": [float("nan"), 1]}, {"remaining": [-1, 9]}],
+    [
+        {"pause": float("nan")},
+        {"pause": float("inf")},
+        {"pause": -5},
+        {"remaining": [float("nan"), 1]},
+        {"remaining": [-1, 9]},
+    ],
     ids=str,
 )
 def test_garbage_of_headers_changes_nothing(message: dict[str, object]) -> None:
