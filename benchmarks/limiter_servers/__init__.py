@@ -6,6 +6,7 @@
 | `bucket` | a token bucket of Go's x/time/rate |
 | `sliding` | a sliding window of go-chi/httprate |
 | `fixed`, `moving` | windows of Python's `limits` |
+| `open` | nginx's `limit_conn`: so many calls at a time, each of which takes a part of a second |
 | `none` | nginx without a limit |
 
 Each client has a limit of its own, at /router and at /naive, and a log: a line per call, with the time and the status.
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 HERE = Path(__file__).parent
+RATE = 1000
+"""Bytes per second of an answer that takes its time."""
 CONFIGURATION = """
 worker_processes 1;
 user {user};
@@ -46,16 +49,18 @@ http {{
     keepalive_requests 1000000;
     limit_req_zone $uri zone=calls:1m rate={rate}r/s;
     limit_req_status {status};
+    limit_conn_zone $uri zone=open:1m;
+    limit_conn_status {status};
     split_clients $request_id $unlucky {{ {random} * ""; }}
     upstream api {{ server unix:{folder}/api; keepalive 64; }}
-    server {{ listen unix:{folder}/api; location / {{ return 200; }} }}
+    server {{ listen unix:{folder}/api; location / {{ return 200 "{answer}"; }} }}
     server {{
         listen 127.0.0.1:{port};
         {retry_after}
         location /refused {{ return 429; }}
         location / {{
             if ($unlucky) {{ return {status}; }}
-            {limit_req}
+            {limits}
             proxy_pass http://api;
             proxy_http_version 1.1;
             proxy_set_header Connection "";
@@ -63,7 +68,7 @@ http {{
         location = /router {{
             access_log {folder}/router.log calls;
             if ($unlucky) {{ return {status}; }}
-            {limit_req}
+            {limits}
             proxy_pass http://api;
             proxy_http_version 1.1;
             proxy_set_header Connection "";
@@ -71,7 +76,7 @@ http {{
         location = /naive {{
             access_log {folder}/naive.log calls;
             if ($unlucky) {{ return {status}; }}
-            {limit_req}
+            {limits}
             proxy_pass http://api;
             proxy_http_version 1.1;
             proxy_set_header Connection "";
@@ -84,7 +89,7 @@ http {{
 def limiter_server(folder: Path, options: dict[str, str]) -> AbstractContextManager[str]:
     """Run the limiter of `options`; yield its URL. Its `limit` is for `window` seconds, 1 by default."""
     kind = options.get("limiter", "nginx")
-    if kind in {"nginx", "none"}:
+    if kind in {"nginx", "open", "none"}:
         return nginx(folder, options)
     limit, window = options["limit"], options.get("window", "1")
     if kind in {"fixed", "moving"}:
@@ -138,7 +143,13 @@ def nginx(folder: Path, options: dict[str, str]) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     burst = options.get("burst")
-    limited = options.get("limiter", "nginx") == "nginx"
+    limits = {
+        "nginx": f"limit_req zone=calls{f' burst={burst} nodelay' if burst else ''};",
+        # The first second's bytes go out at once, those behind them later.
+        "open": f"limit_conn open {options.get('open', '4')}; limit_rate {RATE};",
+        "none": "",
+    }
+    limiter = options.get("limiter", "nginx")
     text = CONFIGURATION.format(
         folder=folder.resolve(),
         user=getpass.getuser(),
@@ -147,7 +158,8 @@ def nginx(folder: Path, options: dict[str, str]) -> Iterator[str]:
         status=options.get("status", "429"),
         random=f"{options['random']}% 1;" if "random" in options else "",
         retry_after=f"add_header Retry-After {options['retry_after']} always;" if "retry_after" in options else "",
-        limit_req=f"limit_req zone=calls{f' burst={burst} nodelay' if burst else ''};" if limited else "",
+        limits=limits[limiter],
+        answer="." * (RATE + RATE // 5) if limiter == "open" else "",
     )
     configuration = folder.resolve() / "nginx.conf"
     configuration.write_text(text)

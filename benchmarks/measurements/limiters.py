@@ -123,7 +123,8 @@ def _table(results: Results, scale: Scale) -> Table:
                 f"{counts['naive: refused']:.1%}",
                 count(counts["highest"]),
                 count(limit),
-                met(counts["highest"], limit, at_least=False),
+                # What is not stated has to be exceeded, or it is not found.
+                "" if stated == "none" else met(counts["highest"], limit, at_least=False),
             )
         )
     keys = _counts(results.of(_keys_cell(scale)))

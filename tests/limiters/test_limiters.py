@@ -26,6 +26,7 @@ SHORT: dict[str, dict[str, str]] = {
     "no limiter": {"limiter": "none"},
     "no burst, 429": {},
     "2 % at random, Retry-After": {"limiter": "none", "random": "2", "retry_after": "1"},
+    "8 calls at a time": {"limiter": "open", "open": "8", "in_flight": "8", "rows": "40"},
 }
 LONG: dict[str, dict[str, str]] = {
     "no burst, 503": {"status": "503"},
@@ -41,13 +42,15 @@ WINDOWS = {"fixed window": {"limiter": "fixed"}, "moving window": {"limiter": "m
 
 def check_delivery(folder: Path, options: dict[str, str], tasks: int) -> None:
     """Send rows at a stated limit, and check what no slow machine changes."""
-    pace = Pace((RateLimit(LIMIT, None, 1.0),), IN_FLIGHT, share=SHARE)
+    rows = int(options.get("rows", ROWS))
+    in_flight = int(options.get("in_flight", IN_FLIGHT))
+    pace = Pace((RateLimit(LIMIT, None, 1.0),), in_flight, share=SHARE)
     with limiter_server(folder, {"limit": str(LIMIT), **options}) as url:
-        batches = [task_rows(f"{url}/router", partition, ROWS // tasks) for partition in range(tasks)]
+        batches = [task_rows(f"{url}/router", partition, rows // tasks) for partition in range(tasks)]
         sent, _ = send_rows(folder, pace, batches)
     statuses = [line.split()[1] for line in (folder / "router.log").read_text().splitlines()]
 
-    assert statuses.count("200") == ROWS, "a row is lost, or was delivered twice"
+    assert statuses.count("200") == rows, "a row is lost, or was delivered twice"
     assert len(sent) == len(statuses), "a call is missing in the record of one side"
     assert most_in_a_second(sent) <= LIMIT, "the limit was exceeded by the sender's own clock"
     if options.get("limiter") == "none" and "random" not in options:
