@@ -89,7 +89,7 @@ find_java() {
 
 ensure_java() {
     if ! find_java >/dev/null && may_install; then
-        apt-get update -qq >&2
+        apt-get update -qq >&2 || true
         apt_install openjdk-17-jre-headless || apt_install openjdk-21-jre-headless || true
     fi
     JAVA_HOME=$(find_java || true)
