@@ -57,7 +57,7 @@ check: setup ## Check style, formatting, types and the direction of imports
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-bench: setup ## Measure a short version of the benchmarks: under ten minutes
+bench: setup ## Measure a short version of the benchmarks: twenty minutes
 	@$(BIN)/python -m benchmarks
 
 bench-full: setup ## Measure everything, baselines included

@@ -1,6 +1,6 @@
 """Measure the router against what people ship today, on this machine, from a real Kafka.
 
-`python -m benchmarks` takes under ten minutes on two cores, `--full` about two hours. A figure counts only after the
+`python -m benchmarks` takes twenty minutes on two cores, `--full` about two hours. A figure counts only after the
 tables were counted, and it carries the machine, the commit and the day. Read `cells` -> `harness` -> `worker` for the
 life of one cell. What is asked is a `Measurement` in a module of `measurements/`, a contender a `Subject` in one of
 `subjects/`, a kind of event a `Feed` in one of `feeds/`; `discovery` finds them. `sweeps/` holds the router's

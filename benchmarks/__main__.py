@@ -135,7 +135,11 @@ def _again(result: CellResult, redo: str, here: Label) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     add = parser.add_argument
-    add("--full", action="store_true", help="everything, about two hours; without it a short version, ten minutes")
+    add(
+        "--full",
+        action="store_true",
+        help="everything, about two hours; without it a short version, twenty minutes",
+    )
     add("--only", type=lambda text: text.split(","), metavar="NAME[,NAME]", help=f"of {', '.join(measurements())}")
     add(
         "--cells", action="append", default=[], metavar="PATTERN", help="of those only what --list calls so; repeatable"

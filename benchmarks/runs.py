@@ -78,7 +78,8 @@ class Job:
 class Run:
     """One run: `seconds` from the start of the query to the end of its last batch, `read` in records.
 
-    `process_seconds` is the life of the whole process where that is part of the question; `steps` are seconds,
+    `process_seconds` is the life of the whole process where that is part of the question, `cpu_seconds` what a warm
+    run used of all cores, with its JVM and Python workers, without the broker; `steps` are seconds,
     `peaks` and `samples` whatever was sampled, `counts` what the other side counted; `problem` says why the figures
     must not be used.
     """
@@ -86,6 +87,7 @@ class Run:
     seconds: float
     first: bool = True
     process_seconds: float | None = None
+    cpu_seconds: float | None = None
     read: int = 0
     batches: int = 0
     tables: int = 0

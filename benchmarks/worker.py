@@ -47,9 +47,20 @@ def _run(subject: Subject, spark: SparkSession, job: Job, number: int) -> Run:
 
         collect_garbage(spark)
         os.sync()
+    before = _cpu_seconds()
     with sampled(job.sample, spark, task) as add_samples:
         run = subject.run(spark, task)
-    return replace(add_samples(run), first=number == 0)
+    return replace(add_samples(run), first=number == 0, cpu_seconds=_cpu_seconds() - before)
+
+
+def _cpu_seconds() -> float:
+    """Return the CPU seconds of this process and its descendants, those that have ended included."""
+    seconds = 0.0
+    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        with suppress(psutil.Error):
+            # Those of a child move to its parent when it ends.
+            seconds += sum(process.cpu_times()[:4])
+    return seconds
 
 
 MB = 1 << 20

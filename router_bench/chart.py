@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-COLOURS = ("#0b6e99", "#d9730d", "#6c6a66", "#8a4fa8")
+COLOURS = ("#0b6e99", "#d9730d", "#6c6a66", "#8a4fa8", "#2e7d32", "#b3261e")
 INK = "#37352f"
 QUIET = "#6c6a66"
 FAINT = "#dedcd7"

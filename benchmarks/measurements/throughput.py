@@ -10,8 +10,9 @@ from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from benchmarks.format import events_per_second, figure, met, rate, times
+from benchmarks.format import MISSING, count, events_per_second, figure, met, rate, times
 from benchmarks.measurements import Measurement, Table
+from benchmarks.measurements.posting import ours
 from benchmarks.results import median, ratio
 from router_bench.chart import Chart
 
@@ -153,9 +154,37 @@ def _tables_chart(results: Results, scale: Scale) -> Chart:
 TABLES = Measurement("tables", "Throughput against tables", 80, _tables_cells, _tables_table, _tables_chart)
 
 
+POINTS = (1, 2, 4, 8, 16)
+"""Partitions of the topic."""
+CORES = (4, 8, 16, 32)
+"""Cores for which the throughput of a larger machine is computed."""
+MEASURED_AT = 4
+"""Partitions of the run whose CPU seconds that takes."""
+WAYS = {
+    "decode_noop": "Spark reads and parses",
+    "router": "tables",
+    "profiles": "upserts",
+    "loop": "loop of appends",
+    "posting": "REST, 10 rows a call",
+}
+COMPUTED = "tables, computed for as many cores"
+
+
 def _partitions_grid(scale: Scale) -> Grid:
-    points = scale.of_size((1, 4), (1, 2, 4, 8, 16))
-    return {name: {point: scale.warm(name, 7, partitions=point) for point in points} for name in SUBJECTS}
+    points = dict.fromkeys(WAYS, POINTS)
+    # The loop takes longer than all others together.
+    points["loop"] = scale.of_size((1, 4), POINTS)
+    return {name: {point: _partitions_cell(scale, name, point) for point in points[name]} for name in WAYS}
+
+
+def _partitions_cell(scale: Scale, name: str, partitions: int) -> Cell:
+    if name == "posting":
+        cell = ours(scale, 10, partitions)
+        return cell if scale.full else replace(cell, repeat=1, warm_up=1)
+    cell = scale.warm(name, 7, partitions=partitions)
+    if name == "profiles":
+        return replace(cell, feed="profiles", options=(("sweep", "upserts"),))
+    return cell
 
 
 def _partitions_cells(scale: Scale) -> list[Cell]:
@@ -163,12 +192,44 @@ def _partitions_cells(scale: Scale) -> list[Cell]:
 
 
 def _partitions_table(results: Results, scale: Scale) -> Table:
-    return table("partitions", _partitions_grid(scale), SUBJECTS, results)
+    grid = _partitions_grid(scale)
+    rows: list[tuple[str, ...]] = []
+    figures: dict[str, float | None] = {}
+    for point in POINTS:
+        result_by_way = {}
+        for way, column in grid.items():
+            result_by_way[way] = results.of(column[point]) if point in column else None
+        faster = ratio(median(result_by_way["loop"]), median(result_by_way["router"]))
+        figures[f"loop_over_router_{point}"] = faster
+        rows.append((str(point), *map(rate, result_by_way.values()), times(faster)))
+    for cores, speed in _computed(results, scale):
+        figures[f"computed_{cores}_cores"] = speed
+        empty = [MISSING] * (len(WAYS) - 2)
+        rows.append((f"computed: {cores} cores", MISSING, count(speed), *empty, MISSING))
+    notes = (
+        "Records per second, warm; of REST rows per second, at an API that answers after 100 ms. The first column is "
+        "the floor: nothing is kept.",
+        f"Computed: the events of a run with {MEASURED_AT} partitions, over its CPU seconds (driver, JVM and Python "
+        "workers, not the broker), times the cores: what a larger machine can do at most, if nothing else is scarce.",
+    )
+    return Table(("partitions", *WAYS.values(), "tables are faster than the loop"), tuple(rows), figures, notes)
+
+
+def _computed(results: Results, scale: Scale) -> list[tuple[int, float]]:
+    """Return events per second by cores, from the measured CPU seconds of a run."""
+    result = results.of(_partitions_cell(scale, "router", MEASURED_AT))
+    used = median(result, "cpu_seconds")
+    read = median(result, "read")
+    if not used or not read:
+        return []
+    return [(cores, cores * read / used) for cores in CORES]
 
 
 def _partitions_chart(results: Results, scale: Scale) -> Chart:
-    title = "Events per second by partitions of the topic (bronze + 7 tables, warm)"
-    return Chart(title, "partitions", lines(_partitions_grid(scale), SUBJECTS, results))
+    title = "Records per second by partitions of the topic (warm; bronze + 7 tables)"
+    points = lines(_partitions_grid(scale), WAYS, results)
+    points[COMPUTED] = _computed(results, scale)
+    return Chart(title, "partitions; computed: cores", points, "records per second", log=True)
 
 
 PARTITIONS = Measurement(

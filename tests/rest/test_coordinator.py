@@ -365,6 +365,42 @@ def test_two_windows_in_a_row_that_are_used_up_tell_their_limit() -> None:
     assert pace.rate == pytest.approx(USED * 1000 / 60)
 
 
+def test_a_slow_answer_behind_a_refused_call_is_no_new_window() -> None:
+    """Without it an API that takes three seconds and refuses a call by chance is called less and less."""
+    pace = WindowPace()
+    for call in range(200):
+        pace.heard(100 + 3 * call, ok=int(call % 10 > 0), refused=int(call % 10 == 0))
+
+    assert pace.rate is None
+
+
+def test_outages_now_and_then_are_no_windows() -> None:
+    """Without it each one lowers the pace, until nothing is left."""
+    pace = WindowPace()
+    lowest = 1000.0
+    for minute in range(30):
+        paced = min(16.0, pace.rate or 16.0)
+        for second in range(50):
+            pace.heard(60 * minute + second, ok=round(paced), refused=0)
+        for second in range(50, 60):
+            pace.heard(60 * minute + second, ok=0, refused=1)
+        lowest = min(lowest, paced)
+
+    assert lowest >= 16 * 0.6
+
+
+def test_a_window_that_takes_fewer_calls_is_found() -> None:
+    pace = WindowPace()
+    use_up(pace, 100, 700, until=120)
+    pace.heard(120, ok=5, refused=0)
+    use_up(pace, 121, 995, until=180)
+    pace.heard(180, ok=5, refused=0)
+    use_up(pace, 181, 495, until=240)
+    pace.heard(240, ok=1, refused=0)
+
+    assert pace.rate == pytest.approx(USED * 500 / 60)
+
+
 def test_a_window_without_tasks_tells_no_limit() -> None:
     """Without it a stream with few rows takes its own quiet time for a limit, and two outages slow it down for long."""
     pace = WindowPace()

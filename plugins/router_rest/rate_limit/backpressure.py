@@ -183,8 +183,10 @@ class AdaptiveRate:
         return max(LEAST_RATE, rate)
 
 
+FEWEST_ANSWERS = 5
+"""Answers of a time that say something: fewer may be those of one call, or by chance."""
 EXHAUSTED = 2.0
-"""Seconds without an accepted call, and with refused ones, after which a window counts as used up."""
+"""Seconds without an accepted call, and with several refused ones, after which a window counts as used up."""
 USED = 0.98
 """The part of a limit that is used, so that a call that is late exceeds no window."""
 IDLE = 0.1
@@ -202,7 +204,8 @@ class WindowPace:
 
     Such an API takes every call until its window is used up, and then none until the next one begins. A rate that
     reacts to refusals in seconds wastes calls on it: as many as it takes would be refused. Evenly spread, the calls of
-    a window last until its end.
+    a window last until its end. If they do not, the limit has fallen; if they do not once more, there is no window, but
+    an API that is out now and then.
     """
 
     def __init__(self) -> None:
@@ -213,13 +216,15 @@ class WindowPace:
         self._accepted = 0
         self._taken = -inf
         """When it took the last call."""
-        self._refused = False
-        """Calls were refused since then."""
+        self._refused = 0
+        """Calls that were refused since then."""
         self._idle = 0.0
         self._idle_since: float | None = None
         self._span = 0.0
         """Seconds from one window to the next."""
         self._spans = FIRST_SPANS
+        self._lowered = False
+        """The last window was used up although its calls were spread."""
         self._next = inf
         """When a try begins or ends."""
         self._former: float | None = None
@@ -232,13 +237,12 @@ class WindowPace:
         self._answers += ok + refused
         self._refusals += refused
         if ok:
-            if self._refused and now - self._taken >= EXHAUSTED:
+            if self._refused >= FEWEST_ANSWERS and now - self._taken >= EXHAUSTED:
                 self._begin(now)
             self._accepted += ok
             self._taken = now
-            self._refused = False
-        if refused:
-            self._refused = True
+            self._refused = 0
+        self._refused += refused
         if now >= self._next:
             self._try(now)
 
@@ -249,19 +253,30 @@ class WindowPace:
     def busy(self, now: float) -> None:
         """Note that there is a task."""
         # While the window is used up, tasks have left because they would have had to wait.
-        if self._idle_since is not None and not self._refused:
+        if self._idle_since is not None and self._refused < FEWEST_ANSWERS:
             self._idle += now - self._idle_since
         self._idle_since = None
 
     def _begin(self, now: float) -> None:
         """Begin a window: the one before was used up."""
         if self._opened is not None and self._idle <= IDLE * (now - self._opened):
-            self._span = now - self._opened
-            self.rate = USED * self._accepted / self._span
-            self._wait(now)
+            spread = self.rate is not None and self._former is None
+            if spread and self._lowered:
+                self._forget()
+            else:
+                self._lowered = spread
+                self._span = now - self._opened
+                self.rate = USED * self._accepted / self._span
+                self._wait(now)
         self._opened = now
         self._accepted = 0
         self._idle = 0.0
+
+    def _forget(self) -> None:
+        self.rate = self._former = None
+        self._lowered = False
+        self._spans = FIRST_SPANS
+        self._next = inf
 
     def _wait(self, now: float) -> None:
         """Leave the pace as it is for some windows, for longer after a try in vain."""
@@ -272,6 +287,7 @@ class WindowPace:
 
     def _try(self, now: float) -> None:
         """Try a higher pace, or end a try: if it was not too high, nothing is limited any more, or never was."""
+        self._lowered = False
         if self._former is None:
             assert self.rate is not None
             self._former = self.rate
@@ -281,14 +297,8 @@ class WindowPace:
             self.rate = self._former
             self._wait(now)
         else:
-            self.rate = self._former = None
-            self._spans = FIRST_SPANS
-            self._next = inf
+            self._forget()
         self._answers = self._refusals = 0
-
-
-FEWEST_ANSWERS = 5
-"""Answers of a second: of fewer most may be those of one call."""
 
 
 class SharedPause:
