@@ -353,11 +353,17 @@ def use_up(pace: WindowPace, begin: float, calls: int, *, until: float) -> None:
     pace.heard(until - 1, ok=0, refused=1)
 
 
-def test_two_windows_in_a_row_that_are_used_up_tell_their_limit() -> None:
-    """One alone may have been an outage."""
+def after_one_window() -> WindowPace:
+    """Return a pace after a window that was used up: the next one has begun at 120, with five calls."""
     pace = WindowPace()
     use_up(pace, 100, 700, until=120)
     pace.heard(120, ok=5, refused=0)
+    return pace
+
+
+def test_two_windows_in_a_row_that_are_used_up_tell_their_limit() -> None:
+    """One alone may have been an outage."""
+    pace = after_one_window()
     assert pace.rate is None
 
     use_up(pace, 121, 995, until=180)
@@ -390,9 +396,7 @@ def test_outages_now_and_then_are_no_windows() -> None:
 
 
 def test_a_window_that_takes_fewer_calls_is_found() -> None:
-    pace = WindowPace()
-    use_up(pace, 100, 700, until=120)
-    pace.heard(120, ok=5, refused=0)
+    pace = after_one_window()
     use_up(pace, 121, 995, until=180)
     pace.heard(180, ok=5, refused=0)
     use_up(pace, 181, 495, until=240)
@@ -403,9 +407,7 @@ def test_a_window_that_takes_fewer_calls_is_found() -> None:
 
 def test_a_window_without_tasks_tells_no_limit() -> None:
     """Without it a stream with few rows takes its own quiet time for a limit, and two outages slow it down for long."""
-    pace = WindowPace()
-    use_up(pace, 100, 700, until=120)
-    pace.heard(120, ok=5, refused=0)
+    pace = after_one_window()
     pace.idle(121)
     pace.busy(160)
     use_up(pace, 161, 100, until=180)
@@ -415,9 +417,7 @@ def test_a_window_without_tasks_tells_no_limit() -> None:
 
 
 def test_a_higher_pace_is_tried_and_a_window_that_is_gone_is_forgotten() -> None:
-    pace = WindowPace()
-    use_up(pace, 100, 700, until=120)
-    pace.heard(120, ok=5, refused=0)
+    pace = after_one_window()
     use_up(pace, 121, 995, until=180)
     pace.heard(180, ok=1, refused=0)
     assert pace.rate is not None
