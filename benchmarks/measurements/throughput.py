@@ -167,7 +167,7 @@ WAYS = {
     "loop": "loop of appends",
     "posting": "REST, 10 rows a call",
 }
-COMPUTED = "tables, computed for as many cores"
+COMPUTED = "tables, computed"
 
 
 def _partitions_grid(scale: Scale) -> Grid:
