@@ -10,6 +10,7 @@
 | `none` | nginx without a limit |
 
 Each client has a limit of its own, at /router and at /naive, and a log: a line per call, with the time and the status.
+With `latency`, and `jitter`, calls and answers go through Toxiproxy, which holds each up for so many milliseconds.
 """
 
 from __future__ import annotations
@@ -25,11 +26,17 @@ import time
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import requests
+
+from router_demo.embedded import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 HERE = Path(__file__).parent
+TOXIPROXY = "v2.5.0"
 RATE = 1000
 """Bytes per second of an answer that takes its time."""
 CONFIGURATION = """
@@ -86,8 +93,18 @@ http {{
 """
 
 
-def limiter_server(folder: Path, options: dict[str, str]) -> AbstractContextManager[str]:
+@contextmanager
+def limiter_server(folder: Path, options: dict[str, str]) -> Iterator[str]:
     """Run the limiter of `options`; yield its URL. Its `limit` is for `window` seconds, 1 by default."""
+    with _limiter(folder, options) as url:
+        if "latency" not in options:
+            yield url
+            return
+        with toxiproxy(url, int(options["latency"]), int(options.get("jitter", "0"))) as slower_url:
+            yield slower_url
+
+
+def _limiter(folder: Path, options: dict[str, str]) -> AbstractContextManager[str]:
     kind = options.get("limiter", "nginx")
     if kind in {"nginx", "open", "none"}:
         return nginx(folder, options)
@@ -120,6 +137,43 @@ def _go_server() -> Path:
 
 
 @contextmanager
+def toxiproxy(url: str, latency: int, jitter: int) -> Iterator[str]:
+    """Run Toxiproxy in front of a server; yield the URL where all takes so many milliseconds longer, either way."""
+    port, api_port = free_ports(2)
+    proxy = {"name": "limiter", "listen": f"127.0.0.1:{port}", "upstream": urlsplit(url).netloc}
+    toxic = {"type": "latency", "attributes": {"latency": latency, "jitter": jitter}}
+    command = [str(_toxiproxy_server()), "-port", str(api_port)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            _wait_for(api_port)
+            api = f"http://127.0.0.1:{api_port}/proxies"
+            requests.post(api, json=proxy, timeout=5).raise_for_status()
+            for stream in ("upstream", "downstream"):
+                requests.post(f"{api}/limiter/toxics", json={**toxic, "stream": stream}, timeout=5).raise_for_status()
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+
+
+def _toxiproxy_server() -> Path:
+    """Return Toxiproxy's server, built where that has not been done yet."""
+    folder = Path(tempfile.gettempdir()) / f"router-toxiproxy-{TOXIPROXY}-{getpass.getuser()}"
+    built = folder / "server"
+    if built.exists():
+        return built
+    program = go()
+    if program is None:
+        raise RuntimeError("Go is not installed: apt-get install golang-go")
+    part = Path(f"{folder}.{os.getpid()}")
+    package = f"github.com/Shopify/toxiproxy/v2/cmd/server@{TOXIPROXY}"
+    subprocess.run([program, "install", package], env={**os.environ, "GOBIN": str(part)}, check=True)
+    folder.mkdir(exist_ok=True)
+    (part / "server").replace(built)
+    part.rmdir()
+    return built
+
+
+@contextmanager
 def _server(command: Sequence[str]) -> Iterator[str]:
     """Run a server that prints its port; yield its URL."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -139,9 +193,7 @@ def nginx(folder: Path, options: dict[str, str]) -> Iterator[str]:
     program = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
     if program is None:
         raise RuntimeError("nginx is not installed: apt-get install nginx-light")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     burst = options.get("burst")
     limits = {
         "nginx": f"limit_req zone=calls{f' burst={burst} nodelay' if burst else ''};",
@@ -179,4 +231,4 @@ def _wait_for(port: int) -> None:
         with suppress(OSError), socket.create_connection(("127.0.0.1", port), 0.1):
             return
         time.sleep(0.05)
-    raise RuntimeError("nginx does not listen")
+    raise RuntimeError(f"nothing listens at {port}")

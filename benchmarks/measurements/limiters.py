@@ -23,6 +23,8 @@ KEYS_BAR = 1.1
 """Of the time without the key that is always refused."""
 CONTROL = "no refusals, 200/s"
 STATED_LESS = "nginx 50/s, 429, two sinks that state 40 together"
+JITTER = {"latency": "20", "jitter": "15"}
+"""Milliseconds for which Toxiproxy holds up calls, and answers, and by how much more or less."""
 CASES: dict[str, dict[str, str]] = {
     CONTROL: {"limiter": "none", "limit": "200"},
     "2 % at random, 200/s": {"limiter": "none", "limit": "200", "random": "2"},
@@ -42,6 +44,10 @@ CASES: dict[str, dict[str, str]] = {
     "fixed windows of a second, 50": {"limiter": "fixed", "limit": "50"},
     "fixed windows of a minute, 1000": {"limiter": "fixed", "limit": "1000", "window": "60"},
     "moving window of a second, 50": {"limiter": "moving", "limit": "50"},
+    "jitter: nginx 50/s, 429": {"limit": "50", **JITTER},
+    "jitter: nginx 50/s, 429, burst=10": {"limit": "50", "burst": "10", **JITTER},
+    "jitter: token bucket 500/s, burst 50": {"limiter": "bucket", "limit": "500", "burst": "50", **JITTER},
+    "jitter: sliding window 50/s": {"limiter": "sliding", "limit": "50", **JITTER},
     "hidden: token bucket 50/s": {"limiter": "bucket", "limit": "50", "burst": "10", "stated": "none"},
     "hidden: fixed windows of a minute, 1000": {
         "limiter": "fixed",
@@ -76,6 +82,7 @@ NOTES = (
     "Most in a window: calls that the router wrote, refused ones also, by its own clock.",
     f"{KEYS:,} keys, two rows each at 5/s a key: the time until all have arrived, with 40 rows of one more key whose "
     "calls are always refused over without them.",
+    "Jitter: both clients behind Toxiproxy, which holds calls and answers up for 20 ms, 15 more or less.",
 )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import multiprocessing
+import sys
 import threading
 import time
 from collections import deque
@@ -51,6 +52,8 @@ IN_FLIGHT = 64
 SHARE = 0.98
 """The part of the stated limit at which both clients send."""
 OWNER = Owner("limiters", "calls", "rest", 0)
+ROWS_LEFT = 3
+"""The exit status of a task's process that leaves rows to the next round."""
 REFUSED_KEY = b"refused"
 
 
@@ -221,10 +224,14 @@ def send_rows(
                 running.start()
             for running in tasks:
                 running.join(None if deadline == math.inf else max(0.0, deadline - time.monotonic()))
-            # Tasks end if nothing may go out for long, as in a window of a minute: a batch starts others then.
+            # Tasks end if nothing may go out for long, as in a window of a minute, and leave calls that were refused as
+            # often as a call is tried: a batch starts others then.
             until_open = leases.outlook("api").again
-            if deadline == math.inf or time.monotonic() + until_open >= deadline:
+            is_done = all(running.exitcode == 0 for running in tasks)
+            if is_done or until() or time.monotonic() + until_open >= deadline:
                 break
+            if any(running.exitcode not in {None, 0, ROWS_LEFT} for running in tasks):
+                raise RuntimeError("a task has failed")
             time.sleep(until_open)
         ended.set()
         for running in tasks:
@@ -235,12 +242,13 @@ def send_rows(
 
 
 def run_task(job: TaskJob, rows: pa.RecordBatch, log: Path) -> None:
-    """Run a task, and write down when its calls were written."""
+    """Run a task in a process of its own, write down when its calls were written, and exit with ROWS_LEFT for that."""
     with sent_calls() as sent:
-        for _ in task(job)(iter([rows])):
-            pass
+        reports = [row for report in task(job)(iter([rows])) for row in report.to_pylist()]
     with log.open("a") as file:
         file.writelines(f"{moment}\n" for moment in sent)
+    if any(row["kind"] == "left" for row in reports):
+        sys.exit(ROWS_LEFT)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ needs_nginx = pytest.mark.skipif(
     shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin") is None and not os.environ.get("CI"),
     reason="nginx is not installed here (Debian: nginx)",
 )
+needs_go = pytest.mark.skipif(go() is None, reason="Go is not installed here (Debian: golang-go)")
 LIMIT = 50
 ROWS = 100
 SHORT: dict[str, dict[str, str]] = {
@@ -36,6 +37,7 @@ LONG: dict[str, dict[str, str]] = {
 GO = {
     "token bucket": {"limiter": "bucket", "burst": "5"},
     "sliding window": {"limiter": "sliding"},
+    "token bucket, behind a network with jitter": {"limiter": "bucket", "burst": "5", "latency": "20", "jitter": "15"},
 }
 WINDOWS = {"fixed window": {"limiter": "fixed"}, "moving window": {"limiter": "moving"}}
 
@@ -68,10 +70,18 @@ def test_rows_arrive_at_windows(tmp_path: Path, options: dict[str, str]) -> None
     check_delivery(tmp_path, options, tasks=2)
 
 
-@pytest.mark.skipif(go() is None, reason="Go is not installed here (Debian: golang-go)")
+@needs_go
 @pytest.mark.parametrize("options", GO.values(), ids=GO)
 def test_rows_arrive_at_limiters_in_go(tmp_path: Path, options: dict[str, str]) -> None:
     check_delivery(tmp_path, options, tasks=2)
+
+
+@needs_nginx
+@needs_go
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [*SHORT.values(), *LONG.values()], ids=[*SHORT, *LONG])
+def test_rows_arrive_through_a_network_with_jitter(tmp_path: Path, options: dict[str, str]) -> None:
+    check_delivery(tmp_path, {**options, "latency": "20", "jitter": "15"}, tasks=2)
 
 
 @needs_nginx

@@ -651,6 +651,24 @@ def test_a_stop_sends_tasks_away(clock: Clock) -> None:
     assert "stop" not in tasks.states("b")
 
 
+def test_a_task_that_was_sent_away_is_told_of_a_stop(clock: Clock) -> None:
+    """Without it a run ends only after the longest time that a call may take, where its API is away."""
+    coordinator = Coordinator(limited(1000), clock)
+    tasks = Tasks(coordinator, "a")
+    fail(tasks, clock)
+    clock.now += LONGEST_WAIT
+    tasks.deal()
+    assert tasks.states("a")[-1] == "leave"
+
+    coordinator.stop("a")
+    tasks.deal()
+    told = tasks.states("a").count("stop")
+    coordinator.stop("a")
+    tasks.deal()
+
+    assert (tasks.states("a")[-1], told, tasks.states("a").count("stop")) == ("stop", 1, 1)
+
+
 def test_a_window_that_is_full_for_long_sends_tasks_away(clock: Clock) -> None:
     """5000 per hour are gone after minutes: nobody holds cores for the rest of the hour."""
     coordinator = Coordinator(Pace((RateLimit(10, None, 3600.0),), 64), clock)

@@ -16,7 +16,7 @@ from router_rest.delivery.answer import BulkResults, Policy
 from router_rest.delivery.batcher import Call
 from router_rest.delivery.call import Delivery, RequestBuilder, RequestForm
 from router_rest.http_client.response import InDoubt, Response, Unsent
-from router_rest.rate_limit.protocol import Pace
+from router_rest.rate_limit.protocol import Grant, Pace
 from router_rest.templates import body_of
 from tests.rest.virtual import Api, World, simulate
 
@@ -240,6 +240,32 @@ def test_the_wait_for_the_retry_budget_ends(results: BulkResults | None) -> None
 
     assert (len(line.begun), len(told.left)) == (1, 1)
     assert told.seconds <= 3.0 + 1.0
+
+
+@pytest.mark.parametrize("results", [None, BulkResults("items", "status")], ids=["a call", "rows of a call"])
+def test_a_call_that_waits_for_the_retry_budget_ends_with_the_lease(results: BulkResults | None) -> None:
+    """Without it an outage that uses the budget up holds a task, and its core, for the time that a call may take."""
+
+    async def story() -> tuple[list[Call], float]:
+        world = World(NO_RETRY, Api())
+        lease, serving = world.lease()
+
+        async def busy(request: PreparedRequest, again: Any) -> Response:
+            world.loop.call_later(1.0, lease._granted, Grant("leave", (), 0, 0, 0, 30.0))
+            return answer(503) if results is None else answer(200, b'{"items": [{"status": 429}]}')
+
+        delivery = _delivery(Line(act=busy), Policy(results=results), lease, [])
+        began = world.loop.time()
+        left = await delivery.deliver(Call("events", 3, [10], [b"{}"]))
+        seconds = world.loop.time() - began
+        await lease.close()
+        serving.cancel()
+        return left, seconds
+
+    left, seconds = simulate(story())
+
+    assert [one.offsets for one in left] == [[10]]
+    assert seconds < Policy().elapsed / 10
 
 
 @pytest.mark.parametrize(

@@ -146,14 +146,20 @@ class Ending(Exception):  # noqa: N818 - it says what happens
 
 @dataclass
 class Retries:
-    """The attempts of calls. `allowed` takes a token of the retry budget, if there is one; `ending` ends all waits."""
+    """The attempts of calls. `ending` ends all waits.
+
+    `allowed` takes a token of the retry budget, if there is one; it raises LeaseEnded when none will come any more.
+    """
 
     policy: Policy
     allowed: Callable[[], bool]
     ending: asyncio.Event
 
     async def until_classified(self, attempt: Callable[[], Awaitable[Attempt]]) -> Attempt:
-        """Make attempts until one is not to be repeated, or as often and as long as the policy says. Raises Ending."""
+        """Make attempts until one is not to be repeated, or as often and as long as the policy says.
+
+        Raises Ending or LeaseEnded.
+        """
         until = self.deadline()
         made = await attempt()
         if made.action is not Action.AGAIN:
@@ -186,7 +192,7 @@ class Retries:
     async def budget(self, until: float) -> bool:
         """Wait for a token of the retry budget, which keeps retries from making an overload worse.
 
-        False: there was none until then. Raises Ending.
+        False: there was none until then. Raises Ending or LeaseEnded.
         """
         while not self.allowed():
             seconds_left = until - asyncio.get_running_loop().time()
@@ -463,7 +469,7 @@ class Delivery:
             await self._retries.sleep(self._retries.backoff(call.attempts))
             if await self._retries.budget(self._retries.deadline()):
                 return (call,)
-        except Ending:
+        except (Ending, LeaseEnded):
             pass
         raise _Undelivered(call)
 

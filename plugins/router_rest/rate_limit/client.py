@@ -195,8 +195,13 @@ class LeaseClient:
             self._say_soon()
 
     def may_retry(self) -> bool:
-        """Take a retry from the budget of all tasks; False: it is used up for now, ask again later."""
-        allowed = self._ended is None and self._tokens.retry()
+        """Take a retry from the budget of all tasks; False: it is used up for now, ask again later.
+
+        Raises Leave or Gone: nothing is added to the budget any more.
+        """
+        if self._ended is not None:
+            self._raise()
+        allowed = self._tokens.retry()
         if not allowed:
             self._say_soon()
         return allowed

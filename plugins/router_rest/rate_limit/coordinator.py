@@ -358,12 +358,14 @@ class Coordinator:
             waited = now - task.since >= LONGEST_WAIT
             out = circuit is not None and now - circuit >= LONGEST_WAIT and waited
             far = waited and bool(task.wants) and self._opens(now, who) - now > WORTH_WAITING
-            if not task.away and (task.stopped or out or far):
+            stops = task.stopped and not task.told_to_stop
+            if stops or (not task.away and (out or far)):
                 if far and self.windows.keyed:
                     opens = min(self._opens(now, who), now + LONGEST_USED_UP)
                     self._used_up = opens if self._used_up <= now else min(opens, self._used_up)
                 draft = self._draft(who)
                 task.away = True
+                task.told_to_stop = task.stopped
                 draft.state = "stop" if task.stopped else "leave"
                 draft.again = self.outlook().again
 
@@ -390,6 +392,8 @@ class TaskState:
     """Tokens whose calls have ended, or that expired."""
     credit: int = 0
     stopped: bool = False
+    told_to_stop: bool = False
+    """It knows that its sink stops: also where it was sent away before, for its last calls may take long."""
     away: bool = False
     """It has been sent away."""
     under_way: deque[tuple[int, str, int]] = field(default_factory=deque)
