@@ -7,7 +7,7 @@ import pickle
 import socket
 import threading
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,7 +15,12 @@ from router_rest.http_client import client as module
 from router_rest.http_client.client import HttpClient
 from router_rest.http_client.response import InDoubt, Response, Unsent
 from tests.rest.calls import MOST, OPTIONS, ask, outcome, post
-from tests.rest.scripted import PATIENCE, Scripted, Talk, polite, silent, then_waits
+from tests.rest.scripted import PATIENCE, Scripted, Talk, polite, server_tls, silent, then_waits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.rest.conftest import Certificates
 
 HUSH = "hush-hush"
 
@@ -578,6 +583,49 @@ def test_closing_ends_what_is_under_way(server: Scripted) -> None:
 
     assert isinstance(under_way, InDoubt)
     assert isinstance(afterwards, Unsent)
+
+
+def slow_answer(head: bytes, part: bytes) -> Callable[[Talk], None]:
+    """Begin an answer, and send its body in parts for ever."""
+
+    def act(talk: Talk) -> None:
+        talk.request()
+        talk.send(b"HTTP/1.1 200 OK\r\n" + head + b"\r\n")
+        talk.pour(part, 0.01)
+
+    return act
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "TLS"])
+@pytest.mark.parametrize(
+    ("head", "part"),
+    [(b"Content-Length: 100000\r\n", b"x"), (b"Transfer-Encoding: chunked\r\n", b"1\r\nx\r\n"), (b"", b"x")],
+    ids=["of a known length", "in chunks", "until the end of the connection"],
+)
+def test_closing_ends_an_answer_that_still_comes(
+    certificates: Certificates, head: bytes, part: bytes, tls: bool
+) -> None:
+    """Without it an API that sends a byte now and then holds up a run that ends."""
+
+    async def close_while_reading(server: Scripted) -> tuple[Any, bool]:
+        client = HttpClient(**OPTIONS, verify=certificates.here)
+        call = asyncio.create_task(outcome(client, post(server.url)))
+        while not server.seen or not client.open:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        assert not call.done()
+        await client.close()
+        done, _ = await asyncio.wait([call], timeout=PATIENCE / 3)
+        call.cancel()
+        (ended,) = await asyncio.gather(call, return_exceptions=True)
+        return ended, bool(done)
+
+    context = server_tls(certificates.here) if tls else None
+    with Scripted(slow_answer(head, part), context=context) as server:
+        ended, in_time = asyncio.run(close_while_reading(server))
+
+    assert in_time
+    assert isinstance(ended, InDoubt) or (not head and ended.status == 200)
 
 
 def test_the_environment_has_no_say(server: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from router.delta.lake import Lake
+    from router_demo.api_server.script import How
 
 
 @pytest.fixture
@@ -147,10 +148,11 @@ def test_what_comes_without_an_answer_is_in_doubt(sending: Tasks) -> None:
     assert len(doubtful) == 5
 
 
-def test_a_sink_that_stops_waits_briefly_for_answers(sending: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("how", ["silent", "drip"])
+def test_a_sink_that_stops_waits_briefly_for_answers(sending: Tasks, monkeypatch: pytest.MonkeyPatch, how: How) -> None:
     """Without it Ctrl-C ends a run only after the longest time that a call may take."""
     monkeypatch.setattr(worker, "LAST_ANSWERS", 0.2)
-    sending.api.play(failures=[Failure(how="silent")])
+    sending.api.play(failures=[Failure(how=how)])
     stop = threading.Event()
     patient = {**CLIENT, "read": 900.0, "total": 900.0}  # longer than a test may take
     job = sending.job(client=patient)

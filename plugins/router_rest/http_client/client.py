@@ -48,6 +48,8 @@ TEXT = re.compile(r"[\t\x20-\x7e]*")
 """The characters of values of headers here: others mean something else to every server (RFC 9110, 5.5)."""
 LARGE = 1 << 20
 """Bytes from which on a body is sent in blocks."""
+ROUNDS_TO_CLOSE = 3
+"""Rounds of the loop in which a connection that is closed tells its reader: one, and one more for TLS."""
 NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 """Headers that aiohttp would add: a request goes out as it was prepared, and signed."""
 CERTIFICATE_REFUSED = ("CERTIFICATE", "UNKNOWN_CA", "ACCESS_DENIED")
@@ -136,8 +138,11 @@ class HttpClient:
     async def close(self) -> None:
         """Close all connections; requests in flight end in doubt."""
         self._with_hooks.close()
-        await self._session.close()
+        # Not the session first: it forgets the bodies that are being read, and whoever reads one waits for ever.
         self._connections.abort()
+        for _ in range(ROUNDS_TO_CLOSE):
+            await asyncio.sleep(0)
+        await self._session.close()
         await asyncio.sleep(0)  # the loop closes the sockets in its next round, and may have no other
 
     async def _resent_once(

@@ -78,6 +78,8 @@ class DetachedSink(OutboxSink):
     failed: BaseException | None = None
     began: bool = False
     ended: int | None = None
+    busy: threading.Lock = field(default_factory=threading.Lock)
+    """Held while rows of a batch are sent."""
     tidied: float = field(default_factory=time.monotonic)
     pauses: GrowingPauses = field(default_factory=GrowingPauses)
     trouble: RepeatedTrouble = field(default_factory=RepeatedTrouble)
@@ -169,10 +171,14 @@ class DetachedSink(OutboxSink):
         return has_parts(self.lake, str(owner), batch)
 
     def _follow(self, query: StreamingQuery) -> None:
-        """Return when the query has ended, or `stop` is set and no batch is running; raise the error it failed with."""
+        """Return when the query has ended, or once `stop` is set and no batch runs; raise its error if it failed."""
         try:
             while not query.awaitTermination(_POLL_SECONDS):  # type: ignore[arg-type] # it takes fractions
-                if self.stop.is_set() and not query.status["isTriggerActive"]:
+                if not self.stop.is_set() or self.busy.locked():
+                    continue
+                # Spark plans the first batches of twenty sinks for half a minute, and one that begins now ends by
+                # itself. Later Spark is waited for, so that it notes the last batch as done.
+                if self.ended is None or not query.status["isTriggerActive"]:
                     return
         except StreamingQueryException as error:
             if not isinstance(self.failed, _Stopped):
@@ -188,13 +194,14 @@ class DetachedSink(OutboxSink):
         return True
 
     def _handle(self, events: DataFrame, number: int) -> None:
-        try:
-            if self.stop.is_set():
-                raise _Stopped
-            self._process(events, number)
-        except BaseException as error:
-            self.failed = error
-            raise
+        with self.busy:
+            try:
+                if self.stop.is_set():
+                    raise _Stopped
+                self._process(events, number)
+            except BaseException as error:
+                self.failed = error
+                raise
 
     def _process(self, events: DataFrame, number: int) -> None:
         started = time.monotonic()
