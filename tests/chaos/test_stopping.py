@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -11,6 +12,7 @@ import pytest
 from pyspark.sql.streaming.query import StreamingQuery
 
 from router.errors import RunningError
+from router_demo.api import Api, Failure
 from tests.chaos import lakes
 from tests.chaos.conftest import SCHEMA, configuration
 from tests.chaos.processes import until
@@ -115,3 +117,53 @@ def test_a_second_ctrl_c_does_not_wait_for_the_batch_at_hand(new_topic, router_r
     hold.unlink()
     drain(config)
     assert len(lakes.places(lake)) == lakes.places(lake).total() == sum(games.values())
+
+
+SINKS, ROWS = 23, 200
+PATIENT = {"read": "900 s", "total": "900 s"}
+"""Longer than a test waits for the end of a run."""
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_run_whose_many_apis_wait_drip_or_are_silent(router_run, tmp_path):
+    (tmp_path / "in").mkdir()
+    lines = [json.dumps({"n": number, "game": "uno"}) for number in range(ROWS)]
+    (tmp_path / "in" / "a.json").write_text("\n".join(lines))
+    config = tmp_path / "sinks.yaml"
+    failures = [
+        Failure(path="/1", status=429, headers={"Retry-After": "600"}),
+        Failure(path="/2", how="silent"),
+        Failure(path="/3", status=503),
+        Failure(path="/4", how="drip"),
+    ]
+    with Api(latency=0.3, failures=failures) as api:
+        options = [
+            {"url": f"{api.url}/{at % 6}/{at}", "limit_name": f"l{at}", "timeouts": PATIENT} for at in range(SINKS)
+        ]
+        route = {"name": "all", "match": {"sql": "event.game IS NOT NULL"}, "sinks": [{"rest": one} for one in options]}
+        text = {
+            "name": "sinks",
+            "lake": str(tmp_path / "lake"),
+            "source": {"files": {"path": str(tmp_path / "in")}},
+            "decode": {"json": "n int, game string"},
+            "routes": [route],
+            "dead_letters": "ops.dead",
+            "spark": LIGHT,
+        }
+        config.write_text(json.dumps(text))
+        router = router_run(config, "--continuous")
+        router.says("sinks batch 0:")
+        until(
+            lambda: {"/1", "/2", "/3", "/4"} <= {call["path"][:2] for call in api.requests(last=5_000)}, "calls arrive"
+        )
+        os.killpg(router.process.pid, signal.SIGINT)
+
+        assert router.ended() == 0, router.said
+        assert "Traceback" not in router.said
+
+        api.play()
+        again = router_run(config, "--once")
+        assert again.ended() == 0, again.said
+        arrived = api.rows("n")
+        assert set(arrived) == set(range(ROWS))
+        assert min(arrived.values()) >= SINKS

@@ -13,6 +13,10 @@ import pytest
 import standardwebhooks
 
 from router_rest.batch import cut_of, form_of, policy_of
+from router_rest.delivery.answer import Action, Classifier, row_action
+from router_rest.delivery.batcher import Call
+from router_rest.http_client.response import Response, ResponseHeaders
+from router_rest.presets import PRESETS
 from router_sinks import Rest
 from tests.rest.tasks import CLIENT, Tasks, rows, tasks
 
@@ -211,3 +215,103 @@ def test_standard_webhooks(sending: Tasks, server: Scripted) -> None:
     assert len(server.seen) == 4
     gone = run(sending, server, [*values, {"type": "unwanted"}], receiver, preset="standard_webhooks", auth=login)
     assert gone.texts["wrong"] == "410: the receiver wants no more webhooks"
+
+
+SLACK_API = "https://docs.slack.dev/reference/methods/chat.postMessage, errors of all methods"
+SLACK_LIMITS = "https://docs.slack.dev/apis/web-api/rate-limits"
+SLACK_HOOKS = "https://api.slack.com/changelog/2016-05-17-changes-to-errors-for-incoming-webhooks"
+SLACK_SDK = "https://docs.slack.dev/tools/python-slack-sdk/webhook"
+ELASTIC = "https://www.elastic.co/docs/api/doc/elasticsearch/operation/operation-bulk"
+ELASTIC_BUSY = "https://www.elastic.co/docs/troubleshoot/elasticsearch/rejected-requests"
+APOLLO = "https://www.apollographql.com/docs/apollo-server/data/errors"
+GRAPHQL_SPEC = "https://spec.graphql.org/October2021/#sec-Response-Format"
+SHOPIFY = "https://shopify.dev/docs/apps/build/apis/graphql-admin/rate-limits; answers that its users have published"
+SPLUNK = "the tables of Splunk's library cloudfwd (codes to 14) and of the app SplunkAdmins (to 22)"
+WEBHOOKS = "https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md"
+
+
+def of_slack(error: str) -> dict[str, Any]:
+    return {"ok": False, "error": error}
+
+
+def of_elastic(status: int, kind: str = "") -> dict[str, Any]:
+    error = {"error": {"type": kind, "reason": kind}} if kind else {"result": "created"}
+    return {"errors": bool(kind), "items": [{"create": {"_id": "a", "status": status, **error}}]}
+
+
+def of_graphql(code: str) -> dict[str, Any]:
+    return {"data": None, "errors": [{"message": code.lower(), "extensions": {"code": code}}]}
+
+
+def of_splunk(code: int) -> dict[str, Any]:
+    return {"text": f"code {code}", "code": code}
+
+
+DOCUMENTED: list[tuple[str, Action, int, Any, str]] = [
+    ("slack", Action.DONE, 200, {"ok": True, "ts": "1503435956.000247"}, SLACK_API),
+    ("slack", Action.DONE, 200, b"ok", SLACK_SDK),
+    *(("slack", Action.DEAD, 200, of_slack(error), SLACK_API) for error in ("channel_not_found", "no_text")),
+    *(("slack", Action.AGAIN, 200, of_slack(error), SLACK_API) for error in ("fatal_error", "service_unavailable")),
+    *(("slack", Action.WRONG, 200, of_slack(error), SLACK_API) for error in ("invalid_auth", "missing_scope")),
+    ("slack", Action.AGAIN, 200, of_slack("ratelimited"), SLACK_API),
+    ("slack", Action.AGAIN, 429, of_slack("ratelimited"), SLACK_LIMITS),
+    ("slack", Action.REFUSED, 400, b"invalid_payload", SLACK_HOOKS),
+    ("slack", Action.REFUSED, 400, b"user_not_found", SLACK_HOOKS),
+    ("slack", Action.WRONG, 403, b"action_prohibited", SLACK_HOOKS),
+    ("slack", Action.WRONG, 404, b"channel_not_found", SLACK_HOOKS),
+    ("slack", Action.WRONG, 410, b"channel_is_archived", SLACK_HOOKS),
+    ("slack", Action.AGAIN, 500, b"rollup_error", SLACK_HOOKS),
+    ("elasticsearch_bulk", Action.DONE, 200, of_elastic(201), ELASTIC),
+    ("elasticsearch_bulk", Action.DONE, 200, of_elastic(409, "version_conflict_engine_exception"), ELASTIC),
+    ("elasticsearch_bulk", Action.DEAD, 200, of_elastic(400, "document_parsing_exception"), ELASTIC),
+    ("elasticsearch_bulk", Action.AGAIN, 200, of_elastic(503, "unavailable_shards_exception"), ELASTIC),
+    ("elasticsearch_bulk", Action.AGAIN, 200, of_elastic(429, "es_rejected_execution_exception"), ELASTIC_BUSY),
+    ("elasticsearch_bulk", Action.AGAIN, 429, {"error": {"type": "circuit_breaking_exception"}}, ELASTIC_BUSY),
+    ("graphql", Action.DONE, 200, {"data": {"add": {"id": 1}}}, GRAPHQL_SPEC),
+    ("graphql", Action.DEAD, 200, {"data": None, "errors": [{"message": "no"}]}, GRAPHQL_SPEC),
+    ("graphql", Action.DEAD, 200, of_graphql("BAD_USER_INPUT"), APOLLO),
+    ("graphql", Action.REFUSED, 400, of_graphql("BAD_REQUEST"), APOLLO),
+    ("graphql", Action.AGAIN, 200, of_graphql("INTERNAL_SERVER_ERROR"), APOLLO),
+    ("graphql", Action.AGAIN, 500, of_graphql("INTERNAL_SERVER_ERROR"), APOLLO),
+    *(
+        ("graphql", Action.WRONG, 400, of_graphql(code), APOLLO)
+        for code in ("GRAPHQL_PARSE_FAILED", "GRAPHQL_VALIDATION_FAILED", "OPERATION_RESOLUTION_FAILURE")
+    ),
+    ("graphql", Action.AGAIN, 200, of_graphql("THROTTLED"), SHOPIFY),
+    ("splunk_hec", Action.DONE, 200, of_splunk(0), SPLUNK),
+    *(("splunk_hec", Action.WRONG, 403, of_splunk(code), SPLUNK) for code in (1, 4)),
+    *(("splunk_hec", Action.WRONG, 401, of_splunk(code), SPLUNK) for code in (2, 3)),
+    *(("splunk_hec", Action.SPLIT, 400, of_splunk(code), SPLUNK) for code in (5, 6, 7, 12, 13, 15)),
+    ("splunk_hec", Action.AGAIN, 500, of_splunk(8), SPLUNK),
+    ("splunk_hec", Action.AGAIN, 503, of_splunk(9), SPLUNK),
+    *(("splunk_hec", Action.WRONG, 400, of_splunk(code), SPLUNK) for code in (10, 11, 14, 16, 21, 22)),
+    ("splunk_hec", Action.AGAIN, 503, of_splunk(18), SPLUNK),
+    *(("standard_webhooks", Action.DONE, status, b"", WEBHOOKS) for status in (200, 202, 204)),
+    ("standard_webhooks", Action.WRONG, 410, b"", WEBHOOKS),
+    *(("standard_webhooks", Action.AGAIN, status, b"", WEBHOOKS) for status in (400, 404, 429, 500, 502, 504)),
+]
+"""The preset, what becomes of the call or of its only row, and an answer of the vendor with where it was read."""
+
+
+@pytest.mark.parametrize(
+    ("preset", "action", "status", "body"),
+    [pytest.param(*case[:4], id=f"{case[0]} {case[2]} {at}") for at, case in enumerate(DOCUMENTED)],
+)
+def test_a_documented_answer_means_what_its_vendor_says(preset: str, action: Action, status: int, body: Any) -> None:
+    """Without it rows are sent again for ever, thrown away, or taken for delivered, and nobody knows."""
+    policy = policy_of(Rest.model_validate({"url": "https://api.test", "preset": preset}))
+    call = Call("events", 0, [1], [b"{}"])
+    text = body if isinstance(body, bytes) else json.dumps(body).encode()
+
+    attempt, _ = Classifier(policy).classified(call, Response(status, ResponseHeaders(), text, 0.1, True))
+
+    if attempt.results is None:
+        assert attempt.action is action
+    else:
+        assert row_action(policy, call, 0, attempt.results[0]) is action
+
+
+def test_each_preset_is_held_against_documented_answers() -> None:
+    """Without it a new preset is what somebody remembers of an API."""
+    assert {case[0] for case in DOCUMENTED} == set(PRESETS)
+    assert all(case[4] for case in DOCUMENTED)

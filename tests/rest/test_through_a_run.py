@@ -248,6 +248,48 @@ def test_an_answer_that_echoes_the_password_keeps_it_nowhere(ran: Ran) -> None:
             assert secret not in written
 
 
+class Slow(Story):
+    """Take time for each answer, and count the calls that are under way together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+        self.under_way = 0
+        self.most = 0
+
+    def answer(self, talk: Talk, number: int, attempt: int) -> bool:
+        with self.lock:
+            self.under_way += 1
+            self.most = max(self.most, self.under_way)
+        time.sleep(0.3)
+        with self.lock:
+            self.under_way -= 1
+        talk.answer()
+        return True
+
+
+@pytest.mark.parametrize(("gzip", "together"), [(False, 4), (True, 3)], ids=["plain", "gzip"])
+def test_large_calls_under_way_stay_within_the_bound_on_memory(
+    spark: SparkSession, tmp_path: Path, gzip: bool, together: int
+) -> None:
+    """Without it a task holds all its calls in memory, each up to three times: the rows, the body and its gzip."""
+    (tmp_path / "in").mkdir()
+    lines = [json.dumps({"n": number, "game": "uno"}) for number in range(ROWS)]
+    (tmp_path / "in" / "a.json").write_text("\n".join(lines))
+    story = Slow()
+    with Scripted(story) as server:
+        sink = {"url": server.url, "rows_per_call": 1, "bytes_in_flight": 9_500_000, "tasks": 1, "gzip": gzip}
+        select = ["event.n", "repeat('x', 1000000) AS pad"]
+        routes = [{"name": "large", "match": {"sql": "true"}, "select": select, "sinks": [{"rest": sink}]}]
+        file = tmp_path / "games.yaml"
+        file.write_text(YAML.format(folder=tmp_path, routes=json.dumps(routes)))
+        registry = load_registry()
+        run(load(file, registry, environ={}), registry, spark)
+
+    assert sorted(story.times) == [*range(ROWS)]
+    assert 1 < story.most <= together
+
+
 def test_a_limit_of_an_hour_is_kept_over_restarts(
     api: Api, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

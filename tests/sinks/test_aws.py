@@ -125,6 +125,31 @@ def test_a_group_keeps_its_order_and_drops_what_comes_again(cloud: Cloud) -> Non
     assert by_group == {"uno": [0, 1, 3], "poker": [2, 4]}
 
 
+def test_a_server_that_restarts_gets_the_rest_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without it a restart of a service loses messages, or logs pages of botocore."""
+    monkeypatch.setattr(aws, "LONGEST_PAUSE", 0.02)
+    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    server.start()
+    port = server.get_host_and_port()[1]
+    cloud = Cloud(f"http://127.0.0.1:{port}")
+    queue = cloud.queue("restarted")
+    assert counted(cloud.sends("sqs", queue, bodies(3))) == {"sent": 3}
+
+    server.stop()
+    away = cloud.sends("sqs", queue, bodies(3))
+    server = ThreadedMotoServer("127.0.0.1", port=port, verbose=False)
+    server.start()
+    back = cloud.sends("sqs", queue, bodies(3))
+
+    assert counted(away) == {"away": 0}
+    assert counted(back) == {"sent": 3}
+    assert sorted(json.loads(one["Body"])["n"] for one in cloud.received(queue)) == [0, 0, 1, 1, 2, 2]
+    server.stop()
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []
+
+
 def test_a_topic_and_a_stream_take_them_too(cloud: Cloud) -> None:
     """Without it only queues are served."""
     queue = cloud.queue("of-topic")
