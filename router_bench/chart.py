@@ -19,6 +19,10 @@ COLOURS = ("#0b6e99", "#d9730d", "#6c6a66", "#8a4fa8", "#2e7d32", "#b3261e")
 INK = "#37352f"
 QUIET = "#6c6a66"
 FAINT = "#dedcd7"
+ABOVE, BELOW = (0.0, 9.0), (0.0, -16.0)
+"""Where the value of a point is written."""
+NEAR = 1.6
+"""How many times as high a point has to be, on a logarithmic axis, so that a value fits in between."""
 
 
 @dataclass(frozen=True)
@@ -63,16 +67,25 @@ def _line(axes: Axes, chart: Chart, label: str, points: list[tuple[int, float]],
     horizontal, vertical = zip(*points, strict=True)
     axes.plot(horizontal, vertical, color=colour, marker="o", markersize=6, linewidth=2.2, clip_on=False, zorder=3)
     for x, y in points:
-        shift = (0, 9) if _is_room_above(chart, x, y) else (0, -16)
-        _text(axes, _thousands(y), (x, y), shift, ha="center", fontsize=9, color=colour)
+        shift = _place_of_value(chart, x, y)
+        if shift is not None:
+            _text(axes, _thousands(y), (x, y), shift, ha="center", fontsize=9, color=colour)
     _text(axes, label, points[-1], (14, 0), va="center", fontsize=10.5, fontweight="bold", color=colour)
 
 
-def _is_room_above(chart: Chart, x: int, y: float) -> bool:
-    """Return whether the value is written above a point: on the highest line, or if the axis is too near below."""
+def _place_of_value(chart: Chart, x: int, y: float) -> tuple[float, float] | None:
+    """Return where the value of a point is written, seen from it; None: nowhere, for other points are too near."""
+    here = [height for place, height in chart.points if place == x]
+    if chart.log:
+        if not any(y < height < NEAR * y for height in here):
+            return ABOVE
+        # The value of the next point below stands in between as well.
+        if not any(y / NEAR**2 < height < y for height in here):
+            return BELOW
+        return None
+    # On the highest line, or if the axis is too near below.
     highest = max(height for _, height in chart.points)
-    highest_here = max(height for place, height in chart.points if place == x)
-    return y == highest_here or (y < 0.1 * highest and not chart.log)
+    return ABOVE if y == max(here) or y < 0.1 * highest else BELOW
 
 
 def _text(axes: Axes, text: str, point: tuple[float, float], shift: tuple[float, float], **look: Any) -> None:
