@@ -30,7 +30,7 @@ from tests.rest.tasks import hurry
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 YAML = """\
 name: games
@@ -295,6 +295,44 @@ def test_a_run_can_be_stopped_while_spark_plans_a_first_batch(loft: Loft, monkey
     loft.comes(2)
     loft.run()
     assert loft.flown() == [1, 2]
+
+
+def test_a_batch_that_begins_while_its_query_is_stopped_is_no_failure(
+    loft: Loft, running: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it Ctrl-C ends with an error of a sink that has none, where Spark had just planned its batch."""
+    (loft.folder / "storm").touch()
+    loft.comes(1)
+    until((loft.folder / "waited").exists)
+    running()
+    (loft.folder / "storm").unlink()
+    stop, refused = threading.Event(), threading.Event()
+    handle, stop_query = detached.DetachedSink._handle, StreamingQuery.stop
+
+    def stop_at_once(sink: detached.DetachedSink, query: StreamingQuery) -> None:
+        stop.set()
+
+    def note_the_end(sink: detached.DetachedSink, events: DataFrame, number: int) -> None:
+        try:
+            handle(sink, events, number)
+        finally:
+            refused.set()
+
+    def stop_late(query: StreamingQuery) -> None:
+        if "pigeons" in str(query.name):
+            refused.wait(PATIENCE)
+        stop_query(query)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(detached.DetachedSink, "_follow", stop_at_once)
+        patch.setattr(detached.DetachedSink, "_handle", note_the_end)
+        patch.setattr(StreamingQuery, "stop", stop_late)
+        loft.run(trigger=Trigger(continuous=True), stop=stop)
+
+    assert refused.is_set()
+    assert loft.flown() == []
+    loft.run()
+    assert loft.flown() == [1]
 
 
 def test_an_outbox_that_gains_columns_goes_on(loft: Loft) -> None:

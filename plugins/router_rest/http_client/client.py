@@ -49,7 +49,7 @@ TEXT = re.compile(r"[\t\x20-\x7e]*")
 LARGE = 1 << 20
 """Bytes from which on a body is sent in blocks."""
 ROUNDS_TO_CLOSE = 3
-"""Rounds of the loop in which a connection that is closed tells its reader: one, and one more for TLS."""
+"""Rounds of the loop in which a connection that is closed tells its reader: one, with TLS two, and one to spare."""
 NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 """Headers that aiohttp would add: a request goes out as it was prepared, and signed."""
 CERTIFICATE_REFUSED = ("CERTIFICATE", "UNKNOWN_CA", "ACCESS_DENIED")

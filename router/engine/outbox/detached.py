@@ -97,6 +97,8 @@ class DetachedSink(OutboxSink):
         )
         try:
             policy(self._query)
+            if isinstance(self.failed, _Stopped):
+                self.failed = None
             if self.once and self.ended is not None:
                 self.tidy(self.ended)
         except Exception as error:
@@ -184,7 +186,6 @@ class DetachedSink(OutboxSink):
             if not isinstance(self.failed, _Stopped):
                 failed = self.failed or error
                 raise failed from failed.__cause__  # which says whether it passes
-            self.failed = None
 
     def _wait_for_outbox(self) -> bool:
         """Wait until the outbox exists; return False if the run ends before."""
