@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 TOXIPROXY = "v2.5.0"
+"""The version of Toxiproxy that is built."""
 RATE = 1000
 """Bytes per second of an answer that takes its time."""
 CONFIGURATION = """
@@ -112,27 +113,29 @@ def _limiter(folder: Path, options: dict[str, str]) -> AbstractContextManager[st
     if kind in {"fixed", "moving"}:
         return _server([sys.executable, str(HERE / "windows.py"), kind, limit, window, str(folder)])
     burst = options.get("burst", "1")
-    command = [str(_go_server()), "-kind", kind, "-limit", limit, "-window", f"{window}s", "-burst", burst]
+    program = _built_by_go("limiter-server", ".", HERE / "go")
+    command = [str(program), "-kind", kind, "-limit", limit, "-window", f"{window}s", "-burst", burst]
     return _server([*command, "-folder", str(folder)])
 
 
 def go() -> str | None:
-    """Return the program `go`, which builds two of the limiters; None if it is not here."""
+    """Return the program `go`, which builds two of the limiters, and Toxiproxy; None if it is not here."""
     return shutil.which("go", path=f"{os.environ.get('PATH', '')}:/usr/local/go/bin:/usr/lib/go/bin")
 
 
-def _go_server() -> Path:
-    """Return the server with Go's limiters, built where that has not been done yet."""
-    built = Path(tempfile.gettempdir()) / f"router-limiter-server-{getpass.getuser()}"
-    source = HERE / "go"
-    if built.exists() and built.stat().st_mtime > max(file.stat().st_mtime for file in source.iterdir()):
+def _built_by_go(program: str, package: str, source: Path | None = None) -> Path:
+    """Return a program that Go builds from a package; it is built where it is not there, or older than its source."""
+    built = Path(tempfile.gettempdir()) / f"router-{program}-{getpass.getuser()}"
+    changed = max((file.stat().st_mtime for file in source.iterdir()), default=0.0) if source else 0.0
+    if built.exists() and built.stat().st_mtime > changed:
         return built
-    program = go()
-    if program is None:
+    command = go()
+    if command is None:
         raise RuntimeError("Go is not installed: apt-get install golang-go")
-    part = built.with_suffix(f".{os.getpid()}")
-    subprocess.run([program, "build", "-o", str(part), "."], cwd=source, check=True)
-    part.replace(built)
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([command, "install", package], cwd=source, env={**os.environ, "GOBIN": folder}, check=True)
+        (made,) = Path(folder).iterdir()
+        made.replace(built)
     return built
 
 
@@ -142,7 +145,8 @@ def toxiproxy(url: str, latency: int, jitter: int) -> Iterator[str]:
     port, api_port = free_ports(2)
     proxy = {"name": "limiter", "listen": f"127.0.0.1:{port}", "upstream": urlsplit(url).netloc}
     toxic = {"type": "latency", "attributes": {"latency": latency, "jitter": jitter}}
-    command = [str(_toxiproxy_server()), "-port", str(api_port)]
+    program = _built_by_go(f"toxiproxy-{TOXIPROXY}", f"github.com/Shopify/toxiproxy/v2/cmd/server@{TOXIPROXY}")
+    command = [str(program), "-port", str(api_port)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             _wait_for(api_port)
@@ -153,24 +157,6 @@ def toxiproxy(url: str, latency: int, jitter: int) -> Iterator[str]:
             yield f"http://127.0.0.1:{port}"
         finally:
             process.terminate()
-
-
-def _toxiproxy_server() -> Path:
-    """Return Toxiproxy's server, built where that has not been done yet."""
-    folder = Path(tempfile.gettempdir()) / f"router-toxiproxy-{TOXIPROXY}-{getpass.getuser()}"
-    built = folder / "server"
-    if built.exists():
-        return built
-    program = go()
-    if program is None:
-        raise RuntimeError("Go is not installed: apt-get install golang-go")
-    part = Path(f"{folder}.{os.getpid()}")
-    package = f"github.com/Shopify/toxiproxy/v2/cmd/server@{TOXIPROXY}"
-    subprocess.run([program, "install", package], env={**os.environ, "GOBIN": str(part)}, check=True)
-    folder.mkdir(exist_ok=True)
-    (part / "server").replace(built)
-    part.rmdir()
-    return built
 
 
 @contextmanager

@@ -82,7 +82,8 @@ NOTES = (
     "Most in a window: calls that the router wrote, refused ones also, by its own clock.",
     f"{KEYS:,} keys, two rows each at 5/s a key: the time until all have arrived, with 40 rows of one more key whose "
     "calls are always refused over without them.",
-    "Jitter: both clients behind Toxiproxy, which holds calls and answers up for 20 ms, 15 more or less.",
+    f"Jitter: both clients behind Toxiproxy, which holds calls and answers up for {JITTER['latency']} ms, "
+    f"{JITTER['jitter']} more or less.",
 )
 
 

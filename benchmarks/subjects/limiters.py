@@ -242,12 +242,14 @@ def send_rows(
 
 
 def run_task(job: TaskJob, rows: pa.RecordBatch, log: Path) -> None:
-    """Run a task in a process of its own, write down when its calls were written, and exit with ROWS_LEFT for that."""
+    """Run a task in a process of its own; note when its calls were written, and exit with ROWS_LEFT if it left some."""
+    rows_left = False
     with sent_calls() as sent:
-        reports = [row for report in task(job)(iter([rows])) for row in report.to_pylist()]
+        for report in task(job)(iter([rows])):
+            rows_left = rows_left or "left" in report["kind"].to_pylist()
     with log.open("a") as file:
         file.writelines(f"{moment}\n" for moment in sent)
-    if any(row["kind"] == "left" for row in reports):
+    if rows_left:
         sys.exit(ROWS_LEFT)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchmarks.limiter_servers import go, limiter_server
+from benchmarks.measurements.limiters import JITTER
 from benchmarks.subjects.limiters import IN_FLIGHT, SHARE, most_in_a_second, send_rows, task_rows
 from router_rest.rate_limit.protocol import Pace
 from router_rest.rate_limit.sliding_window import RateLimit
@@ -37,7 +38,7 @@ LONG: dict[str, dict[str, str]] = {
 GO = {
     "token bucket": {"limiter": "bucket", "burst": "5"},
     "sliding window": {"limiter": "sliding"},
-    "token bucket, behind a network with jitter": {"limiter": "bucket", "burst": "5", "latency": "20", "jitter": "15"},
+    "token bucket, behind a network with jitter": {"limiter": "bucket", "burst": "5", **JITTER},
 }
 WINDOWS = {"fixed window": {"limiter": "fixed"}, "moving window": {"limiter": "moving"}}
 
@@ -81,7 +82,7 @@ def test_rows_arrive_at_limiters_in_go(tmp_path: Path, options: dict[str, str]) 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [*SHORT.values(), *LONG.values()], ids=[*SHORT, *LONG])
 def test_rows_arrive_through_a_network_with_jitter(tmp_path: Path, options: dict[str, str]) -> None:
-    check_delivery(tmp_path, {**options, "latency": "20", "jitter": "15"}, tasks=2)
+    check_delivery(tmp_path, {**options, **JITTER}, tasks=2)
 
 
 @needs_nginx

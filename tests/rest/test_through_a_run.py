@@ -154,13 +154,20 @@ STORIES: dict[str, tuple[type[Story], dict[str, Any]]] = {
 }
 
 
+def write_configuration(folder: Path, rows: list[dict[str, Any]], routes: list[dict[str, Any]]) -> Path:
+    """Write rows, and a configuration that reads them; return its file."""
+    (folder / "in").mkdir()
+    (folder / "in" / "a.json").write_text("\n".join(map(json.dumps, rows)))
+    file = folder / "games.yaml"
+    file.write_text(YAML.format(folder=folder, routes=json.dumps(routes)))
+    return file
+
+
 @pytest.fixture(scope="module")
 def ran(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """Run one configuration with all stories."""
     folder = tmp_path_factory.mktemp("through")
-    (folder / "in").mkdir()
-    lines = [json.dumps({"n": number, "game": GAMES[number % len(GAMES)]}) for number in range(ROWS)]
-    (folder / "in" / "a.json").write_text("\n".join(lines))
+    rows = [{"n": number, "game": GAMES[number % len(GAMES)]} for number in range(ROWS)]
     registry = load_registry()
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
@@ -171,8 +178,7 @@ def ran(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ran:
             servers[name] = stack.enter_context(Scripted(story()))
             sink = {"url": servers[name].url, "rows_per_call": 1, **options}
             routes.append({"name": name, "match": {"sql": "true"}, "sinks": [{"rest": sink}]})
-        file = folder / "games.yaml"
-        file.write_text(YAML.format(folder=folder, routes=json.dumps(routes)))
+        file = write_configuration(folder, rows, routes)
         run(load(file, registry, environ={}), registry, spark)
     return Ran(Lake.at(f"{folder}/lake"), servers)
 
@@ -273,16 +279,13 @@ def test_large_calls_under_way_stay_within_the_bound_on_memory(
     spark: SparkSession, tmp_path: Path, gzip: bool, together: int
 ) -> None:
     """Without it a task holds all its calls in memory, each up to three times: the rows, the body and its gzip."""
-    (tmp_path / "in").mkdir()
-    lines = [json.dumps({"n": number, "game": "uno"}) for number in range(ROWS)]
-    (tmp_path / "in" / "a.json").write_text("\n".join(lines))
+    rows = [{"n": number, "game": "uno"} for number in range(ROWS)]
     story = Slow()
     with Scripted(story) as server:
         sink = {"url": server.url, "rows_per_call": 1, "bytes_in_flight": 9_500_000, "tasks": 1, "gzip": gzip}
         select = ["event.n", "repeat('x', 1000000) AS pad"]
         routes = [{"name": "large", "match": {"sql": "true"}, "select": select, "sinks": [{"rest": sink}]}]
-        file = tmp_path / "games.yaml"
-        file.write_text(YAML.format(folder=tmp_path, routes=json.dumps(routes)))
+        file = write_configuration(tmp_path, rows, routes)
         registry = load_registry()
         run(load(file, registry, environ={}), registry, spark)
 
@@ -296,12 +299,9 @@ def test_a_limit_of_an_hour_is_kept_over_restarts(
     """Without it each restart has an hour's calls of its own, and the account is blocked."""
     hurry(monkeypatch)
     api.reset()
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a.json").write_text("\n".join(f'{{"n": {number}}}' for number in range(60)))
     sink = {"url": f"{api.url}/wins", "rows_per_call": 1, "limits": [{"calls": 50, "per": "hour"}]}
     routes = [{"name": "wins", "match": {"sql": "true"}, "sinks": [{"rest": sink}]}]
-    file = tmp_path / "games.yaml"
-    file.write_text(YAML.format(folder=tmp_path, routes=json.dumps(routes)))
+    file = write_configuration(tmp_path, [{"n": number} for number in range(60)], routes)
     registry = load_registry()
 
     for start in range(3):

@@ -262,14 +262,14 @@ class LeaseClient:
         now = self._loop.time()
         behind = deque[WaitingCall]()
         while self._waiting:
-            one = self._waiting.popleft()
-            token = self._tokens.take(now, one.rows, one.key)
+            call = self._waiting.popleft()
+            token = self._tokens.take(now, call.rows, call.key)
             if token is None:
-                behind.append(one)
+                behind.append(call)
                 if not self._keyed:
                     break
-            elif not one.waiter.done():
-                one.waiter.set_result(token)
+            elif not call.waiter.done():
+                call.waiter.set_result(token)
         self._waiting.extendleft(reversed(behind))
         if self._waking is not None:
             self._waking.cancel()
@@ -579,12 +579,12 @@ class TaskTokens:
             held = Counter[str]()
             for run in self._runs:
                 held[run.key] += run.calls
-            asked = []
-            for one in waiting[:usable]:
-                held[one[1]] -= 1
-                if held[one[1]] < 0:
-                    asked.append(one)
-            return tuple(Want(rows, len(list(alike)), key) for (rows, key), alike in groupby(asked))
+            not_held = []
+            for rows, key in waiting[:usable]:
+                held[key] -= 1
+                if held[key] < 0:
+                    not_held.append((rows, key))
+            return tuple(Want(rows, len(list(alike)), key) for (rows, key), alike in groupby(not_held))
         many = max(usable, self._expected()) - self._held
         return (Want(1, many),) if many > 0 else ()
 

@@ -137,8 +137,11 @@ class Coordinator:
             self._window_pace.idle(self._clock())
 
     def stop(self, who: str) -> None:
-        """Send a task away with the next deal."""
-        self._tasks[who].stopped = True
+        """Send a task away with the next deal: also one that was sent away before, for its last calls may take long."""
+        task = self._tasks[who]
+        if not task.stopped:
+            task.stopped = True
+            task.away = False
 
     def receive(self, who: str, report: TaskReport) -> None:
         """Take in a report: learn from its results, and note the tokens that the task wants."""
@@ -245,10 +248,10 @@ class Coordinator:
     def _give_retries(self, who: str, now: float, denied: int) -> None:
         task = self._tasks[who]
         if task.credit <= CREDIT // 4 or denied:
-            given = self._budget.take(now, CREDIT - task.credit, len(self._tasks))
-            task.credit += given
-            if given:
-                self._draft(who).retries += given
+            retries = self._budget.take(now, CREDIT - task.credit, len(self._tasks))
+            task.credit += retries
+            if retries:
+                self._draft(who).retries += retries
 
     def _allow(self, now: float) -> None:
         if (self._unsettled or self._circuit.pace(now) < 1) and now >= self._settled + SETTLED:
@@ -322,26 +325,26 @@ class Coordinator:
         most = min(most, self._remaining if now < self._reset else inf)
         wants = task.wants
         task.wants = deque()
-        given = 0
+        granted = 0
         blocked = set()
-        for one in wants:
-            left = one.calls
-            while left and given + 1 <= most and one.key not in blocked:
-                many = int(min(left, most - given))
-                run = self._deal(one.key, now, until, calls=many, rows=one.rows, factor=factor, rate=rate)
+        for want in wants:
+            calls_left = want.calls
+            while calls_left and granted + 1 <= most and want.key not in blocked:
+                many = int(min(calls_left, most - granted))
+                run = self._deal(want.key, now, until, calls=many, rows=want.rows, factor=factor, rate=rate)
                 if run is None:
-                    blocked.add(one.key)
+                    blocked.add(want.key)
                     break
-                self._draft(who).runs.append(replace(run, key=one.key))
-                task.grant(one.key, run.calls)
-                given += run.calls
-                left -= run.calls
-            if left:
-                task.wants.append(one._replace(calls=left))
-        if given:
-            self._remaining -= given
+                self._draft(who).runs.append(replace(run, key=want.key))
+                task.grant(want.key, run.calls)
+                granted += run.calls
+                calls_left -= run.calls
+            if calls_left:
+                task.wants.append(want._replace(calls=calls_left))
+        if granted:
+            self._remaining -= granted
             self._turns.rotate(-1)
-        return given
+        return granted
 
     def _deal(self, key: str, now: float, until: float, *, calls: int, rate: float | None, **how: Any) -> Run | None:
         """Return tokens of the windows of a key, as many as the rate of all keys together allows."""
@@ -358,14 +361,12 @@ class Coordinator:
             waited = now - task.since >= LONGEST_WAIT
             out = circuit is not None and now - circuit >= LONGEST_WAIT and waited
             far = waited and bool(task.wants) and self._opens(now, who) - now > WORTH_WAITING
-            stops = task.stopped and not task.told_to_stop
-            if stops or (not task.away and (out or far)):
+            if not task.away and (task.stopped or out or far):
                 if far and self.windows.keyed:
                     opens = min(self._opens(now, who), now + LONGEST_USED_UP)
                     self._used_up = opens if self._used_up <= now else min(opens, self._used_up)
                 draft = self._draft(who)
                 task.away = True
-                task.told_to_stop = task.stopped
                 draft.state = "stop" if task.stopped else "leave"
                 draft.again = self.outlook().again
 
@@ -392,10 +393,8 @@ class TaskState:
     """Tokens whose calls have ended, or that expired."""
     credit: int = 0
     stopped: bool = False
-    told_to_stop: bool = False
-    """It knows that its sink stops: also where it was sent away before, for its last calls may take long."""
     away: bool = False
-    """It has been sent away."""
+    """It has been sent away, and told to stop if its sink does."""
     under_way: deque[tuple[int, str, int]] = field(default_factory=deque)
     """Tokens that it may not have yet: all that were granted with these, their key, how many."""
 
