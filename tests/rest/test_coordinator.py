@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -17,28 +15,22 @@ from router_rest.rate_limit.backpressure import (
     CUBIC,
     FEWEST_FAILURES,
     FIRST_SPANS,
-    FIRST_WAIT,
     PROBE_PAUSE,
     RAISED,
     RAMP,
     RAMP_START,
     SILENCE,
-    STEP,
     USED,
     AdaptiveRate,
     CircuitBreaker,
     ConcurrencyLimit,
     RetryBudget,
     SharedPause,
-    StatedPace,
     WindowPace,
 )
 from router_rest.rate_limit.coordinator import AHEAD, CREDIT, LONGEST_WAIT, Coordinator
 from router_rest.rate_limit.protocol import Grant, Pace, TaskReport, Want
 from router_rest.rate_limit.sliding_window import RateLimit, Run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Clock:
@@ -216,101 +208,6 @@ def test_timeouts_make_room_and_give_it_back_soon() -> None:
 
 
 # ---- pace
-
-
-class LimitedApi:
-    """An API in steps of a tenth of a second: what of so many calls per second it accepts."""
-
-    def __init__(self, pace: StatedPace, stated: float, accepts: Callable[[float], float]) -> None:
-        self.pace, self.stated, self.accepts = pace, stated, accepts
-        self.now = 100.0
-        self.factors: list[float] = []
-        self.accepted = 0.0
-        self._rest = 0.0
-
-    def run(self, seconds: float) -> None:
-        """Send for some seconds, at the pace of each moment."""
-        for _ in range(round(seconds * 10)):
-            self.now += 0.1
-            sent = self.stated * self.pace.factor
-            ok = self.accepts(sent) / 10 + self._rest
-            self._rest = ok - int(ok)
-            self.accepted += int(ok)
-            self.pace.heard(self.now, ok=int(ok), refused=max(0, round(sent / 10) - int(ok)))
-            self.factors.append(self.pace.factor)
-
-
-def test_a_few_refusals_leave_the_pace_as_it_is() -> None:
-    """Without it an API that refuses two calls of a hundred by chance gets a fraction of what it takes."""
-    api = LimitedApi(StatedPace(), 200.0, lambda sent: 0.97 * sent)
-    api.run(60)
-
-    assert {*api.factors} == {1.0}
-
-
-def test_refusals_by_chance_lower_the_pace_for_a_try_only() -> None:
-    """Where accepted calls fall with the pace, a lower pace is no help."""
-    api = LimitedApi(StatedPace(), 200.0, lambda sent: 0.8 * sent)
-    api.run(120)
-
-    assert min(api.factors) == pytest.approx(STEP)
-    assert api.pace.factor == 1.0
-    lowered = [number for number, (a, b) in enumerate(pairwise(api.factors)) if b < a]
-    waits = [after - before for before, after in pairwise(lowered)]
-    assert waits[0] >= FIRST_WAIT * 10
-    assert waits == sorted(waits)
-    assert api.accepted >= 0.99 * 0.8 * 200 * 120
-
-
-def test_a_limit_that_is_lower_than_stated_is_found() -> None:
-    """Without it a third of the calls is refused for as long as the sink runs."""
-    api = LimitedApi(StatedPace(), 200.0, lambda sent: min(sent, 130.0))
-    api.run(30)
-    api.accepted = 0.0
-    api.run(60)
-
-    assert 0.6 <= api.pace.factor <= 0.75
-    assert api.accepted >= 0.93 * 130 * 60
-
-
-def test_an_api_that_wants_calls_apart_gets_them_apart() -> None:
-    """nginx refuses each call that comes a little too early: slower calls are more accepted calls."""
-    api = LimitedApi(StatedPace(), 50.0, lambda sent: sent if sent <= 46 else 0.75 * sent)
-    api.run(10)
-
-    assert api.pace.factor == pytest.approx(STEP)
-    api.accepted = 0.0
-    api.run(100)
-    assert api.accepted >= 0.96 * 45 * 100
-
-
-def test_a_limit_that_is_back_is_used_within_seconds() -> None:
-    pace = StatedPace()
-    LimitedApi(pace, 200.0, lambda sent: min(sent, 130.0)).run(60)
-    assert pace.factor < 0.75
-    later = LimitedApi(pace, 200.0, lambda sent: sent)
-    later.now = 200.0
-    later.run(180)
-
-    assert pace.factor == 1.0
-
-
-def test_answers_to_calls_at_another_pace_do_not_count() -> None:
-    """On the ramp after a pause fewer calls are accepted, whatever the pace that is tried."""
-    api = LimitedApi(StatedPace(), 200.0, lambda sent: 0.8 * sent)
-    api.run(3)
-    assert api.pace.factor == pytest.approx(STEP)
-    api.pace.restart()
-
-    assert api.pace.factor == 1.0
-
-
-def test_a_pause_of_all_lowers_the_pace() -> None:
-    """Without it all calls go out as before, and are refused as before."""
-    pace = StatedPace()
-    pace.lower(100.0)
-
-    assert pace.factor == pytest.approx(STEP)
 
 
 def test_all_pause_when_most_answers_ask_for_it() -> None:
@@ -747,7 +644,7 @@ def test_refusals_of_many_keys_lower_the_pace_of_all(clock: Clock, keys: int, lo
     """One account that is refused says nothing of the others; an API that refuses many is short of room."""
     coordinator = Coordinator(Pace((RateLimit(5, None, 1.0),), 64, keyed=True), clock)
     tasks = Tasks(coordinator, "a")
-    for turn in range(30):
+    for turn in range(60):
         tasks.say("a", sent=20, ok=12, throttled=8, refused_keys=(turn % keys,))
         clock.now += 0.1
 

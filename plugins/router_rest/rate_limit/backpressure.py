@@ -41,18 +41,22 @@ class Meter:
 
 TOLERATED = 0.05
 """The part of the calls that may be refused before the pace is lowered."""
-PERIOD = 2.0
-"""Seconds for which calls are counted before they say something of the pace."""
-FEWEST_CALLS = 300
-"""Calls of a period: of fewer a share says little, so that it lasts longer."""
-SETTLING = 0.3
-"""Seconds after a change in which answers do not count: their calls went out at the pace before."""
+PERIOD, PERIOD_OF_TRY = 5.0, 1.0
+"""Seconds for which answers are counted: before another pace is tried, and while it is."""
+FEWEST_ANSWERS_OF_PACE, FEWEST_ANSWERS_OF_TRY = 300, 60
+"""Answers that are counted in that time at least: a share of fewer says little, so that it lasts longer."""
+SETTLING = 1.0
+"""Seconds after a change in which answers do not count: calls of the pace before, and what they left of a window."""
 STEP = 0.9
-"""The pace of a try, as a part of the pace before."""
+"""The pace of a try, as a part of the pace before, at most."""
+ROOM = 1.04
+"""The same, as a multiple of the accepted calls: a limit that is lower than stated is about as high as these."""
 SAME = 0.96
 """Accepted calls that fell by less than this did not fall with the pace."""
-FIRST_WAIT, LONGEST_WAIT = 10.0, 160.0
+FIRST_WAIT, LONGEST_WAIT = 30.0, 160.0
 """Seconds before the next try: twice as long each time one fails."""
+WAIT_AFTER_PAUSE = 10.0
+"""Seconds before the former pace is tried after all had to pause."""
 LOWEST = 0.01
 """The part of the stated limit that is used at least."""
 
@@ -61,8 +65,9 @@ class StatedPace:
     """The part of a stated limit at which calls go out.
 
     Refusals alone say little: some APIs refuse a few calls at random, and one that wants calls evenly spaced refuses
-    those that the network pushed together. So a lower pace is tried. It stays when as many calls are accepted as at the
-    one before, for the limit is lower than stated; else that one comes back. A higher one is tried in the same way.
+    those that the network pushed together. So a lower pace is tried: that of the accepted calls, and a little more. It
+    stays when as many calls are accepted as at the one before, for the limit is lower than stated; else that one comes
+    back. A higher one is tried in the same way. The measurements: docs/decisions/0028-a-try-far-below.md.
     """
 
     def __init__(self) -> None:
@@ -71,6 +76,8 @@ class StatedPace:
         self._before: float | None = None
         """While a pace is tried: the most calls per second that were accepted before, in as many tries as stayed."""
         self._former = 1.0
+        self._lower_in_vain = False
+        """Whether the last try was of a lower pace, and failed: the next one is of a higher pace."""
         self._wait = FIRST_WAIT
         self._next_try = -inf
         self._began: float | None = None
@@ -86,18 +93,18 @@ class StatedPace:
         self._ok += ok
         self._refused += refused
         answers = self._ok + self._refused
-        if now - self._began < PERIOD or answers < FEWEST_CALLS:
+        if not self._ends(now, answers):
             return
         accepted = self._ok / (now - self._began)
-        crowded = self._refused > TOLERATED * answers
+        refused_share = self._refused / answers
         self._began = now
         self._ok = self._refused = 0
         before = self._before
         if before is None:
-            self._try(now, accepted, crowded=crowded)
-        elif self._stays(now, accepted, before, crowded=crowded):
+            self._try(now, accepted, refused_share)
+        elif self._stays(now, accepted, before, crowded=refused_share > TOLERATED):
             # each further step is compared with the best of all: else many steps would each lose a little
-            self._try(now, max(accepted, before), crowded=crowded)
+            self._try(now, max(accepted, before), refused_share)
 
     def restart(self) -> None:
         """Count from the next answer on: calls went out at another pace for a while."""
@@ -109,7 +116,17 @@ class StatedPace:
         """Lower the pace without a try: so many calls were refused that all had to pause."""
         self.restart()
         self.factor = max(LOWEST, self.factor * STEP)
-        self._next_try = now + self._wait
+        self._next_try = now + WAIT_AFTER_PAUSE
+
+    def _ends(self, now: float, answers: int) -> bool:
+        """Return whether enough answers are counted to say something of the pace."""
+        assert self._began is not None
+        if self._before is None:
+            return now >= max(self._began + PERIOD, self._next_try) and answers >= FEWEST_ANSWERS_OF_PACE
+        # the farther a try is from the former pace, the fewer answers show a difference
+        lower, higher = sorted((self.factor, self._former))
+        fewest = FEWEST_ANSWERS_OF_PACE * min(1.0, ((1 - STEP) / (1 - lower / higher)) ** 2)
+        return now >= self._began + PERIOD_OF_TRY and answers >= max(FEWEST_ANSWERS_OF_TRY, fewest)
 
     def _stays(self, now: float, accepted: float, before: float, *, crowded: bool) -> bool:
         """End a try: return whether its pace stays; else the former one comes back."""
@@ -117,21 +134,34 @@ class StatedPace:
         lower = self.factor < self._former
         enough = SAME * before if lower else before / SAME
         if accepted >= enough or not (lower or crowded):
+            self._lower_in_vain = False
             self._wait = FIRST_WAIT
-            self._next_try = now if crowded == lower else now + self._wait
+            self._next_try = now if lower or not crowded else now + self._wait
             return True
+        self._lower_in_vain = lower
         self._change(now, self._former)
-        self._next_try = now + self._wait
-        self._wait = min(LONGEST_WAIT, 2 * self._wait)
+        if lower and self.factor < 1:
+            self._next_try = now  # of a higher pace: this one may have stayed by chance
+        else:
+            self._next_try = now + self._wait
+            self._wait = min(LONGEST_WAIT, 2 * self._wait)
         return False
 
-    def _try(self, now: float, before: float, *, crowded: bool) -> None:
+    def _try(self, now: float, before: float, refused_share: float) -> None:
         """Begin to try another pace, where it is time for that."""
+        crowded = refused_share > TOLERATED
         if now < self._next_try or not (crowded or self.factor < 1):
+            return
+        step = min(STEP, ROOM * (1 - refused_share))
+        if crowded and not (self._lower_in_vain and self.factor < 1):
+            factor = max(LOWEST, self.factor * step)
+        else:
+            factor = min(1.0, self.factor / max(step, LOWEST))
+        if factor == self.factor:
             return
         self._before = before
         self._former = self.factor
-        self._change(now, max(LOWEST, self.factor * STEP) if crowded else min(1.0, self.factor / STEP))
+        self._change(now, factor)
 
     def _change(self, now: float, factor: float) -> None:
         self.factor = factor

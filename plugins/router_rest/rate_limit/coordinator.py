@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from router_rest.rate_limit.backpressure import (
     FEWEST_ANSWERS,
-    PERIOD,
     AdaptiveRate,
     CircuitBreaker,
     ConcurrencyLimit,
@@ -56,6 +55,8 @@ CREDIT = 16
 """Unused retries that a task may have at a time."""
 SOON = 2.0
 """Seconds: RateLimit headers about a shorter time are those of a bucket that is refilled all the time; ignore them."""
+KEYS_REFUSED_TOGETHER = 2.0
+"""Seconds within which so many keys are refused that the cause is not theirs."""
 SETTLED = 0.01
 """Seconds between two adjustments of the tasks' calls in flight."""
 
@@ -217,7 +218,7 @@ class Coordinator:
         """Return whether refusals say something of the pace of all: not where only a few keys are refused."""
         if not self.windows.keyed:
             return True
-        lately = {key: at for key, at in self._refused_keys.items() if now - at < PERIOD}
+        lately = {key: at for key, at in self._refused_keys.items() if now - at < KEYS_REFUSED_TOGETHER}
         lately.update(dict.fromkeys(report.refused_keys, now))
         self._refused_keys = dict(list(lately.items())[-FEWEST_ANSWERS:])
         return len(self._refused_keys) == FEWEST_ANSWERS
