@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -15,10 +16,14 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 from urllib.request import Request as Call
 from urllib.request import urlopen
+
+from router_demo.embedded import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -94,6 +99,37 @@ class S3Server:
             return bytes(answer.read())
 
 
+STRICT = "versitygw"
+"""The program of the stricter server."""
+_LOGGED = re.compile(r"\] \S+ (?P<key>\S+) \S+ s3_(?P<action>\w+) .*? (?P<target>/\S*) \d{3} ")
+"""A line of its log: after the time the client, its key, a number, the action, the object and what was asked for.
+
+https://docs.aws.amazon.com/AmazonS3/latest/userguide/LogFormat.html
+"""
+_METHODS = {"Get": "GET", "List": "GET", "Head": "HEAD", "Put": "PUT", "Upload": "PUT", "Delete": "DELETE"}
+"""Methods by the beginning of an action; others are POST."""
+
+
+@dataclass(frozen=True)
+class StrictS3Server(S3Server):
+    """A versitygw, which writes down what it is asked and has no faults."""
+
+    log: Path
+
+    def asked(self, since: int = 0) -> list[Request]:
+        """Return the requests so far, from a number on."""
+        matches = list(map(_LOGGED.search, self.log.read_text().splitlines()))
+        return [_logged(match) for match in matches if match][since:]
+
+
+def _logged(match: re.Match[str]) -> Request:
+    action = match["action"]
+    begin = re.match("[A-Z][a-z]+", action)
+    method = "POST" if action == "DeleteObjects" or begin is None else _METHODS.get(begin[0], "POST")
+    target = urlsplit(match["target"])
+    return Request(method, unquote(target.path), target.query, match["key"])
+
+
 @contextmanager
 def s3_server(*buckets: str, google: bool = False) -> Iterator[S3Server]:
     """Run a server with empty buckets; with `google` it takes conditions as Google's storage has them."""
@@ -110,28 +146,22 @@ def s3_server(*buckets: str, google: bool = False) -> Iterator[S3Server]:
 
 
 @contextmanager
-def strict_s3_server(*buckets: str) -> Iterator[S3Server]:
-    """Run versitygw with empty buckets: it takes S3's rules seriously, but counts nothing and has no faults."""
-    port = free_port()
+def strict_s3_server(*buckets: str) -> Iterator[StrictS3Server]:
+    """Run versitygw with empty buckets: it takes S3's rules seriously."""
+    (port,) = free_ports(1)
     keys = {"ROOT_ACCESS_KEY": "somebody", "ROOT_SECRET_KEY": "hush-hush"}
-    with TemporaryDirectory() as folder:
-        command = ["versitygw", "--port", f"127.0.0.1:{port}", "--quiet", "posix", folder]
+    with TemporaryDirectory() as folder, TemporaryDirectory() as logs:
+        log = Path(logs, "requests.log")
+        command = [STRICT, "--port", f"127.0.0.1:{port}", "--quiet", "--access-log", str(log), "posix", folder]
         with subprocess.Popen(command, env={**os.environ, **keys}) as process:
             try:
-                server = S3Server(f"http://127.0.0.1:{port}")
+                server = StrictS3Server(f"http://127.0.0.1:{port}", log)
                 _wait_for(port)
                 for bucket in buckets:
                     server.make_bucket(bucket)
                 yield server
             finally:
                 process.kill()
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def _wait_for(port: int) -> None:

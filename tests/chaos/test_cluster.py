@@ -14,7 +14,6 @@ import pytest
 import yaml
 from pyarrow import fs
 
-from benchmarks.s3_server import s3_server
 from router.config.loader import load
 from router.config.models import Trigger
 from router.delta.lake import Lake
@@ -25,11 +24,11 @@ from tests.chaos.conftest import SCHEMA, configuration
 from tests.chaos.processes import HERE, RouterProcess, until
 from tests.chaos.standalone import Cluster, bare_python, installed
 from tests.light import LIGHT
+from tests.s3_servers import SERVERS, lake_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from benchmarks.s3_server import S3Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(1800)]
 
@@ -97,24 +96,18 @@ def submit(cluster, python, tmp_path, monkeypatch) -> Iterator[Callable[..., Rou
         process.clear()
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[S3Server]:
-    """Run an S3 server."""
-    with s3_server("lake") as found:
-        yield found
-
-
 @pytest.fixture
-def lake_settings(request, tmp_path) -> dict[str, Any]:
-    """Return what the configuration on the cluster has for its lake: a folder, or with `s3` a bucket."""
+def lake_settings(request, tmp_path) -> Iterator[dict[str, Any]]:
+    """Return what the configuration on the cluster has for its lake: a folder, or a bucket of an S3 server."""
     if getattr(request, "param", "file") == "file":
-        return {}
-    options = request.getfixturevalue("server").options
-    checkpoint = str(tmp_path / "cluster" / "checkpoint")
-    return {"lake": f"s3://lake/{tmp_path.name}", "storage_options": options, "checkpoint": checkpoint}
+        yield {}
+        return
+    with lake_on(request.param) as server:
+        checkpoint = str(tmp_path / "cluster" / "checkpoint")
+        yield {"lake": f"s3://lake/{tmp_path.name}", "storage_options": server.options, "checkpoint": checkpoint}
 
 
-IN_A_BUCKET = pytest.mark.parametrize("lake_settings", ["file", "s3"], indirect=True)
+IN_A_BUCKET = pytest.mark.parametrize("lake_settings", ["file", *SERVERS], indirect=True)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 from collections import Counter
 from pathlib import Path
@@ -14,10 +13,11 @@ import pytest
 import yaml
 from pyarrow import fs
 
-from benchmarks.s3_server import Fault, S3Server, s3_server, strict_s3_server
+from benchmarks.s3_server import Fault, S3Server
 from router.delta.lake import Lake
 from tests.chaos.processes import until
 from tests.light import LIGHT
+from tests.s3_servers import SERVERS, lake_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,16 +30,10 @@ needs_s3a = pytest.mark.skipif(not S3A, reason="S3A_JARS names no folder with ha
 EXPECTED = {f"silver.g{game}": Counter(range(game, FILES * ROWS, GAMES)) for game in range(GAMES)}
 
 
-STRICT = "versitygw"
-"""A stricter server than moto, where it is on the path: see tests/storage/test_other_servers.py."""
-
-
-@pytest.fixture(scope="module", params=["moto", STRICT])
+@pytest.fixture(scope="module", params=SERVERS)
 def server(request: pytest.FixtureRequest) -> Iterator[S3Server]:
     """Run an S3 server."""
-    if request.param == STRICT and not shutil.which(STRICT):
-        pytest.skip(f"{STRICT} is not installed")
-    with (strict_s3_server if request.param == STRICT else s3_server)("lake") as found:
+    with lake_on(request.param) as found:
         yield found
 
 
@@ -107,6 +101,36 @@ def test_a_killed_run_goes_on(start: Any, server: S3Server, tmp_path: Path, poin
     assert again.ended() == 0, again.said
     assert_whole(tmp_path, server)
     assert "hush-hush" not in killed.said + again.said
+
+
+@needs_s3a
+@pytest.mark.parametrize("point", ["plan", "manifest", "commits", "ledger"])
+def test_a_chain_goes_on_where_both_runs_were_killed(start: Any, server: S3Server, tmp_path: Path, point: str) -> None:
+    """Without it a configuration that reads a table of another one loses rows, or has them twice, after a kill."""
+    first = configuration(tmp_path, server, far=False)
+    written = yaml.safe_load(first.read_text())
+    written |= {
+        "name": "chained",
+        "checkpoint": str(tmp_path / "chained"),
+        "source": {"delta": {"table": "silver.g0", "files_per_batch": 1}},
+        "bronze": None,
+        "routes": [{"name": "gold", "match": {"sql": "true"}, "sinks": [{"tables": "gold.{event.game}"}]}],
+        "dead_letters": "ops.chained_dead_letters",
+    }
+    second = tmp_path / "chained.yaml"
+    second.write_text(yaml.safe_dump(written))
+
+    assert start(first, "--kill", point).ended() == -signal.SIGKILL
+    assert start(first).ended() == 0
+    killed = start(second, "--kill", point)
+    assert killed.ended() == -signal.SIGKILL, killed.said
+    again = start(second)
+    assert again.ended() == 0, again.said
+
+    assert_whole(tmp_path, server)
+    chained = Lake.at(f"s3://lake/{tmp_path.name}", server.options).open("gold.g0")
+    assert chained is not None
+    assert Counter(chained.to_pyarrow_table().column("n").to_pylist()) == EXPECTED["silver.g0"]
 
 
 @needs_s3a

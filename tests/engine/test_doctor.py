@@ -20,6 +20,7 @@ from router.config.loader import load
 from router.engine.preflight import doctor
 from router.engine.preflight.doctor import diagnose_clocks, diagnose_memory, diagnose_storage, memory_limit
 from router.errors import StartError
+from router_demo.embedded import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,12 +95,6 @@ def said(*arguments: str) -> tuple[int, dict[str, list[dict[str, str]]]]:
     return result.exit_code, found
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 def test_without_a_configuration_the_machine_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     code, found = said()
@@ -134,7 +129,7 @@ def test_jars_that_are_not_here_are_named_and_whether_they_can_be_fetched(
 
 def test_a_server_that_answers_is_ok_and_got_no_event(tmp_path: Path, api: tuple[str, type[Handler]]) -> None:
     url, handler = api
-    _, found = said(str(configuration(tmp_path, url, url, f"127.0.0.1:{free_port()}")))
+    _, found = said(str(configuration(tmp_path, url, url, f"127.0.0.1:{free_ports(1)[0]}")))
     assert found["API"][0]["state"] == "ok"
     assert found["schema registry"][0]["state"] == "ok"
     assert sorted(set(handler.asked)) == ["GET /subjects", "HEAD /"]
@@ -143,7 +138,7 @@ def test_a_server_that_answers_is_ok_and_got_no_event(tmp_path: Path, api: tuple
 
 
 def test_what_is_away_is_named_with_the_next_step(tmp_path: Path) -> None:
-    port = free_port()
+    (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}"
     code, found = said(str(configuration(tmp_path, url, url, f"127.0.0.1:{port}")))
     assert code == 1
@@ -157,7 +152,7 @@ def test_what_is_away_is_named_with_the_next_step(tmp_path: Path) -> None:
 def test_a_registry_that_refuses_the_login_is_wrong(tmp_path: Path, api: tuple[str, type[Handler]]) -> None:
     url, handler = api
     handler.status = 401
-    _, found = said(str(configuration(tmp_path, url, url, f"127.0.0.1:{free_port()}")))
+    _, found = said(str(configuration(tmp_path, url, url, f"127.0.0.1:{free_ports(1)[0]}")))
     assert found["schema registry"][0]["state"] == "wrong"
     assert found["API"][0]["state"] == "ok"  # what its login takes only a call would tell
 
@@ -173,7 +168,7 @@ def test_a_file_of_certificates_that_is_not_there_is_named(tmp_path: Path) -> No
 def test_a_clock_that_is_wrong_is_named(tmp_path: Path, api: tuple[str, type[Handler]]) -> None:
     url, handler = api
     handler.ahead = 3600
-    _, found = said(str(configuration(tmp_path, url, url, f"127.0.0.1:{free_port()}")))
+    _, found = said(str(configuration(tmp_path, url, url, f"127.0.0.1:{free_ports(1)[0]}")))
     assert found["clocks"][0]["state"] == "warn"
     assert "ahead" in found["clocks"][0]["what"]
     assert "behind" in diagnose_clocks({"x": -3600}).what
@@ -210,7 +205,7 @@ def test_a_faulty_configuration_is_named_and_the_machine_is_looked_at_all_the_sa
 
 
 def test_people_get_a_line_for_each(tmp_path: Path) -> None:
-    port = free_port()
+    (port,) = free_ports(1)
     path = configuration(tmp_path, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{port}", f"127.0.0.1:{port}")
     result = CliRunner().invoke(commands, ["doctor", str(path)])
     assert all(line.split()[0] in ("ok", "warn", "wrong") for line in result.stdout.splitlines())

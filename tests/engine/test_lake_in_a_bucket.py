@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pydantic import SecretStr
 
-from benchmarks.s3_server import Fault, S3Server, s3_server
+from benchmarks.s3_server import Fault, S3Server
 from router.config.models import Bronze, Route
 from router.engine.merge.delta_rs import SMALL_ROWS
 from router.engine.quarantine.table import pending_releases
@@ -18,6 +18,7 @@ from router_rules import Sql
 from router_sinks import Tables, Upsert
 from tests.engine.parts import Events, Fixed, Named, Where
 from tests.engine.query import Query, multiset, records
+from tests.s3_servers import SERVERS, lake_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,10 +30,10 @@ BATCHES = 24
 """More than there are between two checkpoints of a table."""
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[S3Server]:
+@pytest.fixture(scope="module", params=SERVERS)
+def server(request: pytest.FixtureRequest) -> Iterator[S3Server]:
     """Run an S3 server."""
-    with s3_server("lake") as found:
+    with lake_on(request.param) as found:
         yield found
 
 
@@ -109,6 +110,7 @@ def test_an_outbox_needs_no_file_system_of_spark(
         assert multiset(far, table) == multiset(near, table)
 
 
+@pytest.mark.parametrize("server", ["moto"], indirect=True)
 def test_a_batch_goes_through_faults(query: Callable[..., Query], server: S3Server) -> None:
     """Without it a store that is busy, or cuts a connection, fails a batch or lands it twice."""
     far = query(lake="s3://lake/faults", storage_options=server.options)

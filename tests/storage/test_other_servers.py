@@ -34,11 +34,12 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction
 
-from benchmarks.s3_server import free_port, s3_server, strict_s3_server
+from benchmarks.s3_server import s3_server, strict_s3_server
 from router import storage
 from router.delta.lake import Lake
 from router.delta.maintenance import MaintenanceOptions, maintain
 from router.delta.table_cache import TableCache
+from router_demo.embedded import free_ports
 from tests.storage.test_log_tail import batches, take
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def versitygw() -> Iterator[dict[str, str]]:
 @contextmanager
 def azurite() -> Iterator[dict[str, str]]:
     """Run Azurite with an empty container `lake`; return the options that reach it."""
-    port = free_port()
+    (port,) = free_ports(1)
     command = ["azurite-blob", "--inMemoryPersistence", "--skipApiVersionCheck", "--silent", "--blobPort", str(port)]
     with subprocess.Popen(command) as process:
         url = f"http://127.0.0.1:{port}/{ACCOUNT}"

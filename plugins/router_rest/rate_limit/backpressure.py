@@ -43,6 +43,8 @@ TOLERATED = 0.05
 """The part of the calls that may be refused before the pace is lowered."""
 PERIOD, PERIOD_OF_TRY = 5.0, 1.0
 """Seconds for which answers are counted: before another pace is tried, and while it is."""
+LONGEST_PERIOD = 30.0
+"""The same where the next try is not due yet."""
 FEWEST_ANSWERS_OF_PACE, FEWEST_ANSWERS_OF_TRY = 300, 60
 """Answers that are counted in that time at least: a share of fewer says little, so that it lasts longer."""
 SETTLING = 1.0
@@ -136,16 +138,21 @@ class StatedPace:
         if accepted >= enough or not (lower or crowded):
             self._lower_in_vain = False
             self._wait = FIRST_WAIT
-            self._next_try = now if lower or not crowded else now + self._wait
+            self._try_again(now if lower or not crowded else now + self._wait)
             return True
         self._lower_in_vain = lower
         self._change(now, self._former)
         if lower and self.factor < 1:
-            self._next_try = now  # of a higher pace: this one may have stayed by chance
+            self._try_again(now)  # a higher pace: this one may have stayed by chance
         else:
-            self._next_try = now + self._wait
+            self._try_again(now + self._wait)
             self._wait = min(LONGEST_WAIT, 2 * self._wait)
         return False
+
+    def _try_again(self, when: float) -> None:
+        """Set when the next try begins; only the last answers before it count, for a limit may change until then."""
+        self._next_try = when
+        self._began = max(self._began or when, when - LONGEST_PERIOD)
 
     def _try(self, now: float, before: float, refused_share: float) -> None:
         """Begin to try another pace, where it is time for that."""
