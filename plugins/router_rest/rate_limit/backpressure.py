@@ -445,9 +445,9 @@ class ConcurrencyLimit:
             if cap < self._shares[who].cap:
                 caps[who] = self._change(who, cap)
         free = total - sum(share.promised for share in self._shares.values())
-        for who, cap in sorted(wanted.items(), key=lambda one: self._shares[one[0]].cap):
+        for who in sorted(wanted, key=lambda who: self._shares[who].cap):
             share = self._shares[who]
-            more = min(cap - share.cap, free + share.promised - share.cap)
+            more = min(wanted[who] - share.cap, free + share.promised - share.cap)
             if more > 0:
                 free -= max(0, share.cap + more - share.promised)
                 caps[who] = self._change(who, share.cap + more)
@@ -556,12 +556,12 @@ class RetryBudget:
     def take(self, now: float, most: int, among: int = 1) -> int:
         """Return how many retries one of `among` tasks may make, `most` at most, and count them as taken."""
         self._note(now, 0, 0)
-        calls = sum(one[1] for one in self._seconds)
-        taken = sum(one[2] for one in self._seconds)
-        left = floor(self._floor * BUDGET_SPAN + self._share * calls - taken)
-        given = max(0, min(most, ceil(left / among)))
-        self._note(now, 0, given)
-        return given
+        calls = sum(calls for _, calls, _ in self._seconds)
+        taken = sum(taken for _, _, taken in self._seconds)
+        rest = floor(self._floor * BUDGET_SPAN + self._share * calls - taken)
+        retries = max(0, min(most, ceil(rest / among)))
+        self._note(now, 0, retries)
+        return retries
 
     def _note(self, now: float, calls: int, taken: int) -> None:
         second = floor(now)
@@ -569,5 +569,5 @@ class RetryBudget:
             self._seconds.popleft()
         if not self._seconds or self._seconds[-1][0] != second:
             self._seconds.append((second, 0, 0))
-        _, before, given = self._seconds[-1]
-        self._seconds[-1] = second, before + calls, given + taken
+        _, calls_before, taken_before = self._seconds[-1]
+        self._seconds[-1] = second, calls_before + calls, taken_before + taken

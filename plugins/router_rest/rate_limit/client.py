@@ -254,7 +254,7 @@ class LeaseClient:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 self._tokens.out -= 1  # the call that this token was for is not sent
                 self._tokens.count("lapsed", 1)
-            self._waiting = deque(one for one in self._waiting if one.waiter is not waiter)
+            self._waiting = deque(call for call in self._waiting if call.waiter is not waiter)
             raise
 
     def _serve(self) -> None:
@@ -290,7 +290,7 @@ class LeaseClient:
             self._saying = None
         self._said = self._loop.time()
         named = self._sized or self._keyed
-        report = self._tokens.report(self._said, [(one.rows, one.key) for one in self._waiting], sized=named)
+        report = self._tokens.report(self._said, [(call.rows, call.key) for call in self._waiting], sized=named)
         self._write({"report": report.message()})
 
     def _write(self, message: Mapping[str, Any]) -> None:
@@ -357,9 +357,9 @@ class LeaseClient:
         if self._ended is None or isinstance(why, Gone):
             self._ended = why
         self._tokens.drop()
-        for one in self._waiting:
-            if not one.waiter.done():
-                one.waiter.set_exception(why)
+        for call in self._waiting:
+            if not call.waiter.done():
+                call.waiter.set_exception(why)
         self._waiting.clear()
         if isinstance(why, Gone):
             for answer in self._asked.values():

@@ -180,7 +180,7 @@ class Coordinator:
         """Return when to deal again if no report comes before; None: only after a report."""
         now = self._clock()
         wanting = self._next_turn()
-        times = [one.since + LONGEST_WAIT for one in self._tasks.values() if now < one.since + LONGEST_WAIT]
+        times = [task.since + LONGEST_WAIT for task in self._tasks.values() if now < task.since + LONGEST_WAIT]
         if wanting is not None:
             times.append(self._opens(now, *(self._tasks if self.windows.keyed else [wanting])))
         if self._unsettled or self._circuit.pace(now) < 1:
@@ -232,7 +232,7 @@ class Coordinator:
         if self._shared_pause.heard(now, answers=answers, asking=report.asking) and report.pause:
             self._pause(now, min(report.pause, self.pace.longest_pause))
         if report.remaining is not None and report.remaining[1] >= SOON:
-            under_way = sum(one.granted - one.ended for one in self._tasks.values())
+            under_way = sum(task.granted - task.ended for task in self._tasks.values())
             self._remaining = max(0.0, report.remaining[0] - under_way)
             self._reset = now + min(report.remaining[1], self.pace.longest_pause)
 
@@ -276,7 +276,7 @@ class Coordinator:
         """Return when the windows allow a token that a task wants: the first, or that of any key."""
         task = self._tasks[who]
         wants = [] if task.away else list(task.wants)[: None if self.windows.keyed else 1]
-        return min((self.windows.of(one.key, now).next(now, one.rows) for one in wants), default=inf)
+        return min((self.windows.of(want.key, now).next(now, want.rows) for want in wants), default=inf)
 
     def _next_turn(self) -> str | None:
         """Return the next task in turn that wants tokens; None: no task does."""
@@ -307,7 +307,7 @@ class Coordinator:
         if who is None or (not keyed and now < self._opens(now, who)):
             return
         rate = min(filter(None, (self._adaptive_rate.current(now), self._window_pace.rate)), default=None)
-        wanting = sum(1 for one in self._tasks.values() if one.wants)
+        wanting = sum(1 for task in self._tasks.values() if task.wants)
         idle = 0
         fast = min(filter(None, (rate, self.windows.rate)), default=inf)
         turn = inf if fast == inf else max(QUANTUM, ceil(fast * AHEAD / 2 / wanting))
@@ -412,11 +412,12 @@ class TaskState:
         for _, key, calls in self.under_way:
             coming[key] += calls
         rest: deque[Want] = deque()
-        for one in (Want(*said) for said in report.wants):
-            taken = min(one.calls, coming[one.key])
-            coming[one.key] -= taken
-            if taken < one.calls:
-                rest.append(one._replace(calls=one.calls - taken))
+        for fields in report.wants:
+            want = Want(*fields)
+            taken = min(want.calls, coming[want.key])
+            coming[want.key] -= taken
+            if taken < want.calls:
+                rest.append(want._replace(calls=want.calls - taken))
         return rest
 
 

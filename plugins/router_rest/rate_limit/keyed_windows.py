@@ -51,8 +51,8 @@ class KeyedWindows:
         self._most = most
         self._kept: OrderedDict[str, SlidingWindows] = OrderedDict()
         self._forgotten: dict[int, ForgottenKeys] = {}
-        self.paced = any(one.seconds <= SHORT for one in self._limits)
-        self.sized = any(one.rows is not None for one in self._limits)
+        self.paced = any(limit.seconds <= SHORT for limit in self._limits)
+        self.sized = any(limit.rows is not None for limit in self._limits)
 
     def __len__(self) -> int:
         """Return the number of keys whose windows are kept."""
@@ -60,13 +60,13 @@ class KeyedWindows:
 
     def of(self, key: str, now: float) -> SlidingWindows:
         """Return the windows of a key."""
-        found = self._kept.get(key)
-        if found is None:
-            found = self._kept[key] = self._begun(key, now)
+        windows = self._kept.get(key)
+        if windows is None:
+            windows = self._kept[key] = self._begin(key, now)
             if len(self._kept) > self._most:
                 self._forget(now, *self._kept.popitem(last=False))
         self._kept.move_to_end(key)
-        return found
+        return windows
 
     def next(self, now: float, rows: int) -> float:
         """Return when a call may be sent at the earliest: now, for there are keys that have sent nothing."""
@@ -86,22 +86,24 @@ class KeyedWindows:
                 self._kept[key] = SlidingWindows(self._limits, self._share)
                 self._kept[key].succeed(windows)
 
-    def _begun(self, key: str, now: float) -> SlidingWindows:
-        made = SlidingWindows(self._limits, self._share)
+    def _begin(self, key: str, now: float) -> SlidingWindows:
+        windows = SlidingWindows(self._limits, self._share)
         group = self._forgotten.get(crc32(key.encode()) % GROUPS)
         if group is not None:
-            made.adopt(now, group.free, zip(group.until, group.used, strict=True))
-        return made
+            windows.adopt(now, group.free, zip(group.until, group.used, strict=True))
+        return windows
 
     def _forget(self, now: float, key: str, windows: SlidingWindows) -> None:
         free, counted = windows.counted(now)
         if free <= now and not any(used for _, used in counted):
             return
         group = self._forgotten.setdefault(crc32(key.encode()) % GROUPS, ForgottenKeys())
-        before = [
-            (until, used) if until > now else (-inf, 0) for until, used in zip(group.until, group.used, strict=True)
-        ] or [(-inf, 0)] * len(counted)
-        pairs = list(zip(before, counted, strict=True))
+        if not group.until:
+            group.until = [-inf] * len(counted)
+            group.used = [0] * len(counted)
         group.free = max(free, group.free)
-        group.until = [max(old[0], new[0]) for old, new in pairs]
-        group.used = [max(old[1], new[1]) for old, new in pairs]
+        for number, (until, used) in enumerate(counted):
+            if group.until[number] <= now:  # what the group has counted is in no window any more
+                group.used[number] = 0
+            group.until[number] = max(group.until[number], until)
+            group.used[number] = max(group.used[number], used)

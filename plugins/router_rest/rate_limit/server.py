@@ -115,7 +115,7 @@ class LeaseServer:
             ValueError: Another sink states another pace for the same limit.
         """
         with self._lock:
-            others = sorted(name for name, one in self._sinks.items() if one.limit == limit and name != sink)
+            others = sorted(name for name, other in self._sinks.items() if other.limit == limit and name != sink)
             sessions = self._limits.get(limit)
             if sessions is None:
                 self._limits[limit] = LimitSessions(Coordinator(pace))
@@ -148,8 +148,8 @@ class LeaseServer:
 
         Raises ConnectionError when the server has ended.
         """
-        found: Outlook = self._ask(self._limits[limit].coordinator.outlook)
-        return found
+        outlook: Outlook = self._ask(self._limits[limit].coordinator.outlook)
+        return outlook
 
     def state(self, limit: str) -> ApiState | None:
         """Return the circuit of a limit, how much of the limit is used, and the answers; None for one without tasks.
@@ -165,8 +165,8 @@ class LeaseServer:
             used = coordinator.windows.used_share(time.monotonic())
             return ApiState(coordinator.outlook().out, used, coordinator.answers)
 
-        found: ApiState = self._ask(read_state)
-        return found
+        state: ApiState = self._ask(read_state)
+        return state
 
     def totals(self, limit: str) -> Mapping[str, float]:
         """Return the sums of all reports under a limit so far: sent, ok, throttled, failed, timeouts, ..."""

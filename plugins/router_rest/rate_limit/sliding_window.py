@@ -84,8 +84,8 @@ class SlidingWindow:
     def forget(self, now: float) -> None:
         """Drop what is in no window that ends now or later."""
         gone = 0
-        for left, cost in self._lumps:
-            if left > now:
+        for leaves, cost in self._lumps:
+            if leaves > now:
                 break
             gone += 1
             self._sum -= cost
@@ -95,8 +95,8 @@ class SlidingWindow:
     def used(self, at: float) -> int:
         """Return how much counts in the window that ends at a moment, now or later."""
         used = self._sum
-        for left, cost in self._lumps:
-            if left > at:
+        for leaves, cost in self._lumps:
+            if leaves > at:
                 break
             used -= cost
         return used
@@ -105,33 +105,34 @@ class SlidingWindow:
         """Return the first moment from `at` on with room for `cost`; more than `most` gets a window of its own."""
         most = max(0, self.most - cost)
         used = self._sum
-        for left, one in self._lumps:
-            if used <= most and left > at:
+        for leaves, counted in self._lumps:
+            if used <= most and leaves > at:
                 break
-            used -= one
-            at = max(at, left) if used + one > most else at
+            if used > most:
+                at = max(at, leaves)
+            used -= counted
         return at
 
     def take(self, last_use: float, cost: int) -> None:
         """Count tokens, of which the last may be used at `last_use`."""
-        left = last_use + self.seconds * max(1.0, cost / self.most)
+        leaves = last_use + self.seconds * max(1.0, cost / self.most)
         self._sum += cost
-        if self._lumps and self._lumps[-1][0] <= left <= self._opened + self.grain:
-            self._lumps[-1] = left, self._lumps[-1][1] + cost
+        if self._lumps and self._lumps[-1][0] <= leaves <= self._opened + self.grain:
+            self._lumps[-1] = leaves, self._lumps[-1][1] + cost
             return
-        if not self._lumps or left >= self._lumps[-1][0]:
-            self._opened = left
-        insort(self._lumps, (left, cost))
+        if not self._lumps or leaves >= self._lumps[-1][0]:
+            self._opened = leaves
+        insort(self._lumps, (leaves, cost))
 
     @property
     def empty_at(self) -> float:
         """Return when nothing counts any more."""
         return self._lumps[-1][0] if self._lumps else -inf
 
-    def count_until(self, left: float, cost: int) -> None:
+    def count_until(self, leaves: float, cost: int) -> None:
         """Count what leaves every window at a moment."""
         self._sum += cost
-        insort(self._lumps, (left, cost))
+        insort(self._lumps, (leaves, cost))
 
     def copy(self, other: SlidingWindow) -> None:
         """Take over what another window counts."""
@@ -179,8 +180,8 @@ class SlidingWindows:
 
     def __init__(self, limits: Iterable[RateLimit], share: float) -> None:
         limits = tuple(limits)
-        self._calls = [Quota(one.calls, one.seconds, share) for one in limits if one.calls is not None]
-        self._rows = [Quota(one.rows, one.seconds, share) for one in limits if one.rows is not None]
+        self._calls = [Quota(limit.calls, limit.seconds, share) for limit in limits if limit.calls is not None]
+        self._rows = [Quota(limit.rows, limit.seconds, share) for limit in limits if limit.rows is not None]
         self._quotas = self._calls + self._rows
         self._free = -inf
         """When the `rate` that was asked for allows the next token."""
@@ -203,7 +204,7 @@ class SlidingWindows:
     @property
     def rate(self) -> float | None:
         """Return the calls per second that short limits allow; None: no short limit is stated."""
-        return min((1 / one.step for one in self._calls if one.short), default=None)
+        return min((1 / quota.step for quota in self._calls if quota.short), default=None)
 
     def next(self, now: float, rows: int) -> float:
         """Return when a call of so many rows may be sent at the earliest."""
@@ -273,11 +274,12 @@ class SlidingWindows:
         """Take over the counts of windows of the same length, so that a restated limit does not begin at zero."""
         if not isinstance(before, SlidingWindows):
             return
-        for own, old in ((self._calls, before._calls), (self._rows, before._rows)):
-            for quota in own:
-                same = [one.window for one in old if one.window.seconds == quota.window.seconds]
-                if same:
-                    quota.window.copy(same[0])
+        for own_quotas, old_quotas in ((self._calls, before._calls), (self._rows, before._rows)):
+            for quota in own_quotas:
+                for old in old_quotas:
+                    if old.window.seconds == quota.window.seconds:
+                        quota.window.copy(old.window)
+                        break
 
     def _costs(self, rows: int) -> list[tuple[Quota, int]]:
         return [(quota, 1) for quota in self._calls] + [(quota, rows) for quota in self._rows]
