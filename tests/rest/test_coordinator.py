@@ -579,6 +579,20 @@ def test_a_window_that_is_full_for_long_sends_tasks_away(clock: Clock) -> None:
     assert 3500 < tasks.told["a"][-1].again < 3700
 
 
+def test_a_long_pause_sends_tasks_away_whose_calls_all_wait(clock: Clock) -> None:
+    """Without it a core is held for as long as the API asks for, by calls that want no token before that."""
+    coordinator = Coordinator(limited(1000), clock)
+    tasks = Tasks(coordinator, "a")
+    tasks.say("a", wants=5)
+    tasks.say("a", throttled=5, asking=5, pause=60.0)
+    assert tasks.states("a")[-1] != "leave"
+    clock.now += LONGEST_WAIT
+    tasks.deal()
+
+    assert tasks.told["a"][-1].state == "leave"
+    assert 55 < tasks.told["a"][-1].again < 70
+
+
 def test_a_slow_limit_sends_nobody_away(clock: Clock) -> None:
     """One call in two seconds is slow, but it goes on."""
     coordinator = Coordinator(limited(0.5), clock)

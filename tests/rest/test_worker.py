@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -174,6 +175,19 @@ def test_a_sink_that_stops_waits_briefly_for_answers(sending: Tasks, monkeypatch
     while sent.counts["left"]:
         sent = sending.run(sending.job(), rows(range(100)))
     assert {row["offset"] for row in sending.receipts() if row["in_doubt"]} == set(range(in_flight))
+
+
+def test_a_task_whose_calls_all_wait_gives_its_core_back(sending: Tasks) -> None:
+    """Without it an API that refuses all calls for some minutes holds cores that tables need."""
+    wait = 50.0
+    sending.api.play(failures=[Failure(status=429, retry_after="seconds", wait=wait)])
+    begin = time.monotonic()
+
+    sent = sending.run(sending.job(), rows(range(5)))
+
+    assert sent.counts["left"] == 5
+    assert time.monotonic() - begin < wait
+    assert sending.leases.outlook("api").again > 0
 
 
 def test_the_key_keeps_an_api_from_taking_a_call_twice(sending: Tasks) -> None:

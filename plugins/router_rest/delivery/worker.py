@@ -217,10 +217,11 @@ def _report(found: list[dict[str, Any]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(found, schema=_COLUMNS)
 
 
-async def _cut_off_when_stopped(lease: LeaseClient, delivery: Delivery, client: HttpClient) -> None:
-    """End all retries when the sink stops, and some seconds later calls in flight: they are in doubt then."""
-    await lease.stopped.wait()
+async def _end_with_lease(lease: LeaseClient, delivery: Delivery, client: HttpClient) -> None:
+    """End all waits with the lease; when the sink stops, some seconds later calls in flight: they are in doubt then."""
+    await lease.over.wait()
     delivery.end()
+    await lease.stopped.wait()
     await asyncio.sleep(LAST_ANSWERS)
     await client.close()
 
@@ -413,7 +414,7 @@ class TaskWorker:
                 self._settle,
                 admitted=self._admitted,
             )
-            cutting = asyncio.create_task(_cut_off_when_stopped(lease, self._delivery, client))
+            cutting = asyncio.create_task(_end_with_lease(lease, self._delivery, client))
             try:
                 await self._deliver(batches)
             finally:

@@ -86,6 +86,8 @@ class LeaseClient:
         self._keyed = keyed
         self._tokens = TaskTokens()
         self._ended: LeaseEnded | None = None
+        self.over = asyncio.Event()
+        """Set when the lease ends: no token will come any more."""
         self.stopped = asyncio.Event()
         """Set when the sink stops."""
         self._waiting: deque[WaitingCall] = deque()
@@ -356,6 +358,7 @@ class LeaseClient:
         """End the lease, and every wait for a token with it; for credentials too when the driver is gone."""
         if self._ended is None or isinstance(why, Gone):
             self._ended = why
+        self.over.set()
         self._tokens.drop()
         for call in self._waiting:
             if not call.waiter.done():

@@ -361,10 +361,12 @@ class Coordinator:
         for who, task in self._tasks.items():
             waited = now - task.since >= LONGEST_WAIT
             out = circuit is not None and now - circuit >= LONGEST_WAIT and waited
-            far = waited and bool(task.wants) and self._opens(now, who) - now > WORTH_WAITING
+            # one that wants no tokens now may have calls that wait for as long as the API has told them to
+            opens = self._opens(now, who) if task.wants else self._shut(now)
+            far = waited and opens - now > WORTH_WAITING
             if not task.away and (task.stopped or out or far):
                 if far and self.windows.keyed:
-                    opens = min(self._opens(now, who), now + LONGEST_USED_UP)
+                    opens = min(opens, now + LONGEST_USED_UP)
                     self._used_up = opens if self._used_up <= now else min(opens, self._used_up)
                 draft = self._draft(who)
                 task.away = True
