@@ -14,6 +14,7 @@ import time
 from collections import deque
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -65,14 +66,17 @@ def _session(task: Task) -> Any:
 def _run(spark: SparkSession, task: Task) -> Run:
     """Let the tasks of a sink send for `seconds`, and the naive client beside them."""
     options = task.options
-    folder = Path(task.folder)
-    folder.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
-    with limiter_server(folder, options) as url:
-        if "keys" in options:
-            counts = _send_keys(url, folder, int(options["keys"]))
-        else:
-            counts = _send_at_a_limit(url, folder, options, task.partitions)
+    turns = []
+    for turn in range(int(options.get("turns", "1"))):
+        folder = Path(task.folder, f"turn-{turn}")
+        folder.mkdir(parents=True)
+        with limiter_server(folder, options) as url:
+            if "keys" in options:
+                turns.append(_send_keys(url, folder, int(options["keys"])))
+            else:
+                turns.append(_send_at_a_limit(url, folder, options, task.partitions))
+    counts = {name: median(turn[name] for turn in turns) for name in turns[0]}
     return Run(time.perf_counter() - began, read=task.events, counts=counts)
 
 
