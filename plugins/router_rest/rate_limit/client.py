@@ -123,7 +123,9 @@ class LeaseClient:
         rows = rows if self._sized else 1  # without a limit of rows a token is good for any call
         key = key if self._keyed else ""
         now = self._loop.time()
-        token = None if self._waiting and not self._keyed else self._tokens.take(now, rows, key)
+        token = None
+        if self._keyed or not self._waiting:  # else those that wait come first
+            token = self._tokens.take(now, rows, key)
         if token is None:
             token = await self._wait(rows, key)
         elif self._tokens.low:

@@ -171,7 +171,10 @@ class Coordinator:
                 self._draft(who).state = "hold"
         self._send_away(now)
         if now >= self._shut(now):
-            self._probe(now) if self._circuit.since is not None else self._round(now)
+            if self._circuit.since is not None:
+                self._probe(now)
+            else:
+                self._round(now)
         drafts = self._drafts
         self._drafts = {}
         return {who: self._grant(who, draft) for who, draft in drafts.items() if who in self._tasks}
@@ -264,18 +267,25 @@ class Coordinator:
 
     def _shut(self, now: float) -> float:
         """Return until when nothing is sent at all."""
-        spent = self._reset if self._remaining < 1 and now < self._reset else -inf
-        return max(self._paused, spent)
+        if self._remaining < 1 and now < self._reset:
+            return max(self._paused, self._reset)
+        return self._paused
 
     def _opens(self, now: float, *those: str) -> float:
         """Return when one of some tasks that want tokens can get one at the earliest."""
-        probe = self._circuit.next_probe() if self._circuit.since is not None else -inf
-        return max(self._shut(now), probe, min(self._next_of(now, who) for who in those) - AHEAD / 2)
+        opens = max(self._shut(now), min(self._next_of(now, who) for who in those) - AHEAD / 2)
+        if self._circuit.since is not None:
+            opens = max(opens, self._circuit.next_probe())
+        return opens
 
     def _next_of(self, now: float, who: str) -> float:
         """Return when the windows allow a token that a task wants: the first, or that of any key."""
         task = self._tasks[who]
-        wants = [] if task.away else list(task.wants)[: None if self.windows.keyed else 1]
+        if task.away:
+            return inf
+        wants = list(task.wants)
+        if not self.windows.keyed:
+            wants = wants[:1]
         return min((self.windows.of(want.key, now).next(now, want.rows) for want in wants), default=inf)
 
     def _next_turn(self) -> str | None:
@@ -310,8 +320,11 @@ class Coordinator:
         wanting = sum(1 for task in self._tasks.values() if task.wants)
         idle = 0
         fast = min(filter(None, (rate, self.windows.rate)), default=inf)
-        turn = inf if fast == inf else max(QUANTUM, ceil(fast * AHEAD / 2 / wanting))
-        while who is not None and idle < (len(self._turns) if keyed else 1):
+        turn = inf
+        if fast < inf:
+            turn = max(QUANTUM, ceil(fast * AHEAD / 2 / wanting))
+        most_idle = len(self._turns) if keyed else 1
+        while who is not None and idle < most_idle:
             if self._give(who, now, now + AHEAD, turn, factor, rate):
                 self._tasks[who].since = now
                 idle = 0
@@ -353,7 +366,9 @@ class Coordinator:
         if rate is None or not self.windows.keyed:
             return windows.deal(now, until, calls=calls, rate=rate, **how)
         allowed = self._all_keys.deal(now, until, calls=calls, rows=1, rate=rate)
-        return None if allowed is None else windows.deal(now, until, calls=allowed.calls, **how)
+        if allowed is None:
+            return None
+        return windows.deal(now, until, calls=allowed.calls, **how)
 
     def _send_away(self, now: float) -> None:
         """Send away tasks that would wait for long: others need their cores."""
