@@ -10,6 +10,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ import pytest
 from router_rest.rate_limit import server as module
 from router_rest.rate_limit.client import Gone, LeaseClient, Leave
 from router_rest.rate_limit.protocol import Pace, ServerAddress, TaskReport
-from router_rest.rate_limit.server import EarlierCall, LeaseServer, lease_server
+from router_rest.rate_limit.server import EarlierCall, LeaseServer, TaskSession, lease_server
 from router_rest.rate_limit.sliding_window import RateLimit
 
 if TYPE_CHECKING:
@@ -92,6 +93,24 @@ def test_processes_share_a_limit_and_a_killed_one_takes_nothing_along(server: Le
 
     assert [caller.end() for caller in others] == ["Gone", "Gone"]
     assert highest([one for caller in callers for one in caller.calls]) <= 150
+
+
+def test_a_message_to_a_task_whose_connection_is_lost_raises_nothing(server: LeaseServer) -> None:
+    """Without it (before Python 3.11) what is dealt with it is lost, and the other tasks wait for it without end."""
+    address = server.admit("sink", "api", per_second(10))
+    sessions = server._limits["api"]
+
+    async def story() -> TaskSession:
+        lease = await LeaseClient.open(address, "sink")
+        (session,) = sessions._sessions.values()
+        await lease.close()
+        return session
+
+    session = within(story())
+    while sessions._sessions:
+        time.sleep(0.01)
+    server._ask(lambda: session.say({}))
+    assert server.running
 
 
 def test_two_sinks_share_one_limit(server: LeaseServer) -> None:

@@ -256,7 +256,12 @@ class SendAttempt:
     def still_sending(self) -> bool:
         """Say whether the answer came before the whole request was sent."""
         transport = None if self.connection is None else self.connection.transport
-        return isinstance(transport, asyncio.Transport) and transport.get_write_buffer_size() > 0
+        if not isinstance(transport, asyncio.Transport):
+            return False
+        try:
+            return transport.get_write_buffer_size() > 0
+        except AttributeError:  # before Python 3.11, of a TLS connection that is lost
+            return False
 
 
 ATTEMPT: ContextVar[SendAttempt] = ContextVar("ATTEMPT")

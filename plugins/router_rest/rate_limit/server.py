@@ -363,7 +363,11 @@ class TaskSession:
     def say(self, message: Mapping[str, Any]) -> None:
         """Send a message with the time of this clock; disconnect a task that does not read."""
         transport = self._writer.transport
-        if transport.get_write_buffer_size() > UNREAD:
+        try:
+            unread = transport.get_write_buffer_size()
+        except AttributeError:  # before Python 3.11, of a TLS connection that is lost: it must not end what is dealt
+            return
+        if unread > UNREAD:
             transport.abort()
         elif not transport.is_closing():
             now = asyncio.get_running_loop().time()
