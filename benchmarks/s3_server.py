@@ -118,8 +118,7 @@ class StrictS3Server(S3Server):
 
     def asked(self, since: int = 0) -> list[Request]:
         """Return the requests so far, from a number on."""
-        matches = list(map(_LOGGED.search, self.log.read_text().splitlines()))
-        return [_logged(match) for match in matches if match][since:]
+        return [_logged(match) for match in _LOGGED.finditer(self.log.read_text())][since:]
 
 
 def _logged(match: re.Match[str]) -> Request:

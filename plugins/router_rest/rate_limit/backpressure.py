@@ -462,15 +462,15 @@ class ConcurrencyLimit:
 
     def _wanted(self, total: int) -> dict[str, int]:
         """Return fair shares: a task that wants less than an even part gets that, the others share the rest evenly."""
-        left = total
+        rest = total
         wanted = {}
         ordered = sorted(self._shares, key=lambda who: self._shares[who].peak)
         for place, who in enumerate(ordered):
-            wanted[who] = min(self._shares[who].peak, -(-left // (len(ordered) - place)))
-            left -= wanted[who]
-        if ordered and left > 0:  # beyond all demand: shared evenly, so that a little more demand needs no message
+            wanted[who] = min(self._shares[who].peak, -(-rest // (len(ordered) - place)))
+            rest -= wanted[who]
+        if ordered and rest > 0:  # beyond all demand: shared evenly, so that a little more demand needs no message
             for place, who in enumerate(ordered):
-                wanted[who] += left // len(ordered) + (place < left % len(ordered))
+                wanted[who] += rest // len(ordered) + (place < rest % len(ordered))
         return wanted
 
 
