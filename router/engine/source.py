@@ -157,7 +157,7 @@ def records(frame: DataFrame, config: Config, memory: Memory, batch: int, number
         rows = FileRows(frame.sparkSession, files, memory).records(frame)
         columns = {name: F.col(name) for name in ("value", "topic", "timestamp")}
         columns["partition"] = F.lit(0)
-        places = {MODIFIED: F.col("timestamp"), FILE: F.col("topic"), BLOCK: F.col("block")}
+        places = {MODIFIED: F.unix_micros("timestamp"), FILE: F.col("topic"), BLOCK: F.col("block")}
         frame = rows.select(*_raw(columns), *_aliased(places))
     if FILE not in frame.columns:
         return frame
@@ -369,7 +369,7 @@ def _file_columns(frame: DataFrame) -> DataFrame:
 def _file_places() -> dict[str, Column]:
     """Return the columns that order the records of files that Spark reads as a source."""
     return {
-        MODIFIED: F.col("_metadata.file_modification_time"),
+        MODIFIED: F.unix_micros("_metadata.file_modification_time"),
         FILE: F.col("_metadata.file_path"),
         BLOCK: F.col("_metadata.file_block_start"),
     }
@@ -433,7 +433,7 @@ def _any_columns(frame: DataFrame, source: FormatSource) -> DataFrame:
     with suppress(AnalysisException):  # a format that reads no files has no such column
         frame.select(*_file_places().values()).schema  # noqa: B018 - analyses the frame
         places = _file_places()
-        columns.setdefault("timestamp", places[MODIFIED])
+        columns.setdefault("timestamp", F.col("_metadata.file_modification_time"))
     if "offset" in columns:
         return frame.select(_raw(columns))
     return frame.select(*_raw(columns), *_aliased(places))
