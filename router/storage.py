@@ -14,13 +14,12 @@ options, and it writes a file only if none is there yet, which pyarrow's own cli
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import re
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timezone
 from functools import cache, cached_property
 from pathlib import Path
@@ -133,8 +132,9 @@ def probe(place: str, options: Mapping[str, str]) -> None:
         files.delete([path])
     except OSError as error:
         if not is_local(place):
-            raise StartError(f"{place} cannot be written: {first_line(error)}") from None
-        is_kept = error.errno not in NO_LINKS
+            raise StartError(f"{place} cannot be written: {_reason(error)}") from None
+        # File systems say in many ways that they have no hard links; a folder with another fault takes no file at all.
+        is_kept = not _takes_files(files)
     if is_kept:
         return
     reason = "the store ignores If-None-Match; take one, or a version of it, that has conditional writes"
@@ -143,7 +143,22 @@ def probe(place: str, options: Mapping[str, str]) -> None:
     raise StartError(f"{place} cannot hold a lake: a file there can be replaced by one that is created: {reason}")
 
 
-NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+def _reason(error: OSError) -> str:
+    """Return why a store cannot be written; obstore does not say so where it is that the address is no https."""
+    reason = first_line(error)
+    if "builder error" in reason:
+        reason += '; an endpoint with http:// needs `aws_allow_http: "true"` in storage_options'
+    return reason
+
+
+def _takes_files(files: Storage) -> bool:
+    path = f"_probe-{uuid.uuid4().hex}"
+    try:
+        files.write(path, b"1")
+        files.delete([path])
+    except OSError:
+        return False
+    return True
 
 
 def files_at(place: str, options: Mapping[str, str]) -> Storage:
@@ -220,10 +235,16 @@ class LocalFiles:
         file = Path(self.root, path)
         unfinished = file.with_name(f".{file.name}.{uuid.uuid4().hex}.tmp")
         unfinished.parent.mkdir(parents=True, exist_ok=True)
-        with unfinished.open("wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
+        try:
+            with unfinished.open("wb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+        except OSError:
+            # On a full disk this is tried again and again, and each try would leave a file.
+            with suppress(OSError):
+                unfinished.unlink(missing_ok=True)
+            raise
         return unfinished
 
 

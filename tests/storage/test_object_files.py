@@ -6,6 +6,7 @@ import errno
 import os
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -211,15 +212,36 @@ def test_a_bucket_that_is_not_there_is_one_sentence(server: S3Server) -> None:
         storage.probe("s3://no-such-bucket/lake", server.options)
 
 
-def test_a_mounted_bucket_is_refused(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it two commits of one version both succeed, and one of them is gone."""
+def test_an_endpoint_without_tls_is_named(server: S3Server) -> None:
+    """Without it the reason is "builder error"."""
+    options = {name: value for name, value in server.options.items() if name != "aws_allow_http"}
+    with pytest.raises(StartError, match="http:// needs `aws_allow_http"):
+        storage.probe("s3://lake/x", options)
+
+
+# What mounted buckets say that have no links: s3fs, and rclone.
+@pytest.mark.parametrize("error", [errno.EOPNOTSUPP, errno.EIO], ids=errno.errorcode.get)
+def test_a_mounted_bucket_is_refused(lake: Lake, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+    """Without it two commits of one version both succeed, or the run waits for ever for a file that it cannot link."""
 
     def refuse(*_: object) -> None:
-        raise OSError(errno.EPERM, "Operation not permitted")  # what FUSE says that has no links
+        raise OSError(error, os.strerror(error))
 
     monkeypatch.setattr(os, "link", refuse)
     with pytest.raises(StartError, match="mounted bucket"):
         storage.probe(lake.root, {})
+    assert list(Path(lake.root).iterdir()) == []
+
+
+def test_a_folder_that_takes_no_file_is_waited_for(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a start on a full disk is refused, as if it were a mounted bucket."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    storage.probe(lake.root, {})
+    assert list(Path(lake.root).iterdir()) == []
 
 
 def test_spark_gets_the_rights_of_the_router() -> None:
