@@ -12,7 +12,7 @@ import traceback
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
-from py4j.protocol import Py4JError, Py4JNetworkError
+from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark import SparkContext
 from pyspark.errors.exceptions import captured
 from pyspark.java_gateway import launch_gateway
@@ -53,6 +53,19 @@ def start_jvm(conf: SparkConf, stderr: int | None = None) -> Any:
             gateway = launch_gateway(conf, {"stderr": stderr})  # type: ignore[no-untyped-call]
             SparkContext._ensure_initialized(gateway=gateway, conf=conf)
     return SparkContext._jvm
+
+
+def first_cause(error: Exception) -> str:
+    """Return the message of the JVM's first exception: the others only report that something could not be made."""
+    message = first_line(error)
+    thrown = getattr(error, "_origin", None)
+    cause = thrown.getCause() if thrown is not None else None
+    if isinstance(error, Py4JJavaError):
+        cause = error.java_exception
+    while cause is not None:
+        message = str(cause.getMessage() or cause)
+        cause = cause.getCause()
+    return message.splitlines()[0]
 
 
 class _NotConverted(captured.UnknownException):

@@ -43,6 +43,20 @@ def test_exceptions_of_the_jvm_can_be_left_as_they_are(spark: SparkSession) -> N
         number.parseInt("x")
 
 
+def test_the_first_cause_of_an_error_is_found(spark: SparkSession) -> None:
+    """Without it a metastore that refuses connections is "unable to instantiate" some client."""
+    java = spark_internals.jvm(spark).java.lang
+    error = java.RuntimeException("unable to start", java.IllegalStateException("no answer"))
+    future = spark_internals.jvm(spark).java.util.concurrent.CompletableFuture.failedFuture(error)
+
+    with spark_internals.unconverted_errors(), pytest.raises(Py4JJavaError) as raw:
+        future.join()
+    assert spark_internals.first_cause(raw.value) == "no answer"
+    with pytest.raises(NumberFormatException) as converted:
+        java.Integer.parseInt("x")
+    assert spark_internals.first_cause(converted.value) == 'For input string: "x"'
+
+
 def test_a_builder_says_what_it_was_given() -> None:
     """Without it the JVM that is started ahead has other settings than the session, and starts twice."""
     assert spark_internals.builder_options(SparkSession.Builder().config("spark.x", "1")) == {"spark.x": "1"}

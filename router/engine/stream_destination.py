@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from router.delta.maintenance_process import MaintenanceProcess
 from router.engine.balance import total
 from router.engine.batch import Batches
-from router.engine.commit.committers import Catalog, Committers
+from router.engine.commit.catalog import Catalog
+from router.engine.commit.committers import Committers
 from router.engine.dead_letter_share import SHARE, DeadLetterLimit, dead_letter_share
 from router.engine.decision import tables_of
 from router.engine.destination import Destination

@@ -2,8 +2,7 @@
 
 A table's committer follows from its protocol and metadata: delta-rs if it implements every feature that the table has,
 else Delta on Spark, which appends the rows of the staged files. With `commit: spark` Delta on Spark writes all tables,
-for catalogs and storage that only Spark may write: then even schemas and transaction ids are read through Spark. With
-`register_tables` Spark's catalog has the tables as `layer.table`.
+for catalogs and storage that only Spark may write: then even schemas and transaction ids are read through Spark.
 """
 
 from __future__ import annotations
@@ -325,31 +324,3 @@ def _create_empty(session: SparkSession, lake: Lake, work: TableCommit) -> None:
     """Create a table without rows that names its writer, unless its folder has other files."""
     with suppress(AnalysisException):
         create_by_spark(session, work.table, lake.spark_address(work.table), to_arrow_schema(work.columns))
-
-
-@dataclass(frozen=True)
-class Catalog:
-    """The catalog of a session. Its schemas are the layers; outboxes and quarantines are not in it."""
-
-    spark: SparkSession
-    lake: Lake
-    known: set[str] = field(default_factory=set)
-
-    def register(self, tables: Iterable[str]) -> None:
-        """Register tables that are not registered. Raises TableError if the name is that of a table elsewhere."""
-        for table in sorted(set(tables) - self.known):
-            if not table.startswith(("outbox.", "quarantine.")):
-                self._register(table)
-            self.known.add(table)
-
-    def _register(self, table: str) -> None:
-        layer, _, name = table.partition(".")
-        self.spark.sql(f"CREATE SCHEMA IF NOT EXISTS `{layer}`")
-        if self.spark.catalog.tableExists(table):
-            (detail,) = self.spark.sql(f"DESCRIBE DETAIL `{layer}`.`{name}`").select("location").collect()
-            location = str(detail["location"])
-            if location.removeprefix("file:") != self.lake.spark_address(table):
-                raise TableError(table, f"the catalog has one of this name at {location}; drop it there, or its entry")
-            return
-        address = self.lake.spark_address(table).replace("'", "\\'")
-        self.spark.sql(f"CREATE TABLE IF NOT EXISTS `{layer}`.`{name}` USING delta LOCATION '{address}'")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyspark
-from py4j.protocol import Py4JError, Py4JJavaError
+from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.logger import PySparkLogger
@@ -37,9 +37,10 @@ from router.engine.spark.connectors import (
     versions_of_jars,
 )
 from router.engine.spark.java import provide_java
-from router.errors import MachineError, SessionLost, StartError, first_line, is_verbose
+from router.errors import MachineError, SessionLost, StartError, is_verbose
 from router.spark_internals import (
     builder_options,
+    first_cause,
     has_jvm,
     is_running,
     jvm_exit_status,
@@ -186,7 +187,7 @@ def _session_of(builder: SparkSession.Builder, name: str) -> SparkSession:
             raise SessionLost(f"{name}: {reason}; start again, nothing was read yet") from error
         reason = f"its JVM ended by itself, with status {status}"
         if status is None:
-            reason = _first_cause(error)
+            reason = first_cause(error)
         todo = "look at what stands under `spark:`, and at the memory and Java of this machine: router doctor FILE"
         raise MachineError(f"Spark does not start: {reason}", todo) from error
     if interrupt is not signal.default_int_handler and threading.current_thread() is threading.main_thread():
@@ -205,19 +206,6 @@ def _signal_of(status: int | None) -> str:
     if status - 128 in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         number = status - 128
     return signal.Signals(number).name if number > 0 else ""
-
-
-def _first_cause(error: Exception) -> str:
-    """Return the message of the JVM's first exception: the others only report that something could not be made."""
-    message = first_line(error)
-    thrown = getattr(error, "_origin", None)
-    cause = thrown.getCause() if thrown is not None else None
-    if isinstance(error, Py4JJavaError):
-        cause = error.java_exception
-    while cause is not None:
-        message = str(cause.getMessage() or cause)
-        cause = cause.getCause()
-    return message.splitlines()[0]
 
 
 def pools(config: Config) -> dict[str, str]:
