@@ -64,7 +64,9 @@ class RegistryDecoder(ArrowDecoder):
         """Yield the URLs of the registry."""
         from router_schemas.registry_client import servers_of
 
-        return servers_of(self.registry.beside(folder)) if self.registry else ()
+        if self.registry is None:
+            return ()
+        return servers_of(self.registry.beside(folder))
 
     _files: Any = PrivateAttr(default=None)
     _folder: Any = PrivateAttr(default=None)
@@ -111,7 +113,10 @@ class RegistryDecoder(ArrowDecoder):
             raise StartError(
                 "a route test asks no registry: give the files that it would have, `schemas: {SUBJECT: [FILE, ...]}`"
             )
-        tested = self.model_copy(update={} if self.subjects else {"subjects": tuple(schemas)})
+        update = {}
+        if not self.subjects:
+            update["subjects"] = tuple(schemas)
+        tested = self.model_copy(update=update)
         tested._files = self.on_disk(schemas)
         return tested
 
@@ -155,7 +160,7 @@ class RegistryDecoder(ArrowDecoder):
         if self._library is None:
             raise StartError("the registry or the file is not open: call prepare() before refresh()")
         try:
-            known = self._learnt(self._library.refreshed(wanted))
+            known = self._learn_from_sample(self._library.refreshed(wanted))
         except RegistryAway as away:
             raise ConnectionError(f"waiting for the schema registry: {away}") from away
         if self._library.empty:
@@ -179,7 +184,7 @@ class RegistryDecoder(ArrowDecoder):
             raise StartError("no schema is known: call refresh() before decode()")
         return self._known
 
-    def _learnt(self, known: Any) -> Any:
+    def _learn_from_sample(self, known: Any) -> Any:
         """Return the library's result with the schemas that the sample names, if there is one."""
         for _ in range(ROUNDS):
             wanted: frozenset[str] = frozenset()
