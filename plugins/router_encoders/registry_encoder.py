@@ -63,7 +63,7 @@ class RegistryEncoder(Encoder):
     )
 
     def talks_to(self, folder: Path) -> Iterable[Server]:
-        """Yield the URLs of the registry."""
+        """Return the servers of the registry."""
         from router_schemas.registry_client import servers_of
 
         if self.registry is None:
