@@ -61,7 +61,7 @@ class Auto(RegistryDecoder):
 
         schemas = self.schemas(preparation)
         memory = preparation.memory
-        counted = self.counted(preparation)
+        counted = self.counted_subjects(preparation)
 
         # A format is imported when its first schema comes: that of Protobuf may not be installed.
         def open_library(kind: Kind) -> RegistryLibrary[Any, Any]:
@@ -78,7 +78,7 @@ class Auto(RegistryDecoder):
         return AnyFormat(schemas, memory, self.subjects, self.header, open_library, fields)
 
     def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OfflineRegistry:
-        """Return a registry that has files of all formats, told by their names."""
+        """Return a registry that has files of all formats; the ending of a file's name gives its format."""
         from router_schemas.protobuf.descriptors import imports_below
         from router_schemas.registry_client import OfflineRegistry
 
@@ -88,7 +88,7 @@ class Auto(RegistryDecoder):
         """Return an event as the decoder of its schema's format does."""
         from router_schemas.registry_client import kind_of
 
-        _, file = self.chosen(schema)
+        _, file = self.id_and_file(schema)
         part = self._decoder_of(kind_of(file), None)
         part._files = self._files
         return part.encode(event, schema, message)

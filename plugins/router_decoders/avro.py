@@ -103,7 +103,7 @@ class Avro(RegistryDecoder):
         if self.registry is None:
             return OneSchema(preparation.folder / str(self.schema_file), self.wire_format, self.header)
         schemas = self.schemas(preparation)
-        counted = self.counted(preparation)
+        counted = self.counted_subjects(preparation)
         library_class = Writers
         if self.wire_format == "single_object":
             library_class = SingleObjects
@@ -122,7 +122,7 @@ class Avro(RegistryDecoder):
         from router_schemas.avro.parser import parse_text
         from router_schemas.wire_format import pack
 
-        schema_id, file = self.chosen(schema)
+        schema_id, file = self.id_and_file(schema)
         parsed = parse_text(file.read_text(encoding="utf-8"))
         record = encoded_event(event, parsed)
         if self.wire_format == "single_object":
@@ -181,8 +181,8 @@ def _read_record(record: RecordReader, numbers: dict[bytes, int]) -> Column:
     body = F.concat("_body", _binary(END))
     cases = []
     for key, schema_text in record.writers.items():
-        is_written_so = F.col("_writer") == numbers[key]
-        cases.append((is_written_so, from_avro(body, schema_text, options)))
+        is_of_writer = F.col("_writer") == numbers[key]
+        cases.append((is_of_writer, from_avro(body, schema_text, options)))
     return _first_case(cases)
 
 
@@ -245,6 +245,7 @@ def _last_header(known: Records) -> Column:
 
 
 def _key_and_body(known: Records) -> tuple[Column, Column]:
+    """Return the bytes that name a row's schema, null if it has none, and those of its record."""
     value = F.col("value")
     header = F.col("_header")
     if known.wire_format == "none":

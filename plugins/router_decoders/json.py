@@ -340,7 +340,8 @@ class JsonSchema(RegistryDecoder):
         from router_schemas.json_schema.library import Documents
 
         schemas = self.schemas(preparation)
-        return Documents(schemas, preparation.memory, self.subjects, self.counted(preparation), header=self.header)
+        counted = self.counted_subjects(preparation)
+        return Documents(schemas, preparation.memory, self.subjects, counted, header=self.header)
 
     def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OfflineRegistry:
         """Return a registry that has files with JSON Schemas."""
@@ -352,7 +353,7 @@ class JsonSchema(RegistryDecoder):
         """Return an event as an object in its wire format. It is not checked against the schema."""
         from router_schemas.wire_format import pack
 
-        schema_id, _ = self.chosen(schema)
+        schema_id, _ = self.id_and_file(schema)
         text = json.dumps(event, ensure_ascii=False)
         return pack(schema_id, None, text.encode())
 

@@ -141,10 +141,10 @@ class Protobuf(RegistryDecoder):
         inner: Messages | FileMessages
         if self.registry is not None:
             schemas = self.schemas(preparation)
-            outer = Messages(schemas, memory, self.subjects, self.counted(preparation), header=self.header)
+            outer = Messages(schemas, memory, self.subjects, self.counted_subjects(preparation), header=self.header)
             if wrapper is None:
                 return outer
-            counted_of_payloads = self.counted(preparation, wrapper.subjects)
+            counted_of_payloads = self.counted_subjects(preparation, wrapper.subjects)
             inner = Messages(schemas, memory, wrapper.subjects, counted_of_payloads, keep="payloads")
         else:
             files = Files.read(preparation.folder / str(self.descriptor_file or self.proto_file))
@@ -176,7 +176,7 @@ class Protobuf(RegistryDecoder):
         from router_schemas.protobuf.encode import encoded_event
         from router_schemas.wire_format import pack
 
-        schema_id, file = self.chosen(schema)
+        schema_id, file = self.id_and_file(schema)
         files = from_file(file)
         name = message or self.message or message_names(files)[0]
         payload = encoded_event(event, files, name)

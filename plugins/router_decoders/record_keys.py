@@ -146,6 +146,7 @@ def _add_native_columns(value: ArrowDecoding, key: ArrowDecoding) -> Callable[[D
     def before(raw: DataFrame) -> DataFrame:
         frame = raw
         if key.before:
+            # The decoder of the key reads the column `value`: put the key there, and the value aside.
             keys = key.before(raw.withColumns({"value": F.col("key"), "_value": F.col("value")}))
             own_names = {}
             for name in keys.columns:

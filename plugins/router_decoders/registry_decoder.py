@@ -60,19 +60,19 @@ class RegistryDecoder(ArrowDecoder):
         description=f"record header that may hold the schema's GUID, instead of its id; that of keys is {KEY_HEADER}",
     )
 
-    def talks_to(self, folder: Path) -> Iterable[Server]:
-        """Yield the URLs of the registry."""
-        from router_schemas.registry_client import servers_of
-
-        if self.registry is None:
-            return ()
-        return servers_of(self.registry.beside(folder))
-
     _files: Any = PrivateAttr(default=None)
     _folder: Any = PrivateAttr(default=None)
     _library: Any = PrivateAttr(default=None)
     _known: Any = PrivateAttr(default=None)
     _sample: Any = PrivateAttr(default=None)
+
+    def talks_to(self, folder: Path) -> Iterable[Server]:
+        """Return the servers of the registry."""
+        from router_schemas.registry_client import servers_of
+
+        if self.registry is None:
+            return ()
+        return servers_of(self.registry.beside(folder))
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -129,17 +129,17 @@ class RegistryDecoder(ArrowDecoder):
         assert self.registry is not None  # callers have a registry
         return SchemaResolver.opened(self.registry, preparation.folder, preparation.memory)
 
-    def counted(self, preparation: Preparation, named: tuple[str, ...] | None = None) -> CountedSubjects:
+    def counted_subjects(self, preparation: Preparation, named: tuple[str, ...] | None = None) -> CountedSubjects:
         """Return the subjects that count: those of the configuration, or `named`, or those of the strategy."""
         subjects = self.subjects if named is None else named
         strategy = self.subject_name_strategy
         return CountedSubjects(subjects, strategy, reads_topic=preparation.reads_topic, part=preparation.part)
 
-    def chosen(self, schema: Path | None) -> tuple[int, Path]:
-        """Return the file that a route test writes an event with, and its id; raise ValueError."""
+    def id_and_file(self, schema: Path | None) -> tuple[int, Path]:
+        """Return the id and the file of the schema that a route test writes an event with; raise ValueError."""
         if self._files is not None:
-            number_and_file: tuple[int, Path] = self._files.chosen(schema)
-            return number_and_file
+            id_and_file: tuple[int, Path] = self._files.chosen(schema)
+            return id_and_file
         file = self._folder / getattr(self, self._set_sources()[0])
         if schema not in (None, file):
             raise ValueError(f"events are written with {file.name}, the one schema of the configuration")
@@ -150,6 +150,7 @@ class RegistryDecoder(ArrowDecoder):
         prepared = self.model_copy()
         prepared._folder = preparation.folder
         prepared._library = self.library(preparation)
+        # If neither a former run nor the configuration names a schema, the first records of the source do.
         if prepared._library.empty and not prepared._library.announced:
             sample = preparation.sample(SAMPLE).select("value", "headers").toArrow()
             prepared._sample = sample.combine_chunks().to_batches()
