@@ -109,7 +109,9 @@ class RegistryEncoder(Encoder):
             if self.registry is None:
                 return self._encoding(self._schema(self._read_file(folder)), columns, label=self.file)
             with RegistryClient(self.registry.beside(folder)) as client:
-                return self._open_with_registry(client, subject or "", columns, folder, trial)
+                return self._open_with_registry(
+                    client, subject=subject or "", columns=columns, folder=folder, trial=trial
+                )
         except RegistryAway as away:
             # An unavailable registry is waited for; any other fault ends the start.
             raise ConnectionError(f"waiting for the schema registry: {away}") from away
@@ -117,13 +119,13 @@ class RegistryEncoder(Encoder):
             raise StartError(str(fault)) from fault
 
     def _open_with_registry(
-        self, client: RegistryClient, subject: str, columns: StructType, folder: Path, trial: bool
+        self, client: RegistryClient, *, subject: str, columns: StructType, folder: Path, trial: bool
     ) -> Encoding:
         """Return how rows are written with the schema that the table of this module names."""
         if self.id is not None:
             return self._encoding(_with_imports(client, client.by_id(self.id)), columns)
         if self.file:
-            schema_of_file = self._registered_file(client, subject, columns, folder, trial)
+            schema_of_file = self._registered_file(client, subject=subject, columns=columns, folder=folder, trial=trial)
             label = f"{self.file} (schema {schema_of_file.schema.id})"
             return self._encoding(schema_of_file, columns, label=label)
         latest = _latest_version(client, subject)
@@ -143,9 +145,10 @@ class RegistryEncoder(Encoder):
                     raise ValueError(f"{fault}; add it, for this schema was not made by the router") from fault
         # Checked before it is registered, because a registered version stays for ever.
         self.written(self._schema(text), columns)
-        return self._encoding(self._register(client, subject, text, trial), columns)
+        registered = self._register(client, subject, text, trial=trial)
+        return self._encoding(registered, columns)
 
-    def _register(self, client: RegistryClient, subject: str, text: str, trial: bool) -> ResolvedSchema:
+    def _register(self, client: RegistryClient, subject: str, text: str, *, trial: bool) -> ResolvedSchema:
         if trial:
             return self._schema(text)
         schema_id = client.register(subject, self.schema_kind, text)
@@ -166,14 +169,14 @@ class RegistryEncoder(Encoder):
         return replace(encoding, what=f"{encoding.what}, {label}")
 
     def _registered_file(
-        self, client: RegistryClient, subject: str, columns: StructType, folder: Path, trial: bool
+        self, client: RegistryClient, *, subject: str, columns: StructType, folder: Path, trial: bool
     ) -> ResolvedSchema:
         """Return the schema of the file with the id under which it is registered, or is registered now."""
         text = self._read_file(folder)
         if self.registers:
             # Checked before it is registered, because a registered version stays for ever.
             self._encoding(self._schema(text), columns, label=self.file)
-            return self._register(client, subject, text, trial)
+            return self._register(client, subject, text, trial=trial)
         try:
             schema_id = client.lookup(subject, self.schema_kind, text)
         except NotFound as absent:
