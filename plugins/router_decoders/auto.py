@@ -75,7 +75,14 @@ class Auto(RegistryDecoder):
                 return Documents(schemas, memory, counted=counted, header=self.header)
             return Protobuf.messages(schemas, memory, counted, self.header)
 
-        return AnyFormat(schemas, memory, self.subjects, self.header, open_library, fields)
+        return AnyFormat(
+            schemas=schemas,
+            memory=memory,
+            subjects=self.subjects,
+            header=self.header,
+            opened=open_library,
+            fields=fields,
+        )
 
     def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OfflineRegistry:
         """Return a registry that has files of all formats; the ending of a file's name gives its format."""
@@ -161,7 +168,7 @@ def combine(known: Formats, decodings: Mapping[Kind, ArrowDecoding]) -> ArrowDec
     parts: dict[str, ArrowDecoding] = {kind: replace(decoding, before=None) for kind, decoding in decodings.items()}
     return ArrowDecoding(
         function=any_format_events,
-        argument=AnyFormatRows(known.written, known.header, parts, event),
+        argument=AnyFormatRows(written=known.written, header=known.header, parts=parts, event=event),
         adds=T.StructType([T.StructField("event", event), *ADDED_FIELDS, UNKNOWN]),
         before=in_turn([decoding.before for decoding in decodings.values() if decoding.before]),
     )

@@ -107,7 +107,7 @@ class Avro(RegistryDecoder):
         library_class = Writers
         if self.wire_format == "single_object":
             library_class = SingleObjects
-        return library_class(schemas, preparation.memory, self.subjects, counted, header=self.header)
+        return library_class(schemas, preparation.memory, subjects=self.subjects, counted=counted, header=self.header)
 
     def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OfflineRegistry:
         """Return a registry that has .avsc files."""
@@ -139,7 +139,7 @@ class Avro(RegistryDecoder):
         added = list(ADDED_FIELDS)
         if known.only:  # one file reads everything: there is no schema to want
             added = [field for field in added if field.name != "_wanted"]
-        rows = AvroRows(known.written, known.wire_format, known.header, known.only)
+        rows = AvroRows(written=known.written, wire_format=known.wire_format, header=known.header, only=known.only)
         adds = T.StructType([T.StructField("event", known.event), *added])
         return ArrowDecoding(avro_events, rows, adds, before=lambda raw: with_records(raw, known))
 

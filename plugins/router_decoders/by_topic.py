@@ -113,7 +113,7 @@ class ByTopic(ArrowDecoder):
             if decoding.before:
                 befores.append(_rename_added_columns(number, decoding.before))
         argument = AnyTopicRows(tuple(parts), adds, dead=self.others == "dead_letters")
-        return ArrowDecoding(events_by_topic, argument, adds, in_turn(befores))
+        return ArrowDecoding(events_by_topic, argument, adds, before=in_turn(befores))
 
 
 @contextmanager

@@ -341,7 +341,7 @@ class JsonSchema(RegistryDecoder):
 
         schemas = self.schemas(preparation)
         counted = self.counted_subjects(preparation)
-        return Documents(schemas, preparation.memory, self.subjects, counted, header=self.header)
+        return Documents(schemas, preparation.memory, subjects=self.subjects, counted=counted, header=self.header)
 
     def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OfflineRegistry:
         """Return a registry that has files with JSON Schemas."""

@@ -58,7 +58,7 @@ class Shape:
     """A type of Spark as plain data: a name of `SCALARS`, or decimal, struct, array or map.
 
     `fields` are the types inside: a struct's by the keys of the JSON objects, an array's elements, a map's values.
-    `columns` are what a table calls a struct's fields.
+    `columns` are the names of a struct's fields in a table.
     """
 
     kind: str

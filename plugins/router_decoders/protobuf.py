@@ -141,11 +141,12 @@ class Protobuf(RegistryDecoder):
         inner: Messages | FileMessages
         if self.registry is not None:
             schemas = self.schemas(preparation)
-            outer = Messages(schemas, memory, self.subjects, self.counted_subjects(preparation), header=self.header)
+            counted = self.counted_subjects(preparation)
+            outer = Messages(schemas, memory, subjects=self.subjects, counted=counted, header=self.header)
             if wrapper is None:
                 return outer
-            counted_of_payloads = self.counted_subjects(preparation, wrapper.subjects)
-            inner = Messages(schemas, memory, wrapper.subjects, counted_of_payloads, keep="payloads")
+            counted = self.counted_subjects(preparation, wrapper.subjects)
+            inner = Messages(schemas, memory, subjects=wrapper.subjects, counted=counted, keep="payloads")
         else:
             files = Files.read(preparation.folder / str(self.descriptor_file or self.proto_file))
             outer = OneMessage(files, str(self.message), self.wire_format, self.header)
@@ -153,7 +154,7 @@ class Protobuf(RegistryDecoder):
                 return outer
             inner = FileMessages(files, memory)
         fields = Fields.of(wrapper.payload, wrapper.name, wrapper.schema_id)
-        return Payloads(outer, inner, fields, wrapper.messages)
+        return Payloads(outer=outer, inner=inner, fields=fields, messages=wrapper.messages)
 
     @staticmethod
     def messages(schemas: SchemaResolver, memory: Memory, counted: CountedSubjects, header: str) -> Messages:

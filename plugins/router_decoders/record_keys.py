@@ -109,7 +109,7 @@ class RecordKeys(Decoder):
         # `before` runs on the driver: what is sent to tasks goes without it.
         both = (replace(value, before=None), replace(key, before=None), tuple(fields))
         adds = T.StructType(list(fields.values()))
-        return ArrowDecoding(both_events, both, adds, before)
+        return ArrowDecoding(both_events, both, adds, before=before)
 
     def decode(self, raw: DataFrame) -> DataFrame:
         """Add the columns of the value's decoder, and `event_key` and the other columns of the key's."""

@@ -32,8 +32,8 @@ ROUNDS = 3
 class RegistryDecoder(ArrowDecoder):
     """A decoder of values by the schemas that they were written with.
 
-    A format opens a library of its schemas, which makes of them what tasks read with. `sources` are the options for
-    places of schemas; a configuration gives one of them.
+    Each format opens a library of its schemas, and tasks read with what the library makes of them. `sources` are the
+    options for places of schemas; a configuration gives one of them.
     """
 
     main_option: ClassVar[str | None] = "registry"
@@ -102,8 +102,9 @@ class RegistryDecoder(ArrowDecoder):
         """Return the unknown schemas, by id or GUID, that raw records name in their values and headers."""
         from router_schemas.wire_format import parse, schema_bytes
 
-        keys = parse(records.column("value"), False, records.column("headers"), self.header).keys
-        return frozenset(str(key.writer) for key in keys if schema_bytes(key.writer) not in known.written)
+        values = records.column("value")
+        parsed = parse(values, indexed=False, headers=records.column("headers"), header=self.header)
+        return frozenset(str(key.writer) for key in parsed.keys if schema_bytes(key.writer) not in known.written)
 
     def tested(self, schemas: Mapping[str, Sequence[Path]]) -> Self:
         """Return this decoder with files in place of its registry."""

@@ -81,7 +81,7 @@ class UnknownFields:
             self.unparsed = True
 
     def bits_of_objects(self, objects: Sequence[Any], shape: Shape) -> Bits:
-        """Return the bits of parsed objects; `shape` is what they were parsed to."""
+        """Return the bits of parsed objects; `shape` is the type that they were parsed to."""
         bits = np.zeros(len(objects), np.int64)
         for path, is_present in _present(objects, shape, ()):
             bits |= is_present.astype(np.int64) << self.numbers[path]
