@@ -1,8 +1,8 @@
-"""Turn records into events: JSON, Avro, Protobuf, what a registry says, and none for those who keep what came.
+"""The decoders that come with the router: each turns raw records into events.
 
-Raw records go in, an `event` or an `_error` comes out of each, in the task that lands it. A decoder (`json`, `avro`,
-`protobuf`, `auto`, `record_keys`) says on the driver how tasks decode. The function that they run is next to it, or in
-`json_arrow` and `router_schemas.protobuf`. Only `avro` adds native columns before.
+The task that lands a record gives it an `event`, or an `_error` with the reason why it has none. A decoder (`json`,
+`avro`, `protobuf`, `auto`, `keyed`, `by_topic`) decides on the driver how tasks decode. The function that they run is
+next to the decoder, or in `json_arrow` and `router_schemas.protobuf`. Only `avro` adds native columns before.
 `Nothing`, which keeps records as they came, is here.
 """
 

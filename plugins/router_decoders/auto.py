@@ -61,8 +61,9 @@ class Auto(RegistryDecoder):
 
         schemas = self.schemas(preparation)
         memory = preparation.memory
-        counted = self.counted(preparation)
+        counted = self.counted_subjects(preparation)
 
+        # A format is imported when its first schema comes: that of Protobuf may not be installed.
         def open_library(kind: Kind) -> RegistryLibrary[Any, Any]:
             if kind == "AVRO":
                 from router_schemas.avro.library import Writers
@@ -74,10 +75,17 @@ class Auto(RegistryDecoder):
                 return Documents(schemas, memory, counted=counted, header=self.header)
             return Protobuf.messages(schemas, memory, counted, self.header)
 
-        return AnyFormat(schemas, memory, self.subjects, self.header, open_library, fields)
+        return AnyFormat(
+            schemas=schemas,
+            memory=memory,
+            subjects=self.subjects,
+            header=self.header,
+            opened=open_library,
+            fields=fields,
+        )
 
     def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OfflineRegistry:
-        """Return a registry that has files of all formats, told by their names."""
+        """Return a registry that has files of all formats; the ending of a file's name gives its format."""
         from router_schemas.protobuf.descriptors import imports_below
         from router_schemas.registry_client import OfflineRegistry
 
@@ -87,7 +95,8 @@ class Auto(RegistryDecoder):
         """Return an event as the decoder of its schema's format does."""
         from router_schemas.registry_client import kind_of
 
-        part = self._part(kind_of(self.chosen(schema)[1]), None)
+        _, file = self.id_and_file(schema)
+        part = self._decoder_of(kind_of(file), None)
         part._files = self._files
         return part.encode(event, schema, message)
 
@@ -98,7 +107,7 @@ class Auto(RegistryDecoder):
         if messages is None:
             return wanted
         # A record may have a schema that is known, and another message of it.
-        of_protobuf = self._part("PROTOBUF", messages).wanted_by(records, messages)
+        of_protobuf = self._decoder_of("PROTOBUF", messages).wanted_by(records, messages)
         return wanted | frozenset(want for want in of_protobuf if want.startswith("message "))
 
     def decoding(self) -> ArrowDecoding:
@@ -106,12 +115,14 @@ class Auto(RegistryDecoder):
         made = self.known.made
         if len(made) == 1:
             ((kind, one_format),) = made.items()
-            return self._part(kind, one_format).decoding()
-        # If no format has fields, one of them gives the reasons.
-        kinds = [kind for kind in made if fields(kind, made[kind])] or [kind for kind in made if kind != "JSON"][:1]
-        return combine(self.known, {kind: self._part(kind, made[kind]).decoding() for kind in kinds})
+            return self._decoder_of(kind, one_format).decoding()
+        kinds = [kind for kind in made if fields(kind, made[kind])]
+        if not kinds:
+            # No format has fields: one of them gives the reasons.
+            kinds = [kind for kind in made if kind != "JSON"][:1]
+        return combine(self.known, {kind: self._decoder_of(kind, made[kind]).decoding() for kind in kinds})
 
-    def _part(self, kind: Kind, made: Any) -> RegistryDecoder:
+    def _decoder_of(self, kind: Kind, made: Any) -> RegistryDecoder:
         return DECODERS[kind].model_validate({"registry": self.registry, "header": self.header}).reading(made)
 
 
@@ -121,8 +132,10 @@ def fields(kind: Kind, made: Any) -> Taken:
         from router_schemas.protobuf.model import spark_struct
 
         event = spark_struct(made.event)
+    elif kind == "AVRO":
+        event = made.event
     else:
-        event = made.event if kind == "AVRO" else made.struct
+        event = made.struct
     columns = {}
     for name, field in zip(column_names(event.fieldNames()).values(), event, strict=True):
         columns[name] = (table_type(field.dataType), made.origins[field.name])
@@ -143,15 +156,19 @@ def combine(known: Formats, decodings: Mapping[Kind, ArrowDecoding]) -> ArrowDec
     """Return the decoding of rows of several formats. Runs on the driver."""
     from router_schemas.wire_format import ADDED_FIELDS
 
-    kinds: dict[str, T.DataType] = {}
+    types_by_field: dict[str, T.DataType] = {}
     for decoding in decodings.values():
         struct: Any = decoding.adds["event"].dataType
-        kinds.update({field.name: field.dataType for field in struct})
-    event = T.StructType([T.StructField(name, kind) for name, kind in kinds.items()])
+        for field in struct:
+            types_by_field[field.name] = field.dataType
+    event = T.StructType()
+    for name, field_type in types_by_field.items():
+        event.add(name, field_type)
+    # `before` runs on the driver (see `in_turn`): the parts, which are sent to tasks, go without it.
     parts: dict[str, ArrowDecoding] = {kind: replace(decoding, before=None) for kind, decoding in decodings.items()}
     return ArrowDecoding(
         function=any_format_events,
-        argument=AnyFormatRows(known.written, known.header, parts, event),
+        argument=AnyFormatRows(written=known.written, header=known.header, parts=parts, event=event),
         adds=T.StructType([T.StructField("event", event), *ADDED_FIELDS, UNKNOWN]),
         before=in_turn([decoding.before for decoding in decodings.values() if decoding.before]),
     )
@@ -182,17 +199,22 @@ def any_format_events(records: pa.RecordBatch, known: AnyFormatRows) -> pa.Recor
     written = [known.written.get(schema_bytes(WriterSchema.of(writer))) for writer in rows.writers]
     formats: list[str | None] = []
     for schema in written:
-        formats.append(schema.message if schema is not None and schema.reason is None else None)
+        if schema is None or schema.reason is not None:
+            formats.append(None)
+        else:
+            formats.append(schema.message)
     # A row without a writer has the group -1: the last one.
     format_of_row = np.array([*formats, None], object)[rows.groups]
-    columns = _read(records, format_of_row, known)
+    columns = _decode_by_format(records, format_of_row, known)
     columns["_error"] = pc.coalesce(why(rows, written), columns["_error"])
     columns["_wanted"] = pc.coalesce(wanted(rows, written), columns["_wanted"])
-    columns["schema_id"] = pc.coalesce(columns["schema_id"], about(rows, written)[0])
+    # A row that no format decodes may still name an id.
+    named_ids = about(rows, written)[0]
+    columns["schema_id"] = pc.coalesce(columns["schema_id"], named_ids)
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
-def _read(records: pa.RecordBatch, format_of_row: Any, known: AnyFormatRows) -> dict[str, pa.Array]:
+def _decode_by_format(records: pa.RecordBatch, format_of_row: Any, known: AnyFormatRows) -> dict[str, pa.Array]:
     """Return the columns that the formats' decoders add, each for its rows; null on rows of none."""
     import numpy as np
     import pyarrow as pa
@@ -206,10 +228,12 @@ def _read(records: pa.RecordBatch, format_of_row: Any, known: AnyFormatRows) -> 
     rows_of_decoded: list[Any] = []
     for kind, decoding in known.parts.items():
         rows = np.flatnonzero(format_of_row == kind)
-        if len(rows):
-            added = decoding.function(records.take(pa.array(rows)), decoding.argument)
-            decoded.append(widened(added.to_struct_array(), pa.struct(adds)))
-            rows_of_decoded.append(rows)
+        if len(rows) == 0:
+            continue
+        added = decoding.function(records.take(pa.array(rows)), decoding.argument)
+        decoded.append(widened(added.to_struct_array(), pa.struct(adds)))
+        rows_of_decoded.append(rows)
+    # Each decoder has returned its rows only: put them back into the order of the records.
     if not decoded:
         return {field.name: pa.nulls(records.num_rows, field.type) for field in adds}
     struct = at_rows(decoded, rows_of_decoded, records.num_rows)

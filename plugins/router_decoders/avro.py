@@ -103,9 +103,11 @@ class Avro(RegistryDecoder):
         if self.registry is None:
             return OneSchema(preparation.folder / str(self.schema_file), self.wire_format, self.header)
         schemas = self.schemas(preparation)
-        kind = SingleObjects if self.wire_format == "single_object" else Writers
-        counted = self.counted(preparation)
-        return kind(schemas, preparation.memory, self.subjects, counted, header=self.header)
+        counted = self.counted_subjects(preparation)
+        library_class = Writers
+        if self.wire_format == "single_object":
+            library_class = SingleObjects
+        return library_class(schemas, preparation.memory, subjects=self.subjects, counted=counted, header=self.header)
 
     def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OfflineRegistry:
         """Return a registry that has .avsc files."""
@@ -120,22 +122,24 @@ class Avro(RegistryDecoder):
         from router_schemas.avro.parser import parse_text
         from router_schemas.wire_format import pack
 
-        number, path = self.chosen(schema)
-        parsed = parse_text(path.read_text(encoding="utf-8"))
+        schema_id, file = self.id_and_file(schema)
+        parsed = parse_text(file.read_text(encoding="utf-8"))
         record = encoded_event(event, parsed)
         if self.wire_format == "single_object":
             return single_object_header(parsed) + record
         if self.wire_format == "none":
             return record
-        return pack(number, None, record)
+        return pack(schema_id, None, record)
 
     def decoding(self) -> ArrowDecoding:
         """Return how tasks decode: from_avro before them, and the rest in them."""
         from router_schemas.wire_format import ADDED_FIELDS
 
         known: Records = self.known
-        added = [field for field in ADDED_FIELDS if not (known.only and field.name == "_wanted")]
-        rows = AvroRows(known.written, known.wire_format, known.header, known.only)
+        added = list(ADDED_FIELDS)
+        if known.only:  # one file reads everything: there is no schema to want
+            added = [field for field in added if field.name != "_wanted"]
+        rows = AvroRows(written=known.written, wire_format=known.wire_format, header=known.header, only=known.only)
         adds = T.StructType([T.StructField("event", known.event), *added])
         return ArrowDecoding(avro_events, rows, adds, before=lambda raw: with_records(raw, known))
 
@@ -148,10 +152,12 @@ def with_records(raw: DataFrame, known: Records) -> DataFrame:
     numbers = {key: number for number, key in enumerate(known.written)}
     columns = {}
     parts = []
-    for k, record in enumerate(known.records):
-        columns[f"_r{k}"] = _read(record, numbers)
-        parts.append(_Part(f"_r{k}", record))
-    frame = framed(raw, known).withColumns({"_writer": _writer(numbers)}).withColumns(columns)
+    for place, record in enumerate(known.records):
+        column = f"_r{place}"
+        columns[column] = _read_record(record, numbers)
+        parts.append(_Part(column, record))
+    frame = framed(raw, known).withColumns({"_writer": _writer_number(numbers)})
+    frame = frame.withColumns(columns)
     result = F.struct(_event(known, parts).alias("event"), _reason(parts).alias("reason"))
     return frame.withColumn(READ, result).drop(*TEMPORARY, *columns)
 
@@ -168,13 +174,16 @@ class _Part:
         self.names = set(record.struct.fieldNames())
 
 
-def _read(record: RecordReader, numbers: dict[bytes, int]) -> Column:
+def _read_record(record: RecordReader, numbers: dict[bytes, int]) -> Column:
     """Return the envelope of one record's values, null on other rows: a CASE, so that each row is decoded once."""
     options = {"avroSchema": record.reader, "mode": "PERMISSIVE"}
+    # END stands behind every value: it is what is left if the value ends where it should.
     body = F.concat("_body", _binary(END))
-    return _first_case(
-        [(F.col("_writer") == numbers[key], from_avro(body, text, options)) for key, text in record.writers.items()]
-    )
+    cases = []
+    for key, schema_text in record.writers.items():
+        is_of_writer = F.col("_writer") == numbers[key]
+        cases.append((is_of_writer, from_avro(body, schema_text, options)))
+    return _first_case(cases)
 
 
 def _first_case(cases: list[tuple[Column, Column]]) -> Column:
@@ -188,9 +197,11 @@ def _first_case(cases: list[tuple[Column, Column]]) -> Column:
 
 def _reason(parts: list[_Part]) -> Column:
     """Return why a value could not be read; null if it could, and if nothing reads it."""
-    case = F.when(F.lit(False), F.lit(None).cast("string"))
+    no_reason = F.lit(None).cast("string")
+    case = F.when(F.lit(False), no_reason)
     for part in parts:
-        case = case.when(part.good, F.lit(None).cast("string"))
+        # The order matters, for the first true case counts: `is_read` is true of all rows of this part.
+        case = case.when(part.good, no_reason)
         case = case.when(part.is_read & part.end.isNull(), "avro: the value is broken or cut off")
         case = case.when(part.whole, "avro: a string is not UTF-8")
         case = case.when(part.is_read, "avro: there are more bytes behind the value")
@@ -201,10 +212,10 @@ def _event(known: Records, parts: list[_Part]) -> Column:
     """Return the event: the fields of the row's record, the others null."""
     if not parts:
         return F.lit(None).cast(known.event)
-    return _first_case([(part.good, F.struct(*_fields(known, part))) for part in parts])
+    return _first_case([(part.good, F.struct(*_event_fields(known, part))) for part in parts])
 
 
-def _fields(known: Records, part: _Part) -> list[Column]:
+def _event_fields(known: Records, part: _Part) -> list[Column]:
     columns = []
     for field in known.event:
         column = F.lit(None).cast(field.dataType)
@@ -219,34 +230,44 @@ def _fields(known: Records, part: _Part) -> list[Column]:
 
 def framed(raw: DataFrame, known: Records) -> DataFrame:
     """Return raw records with `_header` (that may hold a GUID), `_key` and `_body`, null if there is none."""
-    header = _header(known) if known.wire_format == "confluent" else F.lit(None).cast("binary")
+    header = F.lit(None).cast("binary")
+    if known.wire_format == "confluent":
+        header = _last_header(known)
     key, body = _key_and_body(known)
     return raw.withColumn("_header", header).withColumns({"_key": key, "_body": body})
 
 
-def _header(known: Records) -> Column:
+def _last_header(known: Records) -> Column:
     """Return the last header of that name, no bytes if it has no value; null if there is none."""
     place = F.array_position(F.reverse("headers.key"), known.header).cast("int")
-    return F.when(place > 0, F.coalesce(F.get(F.reverse("headers.value"), place - 1), _binary(b"")))
+    value = F.get(F.reverse("headers.value"), place - 1)
+    return F.when(place > 0, F.coalesce(value, _binary(b"")))
 
 
 def _key_and_body(known: Records) -> tuple[Column, Column]:
+    """Return the bytes that name a row's schema, null if it has none, and those of its record."""
     value = F.col("value")
     header = F.col("_header")
     if known.wire_format == "none":
-        return F.when(value.isNotNull(), _binary(b"")), value
+        key = F.when(value.isNotNull(), _binary(b""))
+        return key, value
     if known.wire_format == "single_object":
-        has_key = _begins(value, MARKER) & (F.length(value) >= OBJECT_KEY)
-        return F.when(has_key, F.substring(value, 1, OBJECT_KEY)), F.substring(value, OBJECT_KEY + 1, TO_THE_END)
-    has_guid = _begins(header, b"\1") & (F.length(header) >= GUID_KEY)
-    key = F.when(header.isNotNull(), F.when(has_guid & value.isNotNull(), F.substring(header, 1, GUID_KEY)))
-    key = key.when(_prefixed(value), F.substring(value, 1, ID_KEY))
+        has_key = _begins_with(value, MARKER) & (F.length(value) >= OBJECT_KEY)
+        key = F.when(has_key, F.substring(value, 1, OBJECT_KEY))
+        return key, F.substring(value, OBJECT_KEY + 1, TO_THE_END)
+    # If there is a header, it alone counts: a wrong one is not made good by a prefix of the value.
+    has_guid = _begins_with(header, b"\1") & (F.length(header) >= GUID_KEY)
+    guid = F.when(has_guid & value.isNotNull(), F.substring(header, 1, GUID_KEY))
+    key = F.when(header.isNotNull(), guid)
+    key = key.when(_has_id(value), F.substring(value, 1, ID_KEY))
+    body = F.when(header.isNotNull(), value).otherwise(F.substring(value, ID_KEY + 1, TO_THE_END))
     if known.only:
+        # One schema reads all values, whatever their id or GUID: its key has no bytes.
         key = F.when(key.isNotNull(), _binary(b""))
-    return key, F.when(header.isNotNull(), value).otherwise(F.substring(value, ID_KEY + 1, TO_THE_END))
+    return key, body
 
 
-def _writer(numbers: dict[bytes, int]) -> Column:
+def _writer_number(numbers: dict[bytes, int]) -> Column:
     """Return the number of a key, looked up in a literal map: a branch for every key would be code for every key."""
     if not numbers:
         return F.lit(None).cast("int")
@@ -256,12 +277,13 @@ def _writer(numbers: dict[bytes, int]) -> Column:
     return F.try_element_at(F.create_map(*keys_and_numbers), F.col("_key"))
 
 
-def _prefixed(value: Column) -> Column:
-    whole = _begins(value, b"\0") & (F.length(value) >= ID_KEY)
-    return whole & (F.substring(value, 2, 1) < _binary(b"\x80"))
+def _has_id(value: Column) -> Column:
+    has_prefix = _begins_with(value, b"\0") & (F.length(value) >= ID_KEY)
+    # Ids are not negative: the first bit of their four bytes is zero.
+    return has_prefix & (F.substring(value, 2, 1) < _binary(b"\x80"))
 
 
-def _begins(value: Column, beginning: bytes) -> Column:
+def _begins_with(value: Column, beginning: bytes) -> Column:
     return F.substring(value, 1, len(beginning)) == _binary(beginning)
 
 
@@ -339,18 +361,20 @@ def avro_events(records: pa.RecordBatch, known: AvroRows) -> pa.RecordBatch:
 
     from router_schemas.wire_format import ADDED, about, wanted, why
 
-    rows = _framed(records, known)
-    written = [_info(writer, known) for writer in rows.writers]
-    read = records.column(READ)
-    reasons = pc.coalesce(why(rows, written), pc.struct_field(read, "reason"))
-    added = zip(ADDED.names, [reasons, wanted(rows, written), *about(rows, written)], strict=True)
-    columns = {"event": pc.struct_field(read, "event"), **dict(added)}
+    rows = _frame_rows(records, known)
+    written = [_writer_schema(writer, known) for writer in rows.writers]
+    from_avro_results = records.column(READ)
+    # What the prefix and the schema tell comes before what from_avro could not read.
+    reasons = pc.coalesce(why(rows, written), pc.struct_field(from_avro_results, "reason"))
+    added = [reasons, wanted(rows, written), *about(rows, written)]
+    columns = {"event": pc.struct_field(from_avro_results, "event")}
+    columns.update(zip(ADDED.names, added, strict=True))
     if known.only:
         del columns["_wanted"]
-    return pa.RecordBatch.from_arrays([*columns.values()], names=[*columns])
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
-def _framed(records: pa.RecordBatch, known: AvroRows) -> FramedRows:
+def _frame_rows(records: pa.RecordBatch, known: AvroRows) -> FramedRows:
     """Return the writers of records and their payloads."""
     import numpy as np
     import pyarrow as pa
@@ -362,16 +386,24 @@ def _framed(records: pa.RecordBatch, known: AvroRows) -> FramedRows:
         return framed_rows(records, known.wire_format, known.header, indexed=False)
     values = records.column("value")
     heads = pc.binary_slice(values, 0, OBJECT_KEY)
-    is_head = pc.and_(pc.starts_with(heads, MARKER), pc.equal(pc.binary_length(heads), OBJECT_KEY)).fill_null(False)
+    has_length = pc.equal(pc.binary_length(heads), OBJECT_KEY)
+    is_head = pc.and_(pc.starts_with(heads, MARKER), has_length).fill_null(False)
+
+    # A batch has few different fingerprints: number them, and make a name of each one once.
     coded = pc.if_else(is_head, heads, pa.scalar(None, heads.type)).dictionary_encode()
     groups = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-    writers = tuple(f"{FINGERPRINT}{head[len(MARKER) :].hex()}" for head in coded.dictionary.to_pylist())
+    writers = []
+    for head in coded.dictionary.to_pylist():
+        fingerprint = head[len(MARKER) :]
+        writers.append(f"{FINGERPRINT}{fingerprint.hex()}")
+
     unread = pc.if_else(values.is_null(), "value is null", NO_OBJECT)
     reasons = pc.if_else(is_head, pa.scalar(None, pa.string()), unread)
-    return FramedRows(values, groups, writers, reasons, pa.nulls(len(values), pa.int32()))
+    no_ids = pa.nulls(len(values), pa.int32())
+    return FramedRows(payloads=values, groups=groups, writers=tuple(writers), reasons=reasons, ids=no_ids)
 
 
-def _info(writer: str, known: AvroRows) -> SchemaInfo | None:
+def _writer_schema(writer: str, known: AvroRows) -> SchemaInfo | None:
     """Return the known schema of a writer; None if it is to be fetched."""
     from router_schemas.wire_format import schema_bytes
 

@@ -71,7 +71,7 @@ class ByTopic(ArrowDecoder):
         prepared = {}
         for topic, decoder in self.topics.items():
             with _naming(topic):
-                prepared[topic] = decoder.prepare(_of_topic(preparation, topic))
+                prepared[topic] = decoder.prepare(_preparation_of_topic(preparation, topic))
         return self._with(prepared)
 
     def tested(self, schemas: Mapping[str, Sequence[Path]]) -> Self:
@@ -104,14 +104,16 @@ class ByTopic(ArrowDecoder):
         adds, refused = unite(decodings)
         for topic, reason in refused.items():
             logger.warning("topic %s: its records are dead letters: %s", topic, reason)
+
+        # `before` runs on the driver: the parts, which are sent to tasks, go without it.
         parts = []
         befores = []
         for number, (topic, decoding) in enumerate(decodings.items()):
             parts.append(TopicRows(topic, replace(decoding, before=None), refused.get(topic)))
             if decoding.before:
-                befores.append(_before(number, decoding.before))
-        argument = AnyTopicRows(tuple(parts), adds, self.others == "dead_letters")
-        return ArrowDecoding(events_by_topic, argument, adds, in_turn(befores))
+                befores.append(_rename_added_columns(number, decoding.before))
+        argument = AnyTopicRows(tuple(parts), adds, dead=self.others == "dead_letters")
+        return ArrowDecoding(events_by_topic, argument, adds, before=in_turn(befores))
 
 
 @contextmanager
@@ -123,7 +125,7 @@ def _naming(topic: str) -> Iterator[None]:
         raise StartError(f"topic {topic}: {error}") from error
 
 
-def _of_topic(preparation: Preparation, topic: str) -> Preparation:
+def _preparation_of_topic(preparation: Preparation, topic: str) -> Preparation:
     """Return the sample of one topic, and a part of the memory."""
     name = hashlib.sha256(topic.encode()).hexdigest()[:16]  # a topic is no name of a file
     return replace(
@@ -134,13 +136,14 @@ def _of_topic(preparation: Preparation, topic: str) -> Preparation:
     )
 
 
-def _before(number: int, before: Callable[[DataFrame], DataFrame]) -> Callable[[DataFrame], DataFrame]:
+def _rename_added_columns(number: int, before: Callable[[DataFrame], DataFrame]) -> Callable[[DataFrame], DataFrame]:
     """Return a function that adds the native columns of a decoder under names with its topic's number."""
 
     def add_renamed(raw: DataFrame) -> DataFrame:
         frame = before(raw)
+        prefix = OWN.format(number)
         added = [name for name in frame.columns if name not in raw.columns]
-        return frame.withColumnsRenamed({name: f"{OWN.format(number)}{name}" for name in added})
+        return frame.withColumnsRenamed({name: f"{prefix}{name}" for name in added})
 
     return add_renamed
 
@@ -157,7 +160,9 @@ def unite(decodings: Mapping[str, ArrowDecoding]) -> tuple[T.StructType, dict[st
             accepted.append(topic)
         except _UnlikeError as error:
             refused[topic] = f"{error}; {', '.join(accepted)} came first"
-        others.update({field.name: field for field in decoding.adds if field.name != "event"})
+        for field in decoding.adds:
+            if field.name != "event":
+                others[field.name] = field
     return T.StructType([T.StructField("event", event), *others.values()]), refused
 
 
@@ -225,7 +230,7 @@ def events_by_topic(records: pa.RecordBatch, topics: AnyTopicRows) -> pa.RecordB
     from router_schemas.wire_format import at_rows, widened
 
     topic_column = records.column("topic")
-    kind = pa.struct(list(to_arrow_columns(topics.adds)))
+    added_columns = pa.struct(list(to_arrow_columns(topics.adds)))
     decoded = []
     rows_of_decoded = []
     reasons = np.full(records.num_rows, None, object)
@@ -236,35 +241,42 @@ def events_by_topic(records: pa.RecordBatch, topics: AnyTopicRows) -> pa.RecordB
         is_other[rows] = False
         if part.refused is not None:
             reasons[rows] = f"topic {part.topic}: {part.refused}"
-        elif len(rows):
-            added = part.decoding.function(_of_part(records, rows, number), part.decoding.argument)
-            decoded.append(widened(_with_topic(added, part.topic).to_struct_array(), kind))
-            rows_of_decoded.append(rows)
+            continue
+        if len(rows) == 0:
+            continue
+        added = part.decoding.function(_records_of_topic(records, rows, number), part.decoding.argument)
+        added = _name_topic_in_wanted(added, part.topic)
+        decoded.append(widened(added.to_struct_array(), added_columns))
+        rows_of_decoded.append(rows)
     if topics.dead:
         for row in np.flatnonzero(is_other):
             reasons[row] = f"no decoder is named for the topic {topic_column[int(row)]}"
     # Each decoder has returned its rows only: put them back into the order of the records.
     if decoded:
         struct = at_rows(decoded, rows_of_decoded, records.num_rows)
-        columns = {field.name: pc.struct_field(struct, [place]) for place, field in enumerate(kind)}
+        columns = {field.name: pc.struct_field(struct, [place]) for place, field in enumerate(added_columns)}
     else:
-        columns = {field.name: pa.nulls(records.num_rows, field.type) for field in kind}
+        columns = {field.name: pa.nulls(records.num_rows, field.type) for field in added_columns}
     columns["_error"] = pc.coalesce(pa.array(reasons, pa.string()), columns["_error"])
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
-def _of_part(records: pa.RecordBatch, rows: Any, number: int) -> pa.RecordBatch:
+def _records_of_topic(records: pa.RecordBatch, rows: Any, number: int) -> pa.RecordBatch:
     """Return records of one topic, with the native columns of its decoder under the names that they had."""
     import pyarrow as pa
 
     prefix = OWN.format(number)
     if len(rows) < records.num_rows:
         records = records.take(pa.array(rows))
-    names = [name for name in records.schema.names if not name.startswith("_of_") or name.startswith(prefix)]
+    names = []
+    for name in records.schema.names:
+        is_of_another_topic = name.startswith("_of_") and not name.startswith(prefix)
+        if not is_of_another_topic:
+            names.append(name)
     return records.select(names).rename_columns([name.removeprefix(prefix) for name in names])
 
 
-def _with_topic(added: pa.RecordBatch, topic: str) -> pa.RecordBatch:
+def _name_topic_in_wanted(added: pa.RecordBatch, topic: str) -> pa.RecordBatch:
     """Name the topic in the schemas that its decoder wants."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -272,5 +284,6 @@ def _with_topic(added: pa.RecordBatch, topic: str) -> pa.RecordBatch:
     if "_wanted" not in added.schema.names:
         return added
     place = added.schema.get_field_index("_wanted")
-    wanted = pc.binary_join_element_wise(added.column(place).cast(pa.string()), f"{SEPARATOR}{topic}", "")
+    wanted = added.column(place).cast(pa.string())
+    wanted = pc.binary_join_element_wise(wanted, f"{SEPARATOR}{topic}", "")
     return added.set_column(place, "_wanted", wanted)

@@ -46,9 +46,7 @@ INFERENCE = {
     "timestampFormat": "yyyy-MM-dd['T'][ ]HH:mm[:ss[.SSSSSSSSS]][XXX]",
 }
 
-
-KINDS = r"\.(schema\.json|ddl)$"
-DEBUG = re.compile(KINDS)
+FILE_ENDING = r"\.(schema\.json|ddl)$"
 """The end of the name of a schema's file."""
 UNKNOWN = T.StructField("_unknown", T.ArrayType(T.StringType()))
 """The column with the names of the fields that the schema lacks."""
@@ -60,7 +58,7 @@ class Infer(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     file: str = Field(
-        pattern=rf".{KINDS}",
+        pattern=rf".{FILE_ENDING}",
         description="file next to the configuration: NAME.schema.json (JSON Schema) or NAME.ddl (Spark DDL)",
     )
     rows: int = Field(default=10_000, ge=1, description="records to read from the source")
@@ -127,7 +125,7 @@ class Json(ArrowDecoder):
     def prepare(self, preparation: Preparation) -> Self:
         """Return this decoder with its schema; may read a sample of the source and write an inferred one."""
         if self.infer is not None:
-            struct = inferred(self.infer, preparation)
+            struct = read_or_infer(self.infer, preparation)
         elif self.schema_file is not None:
             struct = read_schema(preparation.folder / self.schema_file)
         else:
@@ -193,17 +191,21 @@ def read_schema(file: Path) -> T.StructType:
     """Return the struct that a file describes: Spark DDL in a `.ddl`, else JSON Schema; raise StartError."""
     with schema_file(file):
         text = file.read_text(encoding="utf-8")
-        return struct_of_ddl(text) if file.suffix == ".ddl" else struct_of(json.loads(text))
+        if file.suffix == ".ddl":
+            return struct_of_ddl(text)
+        return struct_of(json.loads(text))
 
 
-def inferred(options: Infer, preparation: Preparation) -> T.StructType:
+def read_or_infer(options: Infer, preparation: Preparation) -> T.StructType:
     """Return the schema in the file; infer it from a sample of the source first if the file is missing or refreshed.
 
     The written schema is read back, so that the first run has the types of every later one. A debug run has a file of
     its own, NAME_debug, and uses that of real runs until it has written it.
     """
     real_file = preparation.folder / options.file
-    file = real_file.with_name(DEBUG.sub(r"_debug\g<0>", real_file.name)) if preparation.debug else real_file
+    file = real_file
+    if preparation.debug:
+        file = real_file.with_name(re.sub(FILE_ENDING, r"_debug\g<0>", real_file.name))
     # A debug run that has no file of its own yet begins with that of real runs.
     former = None
     if file.exists():
@@ -215,10 +217,14 @@ def inferred(options: Infer, preparation: Preparation) -> T.StructType:
     struct = infer(preparation.sample(options.rows))
     if former:
         struct = merge(former, struct)
-    text = struct.toDDL() if file.suffix == ".ddl" else json.dumps(json_schema_of(struct), indent=2)
-    _replace(file, f"{text}\n")
+    if file.suffix == ".ddl":
+        text = struct.toDDL()
+    else:
+        schema = json_schema_of(struct)
+        text = json.dumps(schema, indent=2)
+    _replace_file(file, f"{text}\n")
     struct = read_schema(file)
-    _report(file, former, struct)
+    _log_changes(file, former, struct)
     return struct
 
 
@@ -248,7 +254,8 @@ def merge(former: T.StructType, sampled: T.StructType) -> T.StructType:
     for field in former:
         kind = _merge_types(field.dataType, sampled_types.get(field.name, field.dataType))
         fields.append(T.StructField(field.name, kind))
-    return T.StructType([*fields, *(field for field in sampled if field.name not in former.names)])
+    fields += [field for field in sampled if field.name not in former.names]
+    return T.StructType(fields)
 
 
 def _merge_types(former: T.DataType, sampled: T.DataType) -> T.DataType:
@@ -286,7 +293,7 @@ def leaves(kind: T.DataType, path: str = "") -> Iterator[tuple[str, str]]:
         yield path, kind.simpleString()
 
 
-def _report(file: Path, former: T.StructType | None, struct: T.StructType) -> None:
+def _log_changes(file: Path, former: T.StructType | None, struct: T.StructType) -> None:
     if former is None:
         logger.info("schema inferred into %s: %s", file, struct.simpleString())
         return
@@ -297,7 +304,7 @@ def _report(file: Path, former: T.StructType | None, struct: T.StructType) -> No
         logger.info("schema %s: no differences", file)
 
 
-def _replace(file: Path, text: str) -> None:
+def _replace_file(file: Path, text: str) -> None:
     """Write a file so that a crash leaves the old one or the new one."""
     fresh = file.with_name(f".{file.name}.{os.getpid()}")
     fresh.write_text(text, encoding="utf-8")
@@ -333,7 +340,8 @@ class JsonSchema(RegistryDecoder):
         from router_schemas.json_schema.library import Documents
 
         schemas = self.schemas(preparation)
-        return Documents(schemas, preparation.memory, self.subjects, self.counted(preparation), header=self.header)
+        counted = self.counted_subjects(preparation)
+        return Documents(schemas, preparation.memory, subjects=self.subjects, counted=counted, header=self.header)
 
     def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OfflineRegistry:
         """Return a registry that has files with JSON Schemas."""
@@ -345,7 +353,9 @@ class JsonSchema(RegistryDecoder):
         """Return an event as an object in its wire format. It is not checked against the schema."""
         from router_schemas.wire_format import pack
 
-        return pack(self.chosen(schema)[0], None, json.dumps(event, ensure_ascii=False).encode())
+        schema_id, _ = self.id_and_file(schema)
+        text = json.dumps(event, ensure_ascii=False)
+        return pack(schema_id, None, text.encode())
 
     def decoding(self) -> ArrowDecoding:
         """Return how tasks decode."""

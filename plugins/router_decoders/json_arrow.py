@@ -44,6 +44,7 @@ from router_schemas.wire_format import ADDED, about, framed_rows, schema_bytes, 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from decimal import Decimal
 
     from numpy.typing import NDArray
 
@@ -100,7 +101,9 @@ def events(records: pa.RecordBatch, options: JsonEvents) -> pa.RecordBatch:
 
 def decode(values: pa.Array, options: JsonEvents) -> tuple[pa.StructArray, pa.StringArray, pa.ListArray]:
     """Return the events of texts, why rows have none, and the names of the fields that the type lacks."""
-    blocks = [_decode_block(values.slice(start, ROWS), options) for start in range(0, len(values) or 1, ROWS)]
+    # Zero rows make one empty block, so that the columns have their types.
+    starts = range(0, max(len(values), 1), ROWS)
+    blocks = [_decode_block(values.slice(start, ROWS), options) for start in starts]
     events, reasons, unknown = zip(*blocks, strict=True)
     return pa.concat_arrays(events), pa.concat_arrays(reasons), pa.concat_arrays(unknown)
 
@@ -115,13 +118,16 @@ def _decode_block(values: pa.Array, options: JsonEvents) -> tuple[pa.StructArray
         decoder = RowDecoder(options.shape, options.zone, options.rescue)
         decided = {row: decoder.decode(texts[row]) for row in remaining}
         objects = [decoded.event for decoded in decided.values()]
-        event, _ = _place(event, remaining, objects, options.shape, options.zone)
+        event, _ = _place_objects(event, remaining, objects, options.shape, options.zone)
         for row, decoded in decided.items():
             unknown.add_decided(row, decoded.value, options.shape)
     if options.rescue:
         rescued: list[dict[str, str | None] | None] = [None] * len(texts)
         for row in np.flatnonzero(unknown.any).tolist():
-            rescued[row] = decided[row].unknown if row in decided else _unknown_keys(texts[row], options)
+            if row in decided:
+                rescued[row] = decided[row].unknown
+            else:
+                rescued[row] = _unknown_keys(texts[row], options)
         event = _with_rescued(event, rescued)
     return event, _reasons(decided, len(texts)), unknown.column()
 
@@ -129,28 +135,29 @@ def _decode_block(values: pa.Array, options: JsonEvents) -> tuple[pa.StructArray
 def _parse_by_msgspec(
     texts: list[bytes | None], values: pa.Array, options: JsonEvents, unknown: UnknownInRows
 ) -> tuple[pa.StructArray, list[int]]:
-    """Return the events of rows that msgspec takes, and the other rows.
-
-    Nearly all rows are taken by a parser that refuses fields which the type lacks, and so finds them at no cost.
-    """
-    plain = _plain(texts, values)
+    """Return the events of rows that msgspec takes, and the other rows."""
+    plain_texts = _plain_texts(texts, values)
     event = pa.nulls(len(texts), arrow_type(options.shape))
     remaining = [*range(len(texts))]
+    # Nearly all rows are taken by a parser that refuses fields which the type lacks, and so finds them at no cost. The
+    # rows with such fields remain for the same parsers without the refusal.
     for refusing in (True, False):
         for shape, parser in parsers(options.shape, unknown.shape, refusing=refusing):
             if not remaining:
                 continue
-            to_parse = plain if len(remaining) == len(plain) else [plain[row] for row in remaining]
-            objects = _objects(to_parse, parser.decode)
+            to_parse = plain_texts
+            if len(remaining) < len(plain_texts):
+                to_parse = [plain_texts[row] for row in remaining]
+            objects = _parse_texts(to_parse, parser.decode)
             if refusing:
                 unknown.add_parsed(remaining, objects)
             else:
-                unknown.add_refused(remaining, objects, plain, options.shape)
-            event, remaining = _place(event, remaining, objects, shape, options.zone)
+                unknown.add_refused(remaining, objects, plain_texts, options.shape)
+            event, remaining = _place_objects(event, remaining, objects, shape, options.zone)
     return event, remaining
 
 
-def _place(
+def _place_objects(
     event: pa.StructArray, rows: list[int], objects: list[Any], shape: Shape, zone: str
 ) -> tuple[pa.StructArray, list[int]]:
     """Return events with those of some rows' objects, and the rows that are still without one."""
@@ -158,6 +165,7 @@ def _place(
         return event, rows
     structs, unfit = _struct_column(objects, shape, zone)
     if unfit.size:
+        # An object with a field that does not fit is no event.
         absent = structs.is_null().to_numpy(zero_copy_only=False).copy()
         absent[unfit] = True
         structs = pa.StructArray.from_arrays(structs.flatten(), fields=list(structs.type), mask=pa.array(absent))
@@ -185,9 +193,13 @@ def _unknown_keys(text: bytes | None, options: JsonEvents) -> dict[str, str | No
     """Return the unknown keys of a text that msgspec took, as `json_rows` does."""
     if text is None:
         return None
-    known = {name for name, _ in options.shape.fields}
+    field_names = {name for name, _ in options.shape.fields}
     values = UNKNOWN.decode(text)
-    return {key: json_text_of(bytes(values[key])) for key in sorted(values) if key not in known} or None
+    unknown = {}
+    for key in sorted(values):
+        if key not in field_names:
+            unknown[key] = json_text_of(bytes(values[key]))
+    return unknown or None
 
 
 def _with_rescued(event: pa.StructArray, rescued: list[dict[str, str | None] | None]) -> pa.StructArray:
@@ -200,8 +212,9 @@ def _with_rescued(event: pa.StructArray, rescued: list[dict[str, str | None] | N
 # What msgspec takes
 
 
-def _plain(texts: list[bytes | None], values: pa.Array) -> Sequence[bytes | None]:
+def _plain_texts(texts: list[bytes | None], values: pa.Array) -> Sequence[bytes | None]:
     """Return the texts, None in place of those that msgspec may take and must not."""
+    # Nearly always one check of the whole column is enough.
     longest = pc.max(pc.binary_length(values)).as_py() or 0
     if longest <= SHORT and _are_utf8(values):
         return texts
@@ -218,7 +231,9 @@ def _are_utf8(values: pa.Array) -> bool:
 
 def _is_plain(text: bytes) -> bool:
     """Return whether a text is UTF-8 and stays below the limits."""
-    if len(text) > SHORT and (len(text) > LONG or _may_be_deep(text) or _has_long_number(text)):
+    if len(text) > LONG:
+        return False
+    if len(text) > SHORT and (_may_be_deep(text) or _has_long_number(text)):
         return False
     return text.isascii() or _is_utf8(text)
 
@@ -239,10 +254,11 @@ def _has_long_number(text: bytes) -> bool:
     """Return whether a text has too long a run of digits; for nearly all texts, some of the bytes are enough."""
     if not SEEN_OF_DIGITS.search(text[::STRIDE]):
         return False
-    return max(map(len, text.translate(NO_DIGITS_TO_BLANKS).split())) >= DIGITS
+    numbers = text.translate(NO_DIGITS_TO_BLANKS).split()
+    return max(map(len, numbers)) >= DIGITS
 
 
-def _objects(texts: Sequence[bytes | None], decode: Callable[[Any], Any]) -> list[Any]:
+def _parse_texts(texts: Sequence[bytes | None], decode: Callable[[Any], Any]) -> list[Any]:
     """Return the objects of texts, None for a text that is none or does not fit."""
     objects: list[Any] = []
     for text in texts:
@@ -253,7 +269,7 @@ def _objects(texts: Sequence[bytes | None], decode: Callable[[Any], Any]) -> lis
     return objects
 
 
-# Columns
+# Columns: comprehensions and map walk the values, because a loop would take longer for each of them
 
 
 def _column(values: list[Any], shape: Shape, zone: str) -> tuple[pa.Array, Places]:
@@ -268,12 +284,14 @@ def _column(values: list[Any], shape: Shape, zone: str) -> tuple[pa.Array, Place
 def _struct_column(values: list[Any], shape: Shape, zone: str) -> tuple[pa.StructArray, Places]:
     absent = [value is None for value in values]
     if any(absent):
+        # Null has no attributes to make columns of: an empty struct stands for it, under the mask.
         empty = struct_class(shape)()
         values = [empty if value is None else value for value in values]
     columns = []
     unfit = []
     for place, (_, child) in enumerate(shape.fields):
-        column, unfit_of_column = _column([*map(attrgetter(f"f{place}"), values)], child, zone)
+        field_values = [*map(attrgetter(f"f{place}"), values)]
+        column, unfit_of_column = _column(field_values, child, zone)
         columns.append(column)
         unfit.append(unfit_of_column)
     mask = pa.array(absent, pa.bool_())
@@ -281,7 +299,8 @@ def _struct_column(values: list[Any], shape: Shape, zone: str) -> tuple[pa.Struc
 
 
 def _list_column(values: list[Any], shape: Shape, zone: str) -> tuple[pa.Array, Places]:
-    elements, unfit = _column([*chain.from_iterable(value or () for value in values)], shape.inner, zone)
+    all_elements = [*chain.from_iterable(value or () for value in values)]
+    elements, unfit = _column(all_elements, shape.inner, zone)
     offsets, mask, rows = _nesting(values)
     array = pa.ListArray.from_arrays(offsets, elements, type=arrow_type(shape), mask=mask)
     return array, rows[unfit]
@@ -289,17 +308,18 @@ def _list_column(values: list[Any], shape: Shape, zone: str) -> tuple[pa.Array, 
 
 def _map_column(values: list[Any], shape: Shape, zone: str) -> tuple[pa.Array, Places]:
     """Return maps: dicts of the second step, texts of the first one."""
-    maps = [_entries(value, shape) if isinstance(value, msgspec.Raw) else value for value in values]
+    maps = [_parse_map(value, shape) if isinstance(value, msgspec.Raw) else value for value in values]
     keys = pa.array([*chain.from_iterable(value or () for value in maps)], pa.string())
     items = [*chain.from_iterable(value.values() for value in maps if value)]
     column, unfit = _column(items, shape.inner, zone)
     offsets, mask, rows = _nesting(maps)
     array = pa.MapArray.from_arrays(offsets, keys, column, type=arrow_type(shape), mask=mask)
+    # A text that gives no map and is not null: the second step decides on its row.
     doubtful = [row for row, value in enumerate(maps) if value is None and not _is_null(values[row])]
     return array, np.concatenate([rows[unfit], np.array(doubtful, np.intp)])
 
 
-def _entries(raw: msgspec.Raw, shape: Shape) -> dict[str, Any] | None:
+def _parse_map(raw: msgspec.Raw, shape: Shape) -> dict[str, Any] | None:
     """Return a map's entries; None if it is none, or if a key may come twice: then it has more colons."""
     text = bytes(raw)
     try:
@@ -326,13 +346,16 @@ def _float_column(values: list[Any], shape: Shape, zone: str) -> tuple[pa.Array,
 
 
 def _decimal_column(values: list[Any], shape: Shape, zone: str) -> tuple[pa.Array, Places]:
-    decimals = []
+    decimals: list[Decimal | None] = []
     unfit = []
     for row, value in enumerate(values):
         text = None if value is None else _scalar_text(value)
-        number = None if text is None else read_decimal(text, shape.digits)
+        if text is None:
+            decimals.append(None)
+            continue
+        number = read_decimal(text, shape.digits)
         decimals.append(number)
-        if number is None and text is not None:
+        if number is None:
             unfit.append(row)
     return pa.array(decimals, arrow_type(shape)), np.array(unfit, np.intp)
 
@@ -385,7 +408,9 @@ def _scalar_text(value: msgspec.Raw | str) -> str | None:
     text = bytes(value)
     if text[:1] == b'"':
         return TEXT.decode(text)
-    return None if text == b"null" else text.decode()
+    if text == b"null":
+        return None
+    return text.decode()
 
 
 # Times
@@ -395,17 +420,20 @@ def _times(texts: pa.Array, shape: Shape, zone: str) -> tuple[pa.Array, Places]:
     """Return texts as times, and the places of those that are none: whole columns at once, odd forms one by one."""
     if shape.kind == "timestamp" and zone == "UTC":
         texts = _with_zone(texts)
+    # First the usual form, which Arrow reads as `read_time` does.
     formed = _is_formed(texts, shape)
     times = _cast(pc.if_else(formed, texts, NO_TEXT), shape, zone)
+    # Then timestamps with an offset such as +02:00. It may move one out of the years 1 to 9999, which Arrow allows.
     if shape.kind == "timestamp" and not pc.all(formed).as_py():
         with_offset = pc.and_not(pc.match_substring_regex(texts, WITH_OFFSET), formed)
         moved = _cast(pc.if_else(with_offset, texts, NO_TEXT), shape, zone)
         times = pc.coalesce(times, _in_range(moved))
         formed = pc.or_(formed, with_offset)
+    # Then the other forms, one by one.
     others = pc.and_not(texts.is_valid(), formed.fill_null(False))
     if others.true_count:
-        read = [read_time(text, shape.kind, zone) for text in texts.filter(others).to_pylist()]
-        times = pc.replace_with_mask(times, others, pa.array(read, times.type))
+        other_times = [read_time(text, shape.kind, zone) for text in texts.filter(others).to_pylist()]
+        times = pc.replace_with_mask(times, others, pa.array(other_times, times.type))
     unfit = pc.and_(times.is_null(), texts.is_valid())
     return times, np.flatnonzero(unfit.to_numpy(zero_copy_only=False))
 
@@ -420,20 +448,23 @@ def _with_zone(texts: pa.Array) -> pa.Array:
     """Return texts with Z added where they have no zone, so that whole columns can be cast."""
     if pc.all(pc.ends_with(texts, "Z")).as_py() is not False:
         return texts
-    return pc.if_else(pc.match_substring_regex(texts, ZONELESS), pc.binary_join_element_wise(texts, "Z", ""), texts)
+    is_zoneless = pc.match_substring_regex(texts, ZONELESS)
+    return pc.if_else(is_zoneless, pc.binary_join_element_wise(texts, "Z", ""), texts)
 
 
 def _is_formed(texts: pa.Array, shape: Shape) -> pa.Array:
     """Return whether Arrow reads a text as `read_time` does: `2026-11-21T10:00:00[.123456]Z`, `2026-11-21`, ..."""
+    is_year_zero = pc.starts_with(texts, "0000")
     if shape.kind == "timestamp_ntz":
-        return pc.and_not(pc.match_substring_regex(texts, ZONELESS), pc.starts_with(texts, "0000"))
+        return pc.and_not(pc.match_substring_regex(texts, ZONELESS), is_year_zero)
+    # The characters of a time in whole seconds, and with one to six decimals.
     lengths = [20, *range(22, 28)]
     end = "Z"
     if shape.kind == "date":
         lengths = [10]
         end = ""
-    long_enough = pc.is_in(pc.binary_length(texts), pa.array(lengths, pa.int32()))
-    return pc.and_not(pc.and_(long_enough, pc.ends_with(texts, end)), pc.starts_with(texts, "0000"))
+    has_length = pc.is_in(pc.binary_length(texts), pa.array(lengths, pa.int32()))
+    return pc.and_not(pc.and_(has_length, pc.ends_with(texts, end)), is_year_zero)
 
 
 def _cast(texts: pa.Array, shape: Shape, zone: str) -> pa.Array:
@@ -443,8 +474,10 @@ def _cast(texts: pa.Array, shape: Shape, zone: str) -> pa.Array:
     except pa.ArrowInvalid:
         pass
     if len(texts) > FEW:
-        return pa.concat_arrays([_cast(texts[k : k + FEW], shape, zone) for k in range(0, len(texts), FEW)])
-    return pa.array([text and read_time(text, shape.kind, zone) for text in texts.to_pylist()], arrow_type(shape))
+        pieces = [_cast(texts[start : start + FEW], shape, zone) for start in range(0, len(texts), FEW)]
+        return pa.concat_arrays(pieces)
+    times = [text and read_time(text, shape.kind, zone) for text in texts.to_pylist()]
+    return pa.array(times, arrow_type(shape))
 
 
 # Objects in the wire format of a schema registry

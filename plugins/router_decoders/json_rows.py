@@ -135,8 +135,11 @@ class FieldPath:
         """Return the place of a struct's field."""
         if self.inside:
             return self
+        if self.name:
+            name = f"{self.name}.{name}"
+        # 0 stands for the field itself and 1 for a struct around it: so a struct's own fields come before those inside.
         outer = tuple((1, step) for _, step in self.order)
-        return FieldPath(f"{self.name}.{name}" if self.name else name, (*outer, (0, number)))
+        return FieldPath(name, (*outer, (0, number)))
 
     def of_element(self) -> FieldPath:
         """Return the place of the values in an array or a map."""
@@ -152,7 +155,8 @@ class RowDecoder:
 
     def __init__(self, shape: Shape, zone: str, rescue: bool = False) -> None:
         self._read = _reader(shape, zone, FieldPath())
-        self._known = frozenset(name for name, _ in shape.fields) if rescue else None
+        self._rescue = rescue
+        self._field_names = frozenset(name for name, _ in shape.fields)
 
     def decode(self, text: bytes | None) -> DecodedRow:
         """Return the event of a text, or the reason for none. Never raises for any bytes."""
@@ -168,10 +172,13 @@ class RowDecoder:
             depth = _depth(chars)
             if not depth:
                 return self._decode(chars)
+            # Only deep texts need more than Python's usual stack.
             with _room_for(depth):
                 return self._decode(chars)
-        except ValueError as error:
-            return DecodedRow(reason=str(error) if isinstance(error, LimitError) else NOT_JSON)
+        except LimitError as error:
+            return DecodedRow(reason=str(error))
+        except ValueError:
+            return DecodedRow(reason=NOT_JSON)
 
     def _decode(self, text: str) -> DecodedRow:
         value, more = _parse(text)
@@ -184,7 +191,9 @@ class RowDecoder:
         event = self._read(value, misfits)
         if misfits.any:
             return DecodedRow(reason=misfits.reason(value))
-        unknown = None if self._known is None else _unknown(value, self._known)
+        unknown = None
+        if self._rescue:
+            unknown = _unknown_keys(value, self._field_names)
         return DecodedRow(event, unknown, value=value)
 
 
@@ -199,7 +208,9 @@ def _parse(text: str) -> tuple[Any, bool]:
     follows = text[end : end + 1]
     if follows and follows not in BLANKS and type(value) not in (Object, list, str):
         raise ValueError("a number or word with text directly behind it")
-    return value, bool(follows) and bool(text[end:].strip(BLANKS))
+    # Nearly always nothing follows: then the rest of the text is not copied.
+    has_more = bool(follows) and bool(text[end:].strip(BLANKS))
+    return value, has_more
 
 
 def _refuse(word: str) -> None:
@@ -273,43 +284,53 @@ def _room_for(depth: int) -> Iterator[None]:
 
 def json_text(value: Any) -> str | None:
     """Return a value as a string field has it: a text itself, anything else as JSON without blanks."""
-    return None if value is None else _text_of(value)
+    if value is None:
+        return None
+    return _text_of(value)
 
 
 def _text_of(value: Any) -> str:
     """Return a text itself, and anything else as JSON without blanks."""
-    return _clean(value) if type(value) is str else _written(value)
+    if type(value) is str:
+        return _clean(value)
+    return _write_json(value)
 
 
 def json_text_of(text: bytes) -> str | None:
     """Return a value in JSON as a string field has it; simple texts are not parsed."""
     chars = text.decode()
-    escaped = "\\" in chars
-    if chars[0] not in '"[{' or (chars[0] == '"' and not escaped):
-        return None if chars == "null" else chars.strip('"')
+    if chars == "null":
+        return None
+    if chars[0] not in '"[{':  # a number, true or false
+        return chars
+    has_escapes = "\\" in chars
+    if chars[0] == '"' and not has_escapes:
+        return chars.strip('"')
     depth = _depth(chars)
-    if not escaped and not depth:
+    if not has_escapes and not depth:
         return msgspec.json.format(text, indent=-1).decode()
     with _room_for(depth):
-        return json_text(_parse(chars)[0])
+        value, _ = _parse(chars)
+        return json_text(value)
 
 
-def _written(value: Any) -> str:
+def _write_json(value: Any) -> str:
     if isinstance(value, Object):
-        return "{" + ",".join([f"{_quoted(key)}:{_written(child)}" for key, child in value]) + "}"
+        members = [f"{_quote(key)}:{_write_json(child)}" for key, child in value]
+        return "{" + ",".join(members) + "}"
     if isinstance(value, list):
-        return "[" + ",".join(map(_written, value)) + "]"
+        return "[" + ",".join(map(_write_json, value)) + "]"
     if isinstance(value, Number):
         return str(value)
     if isinstance(value, str):
-        return _quoted(value)
+        return _quote(value)
     return WORDS[value]
 
 
 WORDS = {None: "null", True: "true", False: "false"}
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return json.dumps(_clean(text), ensure_ascii=False)
 
 
@@ -330,10 +351,10 @@ def _has_twice(value: Any) -> bool:
     return isinstance(value, list) and any(map(_has_twice, value))
 
 
-def _unknown(value: Object, known: Container[str]) -> dict[str, str | None] | None:
+def _unknown_keys(value: Object, field_names: Container[str]) -> dict[str, str | None] | None:
     """Return the top-level keys that a schema does not know, sorted, with their last values; None without any."""
-    unknown = {_clean(key): child for key, child in value if key not in known}
-    return {key: json_text(unknown[key]) for key in sorted(unknown)} or None
+    last_values = {_clean(key): child for key, child in value if key not in field_names}
+    return {key: json_text(last_values[key]) for key in sorted(last_values)} or None
 
 
 # Values by type
@@ -371,13 +392,17 @@ def _struct(shape: Shape, zone: str, place: FieldPath) -> Read:
     places = []
     readers = []
     numbers: dict[str, int] = {}
+    last_only: set[int] = set()
+    variants: set[int] = set()
     for number, (name, child) in enumerate(shape.fields):
         field_place = place.of_field(number, name)
         places.append(field_place)
         readers.append(_reader(child, zone, field_place))
         numbers[name] = number
-    last_only = frozenset(at for at, (_, child) in enumerate(shape.fields) if child.kind in (*TIMES, "decimal", "map"))
-    variants = frozenset(at for at, (_, child) in enumerate(shape.fields) if child.kind == "variant")
+        if child.kind in (*TIMES, "decimal", "map"):
+            last_only.add(number)
+        if child.kind == "variant":
+            variants.add(number)
     make = struct_class(shape)
 
     def read(value: Any, misfits: Misfits) -> Any:
@@ -390,6 +415,7 @@ def _struct(shape: Shape, zone: str, place: FieldPath) -> Read:
             # Of a time, a decimal and a map that come twice only the last one must fit.
             if number in last_only and child is not last[number]:
                 continue
+            # JSON's null is a value of a variant; any other field is null then.
             if child is None and number not in variants:
                 values[number] = None
                 continue
@@ -487,7 +513,7 @@ def _binary(value: Any, _: Misfits) -> bytes:
 def _variant(value: Any, _: Misfits) -> str:
     if _has_twice(value):
         raise MistypedError
-    return _written(value)
+    return _write_json(value)
 
 
 OTHERS: dict[str, Read] = {

@@ -58,7 +58,7 @@ class Shape:
     """A type of Spark as plain data: a name of `SCALARS`, or decimal, struct, array or map.
 
     `fields` are the types inside: a struct's by the keys of the JSON objects, an array's elements, a map's values.
-    `columns` are what a table calls a struct's fields.
+    `columns` are the names of a struct's fields in a table.
     """
 
     kind: str
@@ -90,7 +90,10 @@ def shape(kind: T.DataType, named: T.DataType | None = None) -> Shape:
         return Shape("struct", tuple(fields), tuple(named.fieldNames()))
     if fields:
         return Shape(kind.typeName(), tuple(fields))
-    return Shape("string" if isinstance(kind, T.StringType) else kind.simpleString())
+    # The name of a string type may have a collation, which JSON does not look at.
+    if isinstance(kind, T.StringType):
+        return Shape("string")
+    return Shape(kind.simpleString())
 
 
 def nullable(kind: T.DataType) -> Any:
@@ -131,17 +134,19 @@ def parsers(
     """
     if not _is_plain(known):
         return ()
-    strict = msgspec.json.Decoder(struct_class(shape, refusing))
-    loose = _loose(known)
+    strict_parser = msgspec.json.Decoder(struct_class(shape, refusing))
+    # Without a string there is nothing that the second parser would take and the first does not.
+    loose = _loosen(known)
     if loose == known:
-        return ((known, strict),)
-    return ((known, strict), (loose, msgspec.json.Decoder(struct_class(_loose(shape), refusing))))
+        return ((known, strict_parser),)
+    loose_parser = msgspec.json.Decoder(struct_class(_loosen(shape), refusing))
+    return ((known, strict_parser), (loose, loose_parser))
 
 
-def _loose(shape: Shape) -> Shape:
+def _loosen(shape: Shape) -> Shape:
     """Return a shape with any value in place of the strings in its structs."""
     if shape.kind == "struct":
-        return replace(shape, fields=tuple((name, _loose(child)) for name, child in shape.fields))
+        return replace(shape, fields=tuple((name, _loosen(child)) for name, child in shape.fields))
     if shape.kind == "string":
         return replace(shape, kind="any")
     return shape
@@ -226,28 +231,38 @@ def read_time(text: str, kind: str, zone: str) -> dt.date | None:
     `kind` is the name of one of `json_types.TIMES`, `zone` that of the session's time zone.
     """
     try:
-        return _date(text) if kind == "date" else _timestamp(text, kind, zone)
+        if kind == "date":
+            return _read_date(text)
+        return _read_timestamp(text, kind, zone)
     except (ValueError, OverflowError):  # no such day or hour; a year beyond 1 to 9999
         return None
 
 
-def _date(text: str) -> dt.date | None:
+def _read_date(text: str) -> dt.date | None:
     match = DATES.fullmatch(text)
-    return dt.date(*map(int, match.groups())) if match else None
+    if match is None:
+        return None
+    year, month, day = match.groups()
+    return dt.date(int(year), int(month), int(day))
 
 
-def _timestamp(text: str, kind: str, zone: str) -> dt.datetime | None:
+def _read_timestamp(text: str, kind: str, zone: str) -> dt.datetime | None:
     match = TIMESTAMPS.fullmatch(text.rstrip(BLANKS))
     if match is None:
         return None
     *parts, decimals, own_zone = match.groups()
     year, month, day, hour, minute, second = (int(part or 0) for part in parts)
+    # Zeros stand for missing decimals; those behind the sixth are cut off.
     micros = int(f"{decimals or '':0<6}"[:6])
     time = dt.datetime(year, month, day, hour, minute, second, micros)  # noqa: DTZ001 - its zone comes next
     if kind == "timestamp_ntz":
         return None if own_zone else time
-    tzinfo = zone_of(own_zone.strip(BLANKS) if own_zone else zone)
-    return time.replace(tzinfo=tzinfo).astimezone(dt.timezone.utc) if tzinfo else None
+    if own_zone:
+        zone = own_zone.strip(BLANKS)
+    tzinfo = zone_of(zone)
+    if tzinfo is None:
+        return None
+    return time.replace(tzinfo=tzinfo).astimezone(dt.timezone.utc)
 
 
 @lru_cache(maxsize=1024)
@@ -266,10 +281,11 @@ def zone_of(name: str) -> dt.tzinfo | None:
     if match is None:
         return _region(name)
     sign, *parts = [part for part in match.groups() if part is not None]
-    return _fixed(sign, [int(part) for part in parts])
+    return _fixed_zone(sign, [int(part) for part in parts])
 
 
-def _fixed(sign: str, parts: list[int]) -> dt.tzinfo | None:
+def _fixed_zone(sign: str, parts: list[int]) -> dt.tzinfo | None:
+    # An offset may be without minutes and seconds.
     hours, minutes, seconds = (*parts, 0, 0)[:3]
     offset = dt.timedelta(hours=hours, minutes=minutes, seconds=seconds)
     if offset > LAST_OFFSET or max(minutes, seconds) > 59:
@@ -298,4 +314,6 @@ def read_decimal(text: str, digits: tuple[int, int]) -> Decimal | None:
         number = Decimal(text).quantize(Decimal(1).scaleb(-scale), context=EXACT)
     except InvalidOperation:  # more than 38 digits
         return None
-    return number if number.adjusted() < precision - scale or not number else None
+    if number and number.adjusted() >= precision - scale:
+        return None
+    return number

@@ -136,15 +136,17 @@ class Protobuf(RegistryDecoder):
 
         memory = preparation.memory
         wrapper = self.wrapper
+        # Without a wrapper the outer message is the event, and there is no other one.
         outer: Messages | OneMessage
         inner: Messages | FileMessages
         if self.registry is not None:
             schemas = self.schemas(preparation)
-            outer = Messages(schemas, memory, self.subjects, self.counted(preparation), header=self.header)
+            counted = self.counted_subjects(preparation)
+            outer = Messages(schemas, memory, subjects=self.subjects, counted=counted, header=self.header)
             if wrapper is None:
                 return outer
-            of_payloads = self.counted(preparation, wrapper.subjects)
-            inner = Messages(schemas, memory, wrapper.subjects, of_payloads, keep="payloads")
+            counted = self.counted_subjects(preparation, wrapper.subjects)
+            inner = Messages(schemas, memory, subjects=wrapper.subjects, counted=counted, keep="payloads")
         else:
             files = Files.read(preparation.folder / str(self.descriptor_file or self.proto_file))
             outer = OneMessage(files, str(self.message), self.wire_format, self.header)
@@ -152,7 +154,7 @@ class Protobuf(RegistryDecoder):
                 return outer
             inner = FileMessages(files, memory)
         fields = Fields.of(wrapper.payload, wrapper.name, wrapper.schema_id)
-        return Payloads(outer, inner, fields, wrapper.messages)
+        return Payloads(outer=outer, inner=inner, fields=fields, messages=wrapper.messages)
 
     @staticmethod
     def messages(schemas: SchemaResolver, memory: Memory, counted: CountedSubjects, header: str) -> Messages:
@@ -175,29 +177,35 @@ class Protobuf(RegistryDecoder):
         from router_schemas.protobuf.encode import encoded_event
         from router_schemas.wire_format import pack
 
-        number, path = self.chosen(schema)
-        files = from_file(path)
+        schema_id, file = self.id_and_file(schema)
+        files = from_file(file)
         name = message or self.message or message_names(files)[0]
         payload = encoded_event(event, files, name)
         if self.wire_format == "none":
             return payload
-        return pack(number, message_index_of(files, name), payload)
+        return pack(schema_id, message_index_of(files, name), payload)
 
     def wanted_by(self, records: pa.RecordBatch, known: Any) -> frozenset[str]:
         """Return the schemas and messages that records name and that are not known."""
-        return frozenset(self._function(records, known).column("_wanted").drop_null().to_pylist())
+        decoded = self._function(records, known)
+        return frozenset(decoded.column("_wanted").drop_null().to_pylist())
 
     @property
     def _function(self) -> Any:
         from router_schemas.protobuf.events import events, unwrapped
 
-        return events if self.wrapper is None else unwrapped
+        if self.wrapper is None:
+            return events
+        return unwrapped
 
     def decoding(self) -> ArrowDecoding:
         """Return how tasks decode."""
         from router_schemas.protobuf.model import spark_struct
         from router_schemas.wire_format import ADDED_FIELDS
 
-        event = (self.known if self.wrapper is None else self.known.inner).event
-        adds = T.StructType([T.StructField("event", spark_struct(event)), *ADDED_FIELDS])
+        messages = self.known
+        if self.wrapper is not None:
+            messages = self.known.inner
+        event = spark_struct(messages.event)
+        adds = T.StructType([T.StructField("event", event), *ADDED_FIELDS])
         return ArrowDecoding(self._function, self.known, adds)

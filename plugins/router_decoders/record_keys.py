@@ -62,13 +62,13 @@ class RecordKeys(Decoder):
 
     def prepare(self, preparation: Preparation) -> Self:
         """Return this decoder with both prepared."""
-        of_key = replace(
+        preparation_of_key = replace(
             preparation,
             sample=lambda rows: preparation.sample(rows).withColumn("value", F.col("key")),
             memory=MemoryPart(preparation.memory, "key"),
             part="key",
         )
-        return self._with(self.value.prepare(preparation), self.key.prepare(of_key))
+        return self._with(self.value.prepare(preparation), self.key.prepare(preparation_of_key))
 
     def tested(self, schemas: Mapping[str, Sequence[Path]]) -> Self:
         """Return this decoder with files in place of the registries of both."""
@@ -80,9 +80,10 @@ class RecordKeys(Decoder):
 
     def refresh(self, wanted: frozenset[str]) -> Self:
         """Return this decoder with the schemas that values and keys want."""
-        of_key = frozenset(want for want in wanted if want.startswith(OF_A_KEY))
-        key = self.key.refresh(frozenset(want.removeprefix(OF_A_KEY) for want in of_key))
-        return self._with(self.value.refresh(wanted - of_key), key)
+        wanted_of_keys = frozenset(want for want in wanted if want.startswith(OF_A_KEY))
+        key = self.key.refresh(frozenset(want.removeprefix(OF_A_KEY) for want in wanted_of_keys))
+        value = self.value.refresh(wanted - wanted_of_keys)
+        return self._with(value, key)
 
     def _with(self, value: Decoder, key: Decoder) -> Self:
         if value is self.value and key is self.key:
@@ -102,9 +103,13 @@ class RecordKeys(Decoder):
                 fields[name] = T.StructField(name, field.dataType)
         if "_wanted" in key.adds.names:
             fields["_wanted"] = T.StructField("_wanted", T.StringType())
-        before = _before(value, key) if value.before or key.before else None
+        before = None
+        if value.before or key.before:
+            before = _add_native_columns(value, key)
+        # `before` runs on the driver: what is sent to tasks goes without it.
         both = (replace(value, before=None), replace(key, before=None), tuple(fields))
-        return ArrowDecoding(both_events, both, T.StructType(list(fields.values())), before)
+        adds = T.StructType(list(fields.values()))
+        return ArrowDecoding(both_events, both, adds, before=before)
 
     def decode(self, raw: DataFrame) -> DataFrame:
         """Add the columns of the value's decoder, and `event_key` and the other columns of the key's."""
@@ -115,30 +120,42 @@ class RecordKeys(Decoder):
         frame = frame.withColumnsRenamed(moved).withColumn("value", F.col("key"))
         frame = self.key.decode(frame).drop("_unknown")  # fields that the schema of the key lacks
 
-        # Combine the texts about both, name the columns of the key, and move those of the value back.
+        # Combine the texts about both.
+        combined = [name for name in ("_error", "_wanted") if name in frame.columns]
         texts = {}
-        for name in ("_error", "_wanted"):
-            if name in frame.columns:
-                of_key = F.when(F.col("key").isNotNull(), F.concat(F.lit(OF_A_KEY), F.col(name)))
-                texts[f"_new_{name}"] = F.coalesce(moved[name], of_key) if name in moved else of_key
-        combined = [name.removeprefix("_new_") for name in texts]
-        frame = frame.withColumns(texts).drop("value", *combined, *(f"_kept_{name}" for name in combined))
-        frame = frame.withColumnsRenamed({old: new for old, new in KEY_NAMES.items() if old in frame.columns})
+        for name in combined:
+            text = F.when(F.col("key").isNotNull(), F.concat(F.lit(OF_A_KEY), F.col(name)))
+            if name in moved:
+                text = F.coalesce(moved[name], text)
+            texts[f"_new_{name}"] = text
+        value_texts = [f"_kept_{name}" for name in combined]
+        frame = frame.withColumns(texts).drop("value", *combined, *value_texts)
+
+        # Name the columns of the key, then move those of the value back.
+        key_names = {old: new for old, new in KEY_NAMES.items() if old in frame.columns}
+        moved_back = {kept: name for name, kept in moved.items() if name not in combined}
+        frame = frame.withColumnsRenamed(key_names)
         frame = frame.withColumnsRenamed({f"_new_{name}": name for name in combined})
-        frame = frame.withColumnsRenamed({kept: name for name, kept in moved.items() if name not in combined})
+        frame = frame.withColumnsRenamed(moved_back)
         return frame.withColumn("event", F.when(F.col("_error").isNull(), F.col("event")))
 
 
-def _before(value: ArrowDecoding, key: ArrowDecoding) -> Callable[[DataFrame], DataFrame]:
+def _add_native_columns(value: ArrowDecoding, key: ArrowDecoding) -> Callable[[DataFrame], DataFrame]:
     """Return a function that adds the native columns of both; those of the key get names of their own."""
 
     def before(raw: DataFrame) -> DataFrame:
         frame = raw
         if key.before:
+            # The decoder of the key reads the column `value`: put the key there, and the value aside.
             keys = key.before(raw.withColumns({"value": F.col("key"), "_value": F.col("value")}))
-            own = {name: f"{OF_KEY}{name}" for name in keys.columns if name not in (*raw.columns, "_value")}
-            frame = keys.withColumnsRenamed(own).withColumn("value", F.col("_value")).drop("_value")
-        return value.before(frame) if value.before else frame
+            own_names = {}
+            for name in keys.columns:
+                if name not in (*raw.columns, "_value"):
+                    own_names[name] = f"{OF_KEY}{name}"
+            frame = keys.withColumnsRenamed(own_names).withColumn("value", F.col("_value")).drop("_value")
+        if value.before:
+            frame = value.before(frame)
+        return frame
 
     return before
 
@@ -166,8 +183,8 @@ def both_events(records: pa.RecordBatch, both: tuple[ArrowDecoding, ArrowDecodin
     import pyarrow.compute as pc
 
     value, key, names = both
-    of_value = _columns(value.function(records, value.argument))
-    of_key = _columns(key.function(_keys(records), key.argument))
+    of_value = _columns_by_name(value.function(records, value.argument))
+    of_key = _columns_by_name(key.function(_keys_as_values(records), key.argument))
     has_key = records.column("key").is_valid()
     columns = dict(of_value)
     for name, column in of_key.items():
@@ -175,25 +192,30 @@ def both_events(records: pa.RecordBatch, both: tuple[ArrowDecoding, ArrowDecodin
             columns[KEY_NAMES[name]] = column
     no_text = pa.scalar(None, pa.string())
     for name in ("_error", "_wanted"):
-        if name in of_key:
-            text = pc.if_else(has_key, pc.binary_join_element_wise(OF_A_KEY, of_key[name], ""), no_text)
-            columns[name] = pc.coalesce(of_value[name], text) if name in of_value else text
+        if name not in of_key:
+            continue
+        # A record without a key has nothing wrong with it; the text about its value comes before that about its key.
+        text = pc.if_else(has_key, pc.binary_join_element_wise(OF_A_KEY, of_key[name], ""), no_text)
+        if name in of_value:
+            text = pc.coalesce(of_value[name], text)
+        columns[name] = text
     # A record whose key cannot be decoded is a dead letter: it has no event.
     event = of_value["event"]
     columns["event"] = pc.if_else(columns["_error"].is_valid(), pa.scalar(None, event.type), event)
     return pa.RecordBatch.from_arrays([columns[name] for name in names], names=list(names))
 
 
-def _keys(records: pa.RecordBatch) -> pa.RecordBatch:
+def _keys_as_values(records: pa.RecordBatch) -> pa.RecordBatch:
     """Return records with their keys as values, and with the native columns of keys under the names they had."""
     import pyarrow as pa
 
-    columns = {**_columns(records), "value": records.column("key")}
+    columns = _columns_by_name(records)
+    columns["value"] = records.column("key")
     for name in records.schema.names:
         if name.startswith(f"{OF_KEY}_"):
             columns[name.removeprefix(OF_KEY)] = columns[name]
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
-def _columns(batch: pa.RecordBatch) -> dict[str, pa.Array]:
+def _columns_by_name(batch: pa.RecordBatch) -> dict[str, pa.Array]:
     return dict(zip(batch.schema.names, batch.columns, strict=True))

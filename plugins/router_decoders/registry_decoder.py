@@ -32,8 +32,8 @@ ROUNDS = 3
 class RegistryDecoder(ArrowDecoder):
     """A decoder of values by the schemas that they were written with.
 
-    A format opens a library of its schemas, which makes of them what tasks read with. `sources` are the options for
-    places of schemas; a configuration gives one of them.
+    Each format opens a library of its schemas, and tasks read with what the library makes of them. `sources` are the
+    options for places of schemas; a configuration gives one of them.
     """
 
     main_option: ClassVar[str | None] = "registry"
@@ -60,17 +60,19 @@ class RegistryDecoder(ArrowDecoder):
         description=f"record header that may hold the schema's GUID, instead of its id; that of keys is {KEY_HEADER}",
     )
 
-    def talks_to(self, folder: Path) -> Iterable[Server]:
-        """Yield the URLs of the registry."""
-        from router_schemas.registry_client import servers_of
-
-        return servers_of(self.registry.beside(folder)) if self.registry else ()
-
     _files: Any = PrivateAttr(default=None)
     _folder: Any = PrivateAttr(default=None)
     _library: Any = PrivateAttr(default=None)
     _known: Any = PrivateAttr(default=None)
     _sample: Any = PrivateAttr(default=None)
+
+    def talks_to(self, folder: Path) -> Iterable[Server]:
+        """Return the servers of the registry."""
+        from router_schemas.registry_client import servers_of
+
+        if self.registry is None:
+            return ()
+        return servers_of(self.registry.beside(folder))
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -100,8 +102,9 @@ class RegistryDecoder(ArrowDecoder):
         """Return the unknown schemas, by id or GUID, that raw records name in their values and headers."""
         from router_schemas.wire_format import parse, schema_bytes
 
-        keys = parse(records.column("value"), False, records.column("headers"), self.header).keys
-        return frozenset(str(key.writer) for key in keys if schema_bytes(key.writer) not in known.written)
+        values = records.column("value")
+        parsed = parse(values, indexed=False, headers=records.column("headers"), header=self.header)
+        return frozenset(str(key.writer) for key in parsed.keys if schema_bytes(key.writer) not in known.written)
 
     def tested(self, schemas: Mapping[str, Sequence[Path]]) -> Self:
         """Return this decoder with files in place of its registry."""
@@ -111,7 +114,10 @@ class RegistryDecoder(ArrowDecoder):
             raise StartError(
                 "a route test asks no registry: give the files that it would have, `schemas: {SUBJECT: [FILE, ...]}`"
             )
-        tested = self.model_copy(update={} if self.subjects else {"subjects": tuple(schemas)})
+        update = {}
+        if not self.subjects:
+            update["subjects"] = tuple(schemas)
+        tested = self.model_copy(update=update)
         tested._files = self.on_disk(schemas)
         return tested
 
@@ -124,17 +130,17 @@ class RegistryDecoder(ArrowDecoder):
         assert self.registry is not None  # callers have a registry
         return SchemaResolver.opened(self.registry, preparation.folder, preparation.memory)
 
-    def counted(self, preparation: Preparation, named: tuple[str, ...] | None = None) -> CountedSubjects:
+    def counted_subjects(self, preparation: Preparation, named: tuple[str, ...] | None = None) -> CountedSubjects:
         """Return the subjects that count: those of the configuration, or `named`, or those of the strategy."""
         subjects = self.subjects if named is None else named
         strategy = self.subject_name_strategy
         return CountedSubjects(subjects, strategy, reads_topic=preparation.reads_topic, part=preparation.part)
 
-    def chosen(self, schema: Path | None) -> tuple[int, Path]:
-        """Return the file that a route test writes an event with, and its id; raise ValueError."""
+    def id_and_file(self, schema: Path | None) -> tuple[int, Path]:
+        """Return the id and the file of the schema that a route test writes an event with; raise ValueError."""
         if self._files is not None:
-            number_and_file: tuple[int, Path] = self._files.chosen(schema)
-            return number_and_file
+            id_and_file: tuple[int, Path] = self._files.chosen(schema)
+            return id_and_file
         file = self._folder / getattr(self, self._set_sources()[0])
         if schema not in (None, file):
             raise ValueError(f"events are written with {file.name}, the one schema of the configuration")
@@ -145,6 +151,7 @@ class RegistryDecoder(ArrowDecoder):
         prepared = self.model_copy()
         prepared._folder = preparation.folder
         prepared._library = self.library(preparation)
+        # If neither a former run nor the configuration names a schema, the first records of the source do.
         if prepared._library.empty and not prepared._library.announced:
             sample = preparation.sample(SAMPLE).select("value", "headers").toArrow()
             prepared._sample = sample.combine_chunks().to_batches()
@@ -155,7 +162,7 @@ class RegistryDecoder(ArrowDecoder):
         if self._library is None:
             raise StartError("the registry or the file is not open: call prepare() before refresh()")
         try:
-            known = self._learnt(self._library.refreshed(wanted))
+            known = self._learn_from_sample(self._library.refreshed(wanted))
         except RegistryAway as away:
             raise ConnectionError(f"waiting for the schema registry: {away}") from away
         if self._library.empty:
@@ -179,7 +186,7 @@ class RegistryDecoder(ArrowDecoder):
             raise StartError("no schema is known: call refresh() before decode()")
         return self._known
 
-    def _learnt(self, known: Any) -> Any:
+    def _learn_from_sample(self, known: Any) -> Any:
         """Return the library's result with the schemas that the sample names, if there is one."""
         for _ in range(ROUNDS):
             wanted: frozenset[str] = frozenset()

@@ -76,12 +76,12 @@ class UnknownFields:
             self.names.append(name)
         self.numbers[path] = self.names.index(name)
         if all(step is None or _is_plain(step) for step in path):
-            self.shape = _extended(self.shape, path)
+            self.shape = _extend(self.shape, path)
         else:
             self.unparsed = True
 
     def bits_of_objects(self, objects: Sequence[Any], shape: Shape) -> Bits:
-        """Return the bits of parsed objects; `shape` is what they were parsed to."""
+        """Return the bits of parsed objects; `shape` is the type that they were parsed to."""
         bits = np.zeros(len(objects), np.int64)
         for path, is_present in _present(objects, shape, ()):
             bits |= is_present.astype(np.int64) << self.numbers[path]
@@ -135,10 +135,11 @@ class UnknownInRows:
             return pa.nulls(len(self.any), NAMES)
         # Each combination of fields is made once.
         combinations, place_of_row = np.unique(self.bits, return_inverse=True)
-        lists = []
+        names_of_combinations = []
         for bits in combinations.tolist():
-            lists.append([name for number, name in enumerate(self.fields.names) if bits >> number & 1])
-        return pa.array(lists, NAMES).take(pa.array(place_of_row, pa.int32(), mask=~self.any))
+            names = [name for number, name in enumerate(self.fields.names) if bits >> number & 1]
+            names_of_combinations.append(names)
+        return pa.array(names_of_combinations, NAMES).take(pa.array(place_of_row, pa.int32(), mask=~self.any))
 
 
 def paths_in(value: Any, known: Shape, path: Path = ()) -> set[Path]:
@@ -159,7 +160,8 @@ def _paths(value: Any, known: Shape, path: Path) -> Iterator[Path]:
             yield from _paths(element, known.inner, (*path, None))
     elif known.kind == "struct" and isinstance(value, (dict, list)):
         fields = dict(known.fields)
-        for name, child in value.items() if isinstance(value, dict) else value:
+        pairs = value.items() if isinstance(value, dict) else value
+        for name, child in pairs:
             if name in fields:
                 yield from _paths(child, fields[name], (*path, name))
             else:
@@ -183,16 +185,19 @@ def _is_plain(name: str) -> bool:
     return json.dumps(name, ensure_ascii=False) == f'"{name}"' == f'"{_text(name)}"'
 
 
-def _extended(shape: Shape, path: Path) -> Shape:
+def _extend(shape: Shape, path: Path) -> Shape:
     """Return a shape with one more field, which takes any value."""
     step, *rest = path
     if step is None:
-        return replace(shape, fields=((shape.fields[0][0], _extended(shape.inner, tuple(rest))),))
+        return replace(shape, fields=((shape.fields[0][0], _extend(shape.inner, tuple(rest))),))
     if not rest:
         return replace(shape, fields=(*shape.fields, (step, BEYOND)))
     fields = []
     for name, child in shape.fields:
-        fields.append((name, _extended(child, tuple(rest)) if name == step else child))
+        if name == step:
+            fields.append((name, _extend(child, tuple(rest))))
+        else:
+            fields.append((name, child))
     return replace(shape, fields=tuple(fields))
 
 
@@ -214,14 +219,17 @@ def _present(values: Sequence[Any], shape: Shape, path: Path) -> Iterator[tuple[
         for inner, is_present in _present(elements, shape.inner, (*path, None)):
             yield inner, np.bincount(rows[is_present], minlength=len(values)) > 0
         return
-    # An empty struct stands for a null one, which has no attributes.
+    # An empty struct stands for a null one, which has no attributes. Comprehensions and map walk the values, because a
+    # loop would take longer for each of them.
     if any(value is None for value in values):
         empty = struct_class(shape)()
         values = [empty if value is None else value for value in values]
     for place, (name, child) in enumerate(shape.fields):
-        if _has_beyond(child):
-            children = map(attrgetter(f"f{place}"), values)
-            if child.kind == BEYOND.kind:
-                yield (*path, name), np.fromiter(map(is_not, children, repeat(None)), bool, len(values))
-            else:
-                yield from _present([*children], child, (*path, name))
+        if not _has_beyond(child):
+            continue
+        children = map(attrgetter(f"f{place}"), values)
+        if child.kind == BEYOND.kind:
+            is_present = np.fromiter(map(is_not, children, repeat(None)), bool, len(values))
+            yield (*path, name), is_present
+        else:
+            yield from _present([*children], child, (*path, name))

@@ -1,7 +1,8 @@
-"""Turn the rows of a route into bytes for other systems: JSON, or Avro and Protobuf with a schema registry.
+"""The encoders that come with the router: each turns the rows of a route into bytes for another system.
 
-In come the columns of the rows, on the driver, where a registry is asked and the schema chosen (registry_encoder); and
-the rows as an Arrow array, on the executors. Out goes a value per row, or the reason why there is none.
+The formats are JSON, and Avro and Protobuf with a schema registry. The driver gets the columns of the rows, asks the
+registry and chooses the schema (registry_encoder). Executors get the rows as an Arrow array, and return a value for
+each row, or the reason why it has none.
 """
 
 from router import Encoder, hookimpl

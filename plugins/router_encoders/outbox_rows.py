@@ -50,7 +50,9 @@ def own_columns(events: DataFrame, without: Iterable[str] = ()) -> T.StructType:
 def with_event(events: DataFrame) -> DataFrame:
     """Return the rows of an outbox with a column `event` of the route's columns, unless the route has one itself."""
     names = own_columns(events).fieldNames()
-    return events if "event" in names else events.withColumn("event", row(names))
+    if "event" in names:
+        return events
+    return events.withColumn("event", row(names))
 
 
 def order_key(seen: DataFrame, key: str | None, what: str = "key") -> Column:
@@ -124,4 +126,5 @@ def _text(names: Iterable[str], options: dict[str, str]) -> Column:
 def as_it_is(array: pa.Array, argument: None) -> Encoded:
     """Return values that Spark has encoded already. Runs on executors."""
     values = array.to_pylist()
-    return Encoded(values, {k: "it cannot be written as JSON" for k, value in enumerate(values) if value is None})
+    reasons = {place: "it cannot be written as JSON" for place, value in enumerate(values) if value is None}
+    return Encoded(values, reasons)

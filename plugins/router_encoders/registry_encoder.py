@@ -63,10 +63,12 @@ class RegistryEncoder(Encoder):
     )
 
     def talks_to(self, folder: Path) -> Iterable[Server]:
-        """Yield the URLs of the registry."""
+        """Return the servers of the registry."""
         from router_schemas.registry_client import servers_of
 
-        return servers_of(self.registry.beside(folder)) if self.registry else ()
+        if self.registry is None:
+            return ()
+        return servers_of(self.registry.beside(folder))
 
     @model_validator(mode="after")
     def _one_schema(self) -> Self:
@@ -105,21 +107,28 @@ class RegistryEncoder(Encoder):
             raise StartError("no subject can be told from a topic that data names; give `subject`")
         try:
             if self.registry is None:
-                return self._fitted(self._schema(self._text(folder)), columns, self.file)
+                return self._encoding(self._schema(self._read_file(folder)), columns, label=self.file)
             with RegistryClient(self.registry.beside(folder)) as client:
-                return self._chosen(client, subject or "", columns, folder, trial)
+                return self._open_with_registry(
+                    client, subject=subject or "", columns=columns, folder=folder, trial=trial
+                )
         except RegistryAway as away:
+            # An unavailable registry is waited for; any other fault ends the start.
             raise ConnectionError(f"waiting for the schema registry: {away}") from away
         except (RegistryError, ValueError, UnusableSchema) as fault:
             raise StartError(str(fault)) from fault
 
-    def _chosen(self, client: RegistryClient, subject: str, columns: StructType, folder: Path, trial: bool) -> Encoding:
+    def _open_with_registry(
+        self, client: RegistryClient, *, subject: str, columns: StructType, folder: Path, trial: bool
+    ) -> Encoding:
+        """Return how rows are written with the schema that the table of this module names."""
         if self.id is not None:
-            return self._fitted(_resolved(client, client.by_id(self.id)), columns)
+            return self._encoding(_with_imports(client, client.by_id(self.id)), columns)
         if self.file:
-            made = self._of_file(client, subject, columns, folder, trial)
-            return self._fitted(made, columns, f"{self.file} (schema {made.schema.id})")
-        latest = _latest(client, subject)
+            schema_of_file = self._registered_file(client, subject=subject, columns=columns, folder=folder, trial=trial)
+            label = f"{self.file} (schema {schema_of_file.schema.id})"
+            return self._encoding(schema_of_file, columns, label=label)
+        latest = _latest_version(client, subject)
         if latest is None:
             if not self.registers:
                 raise ValueError(f"subject {subject} has no schema; register one, or set `register: true`")
@@ -127,7 +136,7 @@ class RegistryEncoder(Encoder):
             assert text is not None  # there is no other schema to continue
         else:
             try:
-                return self._fitted(latest, columns)
+                return self._encoding(latest, columns)
             except ValueError as fault:
                 if not self.registers or latest.schema.kind != self.schema_kind:
                     raise
@@ -136,15 +145,20 @@ class RegistryEncoder(Encoder):
                     raise ValueError(f"{fault}; add it, for this schema was not made by the router") from fault
         # Checked before it is registered, because a registered version stays for ever.
         self.written(self._schema(text), columns)
-        return self._fitted(self._registered(client, subject, text, trial), columns)
+        registered = self._register(client, subject, text, trial=trial)
+        return self._encoding(registered, columns)
 
-    def _registered(self, client: RegistryClient, subject: str, text: str, trial: bool) -> ResolvedSchema:
-        return self._schema(text, NO_ID if trial else client.register(subject, self.schema_kind, text))
+    def _register(self, client: RegistryClient, subject: str, text: str, *, trial: bool) -> ResolvedSchema:
+        if trial:
+            return self._schema(text)
+        schema_id = client.register(subject, self.schema_kind, text)
+        return self._schema(text, schema_id)
 
-    def _schema(self, text: str, number: int = NO_ID) -> ResolvedSchema:
-        return ResolvedSchema(RegisteredSchema(number, self.schema_kind, text))
+    def _schema(self, text: str, schema_id: int = NO_ID) -> ResolvedSchema:
+        return ResolvedSchema(RegisteredSchema(schema_id, self.schema_kind, text))
 
-    def _fitted(self, resolved: ResolvedSchema, columns: StructType, label: str | None = None) -> Encoding:
+    def _encoding(self, resolved: ResolvedSchema, columns: StructType, label: str | None = None) -> Encoding:
+        """Return how rows are written with a schema; raise ValueError, with the schema's label, if they cannot be."""
         label = label or SchemaOrigin.of(resolved).label
         if resolved.schema.kind != self.schema_kind:
             raise ValueError(f"{label} is {resolved.schema.kind}, not {self.schema_kind}")
@@ -154,23 +168,24 @@ class RegistryEncoder(Encoder):
             raise ValueError(f"{label}: {fault}") from fault
         return replace(encoding, what=f"{encoding.what}, {label}")
 
-    def _of_file(
-        self, client: RegistryClient, subject: str, columns: StructType, folder: Path, trial: bool
+    def _registered_file(
+        self, client: RegistryClient, *, subject: str, columns: StructType, folder: Path, trial: bool
     ) -> ResolvedSchema:
-        text = self._text(folder)
+        """Return the schema of the file with the id under which it is registered, or is registered now."""
+        text = self._read_file(folder)
         if self.registers:
             # Checked before it is registered, because a registered version stays for ever.
-            self._fitted(self._schema(text), columns, self.file)
-            return self._registered(client, subject, text, trial)
+            self._encoding(self._schema(text), columns, label=self.file)
+            return self._register(client, subject, text, trial=trial)
         try:
-            number = client.lookup(subject, self.schema_kind, text)
+            schema_id = client.lookup(subject, self.schema_kind, text)
         except NotFound as absent:
             raise ValueError(
                 f"{self.file} is not registered under {subject}; register it, or set `register: true`"
             ) from absent
-        return self._schema(text, number)
+        return self._schema(text, schema_id)
 
-    def _text(self, folder: Path) -> str:
+    def _read_file(self, folder: Path) -> str:
         """Return the text of the schema file."""
         try:
             return (folder / str(self.file)).read_text(encoding="utf-8")
@@ -180,21 +195,29 @@ class RegistryEncoder(Encoder):
 
 def record_name(subject: str) -> str:
     """Return a name for a record by its subject: `game-events-value` is game_events."""
-    plain = re.sub(r"[^A-Za-z0-9_.]", "_", subject.removesuffix("-value").rpartition(":")[2])
-    parts = [f"_{part}" if part[0].isdigit() else part for part in plain.split(".") if part]
+    # A subject in a context is `:.CONTEXT:SUBJECT`.
+    _, _, own_name = subject.removesuffix("-value").rpartition(":")
+    plain = re.sub(r"[^A-Za-z0-9_.]", "_", own_name)
+    parts = []
+    for part in plain.split("."):
+        if part[:1].isdigit():
+            parts.append(f"_{part}")
+        elif part:
+            parts.append(part)
     return ".".join(parts) or "Event"
 
 
-def _latest(client: RegistryClient, subject: str) -> ResolvedSchema | None:
+def _latest_version(client: RegistryClient, subject: str) -> ResolvedSchema | None:
     """Return the newest version of a subject, None if there is none."""
     try:
         version = client.versions(subject)[-1]
     except (NotFound, IndexError):
         return None
-    return _resolved(client, replace(client.version(subject, version), subjects=((subject, version),)))
+    schema = replace(client.version(subject, version), subjects=((subject, version),))
+    return _with_imports(client, schema)
 
 
-def _resolved(client: RegistryClient, schema: RegisteredSchema) -> ResolvedSchema:
+def _with_imports(client: RegistryClient, schema: RegisteredSchema) -> ResolvedSchema:
     """Return a schema with the schemas that it refers to."""
     from router_schemas.resolver import References
 
@@ -211,8 +234,11 @@ def framed(array: pa.Array, prefix: bytes, write: Write) -> Encoded:
     half = len(array) // 2
     first = framed(array[:half], prefix, write)
     second = framed(array[half:], prefix, write)
-    reasons = {half + k: reason for k, reason in second.reasons.items()}
-    return Encoded(first.values + second.values, first.reasons | reasons)
+    # Reasons are by row: those of the second half are counted from its first row.
+    reasons = dict(first.reasons)
+    for row, reason in second.reasons.items():
+        reasons[half + row] = reason
+    return Encoded(first.values + second.values, reasons)
 
 
 @dataclass(frozen=True)
@@ -245,8 +271,10 @@ class ToAvro(RegistryEncoder):
         from router_schemas.avro.parser import parse
         from router_schemas.wire_format import prefix
 
-        before = b"" if self.wire_format == "none" else prefix(resolved.schema.id)
-        argument = AvroTarget(before, text_of(parse(resolved)), columns)
+        value_prefix = b""
+        if self.wire_format != "none":
+            value_prefix = prefix(resolved.schema.id)
+        argument = AvroTarget(prefix=value_prefix, schema=text_of(parse(resolved)), columns=columns)
         _avro_writer(argument)  # raises here, on the driver, if columns and schema do not match
         return Encoding(encode_avro, argument, "Avro")
 
@@ -259,11 +287,14 @@ class ToAvro(RegistryEncoder):
 
         if latest is None:
             return text_of(derived(columns, self.name or record_name(subject)))
-        before = known(latest)
-        if before is None or not isinstance(before.root, Ref):
+        # A schema that the router has not made only its author can continue: see `known`.
+        newest = known(latest)
+        if newest is None or not isinstance(newest.root, Ref):
             return None
-        made = derived(columns, self.name or before.root.name)
-        merged = merge([RecordVersion(SchemaOrigin.of(latest).label, before), RecordVersion("the columns", made)])
+        made = derived(columns, self.name or newest.root.name)
+        # The new version keeps the fields that the columns lack.
+        versions = [RecordVersion(SchemaOrigin.of(latest).label, newest), RecordVersion("the columns", made)]
+        merged = merge(versions)
         if merged.conflicts:
             raise ValueError(str(merged.conflicts[0]))
         return text_of(merged.reader)
@@ -335,8 +366,10 @@ class ToProtobuf(RegistryEncoder):
         files = descriptors(resolved)
         message = self.message or next(iter(message_names(files)), "")
         path = message_index_of(files, message)
-        before = b"" if self.wire_format == "none" else prefix(resolved.schema.id, path)
-        argument = ProtobufTarget(before, files, message, columns)
+        value_prefix = b""
+        if self.wire_format != "none":
+            value_prefix = prefix(resolved.schema.id, path)
+        argument = ProtobufTarget(prefix=value_prefix, descriptors=files, message=message, columns=columns)
         _protobuf_writer(argument)  # raises here, on the driver, if columns and schema do not match
         return Encoding(encode_protobuf, argument, f"Protobuf message {message}")
 
@@ -349,10 +382,10 @@ class ToProtobuf(RegistryEncoder):
             return text_of(derived(columns, self.message or record_name(subject)))
         files = descriptors(latest)
         name = self.message or next(iter(message_names(files)), "")
-        before = known(files, name)
-        if not before:
+        newest = known(files, name)
+        if not newest:
             return None
-        return text_of(derived(columns, name, before))
+        return text_of(derived(columns, name, newest))
 
 
 def encode_protobuf(array: pa.Array, written: ProtobufTarget) -> Encoded:

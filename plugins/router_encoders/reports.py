@@ -82,13 +82,17 @@ def outcome(events: DataFrame, reports: DataFrame, other_side: str) -> Outcome:
     if "away" in by_kind:
         raise ConnectionError(f"{other_side} does not take rows: {by_kind['away']['text']}")
     sent = by_kind["sent"]["rows"] if "sent" in by_kind else 0
-    return Outcome(sent, refused_rows(events, reports) if "refused" in by_kind else None)
+    refused = None
+    if "refused" in by_kind:
+        refused = refused_rows(events, reports)
+    return Outcome(sent, refused)
 
 
 def refused_rows(events: DataFrame, reports: DataFrame) -> DataFrame:
     """Return the whole rows that tasks report as refused, each with its `reason`."""
-    record = ("topic", "partition", "offset")
+    place = ("topic", "partition", "offset")
+    place_of_reason = [F.col(name).alias(f"_of_{name}") for name in place]
     refused = reports.filter(F.col("kind") == "refused")
-    reasons = refused.select(*(F.col(name).alias(f"_of_{name}") for name in record), F.col("text").alias("reason"))
-    same = [F.col(f"_{name}").eqNullSafe(F.col(f"_of_{name}")) for name in record]
-    return events.join(F.broadcast(reasons), same).drop(*(f"_of_{name}" for name in record))
+    reasons = refused.select(*place_of_reason, F.col("text").alias("reason"))
+    is_same_place = [F.col(f"_{name}").eqNullSafe(F.col(f"_of_{name}")) for name in place]
+    return events.join(F.broadcast(reasons), is_same_place).drop(*(f"_of_{name}" for name in place))

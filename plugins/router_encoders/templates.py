@@ -63,16 +63,23 @@ def text_column(pieces: Iterable[str | Placeholder | Column]) -> Column:
     for piece in pieces:
         if isinstance(piece, str):
             texts.append(F.lit(piece))
-            continue
-        value = F.col(piece.path) if isinstance(piece, Placeholder) else piece
-        texts.append(value.cast("string"))
+        elif isinstance(piece, Placeholder):
+            texts.append(F.col(piece.path).cast("string"))
+        else:
+            texts.append(piece.cast("string"))
     return F.concat(*texts)
 
 
 def table_column(template: str) -> Column:
     """Return the table that each row's values make of a template; hyphens of a topic become underscores in it."""
     topic = F.replace(F.col("topic"), F.lit("-"), F.lit("_"))
-    return text_column(topic if piece == Placeholder("topic") else piece for piece in parse(template))
+    pieces: list[str | Placeholder | Column] = []
+    for piece in parse(template):
+        if piece == Placeholder("topic"):
+            pieces.append(topic)
+        else:
+            pieces.append(piece)
+    return text_column(pieces)
 
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,63}\.[a-z0-9][a-z0-9_]{0,127}")
@@ -98,10 +105,13 @@ def check_template(template: str) -> str:
     if not any(isinstance(piece, Placeholder) for piece in pieces):
         raise ValueError("there is no field in braces; for one fixed table use `delta`, or write silver.{event.game}")
     texts = [piece for piece in pieces if isinstance(piece, str)]
-    layer = LAYER.match(texts[0]) if isinstance(pieces[0], str) else None
+    layer = None
+    if isinstance(pieces[0], str):
+        layer = LAYER.match(pieces[0])
     if layer is None:
         raise ValueError("the layer comes first and is fixed, such as `silver.` in silver.{event.game}")
-    for text in [texts[0][layer.end() :], *texts[1:]]:
+    behind_layer = texts[0][layer.end() :]
+    for text in [behind_layer, *texts[1:]]:
         if not LITERAL.fullmatch(text):
             raise ValueError(f"outside of braces only small letters, digits and underscores can stand, not {text!r}")
     return template

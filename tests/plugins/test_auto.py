@@ -208,5 +208,5 @@ def test_what_decodes_each_format_has_the_options_of_all() -> None:
     """A header that is left behind would make dead letters of all records of a format."""
     auto = Auto.model_validate({"registry": "http://r.test", "header": "mine"})
 
-    assert auto._part("JSON", None).header == "mine"
-    assert isinstance(auto._part("JSON", None), JsonSchema)
+    assert auto._decoder_of("JSON", None).header == "mine"
+    assert isinstance(auto._decoder_of("JSON", None), JsonSchema)
