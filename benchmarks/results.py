@@ -111,6 +111,13 @@ def median(result: CellResult | None, value: str = "seconds") -> float | None:
     return statistics.median(values) if values else None
 
 
+def last_run(result: CellResult | None) -> Run | None:
+    """Return the last of the counted runs; None if there is no valid figure."""
+    if result is None or result.problem:
+        return None
+    return result.counted[-1]
+
+
 def median_steps(runs: list[Run]) -> dict[str, float]:
     """Return the median seconds of each step over runs, in the order of the first run."""
     names: dict[str, None] = {}
