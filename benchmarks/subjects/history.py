@@ -24,7 +24,7 @@ from benchmarks.feeds.json_events import JSON
 from benchmarks.runs import Run
 from benchmarks.subjects import Subject
 from benchmarks.subjects.baselines import settings
-from benchmarks.subjects.router import loaded, sweep_file
+from benchmarks.subjects.router import sweep_file, write_and_load
 from router.config.models import Config, Trigger
 from router.delta.commit import StagedFile, TableCommit, commit, to_delta
 from router.delta.file_statistics import statistics as bounds
@@ -113,7 +113,7 @@ def _run_batch(spark: SparkSession, task: Task, number: int) -> BatchReport:
     content["maintenance"] = [{"tables": "*.*", "enabled": False}]  # another question
     reports: list[BatchReport] = []
     options = RunOptions(trigger=Trigger(once=True), finished=lambda report, _: reports.append(report))
-    run(loaded(task, content), load_registry(), spark, options)
+    run(write_and_load(task, content), load_registry(), spark, options)
     return reports[-1]
 
 
@@ -171,8 +171,24 @@ def _commit_rows(lake: Lake, table: str, path: str, rows: pa.Table, batch: int, 
     with lake.files.open_output_stream(path) as stream:
         pq.write_table(rows, stream, store_schema=False, metadata_collector=footers)
         size = stream.tell()
-    file = StagedFile("/history", table, path, size, len(rows), tuple(rows.column_names), bounds(footers[0]))
-    commit(lake, TableCommit("/history", table, f"history/{table}", batch, (file,), to_delta(rows.schema)), {}, handle)
+    file = StagedFile(
+        target="/history",
+        table=table,
+        path=path,
+        bytes=size,
+        rows=len(rows),
+        columns=tuple(rows.column_names),
+        statistics=bounds(footers[0]),
+    )
+    work = TableCommit(
+        target="/history",
+        table=table,
+        app_id=f"history/{table}",
+        version=batch,
+        files=(file,),
+        columns=to_delta(rows.schema),
+    )
+    commit(lake, work, {}, handle)
 
 
 def _measure_commits(lake: Lake, batches: int) -> tuple[float, float]:

@@ -26,7 +26,7 @@ from benchmarks.runs import Run
 from benchmarks.subjects import Subject
 from benchmarks.subjects.baselines import settings
 from benchmarks.subjects.posting import LATENCY
-from benchmarks.subjects.router import loaded, start_session, write_configuration
+from benchmarks.subjects.router import start_session, write_and_load, write_configuration
 from benchmarks.verify import compare, count_rows
 from router.config.loader import load
 from router.config.models import Trigger
@@ -278,7 +278,7 @@ def configuration(task: Task, url: str) -> dict[str, Any]:
 
 
 def _freshness_session(task: Task) -> SparkSession:
-    return build_session(loaded(task, configuration(task, "http://127.0.0.1:9/events")).config)
+    return build_session(write_and_load(task, configuration(task, "http://127.0.0.1:9/events")).config)
 
 
 def _freshness_run(spark: SparkSession, task: Task) -> Run:
@@ -289,7 +289,7 @@ def _freshness_run(spark: SparkSession, task: Task) -> Run:
     stop = threading.Event()
     options = RunOptions(Trigger(continuous=True), finished=traffic.finished, stop=stop)
     with Api(**HEALTHY) as served:
-        config = loaded(task, configuration(task, f"{served.url}/events"))
+        config = write_and_load(task, configuration(task, f"{served.url}/events"))
         router = threading.Thread(target=run, args=(config, load_registry(), spark, options))
         sender = threading.Thread(target=traffic.flow)
         router.start()
@@ -379,7 +379,7 @@ def _beside(task: Task, *, views: bool) -> dict[str, Any]:
 
 
 def _beside_session(task: Task) -> SparkSession:
-    return build_session(loaded(task, _beside(task, views=True)).config)
+    return build_session(write_and_load(task, _beside(task, views=True)).config)
 
 
 def _beside_run(spark: SparkSession, task: Task) -> Run:
@@ -413,7 +413,7 @@ def _beside_span(spark: SparkSession, task: Task, *, views: bool) -> tuple[dict[
     traffic = Traffic(task, Producer({"bootstrap.servers": task.servers, "linger.ms": 5}))
     stop = threading.Event()
     options = RunOptions(Trigger(continuous=True), finished=traffic.finished, stop=stop)
-    config = loaded(task, _beside(task, views=views))
+    config = write_and_load(task, _beside(task, views=views))
     router = threading.Thread(target=run, args=(config, load_registry(), spark, options))
     sender = threading.Thread(target=traffic.flow)
     router.start()
