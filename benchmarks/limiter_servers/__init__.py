@@ -79,6 +79,7 @@ LOCATION = """\
             proxy_set_header Connection "";
         }}
 """
+"""A path that has a limit, in the configuration of nginx."""
 
 
 @contextmanager
