@@ -34,6 +34,7 @@ def measure(cells: Sequence[Cell], topics: Topics, timeout: float, logs: Path, d
     filled = [topics.of(cell) for cell in cells]
     runs: list[list[Run]] = [[] for _ in cells]
     with Neighbours() as neighbours:
+        # One process of each cell a turn, so that a machine that slows down slows all cells.
         for turn in range(max(cell.processes for cell in cells)):
             for cell, topic, runs_of_cell in zip(cells, filled, runs, strict=True):
                 if turn < cell.processes:
@@ -91,6 +92,7 @@ def _by_command(cell: Cell, task: Task, command: Callable[[Task], list[str]], ti
         return memory[0] if cell.sample == "footprint" else nullcontext()
 
     ended = run_command(command(task), Path(task.folder, "output.log"), timeout, cwd=ROOT, watch=watch)
+    # The command reports no figures: its checkpoint has the time and the number of its batches.
     seconds = processing_seconds(task.checkpoint) or ended.seconds
     run = Run(
         seconds,

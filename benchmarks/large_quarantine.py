@@ -80,6 +80,7 @@ def _measure(label: str, *words: str) -> None:
     process = psutil.Popen([sys.executable, "-m", "router", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     peaks = {"python": 0, "java": 0}
 
+    # The command is the driver; its JVM is a child, and Spark's Python workers are not counted.
     def look() -> None:
         peaks["python"] = max(peaks["python"], process.memory_info().rss)
         for child in process.children(recursive=True):

@@ -211,6 +211,7 @@ class _Application:
         else:
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
         if not fault["answer"]:
+            # The client sees a connection that is cut before the answer.
             environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
             raise ConnectionResetError
         start_response(fault["answer"], [("Content-Length", "0")])

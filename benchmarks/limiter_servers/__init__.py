@@ -143,6 +143,7 @@ def toxiproxy(url: str, latency: int, jitter: int) -> Iterator[str]:
             wait_for_port(api_port)
             api = f"http://127.0.0.1:{api_port}/proxies"
             requests.post(api, json=proxy, timeout=5).raise_for_status()
+            # One holds up calls, the other answers.
             for stream in ("upstream", "downstream"):
                 requests.post(f"{api}/limiter/toxics", json={**toxic, "stream": stream}, timeout=5).raise_for_status()
             yield f"http://127.0.0.1:{port}"

@@ -43,10 +43,9 @@ def _history_table(results: Results, scale: Scale) -> Table:
     figures: dict[str, float | None] = {}
     for way, label in WAYS.items():
         for batches in _points(scale):
-            result = results.of(_cell(batches, way))
-            steps = _steps(result)
-            run = last_run(result)
-            memory = run.counts.get("ledger_mb") if run and steps else None
+            run = last_run(results.of(_cell(batches, way)))
+            steps = run.steps if run else {}
+            memory = run.counts.get("ledger_mb") if run else None
             figures |= {f"{name} {label} {batches}": steps.get(name) for name in TIMED}
             figures[f"ledger_mb {batches}"] = memory
             rows.append((label, count(batches), *(_time(steps.get(name)) for name in TIMED), megabytes(memory)))

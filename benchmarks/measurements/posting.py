@@ -100,7 +100,9 @@ def _posting_table(results: Results, scale: Scale) -> Table:
 
 def _notes(results: Results, scale: Scale) -> tuple[str, ...]:
     result = results.of(ours(scale, 1, 4))
-    connections = result.counted[0].counts.get("connections") if result and not result.problem else None
+    connections = None
+    if result and not result.problem:
+        connections = result.counted[0].counts.get("connections")
     return (
         f"Rows per second. {POSTING_EVENTS:,} rows of about 400 bytes as JSON to an API in a process of its own "
         "that answers after 34 ms, 100 ms for 10 rows; every row is counted there, and has its receipt.",
@@ -131,8 +133,9 @@ def _chart(results: Results, scale: Scale) -> Chart:
 
 def _first(result: CellResult | None) -> str:
     """Return the speed of the first batch of a process."""
-    first = result.first if result and not result.problem else None
-    return count(POSTING_EVENTS / first.seconds if first else None)
+    if result is None or result.problem or result.first is None:
+        return MISSING
+    return count(POSTING_EVENTS / result.first.seconds)
 
 
 def _sending(result: CellResult | None) -> str:
@@ -143,7 +146,9 @@ def _sending(result: CellResult | None) -> str:
 
 
 def _over(speed: float | None, other: float | None) -> float | None:
-    return speed / other if speed and other else None
+    if not speed or not other:
+        return None
+    return speed / other
 
 
 POSTING = Measurement("posting", "Posting to an HTTP API", 110, _posting_cells, _posting_table, _chart, short=False)

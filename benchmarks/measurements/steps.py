@@ -71,8 +71,10 @@ def _whole(run: Run) -> Run:
 
 
 def _first(result: CellResult | None) -> str:
-    first = result.first if result and not result.problem else None
-    return seconds(first.seconds if first else None)
+    """Return the seconds of the first run of a process."""
+    if result is None or result.problem or result.first is None:
+        return MISSING
+    return seconds(result.first.seconds)
 
 
 STEPS = Measurement("steps", "Where the time goes", 90, _steps_cells, _steps_table)

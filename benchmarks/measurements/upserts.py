@@ -79,6 +79,7 @@ def _upserts_table(results: Results, scale: Scale) -> Table:
     for into, bar in BARS.items():
         router = results.of(cell(scale, into, "router"))
         merge_seconds = median(results.of(cell(scale, into, "merge")))
+        # Over many tables MERGE was measured with LOOP of them only.
         if merge_seconds is not None and into == "many":
             merge_seconds = merge_seconds * TABLES / LOOP
         faster = ratio(merge_seconds, median(router))

@@ -43,6 +43,7 @@ def _table(results: Results, scale: Scale) -> Table:
     share = run.peaks.get("share") if run else None
     full = steps.get("full")
     query = steps.get("query")
+    # What a refresh in full may take; None if the query has no figure.
     allowed = query and QUERY * query + TABLES * TABLE_MS / 1000
     bars = {
         "full": met(ratio(full, allowed), 1.0, at_least=False),

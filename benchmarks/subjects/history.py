@@ -74,6 +74,7 @@ def _run(spark: SparkSession, task: Task) -> Run:
     batches = int(task.options["batches"])
     maintained = task.options["maintained"] == "yes"
     lake = Lake.at(str(task.lake))
+    # A real batch, and a table for the commits that are timed. Their logs are then written on.
     first = _run_batch(spark, task, 0)
     _commit_to_spare_table(lake, 0)
     for layer in lake.layers():

@@ -168,6 +168,7 @@ def configuration(task: Task, url: str) -> dict[str, Any]:
             rest[name] = int(task.options[name])
     if "rules" in task.options:
         rest["answers"] = [{"when": "body.ok = false", "then": "dead"}] * int(task.options["rules"])
+    # The sinks of all routes have the same limit, by its name.
     routes = []
     for number in range(int(task.options.get("queries", "1"))):
         routes.append({"name": f"wins_{number}", "match": {"sql": "true"}, "sinks": [{"rest": rest}]})

@@ -56,6 +56,7 @@ def _run(spark: SparkSession, task: Task) -> Run:
 
 def _join(spark: SparkSession, records: int, batches: int) -> tuple[float, int]:
     """Return the seconds in which records of a topic are given their batches, and how many got one."""
+    # Each batch has read as many offsets of the topic as the others.
     length = records // batches
     firsts = np.arange(batches) * length
     spans = pa.table(

@@ -146,6 +146,7 @@ def _evolution_run(spark: SparkSession, task: Task) -> Run:
         table = DeltaTable(str(task.lake / "silver" / events.table))
         for version in range(2, VERSIONS + 2):
             sent += _send(producer, topic, events, version - 1, task)
+            # First a batch without news, to compare.
             plain_batch = _seconds_of_slowest(stream.batches_until(sent))
             registered = time.perf_counter()
             events.register(version)
@@ -194,7 +195,9 @@ def _wait_for_column(table: DeltaTable, column: str) -> float:
 def _verify_evolution(task: Task, run: Run) -> str:
     counted = {"read": run.read, "versions": len(run.samples)}
     expected = {"read": (1 + 2 * VERSIONS) * task.events, "versions": VERSIONS}
-    return "" if counted == expected else f"{counted}, {expected} expected"
+    if counted == expected:
+        return ""
+    return f"{counted}, {expected} expected"
 
 
 def _evolution_session(task: Task) -> SparkSession:
@@ -384,6 +387,7 @@ def _beside_session(task: Task) -> SparkSession:
 
 def _beside_run(spark: SparkSession, task: Task) -> Run:
     """Fill the tables, and run one router while events come: first alone, then beside its view."""
+    # Each table has rows from before the stream, which its view groups too.
     dice = np.random.default_rng(0)
     rows_per_table = task.events // task.games
     for game in range(task.games):

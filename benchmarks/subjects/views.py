@@ -65,8 +65,10 @@ def _run(spark: SparkSession, task: Task) -> Run:
     lake = Path(task.lake)
     dice = np.random.default_rng(0)
     rows_per_table = task.events // task.games
+    # The tables of the view, of two files each.
     for _ in range(2):
         _append(lake, task.games, rows_per_table // 2, dice)
+    # One table with as many rows, for the query that the view is compared with.
     for _ in range(4):
         rows = _rows(dice, task.events // 4)
         games = pa.array(dice.integers(0, task.games, len(rows)))

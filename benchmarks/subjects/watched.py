@@ -78,6 +78,7 @@ def _run(spark: SparkSession, task: Task) -> Run:
 def _drain(spark: SparkSession, task: Task, *, watched: bool) -> tuple[Run, int]:
     """Drain the topic once, the start of the server included; also return how many scrapes were answered."""
     content = configuration(task)
+    # Without `ui` in its configuration the router serves no page, and `served` does nothing.
     (port,) = free_ports(1)
     if watched:
         content["ui"] = {"address": f"127.0.0.1:{port}"}
