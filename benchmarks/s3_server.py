@@ -1,6 +1,6 @@
-"""An S3 server (moto) in a process of its own, which counts what it is asked, and answers with faults where told to.
+"""An S3 server (moto) in a process of its own, which records its requests, and answers with faults on command.
 
-In a process of its own, because some calls of delta-rs wait for an answer while they keep Python's lock.
+It has a process of its own, because some calls of delta-rs wait for an answer while they keep Python's lock.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CONTROL = "/_control/"
 
 @dataclass(frozen=True)
 class Request:
-    """What a client asked for: `path` begins with the bucket, `key` is the access key that it signed with."""
+    """A request of a client: `path` begins with the bucket, `key` is the access key that it signed with."""
 
     method: str
     path: str
@@ -45,8 +45,8 @@ class Request:
 class Fault:
     """What happens to the next requests of a method whose path contains a text.
 
-    `answer` is a status line; none cuts the connection. `done`: the request is carried out all the same.
-    `unconditional`: nothing happens but that its conditions are ignored.
+    `answer` is a status line; without one the connection is cut. `done`: the request is still carried out.
+    `unconditional`: the request is answered as usual, but its conditions are ignored.
     """
 
     method: str
@@ -113,7 +113,7 @@ _METHODS = {"Get": "GET", "List": "GET", "Head": "HEAD", "Put": "PUT", "Upload":
 
 @dataclass(frozen=True)
 class StrictS3Server(S3Server):
-    """A versitygw, which writes down what it is asked and has no faults."""
+    """A versitygw, which logs its requests and has no faults."""
 
     log: Path
 

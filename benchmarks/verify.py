@@ -19,19 +19,19 @@ TABLES = "silver"
 
 
 def bronze_and_tables(task: Task, run: Run) -> str:
-    """Say what is wrong where every event must be in bronze and in its game's table, and none is a dead letter."""
+    """Return "" if every event is in bronze and in its game's table, and none is a dead letter; else what is wrong."""
     return compare({"bronze": task.events, "dead letters": 0, **task.expected}, _lake(task.lake))
 
 
 def bronze_and_profiles(task: Task, run: Run) -> str:
-    """Say what is wrong where every record must be in bronze and be the latest profile of its gamer."""
+    """Return "" if every record is in bronze and is the latest profile of its gamer; else what is wrong."""
     counted = _lake(task.lake)
     counted.pop("profile_history", None)
     return compare({"bronze": task.events, "dead letters": 0, **task.expected}, counted)
 
 
 def offsets_read(task: Task, run: Run) -> str:
-    """Say what is wrong where a checkpoint alone says what was read: up to which offsets its last batch came."""
+    """Return "" if every record was read, by the end offsets of the checkpoint's last batch; else what is wrong."""
     batches = sorted((task.checkpoint / "offsets").glob("[0-9]*"), key=lambda file: int(file.name))
     end_offsets: dict[str, dict[str, int]] = {}
     if batches:
@@ -42,12 +42,12 @@ def offsets_read(task: Task, run: Run) -> str:
 
 
 def tables_only(task: Task, run: Run) -> str:
-    """Say what is wrong where every event must be in its game's table."""
+    """Return "" if every event is in its game's table; else what is wrong."""
     return compare(task.expected, _tables(task.lake))
 
 
 def one_partitioned_table(task: Task, run: Run) -> str:
-    """Say what is wrong where every event must be in its game's partition of one table."""
+    """Return "" if every event is in its game's partition of one table; else what is wrong."""
     actions = _actions(task.lake / TABLES / "all_games")
     games = actions["partition.game"].to_pylist()
     rows_of_files = actions["num_records"].to_pylist()
@@ -58,12 +58,12 @@ def one_partitioned_table(task: Task, run: Run) -> str:
 
 
 def records_read(task: Task, run: Run) -> str:
-    """Say what is wrong where nothing is written: every record must have been read once."""
+    """Return "" if every record was read once, for subjects that write nothing; else what is wrong."""
     return compare({"records read": task.events}, {"records read": run.read})
 
 
 def compare(expected: dict[str, int], counted: dict[str, int]) -> str:
-    """Return "" or the first differences between what must be there and what is."""
+    """Return the first differences between expected and counted rows by name; "" if there are none."""
     differences = []
     for name in sorted(expected.keys() | counted.keys()):
         rows = counted.get(name, 0)

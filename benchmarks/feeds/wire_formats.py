@@ -206,7 +206,7 @@ class Evolving:
     prefixes: dict[int, bytes] = field(default_factory=dict)
 
     def column(self, version: int) -> str:
-        """Return what a version brings."""
+        """Return the column that a version adds."""
         return f"later_{version}"
 
     def register(self, version: int) -> None:

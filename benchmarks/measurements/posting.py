@@ -75,7 +75,7 @@ def _posting_table(results: Results, scale: Scale) -> Table:
         name = f"{rows_per_call}_rows_{partitions}_partitions"
         figures[f"over_published_{name}"] = over_published
         figures[f"over_udf_{name}"] = over_udf
-        # The bar is for the smaller of the two; with only one of them nothing is said.
+        # The bar is for the smaller of the two. If one is missing, the other decides nothing.
         smaller = None
         if over_published is not None and over_udf is not None:
             smaller = min(over_published, over_udf)
@@ -173,7 +173,7 @@ LIMITS_COLUMNS = ("events", "calls", "most in 1 s", "limit", "", "429", "bar", "
 def cell(scale: Scale, partitions: int, more: tuple[tuple[str, str], ...]) -> Cell:
     """Return the cell of one way to spread events."""
     options = {"rows_per_call": "1", "limit": str(LIMIT), "tasks": str(TASKS), **dict(more)}
-    # As many events as take the same time whatever the limit is, for each of the queries.
+    # Events in proportion to the limit, so that every way takes the same time; so many for each query.
     events_at_full_limit = 24_000 if scale.full else 6_000
     events_per_query = events_at_full_limit * limit_of(more) // LIMIT
     events = events_per_query * int(options.get("queries", "1"))

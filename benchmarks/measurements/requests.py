@@ -1,4 +1,4 @@
-"""Requests of an object store, by table: what a batch asks beside the data files that it writes."""
+"""Requests of an object store, by table: those of a batch, and how many of them are for data files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does a view of 200 tables cost, in full, after changes, and the tables beside it; and tables made anew?"""
+"""What does a view of 200 tables cost, in full, after changes, and the tables beside it; and a rebuild of tables?"""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 The first batch is real. The log of each table is then written on as later batches would have left it: commits of
 the same form, a checkpoint by delta-rs; `maintained` as maintenance leaves it, which joins files and keeps the newest
-commits, or with every commit and file. The ledger that is asked has real rows.
+commits, or with every commit and file. The ledger that is read has real rows.
 """
 
 from __future__ import annotations

@@ -85,8 +85,8 @@ def _run(spark: SparkSession, task: Task) -> Run:
 def _send_at_a_limit(url: str, folder: Path, options: dict[str, str], tasks: int) -> dict[str, float]:
     """Send without end at a limit, and count what each client got in the seconds that count.
 
-    `limit` is what the API allows in `window` seconds, `stated` what each of `senders` processes is told, which may
-    be `none`.
+    `limit` is what the API allows in `window` seconds, `stated` the limit that each of `senders` processes states,
+    which may be `none`.
     """
     window = float(options.get("window", "1"))
     allowed = float(options["limit"])

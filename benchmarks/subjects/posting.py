@@ -4,7 +4,7 @@
 per source partition), with retries, receipts and a limit. `udf_posts`: the way that is published and copied: a call per
 batch of rows in a plain UDF, one in flight per partition. It is written from the description in the article "Scalable
 Spark Structured Streaming for REST API Destinations" (2023), in its favour where it leaves room: rows are grouped only
-where a call has several, and the body is an array that parses.
+if a call has several, and the body is an array that parses.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ def _apply(sink: ApplyingSink, events: DataFrame, number: int, task: Task) -> Ou
 
 
 def _verify_posting(task: Task, run: Run) -> str:
-    """Say what is wrong where every row must have one receipt."""
+    """Return "" if every row has one receipt; else what is wrong."""
     receipts = count_rows(task.lake / RECEIPTS.replace(".", "/"))
     expected = {"receipts": task.events, "applied": task.events}
     return compare(expected, {"receipts": receipts, "applied": run.read})

@@ -1,4 +1,4 @@
-"""A whole run on an S3 server, a small file of events each batch: what is asked of the server, by table."""
+"""A whole run on an S3 server, a small file of events each batch: the requests of the server, by table."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from router import BatchReport
 
 ROWS = 20
-"""Events of a batch, beside one that is no JSON."""
+"""Events of a batch, and one more that is no JSON."""
 RARE = "silver.rare"
 """A table that the first batch touches only."""
 

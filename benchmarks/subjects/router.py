@@ -63,7 +63,7 @@ def configuration(task: Task) -> dict[str, Any]:
         "rows_per_batch": task.rows_per_batch,
     }
     content["source"] = {"kafka": kafka}
-    if name == "tables":  # of every format, and of as many games as are asked for
+    if name == "tables":  # for every format, and for as many games as the task has
         content["decode"] = task.decode
         content["routes"][0]["sinks"][0]["tables"]["at_most"] = max(1000, task.games)
     if "maintain" in task.options:
@@ -214,7 +214,7 @@ DECODING = Subject("decoding", "decoding alone", start_session, _decode, records
 
 
 def _measure_refresh(spark: SparkSession, task: Task) -> Run:
-    """Drain the topic, and make all its tables anew: from bronze, then from the topic; the figure is the first.
+    """Drain the topic, and rebuild all its tables: from bronze, then from the topic; the figure is the first.
 
     Each is done twice, and the second time counts: the tables themselves are the same then.
     """

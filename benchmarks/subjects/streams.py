@@ -2,7 +2,7 @@
 
 `evolution`: a new schema version: when the table has its column, and what the batch takes longer. `freshness`: the
 router with tables and a detached sink, while events come and the API changes: how old tables let events get, by the log
-of each table, where every commit has its time. `beside_views`: the same of tables whose views are refreshed meanwhile.
+of each table, where every commit has its time. `beside_views`: the same for tables whose views are refreshed meanwhile.
 """
 
 from __future__ import annotations
@@ -342,7 +342,7 @@ def _wait(router: threading.Thread, condition: Callable[[], bool]) -> None:
 
 
 def _verify_freshness(task: Task, run: Run) -> str:
-    """Say what is wrong where every event must be in a table, and calls be taken by an API that takes any."""
+    """Return "" if every event is in a table, and just those APIs took calls that answer; else what is wrong."""
     landed = sum(count_rows(log.parent) for log in (task.lake / "silver").glob("*/_delta_log"))
     problem = compare({"events": int(run.counts["sent"])}, {"events": landed})
     if problem:
@@ -371,7 +371,7 @@ VIEW = {
 }
 
 
-def _beside(task: Task, *, views: bool) -> dict[str, Any]:
+def _configuration_with_views(task: Task, *, views: bool) -> dict[str, Any]:
     """Return a configuration with a table per game and, `views`, one view of all of them."""
     content = configuration(task, "http://127.0.0.1:9/events")
     content["decode"]["json"]["schema"] += ", gamer_id INT"
@@ -382,7 +382,7 @@ def _beside(task: Task, *, views: bool) -> dict[str, Any]:
 
 
 def _beside_session(task: Task) -> SparkSession:
-    return build_session(write_and_load(task, _beside(task, views=True)).config)
+    return build_session(write_and_load(task, _configuration_with_views(task, views=True)).config)
 
 
 def _beside_run(spark: SparkSession, task: Task) -> Run:
@@ -417,7 +417,7 @@ def _beside_span(spark: SparkSession, task: Task, *, views: bool) -> tuple[dict[
     traffic = Traffic(task, Producer({"bootstrap.servers": task.servers, "linger.ms": 5}))
     stop = threading.Event()
     options = RunOptions(Trigger(continuous=True), finished=traffic.finished, stop=stop)
-    config = write_and_load(task, _beside(task, views=views))
+    config = write_and_load(task, _configuration_with_views(task, views=views))
     router = threading.Thread(target=run, args=(config, load_registry(), spark, options))
     sender = threading.Thread(target=traffic.flow)
     router.start()
@@ -443,7 +443,7 @@ def _beside_span(spark: SparkSession, task: Task, *, views: bool) -> tuple[dict[
 
 
 def _verify_beside_views(task: Task, run: Run) -> str:
-    """Say what is wrong where every event must be in a table, those of the beginning too."""
+    """Return "" if every event is in a table, and the view was refreshed often enough; else what is wrong."""
     landed = sum(count_rows(log.parent) for log in (task.lake / "silver").glob("*/_delta_log"))
     sent = task.events // task.games * task.games + int(run.counts["sent"])
     problem = compare({"events": sent}, {"events": landed})

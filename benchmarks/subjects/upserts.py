@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from benchmarks.runs import Task
 
 OUTBOX = ("_topic", "_partition", "_offset", "_timestamp", "_key", "_table", "_deleted")
-"""Columns of an outbox that tell of the record, beside those of the row."""
+"""Columns of an outbox that describe the record; the others are those of the row."""
 FILES = 16
 """Files of the large table; neighbouring keys share one."""
 LARGE = "silver.large"
@@ -57,7 +57,7 @@ def _run(spark: SparkSession, task: Task) -> Run:
     """Merge one batch of `events` changes into the tables of this process; the first run makes them."""
     folder = Path(task.folder)
     run_number = int(folder.name.removeprefix("run-"))
-    # The tables are beside the folders of the runs, which share them.
+    # All runs share the tables: their folder is next to those of the runs.
     lake = Lake.at(str(folder.parent / "tables"))
     names = _tables(task)
     if run_number == 0:
