@@ -73,5 +73,7 @@ def rate(result: CellResult | None) -> str:
 
 def events_per_second(result: CellResult | None) -> float | None:
     """Return the throughput of a cell, by its processing time; None when there is no valid figure."""
-    value = median(result)
-    return result.cell.events / value if result and value else None
+    seconds_of_run = median(result)
+    if result is None or not seconds_of_run:
+        return None
+    return result.cell.events / seconds_of_run

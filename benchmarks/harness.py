@@ -123,7 +123,9 @@ def _missing(cell: Cell, done: int, ended: Ended) -> list[Run]:
     problem = ended.problem()
     if not problem and done < cell.runs:
         problem = "it ended too early"
-    return [Run(0.0, first=False, problem=problem)] if problem else []
+    if not problem:
+        return []
+    return [Run(0.0, first=False, problem=problem)]
 
 
 def verified(cell: Cell, task: Task, run: Run) -> Run:

@@ -133,10 +133,14 @@ def _table(results: Results, scale: Scale) -> Table:
         figures[f"used: {case}"] = counts["router: used"]
         figures[f"over: {case}"] = over
         stated = options.get("stated", options["limit"])
-        limit_of_sender = options["limit"] if stated == "none" else stated
-        limit = float(limit_of_sender) * int(options.get("senders", "1"))
-        # What is not stated has to be exceeded, or it is not found.
-        limit_met = "" if stated == "none" else met(counts["highest"], limit, at_least=False)
+        senders = int(options.get("senders", "1"))
+        if stated == "none":
+            limit = float(options["limit"]) * senders
+            # What is not stated has to be exceeded, or it is not found.
+            limit_met = ""
+        else:
+            limit = float(stated) * senders
+            limit_met = met(counts["highest"], limit, at_least=False)
         if "senders" in options:
             figures[f"least share: {case}"] = counts["least share"]
             shares.append(f"{case}: {counts['least share']:.0%}")

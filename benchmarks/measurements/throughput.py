@@ -72,7 +72,9 @@ BARS = {7: 1.6, 50: 4.0, 200: 10.0}
 
 
 def _warm_cells(scale: Scale) -> list[Cell]:
-    subjects = ("router", "loop", "loop_tuned", "partition_by") if scale.full else ("router", "loop")
+    subjects = ["router", "loop"]
+    if scale.full:
+        subjects += ["loop_tuned", "partition_by"]
     cells = []
     for games in scale.of_size((7, 50), tuple(BARS)):
         cells += [scale.warm(subject, games) for subject in subjects]

@@ -270,7 +270,10 @@ def send_rows(
             for running in tasks:
                 running.start()
             for running in tasks:
-                seconds_left = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
+                # Without a deadline a task is waited for as long as it takes.
+                seconds_left = None
+                if deadline != math.inf:
+                    seconds_left = max(0.0, deadline - time.monotonic())
                 running.join(seconds_left)
             # Tasks end if nothing may go out for long, as in a window of a minute, and leave calls that were refused as
             # often as a call is tried: a batch starts others then.

@@ -327,12 +327,16 @@ def _play(api: str, served: Api, router: threading.Thread) -> tuple[float, float
 
 
 def _figures(task: Task, traffic: Traffic, since: float, until: float, calls_taken: int) -> dict[str, float]:
-    tables = [log.parent for log in sorted((task.lake / "silver").glob("*/_delta_log"))]
     return {
-        **figures(ages(tables, since, until)),
+        **figures(ages(_tables(task), since, until)),
         "taken": float(calls_taken),
         "batches": sum(since <= ended < until for ended in traffic.ended),
     }
+
+
+def _tables(task: Task) -> list[Path]:
+    """Return the folders of the tables that there are."""
+    return [log.parent for log in sorted((task.lake / "silver").glob("*/_delta_log"))]
 
 
 def _wait(router: threading.Thread, condition: Callable[[], bool]) -> None:
@@ -343,7 +347,7 @@ def _wait(router: threading.Thread, condition: Callable[[], bool]) -> None:
 
 def _verify_freshness(task: Task, run: Run) -> str:
     """Return "" if every event is in a table, and just those APIs took calls that answer; else what is wrong."""
-    landed = sum(count_rows(log.parent) for log in (task.lake / "silver").glob("*/_delta_log"))
+    landed = sum(count_rows(table) for table in _tables(task))
     problem = compare({"events": int(run.counts["sent"])}, {"events": landed})
     if problem:
         return problem
@@ -438,13 +442,12 @@ def _beside_span(spark: SparkSession, task: Task, *, views: bool) -> tuple[dict[
         traffic.stop.set()
         stop.set()
         router.join()
-    tables = [log.parent for log in sorted((task.lake / "silver").glob("*/_delta_log"))]
-    return figures(ages(tables, since, until)), traffic.read
+    return figures(ages(_tables(task), since, until)), traffic.read
 
 
 def _verify_beside_views(task: Task, run: Run) -> str:
     """Return "" if every event is in a table, and the view was refreshed often enough; else what is wrong."""
-    landed = sum(count_rows(log.parent) for log in (task.lake / "silver").glob("*/_delta_log"))
+    landed = sum(count_rows(table) for table in _tables(task))
     sent = task.events // task.games * task.games + int(run.counts["sent"])
     problem = compare({"events": sent}, {"events": landed})
     if problem:
