@@ -33,44 +33,44 @@ FOLDER = Path(__file__).parent / "results"
 
 def main(words: list[str]) -> int:
     """Do what the command line says; return 1 when a cell has no valid figure, 130 when interrupted."""
-    given = _parser().parse_args(words)
+    arguments = _parser().parse_args(words)
     console = Console(width=None if sys.stdout.isatty() else 150)
-    if given.render:
-        results = Results.load(given.render)
-        report(results, _asked(given, results.scale), console, given.out or given.render.parent)
+    if arguments.render:
+        results = Results.load(arguments.render)
+        folder = arguments.out or arguments.render.parent
+        report(results, _chosen_measurements(arguments, results.scale), console, folder)
         return 0
-    scale = _scale(given)
-    asked = _asked(given, scale)
-    results = _results(given, scale)
-    cells = [cell for cell in distinct([c for item in asked for c in item.cells(scale)]) if _named(cell, given.cells)]
+    scale = _scale(arguments)
+    chosen = _chosen_measurements(arguments, scale)
+    results = _load_results(arguments, scale)
+    cells = _chosen_cells(chosen, scale, arguments.cells)
     missing = [cell for cell in cells if not results.complete(cell)]
-    if given.list:
-        console.print("\n".join(f"{'  ' if cell in missing else '= '}{cell.key} x{cell.repeat}" for cell in cells))
+    if arguments.list:
+        marked = [f"{'  ' if cell in missing else '= '}{cell.key} x{cell.repeat}" for cell in cells]
+        console.print("\n".join(marked))
         return 0
-    if missing and not _measured(missing, results, console, given):
-        return 130
-    report(results, _shown(asked, results), console, results.path.parent)
+    if missing:
+        # As Ctrl-C: it unwinds the `with` blocks, which end the broker and the running process.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            _measure(missing, results, console, arguments)
+        except KeyboardInterrupt:
+            console.print(f"interrupted; go on with: {results.command} --resume", markup=False)
+            return 130
+    report(results, _shown_measurements(chosen, results), console, results.path.parent)
     return int(any(not results.complete(cell) for cell in cells))
 
 
-def _measured(cells: list[Cell], results: Results, console: Console, given: argparse.Namespace) -> bool:
-    # As Ctrl-C: it unwinds the `with` blocks, which end the broker and the running process.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        _measure(cells, results, console, given)
-    except KeyboardInterrupt:
-        console.print(f"interrupted; go on with: {results.command} --resume", markup=False)
-        return False
-    return True
-
-
-def _measure(cells: list[Cell], results: Results, console: Console, given: argparse.Namespace) -> None:
-    timeout, logs, done = given.timeout or results.scale.timeout, results.path.parent / "failed", 0
+def _measure(cells: list[Cell], results: Results, console: Console, arguments: argparse.Namespace) -> None:
+    """Measure the cells one after the other, those of the same turns together; save and print each result."""
+    timeout = arguments.timeout or results.scale.timeout
+    logs = results.path.parent / "failed"
+    done = 0
     with EmbeddedKafka() as broker:
         topics = Topics(broker)
         for together in in_turns(cells):
             began = time.monotonic()
-            for result in measure(together, topics, timeout, logs, given.date):
+            for result in measure(together, topics, timeout, logs, arguments.date):
                 results.add(result)
                 done += 1
                 took = time.monotonic() - began
@@ -78,58 +78,81 @@ def _measure(cells: list[Cell], results: Results, console: Console, given: argpa
 
 
 def _line(result: CellResult) -> str:
-    speed = f": {result.problem}" if result.problem else f", {count(events_per_second(result))} events/s"
-    noise = f", others used {result.foreign_cores:.2f} cores" if result.noisy else ""
-    return f"{result.cell.key}: {figure(result)}{speed}{noise}"
+    text = f"{result.cell.key}: {figure(result)}"
+    if result.problem:
+        text += f": {result.problem}"
+    else:
+        text += f", {count(events_per_second(result))} events/s"
+    if result.noisy:
+        text += f", others used {result.foreign_cores:.2f} cores"
+    return text
 
 
-def _scale(given: argparse.Namespace) -> Scale:
-    scale = FULL if given.full else SHORT
-    return replace(scale, events=given.events or scale.events, repeat=given.repeat or scale.repeat)
+def _scale(arguments: argparse.Namespace) -> Scale:
+    scale = FULL if arguments.full else SHORT
+    return replace(scale, events=arguments.events or scale.events, repeat=arguments.repeat or scale.repeat)
 
 
-def _asked(given: argparse.Namespace, scale: Scale) -> list[Measurement]:
+def _chosen_measurements(arguments: argparse.Namespace, scale: Scale) -> list[Measurement]:
+    """Return the measurements that the command line names; without names those of the scale."""
     every = measurements()
-    if not given.only:
-        return [item for item in every.values() if scale.full or item.short]
-    unknown = [name for name in given.only if name not in every]
+    if not arguments.only:
+        return [measurement for measurement in every.values() if scale.full or measurement.short]
+    unknown = [name for name in arguments.only if name not in every]
     if unknown:
         raise SystemExit(f"no measurement {', '.join(unknown)}: there are {', '.join(every)}")
-    return [item for name, item in every.items() if name in given.only]
+    return [measurement for name, measurement in every.items() if name in arguments.only]
 
 
-def _shown(asked: list[Measurement], results: Results) -> list[Measurement]:
-    """Return what was asked now, and what is answered by the cells there are: those of sessions before too."""
-    measured = {item.name for item in measurements().values() if all(map(results.of, item.cells(results.scale)))}
-    return [item for item in measurements().values() if item in asked or item.name in measured]
+def _chosen_cells(chosen: list[Measurement], scale: Scale, patterns: list[str]) -> list[Cell]:
+    """Return the cells of measurements, each once; with patterns only those whose key matches one."""
+    cells: list[Cell] = []
+    for measurement in chosen:
+        cells += measurement.cells(scale)
+    once = distinct(cells)
+    if not patterns:
+        return once
+    return [cell for cell in once if any(fnmatch(cell.key, pattern) for pattern in patterns)]
 
 
-def _results(given: argparse.Namespace, scale: Scale) -> Results:
-    path = (given.out or FOLDER / ("full" if scale.full else "short")) / "results.json"
+def _shown_measurements(chosen: list[Measurement], results: Results) -> list[Measurement]:
+    """Return the chosen measurements, and those whose cells are all there, from earlier sessions too."""
+    shown = []
+    for measurement in measurements().values():
+        is_measured = all(results.of(cell) for cell in measurement.cells(results.scale))
+        if measurement in chosen or is_measured:
+            shown.append(measurement)
+    return shown
+
+
+def _load_results(arguments: argparse.Namespace, scale: Scale) -> Results:
+    """Return empty results for this session; with --resume those of the file that need not be measured again."""
+    folder = arguments.out or FOLDER / ("full" if scale.full else "short")
+    path = folder / "results.json"
     command = shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]])
     results = Results(path, scale, command)
-    if given.resume and path.exists():
-        here, console = Label.now(given.date), Console(stderr=True)
-        for key, result in Results.load(path).cells.items():
-            why = _again(result, given.redo, here)
-            if why:
-                console.print(f"measured again: {key}: {why}", markup=False, soft_wrap=True)
-            else:
-                results.cells[key] = result
+    if not arguments.resume or not path.exists():
+        return results
+    here = Label.now(arguments.date)
+    console = Console(stderr=True)
+    for key, result in Results.load(path).cells.items():
+        reason = _reason_to_repeat(result, arguments.redo, here)
+        if reason:
+            console.print(f"measured again: {key}: {reason}", markup=False, soft_wrap=True)
+        else:
+            results.cells[key] = result
     return results
 
 
-def _named(cell: Cell, patterns: list[str]) -> bool:
-    return not patterns or any(fnmatch(cell.key, pattern) for pattern in patterns)
-
-
-def _again(result: CellResult, redo: str, here: Label) -> str:
+def _reason_to_repeat(result: CellResult, redo: str, here: Label) -> str:
     """Return why a cell is not taken over by --resume, or ""."""
     if not result.label.same_machine(here):
         return f"it is of another machine ({result.label.machine_text()}); this one is {here.machine_text()}"
-    if redo == "noisy":
-        return f"others used {result.foreign_cores:.2f} cores" if result.noisy else ""
-    return f"--redo {redo}" if redo and fnmatch(result.cell.key, redo) else ""
+    if redo == "noisy" and result.noisy:
+        return f"others used {result.foreign_cores:.2f} cores"
+    if redo and redo != "noisy" and fnmatch(result.cell.key, redo):
+        return f"--redo {redo}"
+    return ""
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -37,10 +37,13 @@ class Cell:
         """Return the name of this cell in results; `repeat` is no part of it."""
         sizes = [f"{self.events}ev", f"{self.games}t", f"{self.partitions}p"]
         parts = [self.mode, self.subject, self.feed or "no topic", *sizes]
-        parts += [f"{self.rows_per_batch}rows"] if self.rows_per_batch else []
-        parts += [self.sample] if self.sample else []
+        if self.rows_per_batch:
+            parts.append(f"{self.rows_per_batch}rows")
+        if self.sample:
+            parts.append(self.sample)
         parts += [f"{name}={value}" for name, value in self.options]
-        parts += [f"after {self.warm_up}"] if self.warm_up > 1 else []
+        if self.warm_up > 1:
+            parts.append(f"after {self.warm_up}")
         return "/".join(parts)
 
     @property
@@ -87,7 +90,8 @@ def in_turns(cells: list[Cell]) -> list[list[Cell]]:
     """Return the cells in groups that are measured together, in order of first mention."""
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
-        groups.setdefault(f"turns of {cell.turns}" if cell.turns else cell.key, []).append(cell)
+        group = f"turns of {cell.turns}" if cell.turns else cell.key
+        groups.setdefault(group, []).append(cell)
     return list(groups.values())
 
 
@@ -95,6 +99,7 @@ def distinct(cells: list[Cell]) -> list[Cell]:
     """Return each cell once, in order of first mention, with the largest `repeat` asked for."""
     chosen: dict[str, Cell] = {}
     for cell in cells:
-        known = chosen.get(cell.key)
-        chosen[cell.key] = cell if known is None or cell.repeat > known.repeat else known
+        earlier = chosen.get(cell.key)
+        if earlier is None or cell.repeat > earlier.repeat:
+            chosen[cell.key] = cell
     return list(chosen.values())

@@ -31,39 +31,46 @@ T = TypeVar("T", bound=Named)
 @cache
 def feeds() -> dict[str, Feed]:
     """Return all kinds of events by name."""
-    return found(benchmarks.feeds, Feed)
+    return find_instances(benchmarks.feeds, Feed)
 
 
 @cache
 def subjects() -> dict[str, Subject]:
     """Return all contenders by name."""
-    return found(benchmarks.subjects, Subject)
+    return find_instances(benchmarks.subjects, Subject)
 
 
 @cache
 def modules() -> dict[str, str]:
     """Return the module of each contender by name."""
-    return {name: module for module, names in _by_module(benchmarks.subjects, Subject).items() for name in names}
+    module_of_name: dict[str, str] = {}
+    for module, instances in _instances_by_module(benchmarks.subjects, Subject).items():
+        module_of_name |= dict.fromkeys(instances, module)
+    return module_of_name
 
 
 @cache
 def measurements() -> dict[str, Measurement]:
     """Return all measurements by name, in the order they are run and printed."""
-    every = found(benchmarks.measurements, Measurement)
+    every = find_instances(benchmarks.measurements, Measurement)
     return dict(sorted(every.items(), key=lambda item: (item[1].order, item[0])))
 
 
-def found(package: ModuleType, kind: type[T]) -> dict[str, T]:
+def find_instances(package: ModuleType, kind: type[T]) -> dict[str, T]:
     """Return the instances of `kind` in the modules of a package by name; raise ValueError on a name used twice."""
-    instances: dict[str, T] = {}
-    for inside in _by_module(package, kind).values():
-        for name, value in inside.items():
-            if instances.setdefault(name, value) is not value:
+    every: dict[str, T] = {}
+    for instances in _instances_by_module(package, kind).values():
+        for name, instance in instances.items():
+            # Modules import instances of each other: the same one twice is no second of its name.
+            if every.setdefault(name, instance) is not instance:
                 raise ValueError(f"{package.__name__} has two of the name {name}: rename one")
-    return instances
+    return every
 
 
-def _by_module(package: ModuleType, kind: type[T]) -> dict[str, dict[str, T]]:
-    names = [f"{package.__name__}.{module.name}" for module in pkgutil.iter_modules(package.__path__)]
-    things = {name: vars(importlib.import_module(name)).values() for name in names}
-    return {name: {thing.name: thing for thing in inside if isinstance(thing, kind)} for name, inside in things.items()}
+def _instances_by_module(package: ModuleType, kind: type[T]) -> dict[str, dict[str, T]]:
+    by_module: dict[str, dict[str, T]] = {}
+    for module_info in pkgutil.iter_modules(package.__path__):
+        module = importlib.import_module(f"{package.__name__}.{module_info.name}")
+        instances = [value for value in vars(module).values() if isinstance(value, kind)]
+        by_module[module.__name__] = {instance.name: instance for instance in instances}
+    return by_module

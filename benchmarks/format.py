@@ -16,14 +16,24 @@ def seconds(value: float | None) -> str:
     """Return seconds with the digits that mean something."""
     if value is None:
         return MISSING
+    if value == 0:
+        return "0 ms"
+    if value < 0.01:
+        return f"{value * 1000:.1f} ms"
     if value < 0.1:
-        return f"{value * 1000:.0f} ms" if value >= 0.01 or not value else f"{value * 1000:.1f} ms"
-    return f"{value:.0f} s" if value >= 100 else f"{value:.1f} s" if value >= 1 else f"{value:.2f} s"
+        return f"{value * 1000:.0f} ms"
+    if value < 1:
+        return f"{value:.2f} s"
+    if value < 100:
+        return f"{value:.1f} s"
+    return f"{value:.0f} s"
 
 
 def times(value: float | None) -> str:
     """Return a ratio: 4.2 x."""
-    return MISSING if value is None else f"{value:.2f} x" if value < 10 else f"{value:.1f} x"
+    if value is None:
+        return MISSING
+    return f"{value:.2f} x" if value < 10 else f"{value:.1f} x"
 
 
 def megabytes(value: float | None) -> str:
@@ -40,7 +50,8 @@ def met(value: float | None, bar: float, *, at_least: bool) -> str:
     """Say whether a bar was reached."""
     if value is None:
         return MISSING
-    return "reached" if (value >= bar if at_least else value <= bar) else "MISSED"
+    reached = value >= bar if at_least else value <= bar
+    return "reached" if reached else "MISSED"
 
 
 def figure(result: CellResult | None, value: str = "seconds") -> str:
@@ -62,5 +73,7 @@ def rate(result: CellResult | None) -> str:
 
 def events_per_second(result: CellResult | None) -> float | None:
     """Return the throughput of a cell, by its processing time; None when there is no valid figure."""
-    value = median(result)
-    return result.cell.events / value if result and value else None
+    seconds_of_run = median(result)
+    if result is None or not seconds_of_run:
+        return None
+    return result.cell.events / seconds_of_run

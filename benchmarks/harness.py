@@ -34,21 +34,38 @@ def measure(cells: Sequence[Cell], topics: Topics, timeout: float, logs: Path, d
     filled = [topics.of(cell) for cell in cells]
     runs: list[list[Run]] = [[] for _ in cells]
     with Neighbours() as neighbours:
+        # One process of each cell a turn, so that a machine that slows down slows all cells.
         for turn in range(max(cell.processes for cell in cells)):
-            for cell, topic, mine in zip(cells, filled, runs, strict=True):
-                mine.extend(_turn(cell, topic, topics.servers, timeout, logs) if turn < cell.processes else ())
-    label, noise = Label.now(date), (neighbours.load, neighbours.foreign_cores)
-    return [CellResult(cell, tuple(done), *noise, label) for cell, done in zip(cells, runs, strict=True)]
+            for cell, topic, runs_of_cell in zip(cells, filled, runs, strict=True):
+                if turn < cell.processes:
+                    runs_of_cell.extend(_turn(cell, topic, topics.servers, timeout, logs))
+    label = Label.now(date)
+    load = neighbours.load
+    foreign_cores = neighbours.foreign_cores
+    results = []
+    for cell, runs_of_cell in zip(cells, runs, strict=True):
+        results.append(CellResult(cell, tuple(runs_of_cell), load, foreign_cores, label))
+    return results
 
 
 def _turn(cell: Cell, topic: Topic, servers: str, timeout: float, logs: Path) -> list[Run]:
     with tempfile.TemporaryDirectory(prefix="router-benchmark-", ignore_cleanup_errors=True) as folder:
-        source = (servers, topic.name, topic.schema, topic.decode)
-        numbers = (cell.events, cell.games, cell.partitions, cell.rows_per_batch or cell.events)
-        task = Task(*source, *numbers, topic.expected, folder, dict(cell.options))
-        done = _process(cell, task, timeout)
-        _keep_output(cell, done, Path(folder), logs)
-    return done
+        task = Task(
+            servers=servers,
+            topic=topic.name,
+            schema=topic.schema,
+            decode=topic.decode,
+            events=cell.events,
+            games=cell.games,
+            partitions=cell.partitions,
+            rows_per_batch=cell.rows_per_batch or cell.events,
+            expected=topic.expected,
+            folder=folder,
+            options=dict(cell.options),
+        )
+        runs = _run_process(cell, task, timeout)
+        _keep_output(cell, runs, Path(folder), logs)
+    return runs
 
 
 def _keep_output(cell: Cell, runs: list[Run], folder: Path, logs: Path) -> None:
@@ -58,9 +75,12 @@ def _keep_output(cell: Cell, runs: list[Run], folder: Path, logs: Path) -> None:
             shutil.copy(output, logs / f"{cell.key.replace('/', '_')}.log")
 
 
-def _process(cell: Cell, task: Task, timeout: float) -> list[Run]:
-    command = subjects()[cell.subject].command if cell.mode == "cold" else None
-    return [_by_command(cell, task.nth(0), command, timeout)] if command else _by_worker(cell, task, timeout)
+def _run_process(cell: Cell, task: Task, timeout: float) -> list[Run]:
+    command = subjects()[cell.subject].command
+    # Only a cold figure is that of the command line, as a user starts it.
+    if cell.mode == "cold" and command:
+        return [_by_command(cell, task.nth(0), command, timeout)]
+    return _by_worker(cell, task, timeout)
 
 
 def _by_command(cell: Cell, task: Task, command: Callable[[Task], list[str]], timeout: float) -> Run:
@@ -72,9 +92,15 @@ def _by_command(cell: Cell, task: Task, command: Callable[[Task], list[str]], ti
         return memory[0] if cell.sample == "footprint" else nullcontext()
 
     ended = run_command(command(task), Path(task.folder, "output.log"), timeout, cwd=ROOT, watch=watch)
+    # The command reports no figures: its checkpoint has the time and the number of its batches.
     seconds = processing_seconds(task.checkpoint) or ended.seconds
-    batches, peaks = batches_done(task.checkpoint), footprint(memory[0], task) if cell.sample else {}
-    run = Run(seconds, process_seconds=ended.seconds, batches=batches, peaks=peaks, problem=ended.problem())
+    run = Run(
+        seconds,
+        process_seconds=ended.seconds,
+        batches=batches_done(task.checkpoint),
+        peaks=footprint(memory[0], task) if cell.sample else {},
+        problem=ended.problem(),
+    )
     return verified(cell, task, run)
 
 
@@ -86,16 +112,20 @@ def _by_worker(cell: Cell, task: Task, timeout: float) -> list[Run]:
     ended = run_command(command, folder / "output.log", timeout, cwd=ROOT)
     runs = [verified(cell, task.nth(number), run) for number, run in enumerate(read_runs(Path(job.results)))]
     runs += _missing(cell, len(runs), ended)
-    alone = ended.seconds if cell.mode == "cold" else None
     for number in range(cell.runs):
         shutil.rmtree(task.nth(number).folder, ignore_errors=True)
-    return [replace(run, process_seconds=alone) for run in runs]
+    process_seconds = ended.seconds if cell.mode == "cold" else None
+    return [replace(run, process_seconds=process_seconds) for run in runs]
 
 
 def _missing(cell: Cell, done: int, ended: Ended) -> list[Run]:
     """Return a run with the reason in place of those that a process did not come to."""
-    problem = ended.problem() or ("it ended too early" if done < cell.runs else "")
-    return [Run(0.0, first=False, problem=problem)] if problem else []
+    problem = ended.problem()
+    if not problem and done < cell.runs:
+        problem = "it ended too early"
+    if not problem:
+        return []
+    return [Run(0.0, first=False, problem=problem)]
 
 
 def verified(cell: Cell, task: Task, run: Run) -> Run:

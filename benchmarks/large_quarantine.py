@@ -19,9 +19,8 @@ import psutil
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 
-from router_bench.machine import Sampler
+from router_bench.machine import MB, Sampler
 
-MB = 1 << 20
 LOOK_SECONDS = 0.05
 BLOCK = 1_000
 ROWS_PER_FILE = 1_000_000
@@ -55,11 +54,16 @@ def main(rows: int) -> None:
 def _quarantine_a_block(folder: Path) -> None:
     """Let a stream make its table, and then quarantine rows that have a new column."""
     (folder / "in").mkdir()
-    for column, file in (("note string", "narrow"), ("note string, bonus double", "wide")):
-        (folder / f"{file}.yaml").write_text(CONFIGURATION.format(folder=folder, column=column))
-        events = [{"game": "uno", "id": n, "amount": n / 7, "note": f"event {n}", "bonus": 1.5} for n in range(BLOCK)]
-        (folder / "in" / f"{file}.json").write_text("".join(json.dumps(event) + "\n" for event in events))
-        _measure(f"run {file}", "run", str(folder / f"{file}.yaml"), "--once")
+    lines = []
+    for number in range(BLOCK):
+        event = {"game": "uno", "id": number, "amount": number / 7, "note": f"event {number}", "bonus": 1.5}
+        lines.append(json.dumps(event) + "\n")
+    # The same events twice: the second schema reads a column more of them, which the table lacks.
+    for name, column in (("narrow", "note string"), ("wide", "note string, bonus double")):
+        configuration = folder / f"{name}.yaml"
+        configuration.write_text(CONFIGURATION.format(folder=folder, column=column))
+        (folder / "in" / f"{name}.json").write_text("".join(lines))
+        _measure(f"run {name}", "run", str(configuration), "--once")
 
 
 def _repeat_block(quarantine: Path, rows: int) -> None:
@@ -76,6 +80,7 @@ def _measure(label: str, *words: str) -> None:
     process = psutil.Popen([sys.executable, "-m", "router", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     peaks = {"python": 0, "java": 0}
 
+    # The command is the driver; its JVM is a child, and Spark's Python workers are not counted.
     def look() -> None:
         peaks["python"] = max(peaks["python"], process.memory_info().rss)
         for child in process.children(recursive=True):
@@ -87,8 +92,9 @@ def _measure(label: str, *words: str) -> None:
     if process.returncode:
         raise SystemExit(f"{label}: exit code {process.returncode}\n{output.decode()}")
     seconds = time.monotonic() - began
-    python, java = (peaks[name] / MB for name in ("python", "java"))
-    click.echo(f"{label}: {seconds:.1f} s, Python driver {python:.0f} MB, JVM {java:.0f} MB")
+    python_mb = peaks["python"] / MB
+    java_mb = peaks["java"] / MB
+    click.echo(f"{label}: {seconds:.1f} s, Python driver {python_mb:.0f} MB, JVM {java_mb:.0f} MB")
 
 
 if __name__ == "__main__":

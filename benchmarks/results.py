@@ -106,9 +106,19 @@ def median(result: CellResult | None, value: str = "seconds") -> float | None:
     """Return the median of a field of the counted runs; None if there is no valid figure."""
     if result is None or result.problem:
         return None
-    values = [getattr(run, value) for run in result.counted]
-    values = [number for number in values if number is not None]
+    values = []
+    for run in result.counted:
+        number = getattr(run, value)
+        if number is not None:
+            values.append(number)
     return statistics.median(values) if values else None
+
+
+def last_run(result: CellResult | None) -> Run | None:
+    """Return the last of the counted runs; None if there is no valid figure."""
+    if result is None or result.problem:
+        return None
+    return result.counted[-1]
 
 
 def median_steps(runs: list[Run]) -> dict[str, float]:
@@ -116,7 +126,10 @@ def median_steps(runs: list[Run]) -> dict[str, float]:
     names: dict[str, None] = {}
     for run in runs:
         names |= dict.fromkeys(run.steps)
-    return {name: statistics.median(run.steps.get(name, 0.0) for run in runs) for name in names}
+    medians = {}
+    for name in names:
+        medians[name] = statistics.median(run.steps.get(name, 0.0) for run in runs)
+    return medians
 
 
 def ratio(slower: float | None, faster: float | None) -> float | None:

@@ -100,16 +100,16 @@ class Run:
     @classmethod
     def of(cls, content: dict[str, Any]) -> Run:
         """Return a run from JSON; fields of another version are left out."""
-        known = {item.name for item in fields(cls)}
-        return cls(**{name: value for name, value in content.items() if name in known})
+        names = {run_field.name for run_field in fields(cls)}
+        return cls(**{name: value for name, value in content.items() if name in names})
 
 
 def footprint(memory: Footprint, task: Task) -> dict[str, float]:
     """Return the peak memory of the processes of a run and what it left on disk, in megabytes."""
     from router_bench.machine import MB, bytes_on_disk  # noqa: PLC0415  a cold contender must not import the router
 
-    left = sum(bytes_on_disk(folder) for folder in (task.lake, task.checkpoint))
-    return {"pss_mb": memory.megabytes, "disk_mb": left / MB}
+    disk_bytes = bytes_on_disk(task.lake) + bytes_on_disk(task.checkpoint)
+    return {"pss_mb": memory.megabytes, "disk_mb": disk_bytes / MB}
 
 
 def append_run(path: Path, run: Run) -> None:
@@ -120,7 +120,9 @@ def append_run(path: Path, run: Run) -> None:
 
 def read_runs(path: Path) -> list[Run]:
     """Return the runs of a file of JSON lines; none when it is not there."""
-    return [Run.of(json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+    if not path.exists():
+        return []
+    return [Run.of(json.loads(line)) for line in path.read_text().splitlines()]
 
 
 def batches_done(folder: Path) -> int:

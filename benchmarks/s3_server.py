@@ -1,6 +1,6 @@
-"""An S3 server (moto) in a process of its own, which counts what it is asked, and answers with faults where told to.
+"""An S3 server (moto) in a process of its own, which records its requests, and answers with faults on command.
 
-In a process of its own, because some calls of delta-rs wait for an answer while they keep Python's lock.
+It has a process of its own, because some calls of delta-rs wait for an answer while they keep Python's lock.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CONTROL = "/_control/"
 
 @dataclass(frozen=True)
 class Request:
-    """What a client asked for: `path` begins with the bucket, `key` is the access key that it signed with."""
+    """A request of a client: `path` begins with the bucket, `key` is the access key that it signed with."""
 
     method: str
     path: str
@@ -45,8 +45,8 @@ class Request:
 class Fault:
     """What happens to the next requests of a method whose path contains a text.
 
-    `answer` is a status line; none cuts the connection. `done`: the request is carried out all the same.
-    `unconditional`: nothing happens but that its conditions are ignored.
+    `answer` is a status line; without one the connection is cut. `done`: the request is still carried out.
+    `unconditional`: the request is answered as usual, but its conditions are ignored.
     """
 
     method: str
@@ -77,7 +77,8 @@ class S3Server:
 
     def asked(self, since: int = 0) -> list[Request]:
         """Return the requests so far, from a number on."""
-        return [Request(*one) for one in json.loads(self._call("requests"))[since:]]
+        requests = json.loads(self._call("requests"))
+        return [Request(*fields) for fields in requests[since:]]
 
     def fail(self, *faults: Fault) -> None:
         """Answer with these faults, and no longer with those of before."""
@@ -94,8 +95,8 @@ class S3Server:
         keys = {"aws_access_key_id": "somebody", "aws_secret_access_key": "hush-hush", "region_name": "us-east-1"}
         boto3.client("s3", endpoint_url=self.url, **keys).create_bucket(Bucket=name)
 
-    def _call(self, what: str, body: bytes | None = None) -> bytes:
-        with urlopen(Call(f"{self.url}{CONTROL}{what}", data=body), timeout=60) as answer:
+    def _call(self, command: str, body: bytes | None = None) -> bytes:
+        with urlopen(Call(f"{self.url}{CONTROL}{command}", data=body), timeout=60) as answer:
             return bytes(answer.read())
 
 
@@ -112,19 +113,23 @@ _METHODS = {"Get": "GET", "List": "GET", "Head": "HEAD", "Put": "PUT", "Upload":
 
 @dataclass(frozen=True)
 class StrictS3Server(S3Server):
-    """A versitygw, which writes down what it is asked and has no faults."""
+    """A versitygw, which logs its requests and has no faults."""
 
     log: Path
 
     def asked(self, since: int = 0) -> list[Request]:
         """Return the requests so far, from a number on."""
-        return [_logged(match) for match in _LOGGED.finditer(self.log.read_text())][since:]
+        requests = [_logged_request(match) for match in _LOGGED.finditer(self.log.read_text())]
+        return requests[since:]
 
 
-def _logged(match: re.Match[str]) -> Request:
+def _logged_request(match: re.Match[str]) -> Request:
     action = match["action"]
-    begin = re.match("[A-Z][a-z]+", action)
-    method = "POST" if action == "DeleteObjects" or begin is None else _METHODS.get(begin[0], "POST")
+    verb = re.match("[A-Z][a-z]+", action)
+    method = "POST"
+    # Many objects are deleted by one POST.
+    if verb and action != "DeleteObjects":
+        method = _METHODS.get(verb[0], "POST")
     target = urlsplit(match["target"])
     return Request(method, unquote(target.path), target.query, match["key"])
 
@@ -132,7 +137,9 @@ def _logged(match: re.Match[str]) -> Request:
 @contextmanager
 def s3_server(*buckets: str, google: bool = False) -> Iterator[S3Server]:
     """Run a server with empty buckets; with `google` it takes conditions as Google's storage has them."""
-    command = [sys.executable, "-m", "benchmarks.s3_server", *(["--google"] if google else [])]
+    command = [sys.executable, "-m", "benchmarks.s3_server"]
+    if google:
+        command.append("--google")
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -155,7 +162,7 @@ def strict_s3_server(*buckets: str) -> Iterator[StrictS3Server]:
         with subprocess.Popen(command, env={**os.environ, **keys}) as process:
             try:
                 server = StrictS3Server(f"http://127.0.0.1:{port}", log)
-                _wait_for(port)
+                wait_for_port(port)
                 for bucket in buckets:
                     server.make_bucket(bucket)
                 yield server
@@ -163,7 +170,8 @@ def strict_s3_server(*buckets: str) -> Iterator[StrictS3Server]:
                 process.kill()
 
 
-def _wait_for(port: int) -> None:
+def wait_for_port(port: int) -> None:
+    """Return when something listens on a port of this machine; raise TimeoutError after 30 seconds or more."""
     for _ in range(300):
         with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
             return
@@ -175,7 +183,8 @@ class _Application:
     """moto, behind the faults."""
 
     def __init__(self, moto: Callable[..., Any]) -> None:
-        self.moto, self.lock = moto, threading.Lock()
+        self.moto = moto
+        self.lock = threading.Lock()
         self.requests: list[tuple[str, ...]] = []
         self.faults: list[dict[str, Any]] = []
 
@@ -185,10 +194,12 @@ class _Application:
             body = self._control(path.removeprefix(CONTROL), environ)
             start_response("200 OK", [("Content-Length", str(len(body)))])
             return [body]
+        method = environ["REQUEST_METHOD"]
+        _, _, credential = environ.get("HTTP_AUTHORIZATION", "").partition("Credential=")
+        key, _, _ = credential.partition("/")
         with self.lock:
-            key = environ.get("HTTP_AUTHORIZATION", "").partition("Credential=")[2].partition("/")[0]
-            self.requests.append((environ["REQUEST_METHOD"], path, environ.get("QUERY_STRING", ""), key))
-            fault = self._due(environ["REQUEST_METHOD"], path)
+            self.requests.append((method, path, environ.get("QUERY_STRING", ""), key))
+            fault = self._take_fault(method, path)
         if fault is None:
             return self.moto(environ, start_response)
         if fault["unconditional"]:
@@ -200,22 +211,24 @@ class _Application:
         else:
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
         if not fault["answer"]:
+            # The client sees a connection that is cut before the answer.
             environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
             raise ConnectionResetError
         start_response(fault["answer"], [("Content-Length", "0")])
         return []
 
-    def _due(self, method: str, path: str) -> dict[str, Any] | None:
+    def _take_fault(self, method: str, path: str) -> dict[str, Any] | None:
         for fault in self.faults:
             if fault["times"] and fault["method"] in (method, "*") and fault["contains"] in path:
                 fault["times"] -= 1
                 return fault
         return None
 
-    def _control(self, what: str, environ: dict[str, Any]) -> bytes:
-        if what == "faults":
+    def _control(self, command: str, environ: dict[str, Any]) -> bytes:
+        """Do a command of `S3Server`; return the requests, or the number of faults that are left."""
+        if command == "faults":
             self.faults = json.loads(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])))
-        if what == "requests":
+        if command == "requests":
             return json.dumps(self.requests).encode()
         return str(sum(fault["times"] for fault in self.faults)).encode()
 
@@ -227,18 +240,19 @@ class _Google:
     """
 
     def __init__(self, moto: Callable[..., Any]) -> None:
-        self.moto, self.tags = moto, dict[str, str]()
+        self.moto = moto
+        self.tags: dict[str, str] = {}
+        """ETags by generation."""
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
-        scope = (
-            "Credential=somebody/20260101/us-east-1/s3/aws4_request"  # Google's is a token, of which moto knows none
-        )
+        # Google's is a token, of which moto knows none.
+        scope = "Credential=somebody/20260101/us-east-1/s3/aws4_request"
         environ["HTTP_AUTHORIZATION"] = f"AWS4-HMAC-SHA256 {scope}, SignedHeaders=host, Signature=none"
-        wanted = environ.pop("HTTP_X_GOOG_IF_GENERATION_MATCH", None)
-        if wanted == "0":
+        required_generation = environ.pop("HTTP_X_GOOG_IF_GENERATION_MATCH", None)
+        if required_generation == "0":
             environ["HTTP_IF_NONE_MATCH"] = "*"
-        elif wanted is not None:
-            environ["HTTP_IF_MATCH"] = self.tags.get(wanted, '"none"')
+        elif required_generation is not None:
+            environ["HTTP_IF_MATCH"] = self.tags.get(required_generation, '"none"')
 
         def start(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
             tag = next((value for name, value in headers if name.lower() == "etag"), None)
@@ -258,7 +272,8 @@ def main() -> None:
 
     logging.getLogger("werkzeug").setLevel(logging.CRITICAL)
     moto = DomainDispatcherApplication(create_backend_app)
-    application = _Application(_Google(moto) if "--google" in sys.argv else moto)
+    store = _Google(moto) if "--google" in sys.argv else moto
+    application = _Application(store)
     running = make_server("127.0.0.1", 0, application, threaded=True)
     sys.stdout.write(f"http://127.0.0.1:{running.server_port}\n")
     sys.stdout.flush()

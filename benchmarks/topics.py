@@ -70,7 +70,8 @@ class Topics:
         expected: Counter[str] = Counter()
         feed = feeds()[cell.feed]
         for index, (value, table) in enumerate(feed.values(cell.events, cell.games, SEED)):
-            _send(producer, name, value, feed.key(value) if feed.key else None, index % cell.partitions)
+            key = feed.key(value) if feed.key else None
+            _send(producer, name, value, key, partition=index % cell.partitions)
             expected[table] += 1
         producer.flush()
         return dict(expected)
@@ -78,11 +79,14 @@ class Topics:
     def _check(self, name: str, cell: Cell) -> None:
         consumer = Consumer({"bootstrap.servers": self.servers, "group.id": "benchmarks"})
         try:
-            ends = [consumer.get_watermark_offsets(TopicPartition(name, part))[1] for part in range(cell.partitions)]
+            records = 0
+            for partition in range(cell.partitions):
+                _, end = consumer.get_watermark_offsets(TopicPartition(name, partition))
+                records += end
         finally:
             consumer.close()
-        if sum(ends) != cell.events:
-            raise RuntimeError(f"topic {name} holds {sum(ends)} records, {cell.events} were sent: run again")
+        if records != cell.events:
+            raise RuntimeError(f"topic {name} holds {records} records, {cell.events} were sent: run again")
 
 
 def _send(producer: Producer, topic: str, value: bytes, key: bytes | None, partition: int) -> None:

@@ -19,51 +19,61 @@ TABLES = "silver"
 
 
 def bronze_and_tables(task: Task, run: Run) -> str:
-    """Say what is wrong where every event must be in bronze and in its game's table, and none is a dead letter."""
+    """Return "" if every event is in bronze and in its game's table, and none is a dead letter; else what is wrong."""
     return compare({"bronze": task.events, "dead letters": 0, **task.expected}, _lake(task.lake))
 
 
 def bronze_and_profiles(task: Task, run: Run) -> str:
-    """Say what is wrong where every record must be in bronze and be the latest profile of its gamer."""
-    found = {name: rows for name, rows in _lake(task.lake).items() if name != "profile_history"}
-    return compare({"bronze": task.events, "dead letters": 0, **task.expected}, found)
+    """Return "" if every record is in bronze and is the latest profile of its gamer; else what is wrong."""
+    counted = _lake(task.lake)
+    counted.pop("profile_history", None)
+    return compare({"bronze": task.events, "dead letters": 0, **task.expected}, counted)
 
 
 def offsets_read(task: Task, run: Run) -> str:
-    """Say what is wrong where a checkpoint alone says what was read: up to which offsets its last batch came."""
+    """Return "" if every record was read, by the end offsets of the checkpoint's last batch; else what is wrong."""
     batches = sorted((task.checkpoint / "offsets").glob("[0-9]*"), key=lambda file: int(file.name))
-    ends = json.loads(batches[-1].read_text().splitlines()[-1]) if batches else {}
-    return compare({"records read": task.events}, {"records read": sum(ends.get(task.topic, {}).values())})
+    end_offsets: dict[str, dict[str, int]] = {}
+    if batches:
+        # The last line of a batch has the offsets of its source: topic -> partition -> offset.
+        end_offsets = json.loads(batches[-1].read_text().splitlines()[-1])
+    records = sum(end_offsets.get(task.topic, {}).values())
+    return compare({"records read": task.events}, {"records read": records})
 
 
 def tables_only(task: Task, run: Run) -> str:
-    """Say what is wrong where every event must be in its game's table."""
+    """Return "" if every event is in its game's table; else what is wrong."""
     return compare(task.expected, _tables(task.lake))
 
 
 def one_partitioned_table(task: Task, run: Run) -> str:
-    """Say what is wrong where every event must be in its game's partition of one table."""
+    """Return "" if every event is in its game's partition of one table; else what is wrong."""
     actions = _actions(task.lake / TABLES / "all_games")
-    games, rows = actions["partition.game"].to_pylist(), actions["num_records"].to_pylist()
+    games = actions["partition.game"].to_pylist()
+    rows_of_files = actions["num_records"].to_pylist()
     counted: dict[str, int] = {}
-    for game, count in zip(games, rows, strict=True):
-        counted[game] = counted.get(game, 0) + count
+    for game, rows in zip(games, rows_of_files, strict=True):
+        counted[game] = counted.get(game, 0) + rows
     return compare(task.expected, counted)
 
 
 def records_read(task: Task, run: Run) -> str:
-    """Say what is wrong where nothing is written: every record must have been read once."""
+    """Return "" if every record was read once, for subjects that write nothing; else what is wrong."""
     return compare({"records read": task.events}, {"records read": run.read})
 
 
 def compare(expected: dict[str, int], counted: dict[str, int]) -> str:
-    """Return "" or the first differences between what must be there and what is."""
-    wrong = [
-        f"{name}: {counted.get(name, 0)} rows, {expected.get(name, 0)} expected"
-        for name in sorted(expected.keys() | counted.keys())
-        if counted.get(name, 0) != expected.get(name, 0)
-    ]
-    return "; ".join(wrong[:3]) + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
+    """Return the first differences between expected and counted rows by name; "" if there are none."""
+    differences = []
+    for name in sorted(expected.keys() | counted.keys()):
+        rows = counted.get(name, 0)
+        expected_rows = expected.get(name, 0)
+        if rows != expected_rows:
+            differences.append(f"{name}: {rows} rows, {expected_rows} expected")
+    text = "; ".join(differences[:3])
+    if len(differences) > 3:
+        text += f"; and {len(differences) - 3} more"
+    return text
 
 
 def count_rows(table: Path) -> int:
@@ -72,17 +82,19 @@ def count_rows(table: Path) -> int:
 
     logged = int(sum(_actions(table)["num_records"].to_pylist()))
     # A writer that makes its own statistics could log what it never wrote: the footers do not lie.
-    held = sum(pq.read_metadata(file).num_rows for file in _files(table))
-    if logged != held:
-        raise ValueError(f"{table.name}: the log says {logged} rows, the files hold {held}")
+    in_files = sum(pq.read_metadata(file).num_rows for file in _files(table))
+    if logged != in_files:
+        raise ValueError(f"{table.name}: the log says {logged} rows, the files hold {in_files}")
     return logged
 
 
 def _lake(lake: Path) -> dict[str, int]:
-    dead_letters = lake / DEAD_LETTERS
-    dead = count_rows(dead_letters) if (dead_letters / "_delta_log").is_dir() else 0
+    """Return the rows of bronze, of the dead letters (0 without such a table), and of each table."""
+    dead_letters = 0
+    if (lake / DEAD_LETTERS / "_delta_log").is_dir():
+        dead_letters = count_rows(lake / DEAD_LETTERS)
     (bronze,) = [log.parent for log in (lake / BRONZE).glob("*/_delta_log")]
-    return {"bronze": count_rows(bronze), "dead letters": dead, **_tables(lake)}
+    return {"bronze": count_rows(bronze), "dead letters": dead_letters, **_tables(lake)}
 
 
 def _tables(lake: Path) -> dict[str, int]:

@@ -36,8 +36,9 @@ def main(path: Path) -> None:
 
 
 def _subject(job: Job) -> Subject:
-    things = vars(import_module(job.module)).values()
-    return next(thing for thing in things if isinstance(thing, Subject) and thing.name == job.subject)
+    values = vars(import_module(job.module)).values()
+    subjects = [value for value in values if isinstance(value, Subject)]
+    return next(subject for subject in subjects if subject.name == job.subject)
 
 
 def _run(subject: Subject, spark: SparkSession, job: Job, number: int) -> Run:
@@ -75,7 +76,8 @@ class Workers:
 
     def __init__(self) -> None:
         self.by_process: dict[int, int] = {}
-        self.together = self.java = 0
+        self.together = 0
+        self.java = 0
 
     def sample(self) -> None:
         """Look once."""
@@ -83,7 +85,8 @@ class Workers:
         for pid, size in sizes.items():
             self.by_process[pid] = max(size, self.by_process.get(pid, 0))
         self.together = max(self.together, sum(sizes.values()))
-        self.java = max([self.java, *(process.memory_info().rss for process in _java())])
+        for process in _java():
+            self.java = max(self.java, process.memory_info().rss)
 
     def peaks(self) -> dict[str, float]:
         """Return the peaks in megabytes and the number of worker processes seen."""
@@ -100,7 +103,8 @@ class Driver:
     """The memory of the driver, every so many batches: its Python and Java processes, and the heap after GC."""
 
     def __init__(self, spark: SparkSession, task: Task) -> None:
-        self._spark, self._task = spark, task
+        self._spark = spark
+        self._task = task
         self._python = psutil.Process()
         (self._java,) = _java()
         self._began = time.perf_counter()
@@ -109,7 +113,8 @@ class Driver:
     def sample(self) -> None:
         """Look once; add a sample when enough batches were done since the last one."""
         batches = batches_done(self._task.checkpoint)
-        if batches - (self.samples[-1]["batches"] if self.samples else 0) >= DRIVER_BATCHES:
+        batches_of_last_sample = self.samples[-1]["batches"] if self.samples else 0
+        if batches - batches_of_last_sample >= DRIVER_BATCHES:
             self.samples.append(self._now(batches))
 
     def _now(self, batches: int) -> dict[str, float]:

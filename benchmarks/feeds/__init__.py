@@ -14,7 +14,7 @@ class Feed:
     """A kind of event.
 
     `values(events, games, seed)` yields each value with the name of its table; `schema` is the DDL of the decoded
-    event; `decode()` is what the router's configuration says under `decode:`, asked when a topic has its events, so
+    event; `decode()` returns the router's configuration under `decode:`, called when a topic has its events, so
     that a feed may start a registry first; `key` makes the key of a record from its value.
     """
 

@@ -67,20 +67,28 @@ _AVRO: dict[str, Any] = {
 
 def proto_text(version: int) -> str:
     """Return the .proto of a version."""
-    types = FIELDS | {"ts": "google.protobuf.Timestamp"} | {f"later_{one}": "string" for one in range(2, version + 1)}
-    lines = [
-        f"  {'' if kind.startswith('google') else 'optional '}{kind} {name} = {number};"
-        for number, (name, kind) in enumerate(types.items(), 1)
-    ]
+    types = FIELDS | {"ts": "google.protobuf.Timestamp"} | _later_fields(version)
+    lines = []
+    for number, (name, kind) in enumerate(types.items(), 1):
+        # A field with a message in it can be absent without being declared optional.
+        label = "" if kind.startswith("google") else "optional "
+        lines.append(f"  {label}{kind} {name} = {number};")
     head = 'syntax = "proto3";\npackage benchmark;\nimport "google/protobuf/timestamp.proto";\nmessage Event {\n'
     return head + "\n".join(lines) + "\n}\n"
 
 
 def avro_schema(version: int) -> dict[str, Any]:
     """Return the Avro schema of a version."""
-    types = FIELDS | {f"later_{one}": "string" for one in range(2, version + 1)}
-    fields = [{"name": name, "type": ["null", _AVRO.get(kind, kind)], "default": None} for name, kind in types.items()]
+    types = FIELDS | _later_fields(version)
+    fields = []
+    for name, kind in types.items():
+        fields.append({"name": name, "type": ["null", _AVRO.get(kind, kind)], "default": None})
     return {"type": "record", "name": "Event", "namespace": "benchmark", "fields": fields}
+
+
+def _later_fields(version: int) -> dict[str, str]:
+    """Return the fields that the versions after the first have added, with their types."""
+    return {f"later_{number}": "string" for number in range(2, version + 1)}
 
 
 def message_class(version: int) -> Any:
@@ -90,10 +98,10 @@ def message_class(version: int) -> Any:
 
 
 def _protobuf(version: int) -> Encode:
-    made = message_class(version)
+    message_type = message_class(version)
 
     def encode(event: dict[str, Any]) -> bytes:
-        message = made(**{name: value for name, value in event.items() if name != "ts"})
+        message = message_type(**{name: value for name, value in event.items() if name != "ts"})
         message.ts.FromDatetime(event["ts"])
         return bytes(message.SerializeToString())
 
@@ -133,7 +141,9 @@ def _prefixes(kind: Kind, versions: int) -> list[bytes]:
 
 
 def _text(kind: Kind, version: int) -> str:
-    return proto_text(version) if kind == "PROTOBUF" else msgspec.json.encode(avro_schema(version)).decode()
+    if kind == "PROTOBUF":
+        return proto_text(version)
+    return msgspec.json.encode(avro_schema(version)).decode()
 
 
 def _framed_subject(kind: Kind, versions: int) -> str:
@@ -182,7 +192,9 @@ def _nested_feed(form: str) -> Feed:
     return Feed(f"nested_{form}", "", partial(_nested_values, form), partial(_nested_decode, form))
 
 
-NESTED_JSON, NESTED_PROTOBUF, NESTED_AVRO = _nested_feed("json"), _nested_feed("protobuf"), _nested_feed("avro")
+NESTED_JSON = _nested_feed("json")
+NESTED_PROTOBUF = _nested_feed("protobuf")
+NESTED_AVRO = _nested_feed("avro")
 
 
 @dataclass
@@ -194,7 +206,7 @@ class Evolving:
     prefixes: dict[int, bytes] = field(default_factory=dict)
 
     def column(self, version: int) -> str:
-        """Return what a version brings."""
+        """Return the column that a version adds."""
         return f"later_{version}"
 
     def register(self, version: int) -> None:
@@ -204,8 +216,11 @@ class Evolving:
 
     def values(self, version: int, events: int) -> Iterator[bytes]:
         """Yield values of a version that was registered."""
-        made, start = message_class(version), self.prefixes[version]
-        later: dict[str, Any] = {self.column(one): f"since version {one}" for one in range(2, version + 1)}
+        message_type = message_class(version)
+        prefix_of_version = self.prefixes[version]
+        later: dict[str, Any] = {}
+        for number in range(2, version + 1):
+            later[self.column(number)] = f"since version {number}"
         for number in range(events):
-            message = made(game=self.table, gamer_id=f"g-{number}", seq=number, **later)
-            yield start + bytes(message.SerializeToString())
+            message = message_type(game=self.table, gamer_id=f"g-{number}", seq=number, **later)
+            yield prefix_of_version + bytes(message.SerializeToString())

@@ -18,18 +18,17 @@ from __future__ import annotations
 import getpass
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
-import time
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import requests
 
+from benchmarks.s3_server import wait_for_port
 from router_demo.embedded import free_ports
 
 if TYPE_CHECKING:
@@ -66,32 +65,21 @@ http {{
         listen 127.0.0.1:{port};
         {retry_after}
         location /refused {{ return 429; }}
-        location / {{
-            if ($unlucky) {{ return {status}; }}
-            {limits}
-            proxy_pass http://api;
-            proxy_http_version 1.1;
-            proxy_set_header Connection "";
-        }}
-        location = /router {{
-            access_log {folder}/router.log calls;
-            if ($unlucky) {{ return {status}; }}
-            {limits}
-            proxy_pass http://api;
-            proxy_http_version 1.1;
-            proxy_set_header Connection "";
-        }}
-        location = /naive {{
-            access_log {folder}/naive.log calls;
-            if ($unlucky) {{ return {status}; }}
-            {limits}
-            proxy_pass http://api;
-            proxy_http_version 1.1;
-            proxy_set_header Connection "";
-        }}
+{locations}
     }}
 }}
 """
+LOCATION = """\
+        location {path} {{
+            access_log {log};
+            if ($unlucky) {{ return {status}; }}
+            {limits}
+            proxy_pass http://api;
+            proxy_http_version 1.1;
+            proxy_set_header Connection "";
+        }}
+"""
+"""A path that has a limit, in the configuration of nginx."""
 
 
 @contextmanager
@@ -109,7 +97,8 @@ def _limiter(folder: Path, options: dict[str, str]) -> AbstractContextManager[st
     kind = options.get("limiter", "nginx")
     if kind in {"nginx", "open", "none"}:
         return nginx(folder, options)
-    limit, window = options["limit"], options.get("window", "1")
+    limit = options["limit"]
+    window = options.get("window", "1")
     if kind in {"fixed", "moving"}:
         return _server([sys.executable, str(HERE / "windows.py"), kind, limit, window, str(folder)])
     burst = options.get("burst", "1")
@@ -124,18 +113,20 @@ def go() -> str | None:
 
 
 def _built_by_go(program: str, package: str, source: Path | None = None) -> Path:
-    """Return a program that Go builds from a package; it is built where it is not there, or older than its source."""
+    """Return a program that Go builds from a package; it is built if it is not there, or older than its source."""
     built = Path(tempfile.gettempdir()) / f"router-{program}-{getpass.getuser()}"
-    changed = max((file.stat().st_mtime for file in source.iterdir()), default=0.0) if source else 0.0
-    if built.exists() and built.stat().st_mtime > changed:
+    source_changed = 0.0
+    if source:
+        source_changed = max((file.stat().st_mtime for file in source.iterdir()), default=0.0)
+    if built.exists() and built.stat().st_mtime > source_changed:
         return built
     command = go()
     if command is None:
         raise RuntimeError("Go is not installed: apt-get install golang-go")
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([command, "install", package], cwd=source, env={**os.environ, "GOBIN": folder}, check=True)
-        (made,) = Path(folder).iterdir()
-        made.replace(built)
+        (installed,) = Path(folder).iterdir()
+        installed.replace(built)
     return built
 
 
@@ -149,9 +140,10 @@ def toxiproxy(url: str, latency: int, jitter: int) -> Iterator[str]:
     command = [str(program), "-port", str(api_port)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
-            _wait_for(api_port)
+            wait_for_port(api_port)
             api = f"http://127.0.0.1:{api_port}/proxies"
             requests.post(api, json=proxy, timeout=5).raise_for_status()
+            # One holds up calls, the other answers.
             for stream in ("upstream", "downstream"):
                 requests.post(f"{api}/limiter/toxics", json={**toxic, "stream": stream}, timeout=5).raise_for_status()
             yield f"http://127.0.0.1:{port}"
@@ -180,41 +172,45 @@ def nginx(folder: Path, options: dict[str, str]) -> Iterator[str]:
     if program is None:
         raise RuntimeError("nginx is not installed: apt-get install nginx-light")
     (port,) = free_ports(1)
-    burst = options.get("burst")
-    limits = {
-        "nginx": f"limit_req zone=calls{f' burst={burst} nodelay' if burst else ''};",
-        # The first second's bytes go out at once, those behind them later.
-        "open": f"limit_conn open {options.get('open', '4')}; limit_rate {RATE};",
-        "none": "",
-    }
-    limiter = options.get("limiter", "nginx")
-    text = CONFIGURATION.format(
-        folder=folder.resolve(),
-        user=getpass.getuser(),
-        port=port,
-        rate=options.get("limit", "1000"),
-        status=options.get("status", "429"),
-        random=f"{options['random']}% 1;" if "random" in options else "",
-        retry_after=f"add_header Retry-After {options['retry_after']} always;" if "retry_after" in options else "",
-        limits=limits[limiter],
-        answer="." * (RATE + RATE // 5) if limiter == "open" else "",
-    )
     configuration = folder.resolve() / "nginx.conf"
-    configuration.write_text(text)
+    configuration.write_text(_nginx_configuration(folder.resolve(), port, options))
     with subprocess.Popen(
         [program, "-p", str(folder.resolve()), "-c", str(configuration), "-g", "daemon off;"],
         stderr=subprocess.DEVNULL,
     ) as process:
         try:
-            _wait_for(port)
+            wait_for_port(port)
             yield f"http://127.0.0.1:{port}"
         finally:
             process.terminate()
 
 
-def _wait_for(port: int) -> None:
-    for _ in range(100):
-        with suppress(OSError), socket.create_connection(("127.0.0.1", port), 0.1):
-            return
-        time.sleep(0.05)
-    raise RuntimeError(f"nothing listens at {port}")
+def _nginx_configuration(folder: Path, port: int, options: dict[str, str]) -> str:
+    limiter = options.get("limiter", "nginx")
+    status = options.get("status", "429")
+    limits = ""
+    answer = ""
+    if limiter == "nginx":
+        burst = f" burst={options['burst']} nodelay" if "burst" in options else ""
+        limits = f"limit_req zone=calls{burst};"
+    elif limiter == "open":
+        limits = f"limit_conn open {options.get('open', '4')}; limit_rate {RATE};"
+        # The first second's bytes go out at once, those behind them later.
+        answer = "." * (RATE + RATE // 5)
+    retry_after = ""
+    if "retry_after" in options:
+        retry_after = f"add_header Retry-After {options['retry_after']} always;"
+    # The same limit at each path, with a log of its own for each client.
+    logs = {"/": "off", "= /router": f"{folder}/router.log calls", "= /naive": f"{folder}/naive.log calls"}
+    locations = [LOCATION.format(path=path, log=log, status=status, limits=limits) for path, log in logs.items()]
+    return CONFIGURATION.format(
+        folder=folder,
+        user=getpass.getuser(),
+        port=port,
+        rate=options.get("limit", "1000"),
+        status=status,
+        random=f"{options['random']}% 1;" if "random" in options else "",
+        retry_after=retry_after,
+        answer=answer,
+        locations="".join(locations),
+    )

@@ -22,27 +22,28 @@ if TYPE_CHECKING:
 
 
 def _memory_cells(scale: Scale) -> list[Cell]:
-    sizes = (scale.events // 4, scale.events, scale.events * 2) if scale.full else (scale.events // 3, scale.events)
+    short = (scale.events // 3, scale.events)
+    full = (scale.events // 4, scale.events, scale.events * 2)
+    sizes = scale.of_size(short, full)
     return [Cell("router", "single", events, 7, sample="workers") for events in sizes]
 
 
 def _memory_table(results: Results, scale: Scale) -> Table:
+    rows = []
+    figures = {}
     cells = _memory_cells(scale)
-    found = [results.of(cell) for cell in cells]
-    rows = [_memory_row(cell, result) for cell, result in zip(cells, found, strict=True)]
-    least, most = peak(found[0], "worker_mb"), peak(found[-1], "worker_mb")
-    growth = ratio(most, least)
-    figures = {f"worker_mb_{cell.events}": peak(result, "worker_mb") for cell, result in zip(cells, found, strict=True)}
-    times = cells[-1].events / cells[0].events
+    for cell in cells:
+        result = results.of(cell)
+        rows.append(_memory_row(cell, result))
+        figures[f"worker_mb_{cell.events}"] = peak(result, "worker_mb")
+    fewest, most = cells[0].events, cells[-1].events
+    worker_growth = ratio(figures[f"worker_mb_{most}"], figures[f"worker_mb_{fewest}"])
+    figures["growth"] = worker_growth
     notes = ["Peak resident memory, sampled every 100 ms; one batch into bronze + 7 tables."]
-    if growth is not None:
-        notes.append(f"{times:g} times the rows take {growth:.2f} times the memory of a worker.")
-    return Table(
-        ("rows in one batch", "largest worker", "all workers together", "workers", "seconds"),
-        tuple(rows),
-        {**figures, "growth": growth},
-        tuple(notes),
-    )
+    if worker_growth is not None:
+        notes.append(f"{most / fewest:g} times the rows take {worker_growth:.2f} times the memory of a worker.")
+    columns = ("rows in one batch", "largest worker", "all workers together", "workers", "seconds")
+    return Table(columns, tuple(rows), figures, tuple(notes))
 
 
 def peak(result: CellResult | None, name: str) -> float | None:
@@ -87,12 +88,19 @@ def _driver_table(results: Results, scale: Scale) -> Table:
     if result is None or result.problem or not result.counted[0].samples:
         return Table(columns, ((figure(result), *[""] * (len(columns) - 1)),))
     samples = result.counted[0].samples
-    figures: dict[str, float | None] = {f"{kind}_per_1000": growth(samples, kind) for kind in KINDS}
-    grown = ", ".join(f"{label} {figures[f'{kind}_per_1000'] or 0:+.1f} MB" for kind, label in KINDS.items())
-    shown = [sample for index, sample in enumerate(samples) if index % max(1, len(samples) // 10) == 0]
-    shown += [] if shown[-1] is samples[-1] else [samples[-1]]
+    figures: dict[str, float | None] = {}
+    growth_texts = []
+    for kind, label in KINDS.items():
+        gained = growth(samples, kind)
+        figures[f"{kind}_per_1000"] = gained
+        growth_texts.append(f"{label} {gained or 0:+.1f} MB")
+    # About ten rows, evenly apart, and the last sample in any case.
+    shown = samples[:: max(1, len(samples) // 10)]
+    if shown[-1] is not samples[-1]:
+        shown.append(samples[-1])
     rows = tuple(_driver_row(sample) for sample in shown)
-    return Table(columns, rows, figures, (f"Per 1 000 batches after the first {SETTLED}: {grown} (fitted line).",))
+    note = f"Per 1 000 batches after the first {SETTLED}: {', '.join(growth_texts)} (fitted line)."
+    return Table(columns, rows, figures, (note,))
 
 
 def growth(samples: list[dict[str, float]], kind: str) -> float | None:
@@ -103,7 +111,9 @@ def growth(samples: list[dict[str, float]], kind: str) -> float | None:
     settled = [sample for sample in samples if sample["batches"] >= SETTLED]
     if len(settled) < 3:
         return None
-    slope, _ = np.polyfit([sample["batches"] for sample in settled], [sample[kind] for sample in settled], 1)
+    batches = [sample["batches"] for sample in settled]
+    sizes = [sample[kind] for sample in settled]
+    slope, _ = np.polyfit(batches, sizes, 1)
     return float(slope) * 1000
 
 
@@ -130,10 +140,12 @@ def _footprint_table(results: Results, scale: Scale) -> Table:
     rows = []
     figures = {}
     for subject, label in FOOTPRINT_SUBJECTS.items():
-        found = results.of(_footprint_cell(scale, subject))
-        sizes = {name: peak(found, name) for name in ("pss_mb", "disk_mb")}
-        rows.append((label, *map(megabytes, sizes.values()), figure(found)))
-        figures |= {f"{subject}_{name}": size for name, size in sizes.items()}
+        result = results.of(_footprint_cell(scale, subject))
+        memory = peak(result, "pss_mb")
+        disk = peak(result, "disk_mb")
+        rows.append((label, megabytes(memory), megabytes(disk), figure(result)))
+        figures[f"{subject}_pss_mb"] = memory
+        figures[f"{subject}_disk_mb"] = disk
     notes = (
         "The sum of the PSS of a process and all below it (/proc/PID/smaps_rollup), which counts a shared page once, "
         "sampled every half second; on disk: tables and checkpoint after the run.",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from benchmarks.cells import Cell
 from benchmarks.format import MISSING, met
 from benchmarks.measurements import Measurement, Table
+from benchmarks.results import last_run
 
 if TYPE_CHECKING:
     from benchmarks.cells import Scale
@@ -21,20 +22,20 @@ NAMES = {"cpu": "CPU seconds", "wall": "wall seconds"}
 
 
 def _cells(scale: Scale) -> list[Cell]:
-    pairs = ("pairs", "20" if scale.full else "3")
-    options = (pairs, ("pages", str(PAGES)), ("scrape", str(SCRAPE_SECONDS)))
-    return [
-        Cell("watched", "single", scale.events, games, rows_per_batch=scale.events // 10, options=options)
-        for games in (7, 200)
-    ]
+    pairs = "20" if scale.full else "3"
+    options = (("pairs", pairs), ("pages", str(PAGES)), ("scrape", str(SCRAPE_SECONDS)))
+    cells = []
+    for games in (7, 200):
+        cell = Cell("watched", "single", scale.events, games, rows_per_batch=scale.events // 10, options=options)
+        cells.append(cell)
+    return cells
 
 
 def _table(results: Results, scale: Scale) -> Table:
     rows = []
     figures: dict[str, float | None] = {}
     for cell in _cells(scale):
-        result = results.of(cell)
-        run = result.counted[-1] if result and not result.problem and result.counted else None
+        run = last_run(results.of(cell))
         samples = run.samples if run else []
         for measure, bar in BARS.items():
             ratios = _ratios(samples, measure)

@@ -58,28 +58,51 @@ def theirs(scale: Scale, rows_per_call: int, partitions: int) -> Cell:
 
 
 def _posting_cells(scale: Scale) -> list[Cell]:
-    return [cell(scale, *point) for point in PUBLISHED for cell in (theirs, ours)]
+    cells = []
+    for rows_per_call, partitions in PUBLISHED:
+        cells += [theirs(scale, rows_per_call, partitions), ours(scale, rows_per_call, partitions)]
+    return cells
 
 
 def _posting_table(results: Results, scale: Scale) -> Table:
     rows: list[tuple[str, ...]] = []
     figures: dict[str, float | None] = {}
     for (rows_per_call, partitions), published in PUBLISHED.items():
-        mine, other = (results.of(cell(scale, rows_per_call, partitions)) for cell in (ours, theirs))
-        speed, beside = events_per_second(mine), events_per_second(other)
-        ratios = [_over(speed, published), _over(speed, beside)]
-        name, bar = f"{rows_per_call}_rows_{partitions}_partitions", BARS[rows_per_call, partitions]
-        figures |= {f"over_published_{name}": ratios[0], f"over_udf_{name}": ratios[1]}
-        known = [value for value in ratios if value is not None]
-        outcome = met(min(known) if len(known) == len(ratios) else None, bar, at_least=True)
-        speeds = (count(published), rate(other), _first(mine), _sending(mine), rate(mine))
-        rows.append((str(rows_per_call), str(partitions), *speeds, *map(times, ratios), f"{bar} x", outcome))
+        router = results.of(ours(scale, rows_per_call, partitions))
+        udf = results.of(theirs(scale, rows_per_call, partitions))
+        over_published = _over(events_per_second(router), published)
+        over_udf = _over(events_per_second(router), events_per_second(udf))
+        name = f"{rows_per_call}_rows_{partitions}_partitions"
+        figures[f"over_published_{name}"] = over_published
+        figures[f"over_udf_{name}"] = over_udf
+        # The bar is for the smaller of the two. If one is missing, the other decides nothing.
+        smaller = None
+        if over_published is not None and over_udf is not None:
+            smaller = min(over_published, over_udf)
+        bar = BARS[rows_per_call, partitions]
+        rows.append(
+            (
+                str(rows_per_call),
+                str(partitions),
+                count(published),
+                rate(udf),
+                _first(router),
+                _sending(router),
+                rate(router),
+                times(over_published),
+                times(over_udf),
+                f"{bar} x",
+                met(smaller, bar, at_least=True),
+            )
+        )
     return Table((*POSTING_COLUMNS, *RATIOS), tuple(rows), figures, _notes(results, scale))
 
 
 def _notes(results: Results, scale: Scale) -> tuple[str, ...]:
-    some = results.of(ours(scale, 1, 4))
-    connections = some.counted[0].counts.get("connections") if some and not some.problem else None
+    result = results.of(ours(scale, 1, 4))
+    connections = None
+    if result and not result.problem:
+        connections = result.counted[0].counts.get("connections")
     return (
         f"Rows per second. {POSTING_EVENTS:,} rows of about 400 bytes as JSON to an API in a process of its own "
         "that answers after 34 ms, 100 ms for 10 rows; every row is counted there, and has its receipt.",
@@ -96,19 +119,23 @@ def _chart(results: Results, scale: Scale) -> Chart:
     lines: dict[str, list[tuple[int, float]]] = {}
     for rows_per_call in (10, 1):
         for cell in (ours, theirs):
-            points = [(rows, partitions) for rows, partitions in PUBLISHED if rows == rows_per_call]
-            found = [(partitions, results.of(cell(scale, rows, partitions))) for rows, partitions in points]
             label = f"{LABELS[cell(scale, rows_per_call, 4).subject]}, {rows_per_call} per call"
-            lines[label] = [(point, speed) for point, one in found if (speed := events_per_second(one))]
-    return Chart(
-        "Rows per second to an HTTP API (34 ms; 100 ms for 10 rows)", "partitions", lines, "rows per second", True
-    )
+            points = lines.setdefault(label, [])
+            for rows, partitions in PUBLISHED:
+                if rows != rows_per_call:
+                    continue
+                speed = events_per_second(results.of(cell(scale, rows, partitions)))
+                if speed:
+                    points.append((partitions, speed))
+    title = "Rows per second to an HTTP API (34 ms; 100 ms for 10 rows)"
+    return Chart(title, "partitions", lines, "rows per second", True)
 
 
 def _first(result: CellResult | None) -> str:
     """Return the speed of the first batch of a process."""
-    first = result.first if result and not result.problem else None
-    return count(POSTING_EVENTS / first.seconds if first else None)
+    if result is None or result.problem or result.first is None:
+        return MISSING
+    return count(POSTING_EVENTS / result.first.seconds)
 
 
 def _sending(result: CellResult | None) -> str:
@@ -119,7 +146,9 @@ def _sending(result: CellResult | None) -> str:
 
 
 def _over(speed: float | None, other: float | None) -> float | None:
-    return speed / other if speed and other else None
+    if not speed or not other:
+        return None
+    return speed / other
 
 
 POSTING = Measurement("posting", "Posting to an HTTP API", 110, _posting_cells, _posting_table, _chart, short=False)
@@ -143,10 +172,12 @@ LIMITS_COLUMNS = ("events", "calls", "most in 1 s", "limit", "", "429", "bar", "
 
 def cell(scale: Scale, partitions: int, more: tuple[tuple[str, str], ...]) -> Cell:
     """Return the cell of one way to spread events."""
-    options = tuple({"rows_per_call": "1", "limit": str(LIMIT), "tasks": str(TASKS), **dict(more)}.items())
-    of_one = (24_000 if scale.full else 6_000) * limit_of(more) // LIMIT
-    events = of_one * int(dict(more).get("queries", "1"))
-    return Cell("posting", "warm", events, 1, partitions, scale.repeat, feed="", options=options)
+    options = {"rows_per_call": "1", "limit": str(LIMIT), "tasks": str(TASKS), **dict(more)}
+    # Events in proportion to the limit, so that every way takes the same time; so many for each query.
+    events_at_full_limit = 24_000 if scale.full else 6_000
+    events_per_query = events_at_full_limit * limit_of(more) // LIMIT
+    events = events_per_query * int(options.get("queries", "1"))
+    return Cell("posting", "warm", events, 1, partitions, scale.repeat, feed="", options=tuple(options.items()))
 
 
 def limit_of(more: tuple[tuple[str, str], ...]) -> int:
@@ -155,30 +186,35 @@ def limit_of(more: tuple[tuple[str, str], ...]) -> int:
 
 
 def _limits_cells(scale: Scale) -> list[Cell]:
-    return [cell(scale, *way) for way in WAYS.values()]
+    return [cell(scale, partitions, more) for partitions, more in WAYS.values()]
 
 
 def _limits_table(results: Results, scale: Scale) -> Table:
     rows: list[tuple[str, ...]] = []
     figures: dict[str, float | None] = {}
-    for name, way in WAYS.items():
-        result = results.of(cell(scale, *way))
+    for name, (partitions, more) in WAYS.items():
+        result = results.of(cell(scale, partitions, more))
         if result is None or result.problem:
             rows.append((name, figure(result), *[MISSING] * (len(LIMITS_COLUMNS) - 2)))
             continue
         calls, highest, throttled, used = worst(list(result.runs))
-        figures |= {f"highest: {name}": highest, f"throttled: {name}": throttled, f"used: {name}": used}
+        figures[f"highest: {name}"] = highest
+        figures[f"throttled: {name}"] = throttled
+        figures[f"used: {name}"] = used
+        limit = limit_of(more)
         rows.append(
             (
                 name,
-                *(
-                    count(calls),
-                    count(highest),
-                    count(limit_of(way[1])),
-                    met(highest, limit_of(way[1]), at_least=False),
-                ),
-                *(f"{throttled:.3%}", f"{THROTTLED:.2%}", met(throttled, THROTTLED, at_least=False)),
-                *(f"{used:.1%}", f"{USED:.0%}", met(used, USED, at_least=True)),
+                count(calls),
+                count(highest),
+                count(limit),
+                met(highest, limit, at_least=False),
+                f"{throttled:.3%}",
+                f"{THROTTLED:.2%}",
+                met(throttled, THROTTLED, at_least=False),
+                f"{used:.1%}",
+                f"{USED:.0%}",
+                met(used, USED, at_least=True),
             )
         )
     return Table(LIMITS_COLUMNS, tuple(rows), figures, _LIMITS_NOTES)
@@ -186,12 +222,12 @@ def _limits_table(results: Results, scale: Scale) -> Table:
 
 def worst(runs: list[Run]) -> tuple[float, float, float, float]:
     """Return the calls of all runs, and of each other figure the worst: in one second, share of 429, share used."""
-    counted = [run.counts for run in runs]
+    counts_of_runs = [run.counts for run in runs]
     return (
-        sum(found["calls"] for found in counted),
-        max(found["highest"] for found in counted),
-        max(found["throttled"] / found["calls"] for found in counted),
-        min(found["limit_used"] for found in counted),
+        sum(counts["calls"] for counts in counts_of_runs),
+        max(counts["highest"] for counts in counts_of_runs),
+        max(counts["throttled"] / counts["calls"] for counts in counts_of_runs),
+        min(counts["limit_used"] for counts in counts_of_runs),
     )
 
 
@@ -206,7 +242,8 @@ _LIMITS_NOTES = (
 LIMITS = Measurement("limits", "Holding an API's limit", 111, _limits_cells, _limits_table, short=False)
 
 
-PER_SECOND, SECONDS = 200, 10
+PER_SECOND = 200
+SECONDS = 10
 TABLES = 4
 HEALTHY = "healthy"
 APIS = (HEALTHY, "ten times slower", "black-holed", "refusing", "back again")
@@ -224,22 +261,27 @@ def _freshness_cells(scale: Scale) -> list[Cell]:
 def _freshness_table(results: Results, scale: Scale) -> Table:
     result = results.of(CELL)
     if result is None or result.problem:
-        rows = tuple((api, figure(result), *[MISSING] * (len(FRESHNESS_COLUMNS) - 1)) for api in APIS)
-        return Table(("API", *FRESHNESS_COLUMNS), rows, {}, _FRESHNESS_NOTES)
+        empty = [MISSING] * (len(FRESHNESS_COLUMNS) - 1)
+        empty_rows = tuple((api, figure(result), *empty) for api in APIS)
+        return Table(("API", *FRESHNESS_COLUMNS), empty_rows, {}, _FRESHNESS_NOTES)
     counts = result.counted[0].counts
     healthy = counts[f"{HEALTHY}: p50"]
-    over = {api: counts[f"{api}: p50"] / healthy for api in APIS}
-    figures: dict[str, float | None] = {f"over healthy: {api}": ratio for api, ratio in over.items()}
+    rows = []
+    figures: dict[str, float | None] = {}
+    for api in APIS:
+        over_healthy = counts[f"{api}: p50"] / healthy
+        figures[f"over healthy: {api}"] = over_healthy
+        rows.append(_freshness_row(api, counts, over_healthy))
     figures |= {name: value for name, value in counts.items() if name.endswith(("p50", "p99", "max"))}
-    return Table(
-        ("API", *FRESHNESS_COLUMNS), tuple(_row(api, counts, over[api]) for api in APIS), figures, _FRESHNESS_NOTES
-    )
+    return Table(("API", *FRESHNESS_COLUMNS), tuple(rows), figures, _FRESHNESS_NOTES)
 
 
-def _row(api: str, counts: dict[str, float], over: float) -> tuple[str, ...]:
+def _freshness_row(api: str, counts: dict[str, float], over_healthy: float) -> tuple[str, ...]:
     ages = [seconds(counts[f"{api}: {name}"]) for name in ("p50", "p99", "max")]
-    bar = ("", "") if api == HEALTHY else (f"{BAR} x", met(over, BAR, at_least=False))
-    return (api, count(counts[f"{api}: batches"]), *ages, times(over), *bar, count(counts[f"{api}: taken"]))
+    bar = ("", "")
+    if api != HEALTHY:
+        bar = (f"{BAR} x", met(over_healthy, BAR, at_least=False))
+    return (api, count(counts[f"{api}: batches"]), *ages, times(over_healthy), *bar, count(counts[f"{api}: taken"]))
 
 
 _FRESHNESS_NOTES = (
@@ -281,11 +323,14 @@ def _calls_table(results: Results, scale: Scale) -> Table:
     figures: dict[str, float | None] = {}
     for way, (per_call, _, more) in WAYS_OF_CALLS.items():
         result = results.of(call_cell(scale, way))
-        speed, largest = events_per_second(result), peak(result, "worker_mb")
-        figures |= {f"rows_per_second: {way}": speed, f"worker_mb: {way}": largest}
-        row = (count(per_call), count(per_call * ROW_BYTES), dict(more)["max_in_flight"], rate(result))
-        bound = ("", "") if largest is None else (megabytes(largest), met(largest, LARGEST_WORKER, at_least=False))
-        rows.append((way, *row, *bound))
+        worker_mb = peak(result, "worker_mb")
+        figures[f"rows_per_second: {way}"] = events_per_second(result)
+        figures[f"worker_mb: {way}"] = worker_mb
+        worker = ("", "")
+        if worker_mb is not None:
+            worker = (megabytes(worker_mb), met(worker_mb, LARGEST_WORKER, at_least=False))
+        in_flight = dict(more)["max_in_flight"]
+        rows.append((way, count(per_call), count(per_call * ROW_BYTES), in_flight, rate(result), *worker))
     return Table(("calls", *CALL_COLUMNS), tuple(rows), figures, _CALL_NOTES)
 
 

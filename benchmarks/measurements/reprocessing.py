@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from benchmarks.cells import Cell
-from benchmarks.format import MISSING, count, met, seconds, times
+from benchmarks.format import count, met, seconds, times
 from benchmarks.measurements import Measurement, Table
-from benchmarks.results import ratio
+from benchmarks.results import last_run, ratio
 
 if TYPE_CHECKING:
     from benchmarks.cells import Scale
@@ -30,14 +30,16 @@ def _reprocessing_cells(scale: Scale) -> list[Cell]:
 def _reprocessing_table(results: Results, scale: Scale) -> Table:
     rows: list[tuple[str, ...]] = []
     figures: dict[str, float | None] = {}
-    steps = {batches: _steps(results.of(_cell(batches))) for batches in POINTS}
-    for batches, found in steps.items():
-        figures |= {f"{name} {batches}": found.get(name) for name in TIMED}
-        rows.append((count(batches), *(_time(found.get(name)) for name in TIMED)))
-    grown = {name: ratio(steps[POINTS[-1]].get(name), steps[POINTS[0]].get(name)) for name in TIMED}
-    figures |= {f"{name} grows": value for name, value in grown.items()}
-    rows.append(("last over first", *(times(grown[name]) for name in TIMED)))
-    rows.append((f"bar {BAR:g} x", *(met(grown[name], BAR, at_least=False) for name in TIMED)))
+    for batches in POINTS:
+        steps = _steps(results.of(_cell(batches)))
+        figures |= {f"{name} {batches}": steps.get(name) for name in TIMED}
+        rows.append((count(batches), *(seconds(steps.get(name)) for name in TIMED)))
+    first = _steps(results.of(_cell(POINTS[0])))
+    last = _steps(results.of(_cell(POINTS[-1])))
+    growth = {name: ratio(last.get(name), first.get(name)) for name in TIMED}
+    figures |= {f"{name} grows": value for name, value in growth.items()}
+    rows.append(("last over first", *(times(growth[name]) for name in TIMED)))
+    rows.append((f"bar {BAR:g} x", *(met(growth[name], BAR, at_least=False) for name in TIMED)))
     notes = (
         f"{RECORDS:,} records of one partition: each is given its batch (`router refresh --from earliest`), the rows "
         "of a staged outbox are merged into one table (`router repair`), rows are listed (`router quarantine list`).",
@@ -46,13 +48,8 @@ def _reprocessing_table(results: Results, scale: Scale) -> Table:
 
 
 def _steps(result: CellResult | None) -> dict[str, float]:
-    if result is None or result.problem or not result.counted:
-        return {}
-    return dict(result.counted[-1].steps)
-
-
-def _time(value: float | None) -> str:
-    return MISSING if value is None else seconds(value)
+    run = last_run(result)
+    return run.steps if run else {}
 
 
 REPROCESSING = Measurement(

@@ -7,7 +7,6 @@ events; and by rule and schema.
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from benchmarks.format import MISSING, count, events_per_second, figure, met, rate, times
@@ -73,7 +72,9 @@ BARS = {7: 1.6, 50: 4.0, 200: 10.0}
 
 
 def _warm_cells(scale: Scale) -> list[Cell]:
-    subjects = ("router", "loop", "loop_tuned", "partition_by") if scale.full else ("router", "loop")
+    subjects = ["router", "loop"]
+    if scale.full:
+        subjects += ["loop_tuned", "partition_by"]
     cells = []
     for games in scale.of_size((7, 50), tuple(BARS)):
         cells += [scale.warm(subject, games) for subject in subjects]
@@ -171,10 +172,12 @@ COMPUTED = "tables, computed"
 
 
 def _partitions_grid(scale: Scale) -> Grid:
-    points = dict.fromkeys(WAYS, POINTS)
-    # The loop takes longer than all others together.
-    points["loop"] = scale.of_size((1, 4), POINTS)
-    return {name: {point: _partitions_cell(scale, name, point) for point in points[name]} for name in WAYS}
+    grid: Grid = {}
+    for name in WAYS:
+        # The loop takes longer than all others together.
+        points = scale.of_size((1, 4), POINTS) if name == "loop" else POINTS
+        grid[name] = {point: _partitions_cell(scale, name, point) for point in points}
+    return grid
 
 
 def _partitions_cell(scale: Scale, name: str, partitions: int) -> Cell:
@@ -267,7 +270,10 @@ RULES = {
 
 def _rules_grid(scale: Scale) -> Grid:
     points = scale.of_size((1, 4), (1, 2, 4, 8, 16))
-    return {name: {point: _rule_cell(scale, name, point) for point in points} for name in RULES}
+    grid: Grid = {}
+    for name in RULES:
+        grid[name] = {point: _rule_cell(scale, name, point) for point in points}
+    return grid
 
 
 def _rule_cell(scale: Scale, sweep: str, partitions: int) -> Cell:
@@ -279,7 +285,10 @@ def _rule_cell(scale: Scale, sweep: str, partitions: int) -> Cell:
 
 
 def _rules_cells(scale: Scale) -> list[Cell]:
-    return list(chain.from_iterable(column.values() for column in _rules_grid(scale).values()))
+    cells: list[Cell] = []
+    for column in _rules_grid(scale).values():
+        cells += column.values()
+    return cells
 
 
 def _rules_table(results: Results, scale: Scale) -> Table:

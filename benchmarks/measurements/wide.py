@@ -8,16 +8,20 @@ from benchmarks.cells import Cell
 from benchmarks.format import MISSING, count, megabytes, met, seconds
 from benchmarks.measurements import Measurement, Table
 from benchmarks.measurements.memory import peak
-from benchmarks.results import ratio
+from benchmarks.results import last_run, ratio
 
 if TYPE_CHECKING:
     from benchmarks.cells import Scale
-    from benchmarks.results import CellResult, Results
+    from benchmarks.results import Results
 
-EVENTS, BATCHES = 200_000, 6
-GAMES = 200, 1_000, 5_000
-TABLE_MS, MEMORY = 8.0, 1.5
-STEPS = "land", "decide", "manifest", "commit"
+EVENTS = 200_000
+BATCHES = 6
+GAMES = (200, 1_000, 5_000)
+TABLE_MS = 8.0
+"""Milliseconds that a batch may take for each of its tables."""
+MEMORY = 1.5
+"""Times the memory of the driver's Python at the fewest tables."""
+STEPS = ("land", "decide", "manifest", "commit")
 
 
 def _cell(games: int) -> Cell:
@@ -29,24 +33,32 @@ def _wide_cells(scale: Scale) -> list[Cell]:
 
 
 def _wide_table(results: Results, scale: Scale) -> Table:
-    rows, figures = [], dict[str, float | None]()
-    few = peak(results.of(_cell(GAMES[0])), "python_mb")
+    rows: list[tuple[str, ...]] = []
+    figures: dict[str, float | None] = {}
+    fewest = GAMES[0]
+    python_of_fewest = peak(results.of(_cell(fewest)), "python_mb")
     for games in GAMES:
         result = results.of(_cell(games))
-        each, python = _milliseconds(result), peak(result, "python_mb")
-        grown = ratio(python, few)
-        figures |= {f"ms_{games}": each, f"python_mb_{games}": python, f"memory_{games}_over_{GAMES[0]}": grown}
-        steps = result.counted[-1].steps if result and not result.problem and result.counted else {}
-        rows.append((
-            count(games),
-            seconds(each and each * games / 1000),
-            MISSING if each is None else f"{each:.1f} ms",
-            met(each, TABLE_MS, at_least=False),
-            *(seconds(steps.get(name)) for name in STEPS),
-            megabytes(python),
-            met(grown, MEMORY, at_least=False),
-            megabytes(peak(result, "java_mb")),
-        ))  # fmt: skip
+        run = last_run(result)
+        steps = run.steps if run else {}
+        table_ms = 1000 * run.seconds / games if run else None
+        python = peak(result, "python_mb")
+        growth = ratio(python, python_of_fewest)
+        figures[f"ms_{games}"] = table_ms
+        figures[f"python_mb_{games}"] = python
+        figures[f"memory_{games}_over_{fewest}"] = growth
+        rows.append(
+            (
+                count(games),
+                seconds(run.seconds if run else None),
+                MISSING if table_ms is None else f"{table_ms:.1f} ms",
+                met(table_ms, TABLE_MS, at_least=False),
+                *(seconds(steps.get(name)) for name in STEPS),
+                megabytes(python),
+                met(growth, MEMORY, at_least=False),
+                megabytes(peak(result, "java_mb")),
+            )
+        )
     notes = (
         f"{EVENTS:,} events a batch, into bronze and every table; the median of {BATCHES - 1} batches after the one "
         f"that makes the tables. Bars: {TABLE_MS:g} ms for each table, everything included, and {MEMORY:g} times the "
@@ -54,14 +66,6 @@ def _wide_table(results: Results, scale: Scale) -> Table:
     )
     columns = ("tables", "a batch", "for each table", "bar", *STEPS, "driver's Python", "bar", "JVM")
     return Table(columns, tuple(rows), figures, notes)
-
-
-def _milliseconds(result: CellResult | None) -> float | None:
-    """Return the milliseconds of a batch for each of its tables."""
-    if result is None or result.problem or not result.counted:
-        return None
-    run = result.counted[-1]
-    return 1000 * run.seconds / result.cell.games
 
 
 WIDE = Measurement("wide", "Very many tables in one configuration", 66, _wide_cells, _wide_table, short=False)

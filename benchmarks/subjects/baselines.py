@@ -66,7 +66,10 @@ def session(task: Task, *, tuned: bool = False) -> SparkSession:
     builder = SparkSession.builder.appName("benchmark").master("local[*,4]")
     builder = builder.config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
     builder = builder.config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
-    for name, value in {**settings(), **(TUNED_SESSION if tuned else {})}.items():
+    session_settings = settings()
+    if tuned:
+        session_settings |= TUNED_SESSION
+    for name, value in session_settings.items():
         builder = builder.config(name, value)
     spark: SparkSession = configure_spark_with_delta_pip(builder, extra_packages=[KAFKA, AVRO]).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
@@ -78,7 +81,8 @@ def source(spark: SparkSession, task: Task, *, headers: bool = False, tuned: boo
     reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", task.servers)
     reader = reader.option("subscribe", task.topic).option("startingOffsets", "earliest")
     reader = reader.option("includeHeaders", str(headers).lower())
-    reader = reader.options(**TUNED_CONSUMER) if tuned else reader
+    if tuned:
+        reader = reader.options(**TUNED_CONSUMER)
     return reader.option("maxOffsetsPerTrigger", task.rows_per_batch).load()
 
 
@@ -94,7 +98,9 @@ def timed(start: Callable[[], list[StreamingQuery]]) -> Run:
     for query in queries:
         query.awaitTermination()
     seconds = time.perf_counter() - began
-    batches = [progress for query in queries for progress in query.recentProgress if progress.numInputRows]
+    batches = []
+    for query in queries:
+        batches += [progress for progress in query.recentProgress if progress.numInputRows]
     return Run(seconds, read=sum(progress.numInputRows for progress in batches), batches=len(batches))
 
 
@@ -114,21 +120,23 @@ def _loop_run(spark: SparkSession, task: Task, threads: int = 1, *, tuned: bool 
 
 def _batch(batch: DataFrame, batch_id: int, task: Task, threads: int, steps: Counter[str]) -> None:
     began = time.perf_counter()
-    kept = decoded(batch, task).persist()
+    # Read by each of the appends, so it is kept in memory.
+    events = decoded(batch, task).persist()
     try:
-        _append(kept.select(*RAW, F.lit(batch_id).alias("batch_id")), "bronze/game_events", task, batch_id)
+        _append(events.select(*RAW, F.lit(batch_id).alias("batch_id")), "bronze/game_events", task, batch_id)
         landed = time.perf_counter()
-        games = [row.game for row in kept.select("event.game").where("game IS NOT NULL").distinct().collect()]
+        games = [row.game for row in events.select("event.game").where("game IS NOT NULL").distinct().collect()]
         with ThreadPoolExecutor(threads) as pool:
-            write = inheritable_thread_target(partial(_append_game, kept, task, batch_id))
+            write = inheritable_thread_target(partial(_append_game, events, task, batch_id))
             list(pool.map(write, games))
     finally:
-        kept.unpersist()
+        events.unpersist()
     steps.update({"read, decode, bronze": landed - began, "tables": time.perf_counter() - landed})
 
 
-def _append_game(kept: DataFrame, task: Task, batch_id: int, game: str) -> None:
-    _append(kept.where(F.col("event.game") == game).select("event.*"), f"silver/{game}", task, batch_id)
+def _append_game(events: DataFrame, task: Task, batch_id: int, game: str) -> None:
+    rows = events.where(F.col("event.game") == game).select("event.*")
+    _append(rows, f"silver/{game}", task, batch_id)
 
 
 def _append(rows: DataFrame, table: str, task: Task, batch_id: int) -> None:

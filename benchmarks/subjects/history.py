@@ -2,7 +2,7 @@
 
 The first batch is real. The log of each table is then written on as later batches would have left it: commits of
 the same form, a checkpoint by delta-rs; `maintained` as maintenance leaves it, which joins files and keeps the newest
-commits, or with every commit and file. The ledger that is asked has real rows.
+commits, or with every commit and file. The ledger that is read has real rows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks.feeds.json_events import JSON
 from benchmarks.runs import Run
 from benchmarks.subjects import Subject
 from benchmarks.subjects.baselines import settings
-from benchmarks.subjects.router import loaded, sweep_file
+from benchmarks.subjects.router import sweep_file, write_and_load
 from router.config.models import Config, Trigger
 from router.delta.commit import StagedFile, TableCommit, commit, to_delta
 from router.delta.file_statistics import statistics as bounds
@@ -42,10 +42,15 @@ if TYPE_CHECKING:
 
 SPARE = "silver.spare"
 COMMITS = 9
-KEPT, FILES = 1000, 32
-"""Commits that maintenance leaves in a log, and files of a table."""
-PER_FILE, PARTITIONS, SINKS = 10_000, 4, 2
-"""Batches of a file of the ledger, and the rows of a batch there: for each partition one, and one for each sink."""
+KEPT = 1000
+"""Commits that maintenance leaves in a log."""
+FILES = 32
+"""Files that maintenance leaves of a table."""
+PER_FILE = 10_000
+"""Batches of a file of the ledger."""
+PARTITIONS = 4
+"""Partitions of the source: in the ledger a batch has a row for each of them, and one for each sink of each."""
+SINKS = 2
 ASK = """
 import json, re, sys, time
 from router.config.models import Config, DeadLetters
@@ -66,28 +71,38 @@ def _session(task: Task) -> SparkSession:
 
 def _run(spark: SparkSession, task: Task) -> Run:
     """Make the history, then measure: open and commit of a table, one batch, the query of the ledger."""
-    batches, maintained = int(task.options["batches"]), task.options["maintained"] == "yes"
+    batches = int(task.options["batches"])
+    maintained = task.options["maintained"] == "yes"
     lake = Lake.at(str(task.lake))
-    first = _batch(spark, task, 0)
-    _spare(lake, 0)
+    # A real batch, and a table for the commits that are timed. Their logs are then written on.
+    first = _run_batch(spark, task, 0)
+    _commit_to_spare_table(lake, 0)
     for layer in lake.layers():
         for table in lake.tables(layer):
             write_history(lake, table, batches, maintained=maintained)
-    opening, committing = _commits(lake, batches)
-    second = _batch(spark, task, 1)
-    asked = _ledger(Path(task.folder, "months"), batches)
-    steps = {"open": opening, "commit": committing, "batch": sum(second.seconds.values()), "ledger": asked["seconds"]}
-    counts = {
-        "ledger_mb": asked["peak_mb"],
-        "ledger_cpu_seconds": asked["cpu"],
-        "ledger_rows": batches * PARTITIONS * (1 + SINKS),
-    }
-    problem = "" if (first.read, second.read) == (task.events, task.events) else "a batch lacks records"
-    return Run(steps["batch"], read=first.read + second.read, batches=2, tables=second.tables, steps=steps,
-               counts=counts, problem=problem)  # fmt: skip
+    open_seconds, commit_seconds = _measure_commits(lake, batches)
+    second = _run_batch(spark, task, 1)
+    ledger = _measure_ledger(Path(task.folder, "months"), batches)
+    batch_seconds = sum(second.seconds.values())
+    problem = ""
+    if first.read != task.events or second.read != task.events:
+        problem = "a batch lacks records"
+    return Run(
+        batch_seconds,
+        read=first.read + second.read,
+        batches=2,
+        tables=second.tables,
+        steps={"open": open_seconds, "commit": commit_seconds, "batch": batch_seconds, "ledger": ledger["seconds"]},
+        counts={
+            "ledger_mb": ledger["peak_mb"],
+            "ledger_cpu_seconds": ledger["cpu"],
+            "ledger_rows": batches * PARTITIONS * (1 + SINKS),
+        },
+        problem=problem,
+    )
 
 
-def _batch(spark: SparkSession, task: Task, number: int) -> BatchReport:
+def _run_batch(spark: SparkSession, task: Task, number: int) -> BatchReport:
     """Give the router one file more, and return the report of the batch."""
     incoming = Path(task.folder, "incoming")
     incoming.mkdir(parents=True, exist_ok=True)
@@ -99,7 +114,7 @@ def _batch(spark: SparkSession, task: Task, number: int) -> BatchReport:
     content["maintenance"] = [{"tables": "*.*", "enabled": False}]  # another question
     reports: list[BatchReport] = []
     options = RunOptions(trigger=Trigger(once=True), finished=lambda report, _: reports.append(report))
-    run(loaded(task, content), load_registry(), spark, options)
+    run(write_and_load(task, content), load_registry(), spark, options)
     return reports[-1]
 
 
@@ -108,81 +123,120 @@ def write_history(lake: Lake, table: str, batches: int, *, maintained: bool) -> 
     log = Path(lake.address(table), "_delta_log")
     handle = lake.open(table)
     assert handle is not None
-    last, first = handle.version(), handle.version() + 1
-    lines = [json.loads(line) for line in (log / f"{last:020}.json").read_text().splitlines()]
-    lines = [line for line in lines if not {"metaData", "protocol"} & line.keys()]
-    if maintained and batches - KEPT > first:  # the log begins with a checkpoint of what was before
+    last = handle.version()
+    actions = [json.loads(line) for line in (log / f"{last:020}.json").read_text().splitlines()]
+    # Only the first commit of a table sets its schema and its protocol.
+    actions = [action for action in actions if not {"metaData", "protocol"} & action.keys()]
+    first = last + 1
+    if maintained and batches - KEPT > first:
+        # The log begins with a checkpoint of what was before: that of the last commit, under a later version, and
+        # this commit with it. Those before are gone.
         handle.create_checkpoint()
         first = batches - KEPT
         (log / f"{last:020}.checkpoint.parquet").rename(log / f"{first - 1:020}.checkpoint.parquet")
         (log / "_last_checkpoint").write_text(json.dumps({"version": first - 1, "size": 4}))
-        for old in log.glob("*.json"):
-            old.rename(log / f"{first - 1:020}.json") if old.name == f"{last:020}.json" else old.unlink()
+        for old_commit in log.glob("*.json"):
+            if old_commit.name == f"{last:020}.json":
+                old_commit.rename(log / f"{first - 1:020}.json")
+            else:
+                old_commit.unlink()
     for version in range(first, batches):
         with_file = not maintained or version >= batches - FILES
-        (log / f"{version:020}.json").write_text(_lines(lines, version, with_file=with_file))
+        (log / f"{version:020}.json").write_text(_commit_text(actions, version, with_file=with_file))
     handle = lake.open(table)
     assert handle is not None
     handle.create_checkpoint()
 
 
-def _lines(lines: list[dict[str, Any]], version: int, *, with_file: bool) -> str:
-    found = [line if "add" not in line else {"add": {**line["add"], "path": f"{version}-{line['add']['path']}"}}
-             for line in lines if with_file or "add" not in line]  # fmt: skip
-    return "".join(json.dumps(line) + "\n" for line in found)
+def _commit_text(actions: list[dict[str, Any]], version: int, *, with_file: bool) -> str:
+    """Return a commit with these actions; each file that it adds has a name of its own."""
+    text = ""
+    for action in actions:
+        if "add" not in action:
+            text += json.dumps(action) + "\n"
+        elif with_file:
+            add = {**action["add"], "path": f"{version}-{action['add']['path']}"}
+            text += json.dumps({"add": add}) + "\n"
+    return text
 
 
-def _spare(lake: Lake, batch: int, handle: Any = None) -> None:
+def _commit_to_spare_table(lake: Lake, batch: int, handle: Any = None) -> None:
     rows = pa.table({"id": [1, 2, 3], "name": ["a", "b", "c"]})
     path = f"{SPARE.replace('.', '/')}/part-{batch:010d}.parquet"
     lake.files.create_dir(path.rpartition("/")[0], recursive=True)
-    _write(lake, SPARE, path, rows, batch, handle)
+    _commit_rows(lake, SPARE, path, rows, batch, handle)
 
 
-def _write(lake: Lake, table: str, path: str, rows: pa.Table, batch: int, handle: Any = None) -> None:
+def _commit_rows(lake: Lake, table: str, path: str, rows: pa.Table, batch: int, handle: Any = None) -> None:
     footers: list[pq.FileMetaData] = []
     with lake.files.open_output_stream(path) as stream:
         pq.write_table(rows, stream, store_schema=False, metadata_collector=footers)
         size = stream.tell()
-    file = StagedFile("/history", table, path, size, len(rows), tuple(rows.column_names), bounds(footers[0]))
-    commit(lake, TableCommit("/history", table, f"history/{table}", batch, (file,), to_delta(rows.schema)), {}, handle)
+    file = StagedFile(
+        target="/history",
+        table=table,
+        path=path,
+        bytes=size,
+        rows=len(rows),
+        columns=tuple(rows.column_names),
+        statistics=bounds(footers[0]),
+    )
+    work = TableCommit(
+        target="/history",
+        table=table,
+        app_id=f"history/{table}",
+        version=batch,
+        files=(file,),
+        columns=to_delta(rows.schema),
+    )
+    commit(lake, work, {}, handle)
 
 
-def _commits(lake: Lake, batches: int) -> tuple[float, float]:
+def _measure_commits(lake: Lake, batches: int) -> tuple[float, float]:
     """Return the median seconds of opening a table, and of a commit to it with a fresh handle."""
-    opened, committed = [], []
+    open_seconds = []
+    commit_seconds = []
     for number in range(COMMITS):
         began = time.perf_counter()
         handle = lake.open(SPARE)
-        middle = time.perf_counter()
-        _spare(lake, batches + number, handle)
-        opened.append(middle - began)
-        committed.append(time.perf_counter() - middle)
-    return statistics.median(opened), statistics.median(committed)
+        opened = time.perf_counter()
+        _commit_to_spare_table(lake, batches + number, handle)
+        committed = time.perf_counter()
+        open_seconds.append(opened - began)
+        commit_seconds.append(committed - opened)
+    return statistics.median(open_seconds), statistics.median(commit_seconds)
 
 
-def _ledger(folder: Path, batches: int) -> dict[str, float]:
+def _measure_ledger(folder: Path, batches: int) -> dict[str, float]:
     """Write a ledger of so many batches, and ask for the last ones in a process of its own."""
     lake = Lake.at(str(folder))
     lake.files.create_dir("ops/ledger", recursive=True)
     for first in range(0, batches, PER_FILE):
-        rows = [row for batch in range(first, min(batches, first + PER_FILE)) for row in _booked(batch)]
-        _write(lake, "ops.ledger", f"ops/ledger/part-{first:010d}.parquet", pa.Table.from_pylist(rows, SCHEMA), first)
-    ended = subprocess.run(
+        rows: list[dict[str, Any]] = []
+        for batch in range(first, min(batches, first + PER_FILE)):
+            rows += _ledger_rows(batch)
+        path = f"ops/ledger/part-{first:010d}.parquet"
+        _commit_rows(lake, "ops.ledger", path, pa.Table.from_pylist(rows, SCHEMA), first)
+    process = subprocess.run(
         [sys.executable, "-c", ASK, lake.root], check=True, capture_output=True, text=True, env={**os.environ}
     )
-    found: dict[str, float] = json.loads(ended.stdout)
-    return found
+    measured: dict[str, float] = json.loads(process.stdout)
+    return measured
 
 
-def _booked(batch: int) -> list[dict[str, Any]]:
-    ended = {"query": "history", "run": "run", "batch_id": batch, "topic": "events", "finished": batch * 10_000_000}
-    where = [{**ended, "partition": number, "from_offset": batch * 10, "to_offset": batch * 10 + 9}
-             for number in range(PARTITIONS)]  # fmt: skip
-    counts = {"matched": 5, "landed": 5, "refused": 0, "dropped": 0}
-    source = {"read": 10, "decoded": 10, "failed": 0, "bare": 0, "unmatched": 0}
-    sinks = [{**one, "route": f"r{sink}", "sink": "tables", **counts} for one in where for sink in range(SINKS)]
-    return [*({**one, **source} for one in where), *sinks]
+def _ledger_rows(batch: int) -> list[dict[str, Any]]:
+    """Return the rows of a batch as the engine writes them: first those of the source, then those of the sinks."""
+    of_batch = {"query": "history", "run": "run", "batch_id": batch, "topic": "events", "finished": batch * 10_000_000}
+    source_counts = {"read": 10, "decoded": 10, "failed": 0, "bare": 0, "unmatched": 0}
+    sink_counts = {"matched": 5, "landed": 5, "refused": 0, "dropped": 0}
+    source_rows = []
+    sink_rows = []
+    for partition in range(PARTITIONS):
+        span = {**of_batch, "partition": partition, "from_offset": batch * 10, "to_offset": batch * 10 + 9}
+        source_rows.append({**span, **source_counts})
+        for sink in range(SINKS):
+            sink_rows.append({**span, "route": f"r{sink}", "sink": "tables", **sink_counts})
+    return [*source_rows, *sink_rows]
 
 
 HISTORY = Subject("history", "router, after many batches", _session, _run, lambda task, run: run.problem)

@@ -76,58 +76,80 @@ def _run(spark: SparkSession, task: Task) -> Run:
                 turns.append(_send_keys(url, folder, int(options["keys"])))
             else:
                 turns.append(_send_at_a_limit(url, folder, options, task.partitions))
-    counts = {name: median(turn[name] for turn in turns) for name in turns[0]}
+    counts = {}
+    for name in turns[0]:
+        counts[name] = median(turn[name] for turn in turns)
     return Run(time.perf_counter() - began, read=task.events, counts=counts)
 
 
 def _send_at_a_limit(url: str, folder: Path, options: dict[str, str], tasks: int) -> dict[str, float]:
     """Send without end at a limit, and count what each client got in the seconds that count.
 
-    `limit` is what the API allows in `window` seconds, `stated` what each of `senders` processes is told, which may
-    be `none`.
+    `limit` is what the API allows in `window` seconds, `stated` the limit that each of `senders` processes states,
+    which may be `none`.
     """
     window = float(options.get("window", "1"))
     allowed = float(options["limit"])
     stated = options.get("stated", options["limit"])
     senders = int(options.get("senders", "1"))
     seconds = float(options["seconds"])
-    # The naive client always knows the limit.
-    limit = allowed / window if stated == "none" else min(allowed, senders * float(stated)) / window
-    limits = () if stated == "none" else (RateLimit(float(stated), None, window),)
+    # Calls per second that may be used. The naive client always knows the limit.
+    if stated == "none":
+        limit = allowed / window
+        limits: tuple[RateLimit, ...] = ()
+    else:
+        limit = min(allowed, senders * float(stated)) / window
+        limits = (RateLimit(float(stated), None, window),)
     pace = Pace(limits, IN_FLIGHT, share=SHARE)
     context = multiprocessing.get_context("spawn")
     naive = context.Process(target=send_naively, args=(f"{url}/naive", limit, seconds))
     naive.start()
+    # More rows than can be sent: no task runs out of them.
     rows = int(3 * limit * (seconds + 1) / tasks)
-    folders = [folder / f"sender-{number}" for number in range(senders)]
-    processes = [context.Process(target=_send_batches, args=(own, url, pace, tasks, rows, seconds)) for own in folders]
-    for process in processes:
+    sender_folders = [folder / f"sender-{number}" for number in range(senders)]
+    processes = []
+    for sender_folder in sender_folders:
+        process = context.Process(target=_send_batches, args=(sender_folder, url, pace, tasks, rows, seconds))
         process.start()
+        processes.append(process)
     for process in [*processes, naive]:
         process.join()
 
-    sent = [[float(line) for line in (own / "sent").read_text().split()] for own in folders]
-    lapsed = sum(float((own / "lapsed").read_text()) for own in folders)
-    every = [moment for times in sent for moment in times]
-    counts = {"highest": float(most_in_a_second(every, window)), "lapsed": lapsed / limit / seconds}
-    counts["least share"] = min(len(times) for times in sent) / len(every)
-    # Calls of a window of a minute come in bursts: two whole windows count, after two others.
-    counted = (WARM_UP, seconds) if window == 1 else (2 * window, 4 * window)
+    sent_times: list[float] = []
+    calls_of_senders = []
+    expired_tokens = 0.0
+    for sender_folder in sender_folders:
+        times = [float(line) for line in (sender_folder / "sent").read_text().split()]
+        sent_times += times
+        calls_of_senders.append(len(times))
+        expired_tokens += float((sender_folder / "lapsed").read_text())
+    counts = {
+        "highest": float(most_in_a_second(sent_times, window)),
+        "lapsed": expired_tokens / limit / seconds,
+        "least share": min(calls_of_senders) / len(sent_times),
+    }
+    begin = WARM_UP
+    end = seconds
+    if window > 1:
+        # Calls of a window of a minute come in bursts: two whole windows count, after two others.
+        begin = 2 * window
+        end = 4 * window
     for client in ("router", "naive"):
-        used, refused = _counted(folder / f"{client}.log", limit, *counted, bursts=window > 1)
-        counts |= {f"{client}: used": used, f"{client}: refused": refused}
+        used, refused = _used_and_refused(folder / f"{client}.log", limit, begin, end, bursts=window > 1)
+        counts[f"{client}: used"] = used
+        counts[f"{client}: refused"] = refused
     return counts
 
 
 def _send_batches(folder: Path, url: str, pace: Pace, tasks: int, rows: int, seconds: float) -> None:
     """Send as one router does, and write down when calls were written, and how many tokens expired."""
     batches = [task_rows(f"{url}/router", partition, rows) for partition in range(tasks)]
-    sent, lapsed = send_rows(folder, pace, batches, seconds=seconds)
-    (folder / "sent").write_text("\n".join(map(str, sent)))
-    (folder / "lapsed").write_text(str(lapsed))
+    sent_times, expired_tokens = send_rows(folder, pace, batches, seconds=seconds)
+    (folder / "sent").write_text("\n".join(map(str, sent_times)))
+    (folder / "lapsed").write_text(str(expired_tokens))
 
 
-def _counted(log: Path, limit: float, begin: float, end: float, *, bursts: bool) -> tuple[float, float]:
+def _used_and_refused(log: Path, limit: float, begin: float, end: float, *, bursts: bool) -> tuple[float, float]:
     """Return the part of a limit per second that was used, and the part of calls that was refused, by a log.
 
     What counts came from `begin` to `end` seconds after the first call.
@@ -139,7 +161,7 @@ def _counted(log: Path, limit: float, begin: float, end: float, *, bursts: bool)
     if not bursts:
         # A client that a busy machine started late has sent for a shorter time.
         last = min(last, float(calls[-1][0]))
-    statuses = [status for when, status in calls if first <= float(when) < last]
+    statuses = [status for time_of_call, status in calls if first <= float(time_of_call) < last]
     accepted = statuses.count("200")
     return accepted / limit / (last - first), 1 - accepted / len(statuses)
 
@@ -148,17 +170,22 @@ def _send_keys(url: str, folder: Path, keys: int) -> dict[str, float]:
     """Send two rows for each key, without and with rows of one more key that is always refused."""
     pace = Pace((RateLimit(5, None, 1.0),), IN_FLIGHT, share=SHARE, keyed=True)
     names = [b"key %d" % (number % keys) for number in range(2 * keys)]
-    seconds = {}
-    for case, refused in (("without", 0), ("with", 40)):
-        log = folder / "router.log"
+    log = folder / "router.log"
+
+    def all_have_arrived() -> bool:
+        return _lines(log) >= 2 * keys
+
+    counts = {}
+    for case, refused_rows in (("without", 0), ("with", 40)):
         log.write_text("")
-        every = [*names[:keys], *[REFUSED_KEY] * refused, *names[keys:]]
-        rows = task_rows(f"{url}/router", 0, len(every), every, f"{url}/refused")
-        send_rows(folder / case, pace, [rows], of_key=4, until=lambda log=log: _lines(log) >= 2 * keys)
-        when = [float(line.split()[0]) for line in log.read_text().splitlines()]
-        seconds[case] = max(when) - min(when)
-        seconds[f"{case}: delivered"] = float(len(when))
-    return seconds
+        # The rows that are refused stand between the first row of each key and the second.
+        row_keys = [*names[:keys], *[REFUSED_KEY] * refused_rows, *names[keys:]]
+        rows = task_rows(f"{url}/router", 0, len(row_keys), row_keys, f"{url}/refused")
+        send_rows(folder / case, pace, [rows], of_key=4, until=all_have_arrived)
+        times = [float(line.split()[0]) for line in log.read_text().splitlines()]
+        counts[case] = max(times) - min(times)
+        counts[f"{case}: delivered"] = float(len(times))
+    return counts
 
 
 def _lines(log: Path) -> int:
@@ -167,13 +194,15 @@ def _lines(log: Path) -> int:
 
 def task_rows(url: str, partition: int, size: int, keys: Sequence[bytes] = (), refused_url: str = "") -> pa.RecordBatch:
     """Return rows as a task gets them, with the URL and the key of each."""
-    urls = [refused_url if key == REFUSED_KEY else url for key in keys] or [url] * size
+    urls = [url] * size
+    if keys:
+        urls = [refused_url if key == REFUSED_KEY else url for key in keys]
     columns = {
         "_topic": pa.array(["events"] * size),
         "_partition": pa.array([partition] * size, pa.int32()),
         "_offset": pa.array(range(size), pa.int64()),
         "_order": pa.nulls(size, pa.binary()),
-        "_to": pa.array([{"url": one, "fault": None} for one in urls], _URL),
+        "_to": pa.array([{"url": row_url, "fault": None} for row_url in urls], _URL),
         "_row": pa.array([b'{"n": %d}' % number for number in range(size)]),
     }
     if keys:
@@ -205,29 +234,47 @@ def send_rows(
         address = leases.admit(
             OWNER.name, "api", pace, credentials=credentials.current, stop=lambda: ended.is_set() or until()
         )
-        client = {"connect": 5.0, "read": 10.0, "total": 10.0, "most": 1 << 20, "in_flight": IN_FLIGHT}
+        lake = Lake.at(str(folder / "lake"))
         job = TaskJob(
-            OWNER,
-            StagedParts(Lake.at(str(folder / "lake")), "ops.receipts", "limiters:run/calls/rest", 0),
-            Encoding(as_it_is, None, "JSON"),
-            RequestForm("POST", "", {}, body_of("object", "application/json"), "Idempotency-Key"),
-            CallSize(),
-            Policy(),
-            address,
-            {**client, "verify": True, "cert": None},
-            apply,
-            10,
+            owner=OWNER,
+            parts=StagedParts(lake, "ops.receipts", owner="limiters:run/calls/rest", batch=0),
+            encoding=Encoding(as_it_is, None, "JSON"),
+            form=RequestForm(
+                method="POST",
+                url="",  # rows name theirs
+                headers={},
+                body=body_of("object", "application/json"),
+                key_header="Idempotency-Key",
+            ),
+            cut=CallSize(),
+            policy=Policy(),
+            address=address,
+            client={
+                "connect": 5.0,
+                "read": 10.0,
+                "total": 10.0,
+                "most": 1 << 20,
+                "in_flight": IN_FLIGHT,
+                "verify": True,
+                "cert": None,
+            },
+            authorise=apply,
+            dead_at_most=10,
             of_key=of_key,
         )
         logs = [folder / f"sent-{number}" for number in range(len(batches))]
         process = multiprocessing.get_context("spawn").Process
         deadline = time.monotonic() + seconds
         while True:
-            tasks = [process(target=run_task, args=(job, *given)) for given in zip(batches, logs, strict=True)]
+            tasks = [process(target=run_task, args=(job, rows, log)) for rows, log in zip(batches, logs, strict=True)]
             for running in tasks:
                 running.start()
             for running in tasks:
-                running.join(None if deadline == math.inf else max(0.0, deadline - time.monotonic()))
+                # Without a deadline a task is waited for as long as it takes.
+                seconds_left = None
+                if deadline != math.inf:
+                    seconds_left = max(0.0, deadline - time.monotonic())
+                running.join(seconds_left)
             # Tasks end if nothing may go out for long, as in a window of a minute, and leave calls that were refused as
             # often as a call is tried: a batch starts others then.
             until_open = leases.outlook("api").again
@@ -240,7 +287,10 @@ def send_rows(
         ended.set()
         for running in tasks:
             running.join()
-        return [float(line) for log in logs for line in log.read_text().split()], leases.totals("api")["lapsed"]
+        sent_times: list[float] = []
+        for log in logs:
+            sent_times += [float(line) for line in log.read_text().split()]
+        return sent_times, leases.totals("api")["lapsed"]
     finally:
         leases.stop()
 

@@ -4,14 +4,13 @@
 per source partition), with retries, receipts and a limit. `udf_posts`: the way that is published and copied: a call per
 batch of rows in a plain UDF, one in flight per partition. It is written from the description in the article "Scalable
 Spark Structured Streaming for REST API Destinations" (2023), in its favour where it leaves room: rows are grouped only
-where a call has several, and the body is an array that parses.
+if a call has several, and the body is an array that parses.
 """
 
 from __future__ import annotations
 
 import math
 import random
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
@@ -28,7 +27,7 @@ from requests.adapters import HTTPAdapter
 from benchmarks.runs import Run
 from benchmarks.subjects import Subject
 from benchmarks.subjects.baselines import settings
-from benchmarks.subjects.router import loaded
+from benchmarks.subjects.router import write_and_load
 from benchmarks.verify import compare, count_rows, records_read
 from router import ApplyingSink, Batch, Opening
 from router.delta.commit import StagedParts
@@ -56,10 +55,11 @@ def api(rows_per_call: int, **script: Any) -> Api:
     return Api(latency=LATENCY.get(rows_per_call, SLOW), **script)
 
 
-def arrived(served: Api) -> dict[str, float]:
+def api_counts(served: Api) -> dict[str, float]:
     """Return what the API counted; `sending` are the seconds between the first call and the last."""
-    stats, rows = served.stats(), served.rows("id")
-    found = {
+    stats = served.stats()
+    rows = served.rows("id")
+    counts = {
         "rows": len(rows),
         "rows_processed": sum(rows.values()),
         "calls": stats.arrived,
@@ -70,14 +70,16 @@ def arrived(served: Api) -> dict[str, float]:
         "api_lag": stats.lag,
         "sending": (stats.last or 0.0) - (stats.first or 0.0),
     }
-    used = stats.limit_used.get("calls")
-    return found if used is None else {**found, "limit_used": used}
+    limit_used = stats.limit_used.get("calls")
+    if limit_used is not None:
+        counts["limit_used"] = limit_used
+    return counts
 
 
-def not_once(events: int, found: dict[str, float]) -> str:
+def not_once(events: int, counts: dict[str, float]) -> str:
     """Return "" when every event arrived once, and else what is wrong."""
-    got = {name: int(found[name]) for name in ("rows", "rows_processed")}
-    return compare(dict.fromkeys(got, events), got)
+    arrived = {name: int(counts[name]) for name in ("rows", "rows_processed")}
+    return compare(dict.fromkeys(arrived, events), arrived)
 
 
 SEED = 7
@@ -101,23 +103,25 @@ def write_outbox(folder: Path, sizes: Sequence[int]) -> Path:
 def read_outbox(spark: SparkSession, outbox: Path, partitions: Sequence[int] | None = None) -> DataFrame:
     """Return the events of some source partitions, of all by default."""
     files = sorted(outbox.glob("*.parquet"))
-    chosen = files if partitions is None else [files[partition] for partition in partitions]
-    return spark.read.parquet(*map(str, chosen))
+    if partitions is not None:
+        files = [files[partition] for partition in partitions]
+    return spark.read.parquet(*map(str, files))
 
 
-def _values(events: DataFrame) -> list[str]:
+def _value_columns(events: DataFrame) -> list[str]:
     """Return the columns that are of the events and not of their records."""
     return [name for name in events.columns if not name.startswith("_")]
 
 
 def as_json(events: DataFrame) -> DataFrame:
     """Return one column, `content`: each event as JSON."""
-    return events.select(F.to_json(F.struct(*_values(events))).alias("content"))
+    return events.select(F.to_json(F.struct(*_value_columns(events))).alias("content"))
 
 
 def evenly(events: int, partitions: int) -> list[int]:
     """Return the sizes of partitions that are as equal as can be."""
-    return [events // partitions + (number < events % partitions) for number in range(partitions)]
+    size, remainder = divmod(events, partitions)
+    return [size + 1] * remainder + [size] * (partitions - remainder)
 
 
 def _events(partition: int, first: int, size: int) -> pa.Table:
@@ -151,29 +155,37 @@ BURST = 20
 
 def configuration(task: Task, url: str) -> dict[str, Any]:
     """Return a configuration with a route that posts to a URL, as people write it, or with several such (`queries`)."""
-    limit = float(task.options.get("limit", FAR))
-    rest: dict[str, Any] = {"url": url, "rows_per_call": int(task.options["rows_per_call"]), "calls_per_second": limit}
-    rest |= {"limit_name": "benchmark", "receipts": RECEIPTS, "headers": {"Authorization": "Bearer demo"}}
-    rest |= {name: int(task.options[name]) for name in ("max_in_flight", "tasks") if name in task.options}
+    rest: dict[str, Any] = {
+        "url": url,
+        "rows_per_call": int(task.options["rows_per_call"]),
+        "calls_per_second": float(task.options.get("limit", FAR)),
+        "limit_name": "benchmark",
+        "receipts": RECEIPTS,
+        "headers": {"Authorization": "Bearer demo"},
+    }
+    for name in ("max_in_flight", "tasks"):
+        if name in task.options:
+            rest[name] = int(task.options[name])
     if "rules" in task.options:
         rest["answers"] = [{"when": "body.ok = false", "then": "dead"}] * int(task.options["rules"])
+    # The sinks of all routes have the same limit, by its name.
+    routes = []
+    for number in range(int(task.options.get("queries", "1"))):
+        routes.append({"name": f"wins_{number}", "match": {"sql": "true"}, "sinks": [{"rest": rest}]})
     return {
         "name": "benchmark",
         "lake": str(task.lake),
         "checkpoint": str(task.checkpoint),
         "source": {"kafka": {"servers": "127.0.0.1:9", "topics": [TOPIC]}},
         "decode": {"json": {"schema": "id LONG"}},
-        "routes": [
-            {"name": f"wins_{number}", "match": {"sql": "true"}, "sinks": [{"rest": rest}]}
-            for number in range(int(task.options.get("queries", "1")))
-        ],
+        "routes": routes,
         "dead_letters": "ops.dead_letters",
         "spark": settings(),
     }
 
 
 def _posting_session(task: Task) -> SparkSession:
-    return build_session(loaded(task, configuration(task, NOWHERE)).config)
+    return build_session(write_and_load(task, configuration(task, NOWHERE)).config)
 
 
 def _posting_run(spark: SparkSession, task: Task) -> Run:
@@ -181,16 +193,17 @@ def _posting_run(spark: SparkSession, task: Task) -> Run:
     queries = int(task.options.get("queries", "1"))
     outbox = write_outbox(Path(task.folder), sizes(task))
     with api(int(task.options["rows_per_call"]), **_script(task)) as served:
-        every = [read_outbox(spark, outbox, range(number, task.partitions, queries)) for number in range(queries)]
-        sinks = [_sink(task, served, events.limit(0)) for events in every]
+        # Partitions are dealt to the queries in turns. Everything is prepared before the clock starts.
+        batches = [read_outbox(spark, outbox, range(number, task.partitions, queries)) for number in range(queries)]
+        sinks = [_sink(task, served, events.limit(0)) for events in batches]
         began = time.perf_counter()
         with ThreadPoolExecutor(queries) as threads:
-            outcomes = list(threads.map(_apply, sinks, every, range(queries), [task] * queries))
+            outcomes = list(threads.map(_apply, sinks, batches, range(queries), [task] * queries))
         seconds = time.perf_counter() - began
-        found = arrived(served)
+        counts = api_counts(served)
     applied = sum(outcome.applied for outcome in outcomes)
-    problem = compare({"applied": task.events}, {"applied": applied}) or not_once(task.events, found)
-    return Run(seconds, read=applied, batches=queries, counts=found, problem=problem)
+    problem = compare({"applied": task.events}, {"applied": applied}) or not_once(task.events, counts)
+    return Run(seconds, read=applied, batches=queries, counts=counts, problem=problem)
 
 
 def sizes(task: Task) -> list[int]:
@@ -199,16 +212,20 @@ def sizes(task: Task) -> list[int]:
         return evenly(task.events, task.partitions)
     shares = [int(share) for share in task.options["skew"].split("/")]
     parts = [task.events * share // sum(shares) for share in shares]
-    return [parts[0] + task.events - sum(parts), *parts[1:]]
+    # Events that the division leaves over go to the first partition.
+    parts[0] += task.events - sum(parts)
+    return parts
 
 
 def _script(task: Task) -> dict[str, Any]:
     limit = task.options.get("limit")
-    return {"limits": [{"rate": float(limit), "burst": BURST}]} if limit else {}
+    if not limit:
+        return {}
+    return {"limits": [{"rate": float(limit), "burst": BURST}]}
 
 
 def _sink(task: Task, served: Api, nothing: DataFrame) -> ApplyingSink:
-    route = loaded(task, configuration(task, f"{served.url}/events")).config.routes[0]
+    route = write_and_load(task, configuration(task, f"{served.url}/events")).config.routes[0]
     (sink,) = route.sinks
     assert isinstance(sink, ApplyingSink)
     return sink.prepare(Opening(Path(task.folder), nothing))
@@ -218,20 +235,20 @@ def _apply(sink: ApplyingSink, events: DataFrame, number: int, task: Task) -> Ou
     lake = Lake.at(str(task.lake))
 
     def keeps(table: str) -> StagedParts:
-        return StagedParts(lake, table, f"benchmark{number}:run/wins_0/rest", 0)
+        return StagedParts(lake, table, owner=f"benchmark{number}:run/wins_0/rest", batch=0)
 
-    return sink.apply(events, Batch(f"benchmark{number}", 0, "wins_0", "rest", False, threading.Event(), keeps))
-
-
-def _receipts(task: Task, run: Run) -> str:
-    """Say what is wrong where every row must have one receipt."""
-    kept = task.lake / RECEIPTS.replace(".", "/")
-    return compare(
-        {"receipts": task.events, "applied": task.events}, {"receipts": count_rows(kept), "applied": run.read}
-    )
+    batch = Batch(query=f"benchmark{number}", id=0, route="wins_0", sink="rest", keeps=keeps)
+    return sink.apply(events, batch)
 
 
-POSTING = Subject("posting", "router", _posting_session, _posting_run, _receipts)
+def _verify_posting(task: Task, run: Run) -> str:
+    """Return "" if every row has one receipt; else what is wrong."""
+    receipts = count_rows(task.lake / RECEIPTS.replace(".", "/"))
+    expected = {"receipts": task.events, "applied": task.events}
+    return compare(expected, {"receipts": receipts, "applied": run.read})
+
+
+POSTING = Subject("posting", "router", _posting_session, _posting_run, _verify_posting)
 
 
 WARM_UP_ROWS = 20
@@ -251,30 +268,33 @@ def _udf_posts_session(task: Task) -> SparkSession:
 def _udf_posts_run(spark: SparkSession, task: Task) -> Run:
     rows_per_call = int(task.options["rows_per_call"])
     folder = Path(task.folder)
-    some = write_outbox(folder / "some", [WARM_UP_ROWS * rows_per_call] * task.partitions)
-    every = write_outbox(folder / "every", evenly(task.events, task.partitions))
+    warm_up = write_outbox(folder / "some", [WARM_UP_ROWS * rows_per_call] * task.partitions)
+    outbox = write_outbox(folder / "every", evenly(task.events, task.partitions))
     with api(rows_per_call) as served:
-        post_all(read_outbox(spark, some), f"{served.url}/events", task.partitions, rows_per_call)
+        post_all(read_outbox(spark, warm_up), f"{served.url}/events", task.partitions, rows_per_call)
+        # What the warm-up sent does not count.
         served.reset()
         served.play(latency=LATENCY[rows_per_call])
         began = time.perf_counter()
-        post_all(read_outbox(spark, every), f"{served.url}/events", task.partitions, rows_per_call)
+        post_all(read_outbox(spark, outbox), f"{served.url}/events", task.partitions, rows_per_call)
         seconds = time.perf_counter() - began
-        found = arrived(served)
-    return Run(seconds, read=int(found["rows"]), batches=1, counts=found, problem=not_once(task.events, found))
+        counts = api_counts(served)
+    return Run(seconds, read=int(counts["rows"]), batches=1, counts=counts, problem=not_once(task.events, counts))
 
 
 def post_all(events: DataFrame, url: str, partitions: int, rows_per_call: int) -> None:
     """Do what foreachBatch calls: count, group, spread over partitions, post, collect."""
     rows = events.count()
-    contents = as_json(events)
-    bodies = contents if rows_per_call == 1 else _grouped(contents, math.ceil(rows / rows_per_call))
+    bodies = as_json(events)
+    if rows_per_call > 1:
+        bodies = _group_into_calls(bodies, math.ceil(rows / rows_per_call))
     answers = bodies.repartition(partitions).withColumn("status", _posting(url)("content"))
-    failed = [row["status"] for row in answers.select("status").collect() if row["status"] not in (200, 201)]
+    statuses = [row["status"] for row in answers.select("status").collect()]
+    failed = [status for status in statuses if status not in (200, 201)]
     assert not failed, failed[:3]
 
 
-def _grouped(contents: DataFrame, calls: int) -> DataFrame:
+def _group_into_calls(contents: DataFrame, calls: int) -> DataFrame:
     """Return one row per call: rows are numbered in one partition, and dealt out by their number."""
     number = F.row_number().over(Window.orderBy(F.monotonically_increasing_id()))
     dealt = contents.withColumn("call", number % calls)

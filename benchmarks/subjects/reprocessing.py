@@ -48,13 +48,15 @@ def _run(spark: SparkSession, task: Task) -> Run:
     merging, merged = _merge(spark, lake, task.events, batches)
     listing, listed = _list(lake, task.events, batches)
     steps = {"batches of a topic": joining, "merge again": merging, "list quarantine": listing}
-    complete = joined == merged == listed == task.events
-    problem = "" if complete else f"of {task.events:,} records {joined:,}, {merged:,} and {listed:,} were found"
+    problem = ""
+    if not joined == merged == listed == task.events:
+        problem = f"of {task.events:,} records {joined:,}, {merged:,} and {listed:,} were found"
     return Run(sum(steps.values()), read=task.events, batches=batches, tables=1, steps=steps, problem=problem)
 
 
 def _join(spark: SparkSession, records: int, batches: int) -> tuple[float, int]:
     """Return the seconds in which records of a topic are given their batches, and how many got one."""
+    # Each batch has read as many offsets of the topic as the others.
     length = records // batches
     firsts = np.arange(batches) * length
     spans = pa.table(
@@ -69,8 +71,8 @@ def _join(spark: SparkSession, records: int, batches: int) -> tuple[float, int]:
     )
     began = time.monotonic()
     topic = spark.range(records).selectExpr("'events' AS topic", "0 AS partition", "id AS offset")
-    found = with_batches(topic, spans).selectExpr("count(batch_id)").collect()[0][0]
-    return time.monotonic() - began, int(found)
+    joined = with_batches(topic, spans).selectExpr("count(batch_id)").collect()[0][0]
+    return time.monotonic() - began, int(joined)
 
 
 def _merge(spark: SparkSession, lake: Lake, records: int, batches: int) -> tuple[float, int]:
@@ -95,9 +97,22 @@ def _merge(spark: SparkSession, lake: Lake, records: int, batches: int) -> tuple
         pq.write_table(rows, stream, row_group_size=records // FILES, metadata_collector=footers)
         size = stream.tell()
     file = StagedFile(
-        "all/upsert", "silver.latest", path, size, records, tuple(rows.column_names), statistics(footers[0])
+        target="all/upsert",
+        table="silver.latest",
+        path=path,
+        bytes=size,
+        rows=records,
+        columns=tuple(rows.column_names),
+        statistics=statistics(footers[0]),
     )
-    work = TableCommit("all/upsert", "silver.latest", "reprocessing", 0, (file,), to_delta(rows.schema))
+    work = TableCommit(
+        target="all/upsert",
+        table="silver.latest",
+        app_id="reprocessing",
+        version=0,
+        files=(file,),
+        columns=to_delta(rows.schema),
+    )
     arrived = [ArrivedBatch(batch, records // batches) for batch in range(batches)]
     merging = UpsertRebuild(spark, lake, KeyedTable(keys=("id",)), "silver.latest", None)
     began = time.monotonic()
@@ -121,8 +136,8 @@ def _list(lake: Lake, records: int, batches: int) -> tuple[float, int]:
     handle = lake.open(quarantine)
     assert handle is not None  # it was written
     began = time.monotonic()
-    found = [*quarantined_in(lake, handle, ("all", "tables", quarantine))]
-    return time.monotonic() - began, sum(waiting.rows for waiting in found)
+    listed = list(quarantined_in(lake, handle, ("all", "tables", quarantine)))
+    return time.monotonic() - began, sum(quarantined.rows for quarantined in listed)
 
 
 REPROCESSING = Subject("reprocessing", "router, processing again", _session, _run, lambda task, run: run.problem)

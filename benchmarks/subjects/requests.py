@@ -1,4 +1,4 @@
-"""A whole run on an S3 server, a small file of events each batch: what is asked of the server, by table."""
+"""A whole run on an S3 server, a small file of events each batch: the requests of the server, by table."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 
     from benchmarks.runs import Task
     from benchmarks.s3_server import Request, S3Server
+    from router import BatchReport
 
 ROWS = 20
-"""Events of a batch, beside one that is no JSON."""
+"""Events of a batch, and one more that is no JSON."""
 RARE = "silver.rare"
 """A table that the first batch touches only."""
 
@@ -43,18 +44,26 @@ def _run(spark: SparkSession, task: Task) -> Run:
     registry = load_registry([])
     with s3_server("lake") as server:
         loaded = load(_configuration(Path(task.folder), server, task), registry)
-        begun: list[int] = []
-        told = stream.RunOptions(
-            trigger=Trigger(once=True), finished=lambda *_: begun.append(len(server.asked())) if not begun else None
-        )
+        requests_of_first_batch: list[int] = []
+
+        def note_first_batch(report: BatchReport, behind: int | None) -> None:
+            if not requests_of_first_batch:
+                requests_of_first_batch.append(len(server.asked()))
+
+        options = stream.RunOptions(trigger=Trigger(once=True), finished=note_first_batch)
         began = time.perf_counter()
-        stream.run(loaded, registry, spark, told)
+        stream.run(loaded, registry, spark, options)
         seconds = time.perf_counter() - began
-        asked = server.asked(begun[0])
-    found = Counter(filter(None, map(_concerned, asked)))
-    batches = task.events - 1
-    counts = {what: number / batches for what, number in found.items()}
-    tables = sum(" " not in what for what in found)
+        requests = server.asked(requests_of_first_batch[0])
+    requests_by_name: Counter[str] = Counter()
+    for request in requests:
+        name = _name_of(request)
+        if name:
+            requests_by_name[name] += 1
+    later_batches = task.events - 1
+    counts = {name: number / later_batches for name, number in requests_by_name.items()}
+    # A name with a space is that of a table's data files.
+    tables = sum(" " not in name for name in counts)
     return Run(seconds, task.events * ROWS, batches=task.events, tables=tables, counts=counts)
 
 
@@ -62,10 +71,14 @@ def _configuration(folder: Path, server: S3Server, task: Task) -> Path:
     events = folder / "events"
     events.mkdir(parents=True)
     for batch in range(task.events):
-        games = [f"g{n % task.games}" for n in range(ROWS)] + ["rare"] * (batch == 0)
-        lines = [json.dumps({"game": game, "n": n}) for n, game in enumerate(games)]
-        Path(events, f"{batch:05}.jsonl").write_text("\n".join([*lines, "no JSON"]))
-        os.utime(events / f"{batch:05}.jsonl", (batch + 1, batch + 1))
+        games = [f"g{number % task.games}" for number in range(ROWS)]
+        if batch == 0:
+            games.append("rare")
+        lines = [json.dumps({"game": game, "n": number}) for number, game in enumerate(games)]
+        file = events / f"{batch:05}.jsonl"
+        file.write_text("\n".join([*lines, "no JSON"]))
+        # Files are read in the order of their times, one a batch.
+        os.utime(file, (batch + 1, batch + 1))
     text = {
         "name": "requests",
         "lake": "s3://lake/tables",
@@ -82,14 +95,17 @@ def _configuration(folder: Path, server: S3Server, task: Task) -> Path:
     return path
 
 
-def _concerned(request: Request) -> str:
-    """Return the table that a request concerns, with the method where it is for a data file; "" where it has none."""
-    path = request.path if "prefix" not in request.query else f"/lake/{parse_qs(request.query)['prefix'][0]}"
+def _name_of(request: Request) -> str:
+    """Return the table that a request is for, with the method if it is for a data file; "" if it is for no table."""
+    path = request.path
+    if "prefix" in request.query:  # a listing
+        path = f"/lake/{parse_qs(request.query)['prefix'][0]}"
     parts = path.strip("/").split("/")
     if len(parts) < 4 or parts[2].startswith("_"):
         return ""
     table = f"{parts[2]}.{parts[3]}"
-    return f"{table} {request.method}" if parts[-1].endswith(".parquet") and "_delta_log" not in parts else table
+    is_data_file = parts[-1].endswith(".parquet") and "_delta_log" not in parts
+    return f"{table} {request.method}" if is_data_file else table
 
 
 REQUESTS = Subject("requests", "requests", _session, _run, lambda *_: "")

@@ -55,10 +55,15 @@ def configuration(task: Task) -> dict[str, Any]:
     """
     name = task.options.get("sweep", "tables")
     content: dict[str, Any] = yaml.safe_load(sweep_file(name).read_text())
-    kafka = {"servers": task.servers, "topics": [task.topic], "start": "earliest"}
     content |= {"name": "benchmark", "lake": str(task.lake), "checkpoint": str(task.checkpoint), "spark": settings()}
-    content["source"] = {"kafka": {**kafka, "rows_per_batch": task.rows_per_batch}}
-    if name == "tables":  # of every format, and of as many games as are asked for
+    kafka = {
+        "servers": task.servers,
+        "topics": [task.topic],
+        "start": "earliest",
+        "rows_per_batch": task.rows_per_batch,
+    }
+    content["source"] = {"kafka": kafka}
+    if name == "tables":  # for every format, and for as many games as the task has
         content["decode"] = task.decode
         content["routes"][0]["sinks"][0]["tables"]["at_most"] = max(1000, task.games)
     if "maintain" in task.options:
@@ -72,22 +77,22 @@ def sweep_file(name: str) -> Path:
     return own if own.exists() else ROUTES / f"{name}.yaml"
 
 
-def written(task: Task, configuration: Mapping[str, Any]) -> Path:
+def write_yaml(task: Task, content: Mapping[str, Any]) -> Path:
     """Write a configuration into the folder of a task."""
     path = Path(task.folder, "benchmark.yaml")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(yaml.safe_dump(dict(configuration), sort_keys=False))
+    path.write_text(yaml.safe_dump(dict(content), sort_keys=False))
     return path
 
 
-def loaded(task: Task, configuration: Mapping[str, Any]) -> Loaded:
+def write_and_load(task: Task, content: Mapping[str, Any]) -> Loaded:
     """Write a configuration, and return what the router reads."""
-    return load(written(task, configuration), load_registry())
+    return load(write_yaml(task, content), load_registry())
 
 
 def write_configuration(task: Task) -> Path:
     """Write the configuration of a task into its folder."""
-    return written(task, configuration(task))
+    return write_yaml(task, configuration(task))
 
 
 def start_session(task: Task) -> SparkSession:
@@ -169,12 +174,15 @@ def _decode(spark: SparkSession, task: Task) -> Run:
     decoder = config.decode.prepare(nothing).refresh(frozenset())
     decoding = decoder.decoding()
     # Avro has its values from Spark's expressions first.
-    seconds = _native(decoder, raw) if decoding is None or decoding.before else _in_python(decoding, raw)
+    if decoding is None or decoding.before:
+        seconds = _decode_in_spark(decoder, raw)
+    else:
+        seconds = _decode_in_python(decoding, raw)
     raw.unpersist()
     return Run(seconds, read=read)
 
 
-def _in_python(decoding: ArrowDecoding, raw: DataFrame) -> float:
+def _decode_in_python(decoding: ArrowDecoding, raw: DataFrame) -> float:
     batches = raw.toArrow().combine_chunks().to_batches(max_chunksize=ROWS)
     began = time.perf_counter()
     for records in batches:
@@ -182,15 +190,17 @@ def _in_python(decoding: ArrowDecoding, raw: DataFrame) -> float:
     return time.perf_counter() - began
 
 
-def _native(decoder: Decoder, raw: DataFrame) -> float:
-    """Return what decoding adds to reading the same records from memory; the first of each warms the JVM up."""
-    reading, decoding = raw, decoder.decode(raw).select("event", "_error")
+def _decode_in_spark(decoder: Decoder, raw: DataFrame) -> float:
+    """Return what decoding adds to reading the same records from memory."""
+    decoded = decoder.decode(raw).select("event", "_error")
+    # The first of each warms the JVM up.
     for _ in range(2):
-        both = _seconds(lambda: _drain(decoding)), _seconds(lambda: _drain(reading))
-    return both[0] - both[1]
+        decoding_seconds = _seconds(lambda: _write_to_nowhere(decoded))
+        reading_seconds = _seconds(lambda: _write_to_nowhere(raw))
+    return decoding_seconds - reading_seconds
 
 
-def _drain(frame: DataFrame) -> None:
+def _write_to_nowhere(frame: DataFrame) -> None:
     frame.write.format("noop").mode("overwrite").save()
 
 
@@ -203,8 +213,8 @@ def _seconds(work: Callable[[], None]) -> float:
 DECODING = Subject("decoding", "decoding alone", start_session, _decode, records_read)
 
 
-def _made_again(spark: SparkSession, task: Task) -> Run:
-    """Drain the topic, and make all its tables anew: from bronze, then from the topic; the figure is the first.
+def _measure_refresh(spark: SparkSession, task: Task) -> Run:
+    """Drain the topic, and rebuild all its tables: from bronze, then from the topic; the figure is the first.
 
     Each is done twice, and the second time counts: the tables themselves are the same then.
     """
@@ -212,8 +222,8 @@ def _made_again(spark: SparkSession, task: Task) -> Run:
     registry = load_registry()
     loaded = load(write_configuration(task), registry)
     lake, checkpoint = lake_and_checkpoint(loaded.config)
-    known = Preparation(Path(task.folder), False, lambda rows: None, LearntSchemas())
-    config = loaded.config.model_copy(update={"decode": loaded.config.decode.prepare(known)})
+    preparation = Preparation(Path(task.folder), False, lambda rows: None, LearntSchemas())
+    config = loaded.config.model_copy(update={"decode": loaded.config.decode.prepare(preparation)})
     executors = executors_of(spark, registry, config, lake, "refresh")
     executors.look(spark)
     context = ReprocessContext(config, spark, lake, checkpoint, executors=executors)
@@ -221,12 +231,12 @@ def _made_again(spark: SparkSession, task: Task) -> Run:
     problem = ""
     for name, topic in [("bronze", False), ("topic", True)] * 2:
         began = time.perf_counter()
-        done = Refresh(context, ("silver.*",), topic=topic).run()
+        outcome = Refresh(context, ("silver.*",), topic=topic).run()
         steps[name] = time.perf_counter() - began
-        rows = sum(one.rows + one.later for one in done.done)
-        if done.failed or rows != sum(task.expected.values()):
-            problem = f"from {name}: {rows} rows, {len(done.failed)} tables failed"
+        rows = sum(table.rows + table.later for table in outcome.done)
+        if outcome.failed or rows != sum(task.expected.values()):
+            problem = f"from {name}: {rows} rows, {len(outcome.failed)} tables failed"
     return replace(drained, seconds=steps["bronze"], steps=steps, problem=problem)
 
 
-REFRESH = Subject("refresh", "router, tables made anew", start_session, _made_again, bronze_and_tables)
+REFRESH = Subject("refresh", "router, tables made anew", start_session, _measure_refresh, bronze_and_tables)

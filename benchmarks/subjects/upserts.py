@@ -8,6 +8,7 @@ keys. `by` says who merges: `router`, `merge` (a MERGE for each table), or `spar
 from __future__ import annotations
 
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from benchmarks.runs import Task
 
 OUTBOX = ("_topic", "_partition", "_offset", "_timestamp", "_key", "_table", "_deleted")
-"""Columns of an outbox that tell of the record, beside those of the row."""
+"""Columns of an outbox that describe the record; the others are those of the row."""
 FILES = 16
 """Files of the large table; neighbouring keys share one."""
 LARGE = "silver.large"
@@ -54,39 +55,46 @@ def _session(task: Task) -> SparkSession:
 
 def _run(spark: SparkSession, task: Task) -> Run:
     """Merge one batch of `events` changes into the tables of this process; the first run makes them."""
-    shared, number = Path(task.folder).parent, int(Path(task.folder).name.removeprefix("run-"))
-    lake = Lake.at(str(shared / "tables"))
+    folder = Path(task.folder)
+    run_number = int(folder.name.removeprefix("run-"))
+    # All runs share the tables: their folder is next to those of the runs.
+    lake = Lake.at(str(folder.parent / "tables"))
     names = _tables(task)
-    if not number:
-        _make(lake, names, int(task.options["rows"]))
-    first = (number + 1) * APART
+    if run_number == 0:
+        _make_tables(lake, names, int(task.options["rows"]))
+    first = (run_number + 1) * APART
     changes = _changes(task, names, first)
-    path = Path(task.folder, "batch.parquet")
-    path.parent.mkdir(parents=True)
-    pq.write_table(changes, path)
-    events = spark.read.parquet(str(path))
+    batch_file = folder / "batch.parquet"
+    folder.mkdir(parents=True)
+    pq.write_table(changes, batch_file)
+    events = spark.read.parquet(str(batch_file))
     merged = names[: int(task.options.get("loop", len(names)))]
+    merge = WAYS[task.options["by"]]
     began = time.perf_counter()
-    WAYS[task.options["by"]](spark, lake, events, merged, number, task)
+    merge(spark, lake, events, merged, run_number, task)
     seconds = time.perf_counter() - began
-    wanted = {name: count for name, count in _counted(changes["_table"].to_pylist()).items() if name in merged}
-    problem = compare(wanted, {name: _newer(lake, name, first) for name in merged})
-    return Run(seconds, read=len(changes), batches=1, tables=len(merged), counts=_told(lake, names), problem=problem)
+    changes_by_table = Counter(changes["_table"].to_pylist())
+    expected = {name: changes_by_table[name] for name in merged}
+    problem = compare(expected, {name: _count_newer(lake, name, first) for name in merged})
+    counts = _file_counts(lake, names)
+    return Run(seconds, read=len(changes), batches=1, tables=len(merged), counts=counts, problem=problem)
 
 
 def _router(spark: SparkSession, lake: Lake, events: DataFrame, names: list[str], batch: int, task: Task) -> None:
     """Merge as the engine does: a sink with one table needs one task."""
-    several = TASKS_PER_CORE * spark.sparkContext.defaultParallelism
-    found = merge_by_tasks(events, _job(lake, batch, task), 1 if len(names) == 1 else several, Executors())
-    assert not found.failed, found.failed
-    assert not found.spark, found.spark
+    tasks = 1
+    if len(names) > 1:
+        tasks = TASKS_PER_CORE * spark.sparkContext.defaultParallelism
+    outcomes = merge_by_tasks(events, _job(lake, batch, task), tasks, Executors())
+    assert not outcomes.failed, outcomes.failed
+    assert not outcomes.spark, outcomes.spark
 
 
 def _spark(spark: SparkSession, lake: Lake, events: DataFrame, names: list[str], batch: int, task: Task) -> None:
     """Merge as the engine does where Delta on Spark has to."""
-    found = MergeOutcomes()
-    SparkMerger(spark, lake, _job(lake, batch, task)).merge(events, found)
-    assert not found.failed, found.failed
+    outcomes = MergeOutcomes()
+    SparkMerger(spark, lake, _job(lake, batch, task)).merge(events, outcomes)
+    assert not outcomes.failed, outcomes.failed
 
 
 def _merge(spark: SparkSession, lake: Lake, events: DataFrame, names: list[str], batch: int, task: Task) -> None:
@@ -102,28 +110,43 @@ WAYS: dict[str, Callable[..., None]] = {"router": _router, "merge": _merge, "spa
 
 
 def _job(lake: Lake, batch: int, task: Task) -> MergeJob:
-    memory = task.options.get("memory")
-    keyed = KeyedTable(("k",), memory=int(memory) << 20) if memory else KeyedTable(("k",))
-    staging = Staging(lake, file_bytes=128 << 20, buffer_bytes=64 << 20)
-    return MergeJob(staging, keyed, "bench:run/route/upsert", batch + 1, "route", "upsert", "ops.dead", {})
+    keyed = KeyedTable(("k",))
+    if "memory" in task.options:
+        keyed = KeyedTable(("k",), memory=int(task.options["memory"]) << 20)
+    return MergeJob(
+        staging=Staging(lake, file_bytes=128 << 20, buffer_bytes=64 << 20),
+        keyed=keyed,
+        app="bench:run/route/upsert",
+        batch=batch + 1,
+        route="route",
+        sink="upsert",
+        dead_letters="ops.dead",
+        notes={},
+    )
 
 
 def _tables(task: Task) -> list[str]:
-    return [f"silver.t{number:04d}" for number in range(task.games)] if task.options["into"] == "many" else [LARGE]
+    if task.options["into"] == "many":
+        return [f"silver.t{number:04d}" for number in range(task.games)]
+    return [LARGE]
 
 
-def _make(lake: Lake, names: list[str], count: int) -> None:
+def _make_tables(lake: Lake, names: list[str], count: int) -> None:
     """Make the tables: of the large one, neighbouring keys in a file."""
     for name in names:
-        for part in np.array_split(np.arange(count), FILES if name == LARGE else 1):
-            write_deltalake(lake.address(name), rows(part, 0), mode="append")
+        files = FILES if name == LARGE else 1
+        for keys in np.array_split(np.arange(count), files):
+            write_deltalake(lake.address(name), rows(keys, 0), mode="append")
 
 
 def _changes(task: Task, names: list[str], first: int) -> pa.Table:
     """Return a batch of newer rows, as an outbox has them."""
-    keys = KEYS[task.options["into"]](int(task.options["rows"]), task.events // len(names), first)
-    every = np.tile(keys, len(names))
-    return outbox(rows(every, first), np.repeat(names, len(keys)))
+    choose_keys = KEYS[task.options["into"]]
+    keys_of_table = choose_keys(int(task.options["rows"]), task.events // len(names), first)
+    # The same keys for each table, table after table.
+    keys = np.tile(keys_of_table, len(names))
+    tables = np.repeat(names, len(keys_of_table))
+    return outbox(rows(keys, first), tables)
 
 
 def _around_the_end(count: int, some: int, first: int) -> Any:
@@ -147,53 +170,63 @@ KEYS: dict[str, Callable[[int, int, int], Any]] = {"many": _around_the_end, "lar
 
 def rows(keys: Any, first: int) -> pa.Table:
     """Return rows as a keyed table has them."""
-    count, numbers = len(keys), np.arange(len(keys), dtype=np.int64) + first
-    return pa.table({
-        "_topic": pa.repeat("events", count), "_partition": pa.repeat(pa.scalar(0, pa.int32()), count),
-        "_offset": numbers, "k": pa.array(np.asarray(keys, dtype=np.int64)), "level": numbers % 100,
-        "score": numbers * 0.5, "name": pa.array([f"player {number * 2654435761 % 2**32:x}" for number in keys]),
-        "country": pa.array(np.array(["fr", "de", "it", "es"])[numbers % 4]),
-    })  # fmt: skip
+    count = len(keys)
+    numbers = np.arange(count, dtype=np.int64) + first
+    countries = np.array(["fr", "de", "it", "es"])
+    return pa.table(
+        {
+            "_topic": pa.repeat("events", count),
+            "_partition": pa.repeat(pa.scalar(0, pa.int32()), count),
+            "_offset": numbers,
+            "k": pa.array(np.asarray(keys, dtype=np.int64)),
+            "level": numbers % 100,
+            "score": numbers * 0.5,
+            "name": pa.array([f"player {key * 2654435761 % 2**32:x}" for key in keys]),
+            "country": pa.array(countries[numbers % 4]),
+        }
+    )
 
 
 def outbox(changes: pa.Table, tables: Any) -> pa.Table:
     """Return rows as an outbox has them."""
     count = len(changes)
-    more = {
-        "_timestamp": pa.repeat(pa.scalar(0, pa.timestamp("us", "UTC")), count), "_key": pa.nulls(count, pa.binary()),
-        "_table": pa.array(tables), "_deleted": pa.repeat(False, count),
-    }  # fmt: skip
-    for name, column in more.items():
+    columns = {
+        "_timestamp": pa.repeat(pa.scalar(0, pa.timestamp("us", "UTC")), count),
+        "_key": pa.nulls(count, pa.binary()),
+        "_table": pa.array(tables),
+        "_deleted": pa.repeat(False, count),
+    }
+    for name, column in columns.items():
         changes = changes.append_column(name, column)
     return changes
 
 
-def _counted(names: list[str]) -> dict[str, int]:
-    return {str(name): int(count) for name, count in zip(*np.unique(names, return_counts=True), strict=True)}
-
-
-def _newer(lake: Lake, name: str, first: int) -> int:
+def _count_newer(lake: Lake, name: str, first: int) -> int:
     """Return how many rows of a table came with offsets from `first` on."""
     # The Parquet files and not a query: it must see what a reader sees, and read one column of a large table only.
     table = DeltaTable(lake.address(name))
-    return sum(
-        int((pq.read_table(file, columns=["_offset"])["_offset"].to_numpy() >= first).sum())
-        for file in table.file_uris()
-    )
+    count = 0
+    for file in table.file_uris():
+        offsets = pq.read_table(file, columns=["_offset"])["_offset"].to_numpy()
+        count += int((offsets >= first).sum())
+    return count
 
 
-def _told(lake: Lake, names: list[str]) -> dict[str, float]:
+def _file_counts(lake: Lake, names: list[str]) -> dict[str, float]:
     """Return the size of the large table, and which of its files the last commit touched, by its own metrics."""
     if names != [LARGE]:
         return {}
     table = DeltaTable(lake.address(LARGE))
     sizes = pa.table(table.get_add_actions())["size_bytes"].to_pylist()
     metrics = table.history(1)[0].get("operationMetrics", {})
-    files = {kind: metrics.get(f"num_target_files_{kind}") for kind in ("removed", "added")}
-    counts = {f"files_{kind}": float(n) for kind, n in files.items() if n is not None}
-    if len(counts) == len(files):
+    counts = {"table_mb": sum(sizes) / (1 << 20)}
+    for kind in ("removed", "added"):
+        files = metrics.get(f"num_target_files_{kind}")
+        if files is not None:
+            counts[f"files_{kind}"] = float(files)
+    if "files_removed" in counts and "files_added" in counts:
         counts["files_before"] = len(sizes) + counts["files_removed"] - counts["files_added"]
-    return {"table_mb": sum(sizes) / (1 << 20), **counts}
+    return counts
 
 
 def _verified(task: Task, run: Run) -> str:

@@ -62,9 +62,13 @@ def _append(lake: Path, tables: int, rows: int, dice: np.random.Generator) -> No
 
 def _run(spark: SparkSession, task: Task) -> Run:
     """Measure each kind of refresh; the figure is the full one."""
-    lake, dice, each = Path(task.lake), np.random.default_rng(0), task.events // task.games
+    lake = Path(task.lake)
+    dice = np.random.default_rng(0)
+    rows_per_table = task.events // task.games
+    # The tables of the view, of two files each.
     for _ in range(2):
-        _append(lake, task.games, each // 2, dice)
+        _append(lake, task.games, rows_per_table // 2, dice)
+    # One table with as many rows, for the query that the view is compared with.
     for _ in range(4):
         rows = _rows(dice, task.events // 4)
         games = pa.array(dice.integers(0, task.games, len(rows)))
@@ -78,65 +82,78 @@ def _run(spark: SparkSession, task: Task) -> Run:
         dead_letters="ops.dead",
         views=(VIEW,),
     )
-    at, checkpoint = lake_and_checkpoint(config)
-    by = refresher(config, spark, at, CheckpointStore(checkpoint))
+    opened_lake, checkpoint = lake_and_checkpoint(config)
+    views = refresher(config, spark, opened_lake, CheckpointStore(checkpoint))
+
+    def append_to_two_tables() -> None:
+        _append(lake, 2, 100, dice)
+
+    def append_to_all_tables() -> None:
+        _append(lake, task.games, rows_per_table // 100, dice)
+
     steps = {
         "query": _median(lambda: _query(spark, lake)),
-        "full": _median(lambda: by.refresh(VIEW, full=True)),
-        "nothing": _median(lambda: by.refresh(VIEW)),
-        "few": _median(lambda: by.refresh(VIEW), before=lambda: _append(lake, 2, 100, dice)),
-        "all": _median(lambda: by.refresh(VIEW), before=lambda: _append(lake, task.games, each // 100, dice)),
+        "full": _median(lambda: views.refresh(VIEW, full=True)),
+        "nothing": _median(lambda: views.refresh(VIEW)),
+        "few": _median(lambda: views.refresh(VIEW), before=append_to_two_tables),
+        "all": _median(lambda: views.refresh(VIEW), before=append_to_all_tables),
         "loop": _median(lambda: _loop(spark, lake, task.games), repeat=1),
     }
-    share = _new(by, lake, task.games, each, dice)
-    gold = spark.read.format("delta").load(str(lake / "gold" / "game_0000_sessions")).agg({"session_count": "sum"})
-    ((found,),) = gold.collect()
-    silver = spark.read.format("delta").load(str(lake / "silver" / "game_0000")).count()
-    problem = "" if found == silver else f"gold counts {found} of {silver} rows"
+    append_to_all_tables()
+    share = _share_read(views, lake)
+    gold = spark.read.format("delta").load(str(lake / "gold" / "game_0000_sessions"))
+    ((counted_in_view,),) = gold.agg({"session_count": "sum"}).collect()
+    rows_of_table = spark.read.format("delta").load(str(lake / "silver" / "game_0000")).count()
+    problem = ""
+    if counted_in_view != rows_of_table:
+        problem = f"gold counts {counted_in_view} of {rows_of_table} rows"
     return Run(steps["full"], read=task.events, tables=task.games, steps=steps, peaks={"share": share}, problem=problem)
 
 
 def _median(work: Callable[[], Any], before: Callable[[], Any] = lambda: None, repeat: int = REPEAT) -> float:
-    """Return the median seconds of some runs after one that is not counted."""
-    found = []
-    for number in range(repeat + (repeat > 1)):
+    """Return the median seconds of some runs after one that is not counted; a single run is counted."""
+    warm_up = 1 if repeat > 1 else 0
+    seconds = []
+    for _ in range(warm_up + repeat):
         before()
         began = time.perf_counter()
         work()
-        if number or repeat == 1:
-            found.append(time.perf_counter() - began)
-    return statistics.median(found)
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds[warm_up:])
 
 
 def _query(spark: SparkSession, lake: Path) -> None:
     frame = spark.read.format("delta").load(str(lake / "one" / "all"))
     frame.createOrReplaceTempView("everything")
-    made = spark.sql(f"SELECT game, {COLUMNS} FROM everything GROUP BY game, gamer_id")
-    made.write.format("delta").mode("overwrite").save(str(lake / "one" / "sessions"))
+    sessions = spark.sql(f"SELECT game, {COLUMNS} FROM everything GROUP BY game, gamer_id")
+    sessions.write.format("delta").mode("overwrite").save(str(lake / "one" / "sessions"))
 
 
 def _loop(spark: SparkSession, lake: Path, tables: int) -> None:
     for number in range(tables):
-        spark.read.format("delta").load(str(lake / "silver" / f"game_{number:04d}")).createOrReplaceTempView("one")
-        made = spark.sql(f"SELECT {COLUMNS} FROM one GROUP BY gamer_id")
-        made.write.format("delta").mode("overwrite").save(str(lake / "loop" / f"game_{number:04d}"))
+        table = spark.read.format("delta").load(str(lake / "silver" / f"game_{number:04d}"))
+        table.createOrReplaceTempView("one")
+        sessions = spark.sql(f"SELECT {COLUMNS} FROM one GROUP BY gamer_id")
+        sessions.write.format("delta").mode("overwrite").save(str(lake / "loop" / f"game_{number:04d}"))
 
 
-def _new(by: Refresher, lake: Path, tables: int, each: int, dice: np.random.Generator) -> float:
-    """Return the share of the sources' bytes that a refresh reads after 1 % of new rows in every table."""
-    _append(lake, tables, each // 100, dice)
-    everything = sum(file.stat().st_size for file in lake.glob("silver/*/*.parquet"))
-    newest = [max(one.glob("*.parquet"), key=lambda file: file.stat().st_mtime_ns) for one in lake.glob("silver/*")]
-    kept = [file.with_suffix(".away") for file in lake.glob("silver/*/*.parquet") if file not in newest]
-    for place in kept:
-        place.with_suffix(".parquet").rename(place)
+def _share_read(views: Refresher, lake: Path) -> float:
+    """Return the share of the sources' bytes that a refresh reads: those of the newest file of each table."""
+    files = list(lake.glob("silver/*/*.parquet"))
+    newest = []
+    for table in lake.glob("silver/*"):
+        newest.append(max(table.glob("*.parquet"), key=lambda file: file.stat().st_mtime_ns))
+    older = [file for file in files if file not in newest]
+    # All older files are out of reach meanwhile: the refresh would fail if it read one of them.
+    for file in older:
+        file.rename(file.with_suffix(".away"))
     try:
-        done = by.refresh(VIEW)  # it would fail if it read anything else
+        refreshed = views.refresh(VIEW)
     finally:
-        for place in kept:
-            place.rename(place.with_suffix(".parquet"))
-    assert done.way == "merge", done
-    return sum(file.stat().st_size for file in newest) / everything
+        for file in older:
+            file.with_suffix(".away").rename(file)
+    assert refreshed.way == "merge", refreshed
+    return sum(file.stat().st_size for file in newest) / sum(file.stat().st_size for file in files)
 
 
 VIEWS = Subject("views", "router, a view of many tables", _session, _run, lambda task, run: run.problem)

@@ -15,7 +15,7 @@ import psutil
 
 from benchmarks.runs import Run
 from benchmarks.subjects import Subject
-from benchmarks.subjects.router import configuration, drain, start_session, written
+from benchmarks.subjects.router import configuration, drain, start_session, write_yaml
 from benchmarks.verify import bronze_and_tables
 from router.cli.run import served
 from router.config.loader import load
@@ -78,10 +78,11 @@ def _run(spark: SparkSession, task: Task) -> Run:
 def _drain(spark: SparkSession, task: Task, *, watched: bool) -> tuple[Run, int]:
     """Drain the topic once, the start of the server included; also return how many scrapes were answered."""
     content = configuration(task)
+    # Without `ui` in its configuration the router serves no page, and `served` does nothing.
     (port,) = free_ports(1)
     if watched:
         content["ui"] = {"address": f"127.0.0.1:{port}"}
-    file = written(task, content)
+    file = write_yaml(task, content)
     registry = load_registry()
     loaded = load(file, registry)
     board = StatusBoard(loaded.config.name)

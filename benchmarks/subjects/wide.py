@@ -20,7 +20,7 @@ from benchmarks.feeds.json_events import JSON
 from benchmarks.runs import Run
 from benchmarks.subjects import Subject
 from benchmarks.subjects.baselines import settings
-from benchmarks.subjects.router import loaded, sweep_file
+from benchmarks.subjects.router import sweep_file, write_and_load
 from router.config.models import Config, Trigger
 from router.engine.spark.session import build_session
 from router.engine.stream import RunOptions, run
@@ -52,17 +52,25 @@ class _Batches:
         self.seconds.append(now - self.last)
         self.last = now
         self.reports.append(report)
-        me = psutil.Process()
-        java = max(
-            (child.memory_info().rss for child in me.children(recursive=True) if child.name() == "java"), default=0
+        driver = psutil.Process()
+        java_bytes = 0
+        for child in driver.children(recursive=True):
+            if child.name() == "java":
+                java_bytes = max(java_bytes, child.memory_info().rss)
+        self.samples.append(
+            {
+                "batches": float(len(self.reports)),
+                "seconds": self.seconds[-1],
+                "python_mb": driver.memory_info().rss / MB,
+                "java_mb": java_bytes / MB,
+            }
         )
-        sizes = {"python_mb": me.memory_info().rss / MB, "java_mb": java / MB}
-        self.samples.append({"batches": float(len(self.reports)), "seconds": self.seconds[-1], **sizes})
 
 
 def _run(spark: SparkSession, task: Task) -> Run:
     """Route one file after the other; the figure is the median of the batches after the first."""
-    incoming, batches = Path(task.folder, "incoming"), int(task.options["batches"])
+    batches = int(task.options["batches"])
+    incoming = Path(task.folder, "incoming")
     incoming.mkdir(parents=True, exist_ok=True)
     for number in range(batches):
         with Path(incoming, f"{number:04d}.json").open("wb") as file:
@@ -72,12 +80,18 @@ def _run(spark: SparkSession, task: Task) -> Run:
     content |= {"source": {"files": {"path": str(incoming), "files_per_batch": 1}}, "decode": JSON.decode()}
     content["routes"][0]["sinks"][0]["tables"]["at_most"] = task.games
     done = _Batches()
-    run(loaded(task, content), load_registry(), spark, RunOptions(trigger=Trigger(once=True), finished=done.add))
-    warm, steps = done.reports[1:], Counter[str]()
+    run(
+        write_and_load(task, content), load_registry(), spark, RunOptions(trigger=Trigger(once=True), finished=done.add)
+    )
+    # The first batch makes the tables: another question. Steps are the mean of the others.
+    warm = done.reports[1:]
+    steps: Counter[str] = Counter()
     for report in warm:
         steps.update({name: seconds / len(warm) for name, seconds in report.seconds.items()})
     read = [report.read for report in done.reports]
-    problem = "" if read == [task.events] * batches else f"batches have read {read}"
+    problem = ""
+    if read != [task.events] * batches:
+        problem = f"batches have read {read}"
     return Run(
         statistics.median(done.seconds[1:]),
         read=sum(read),
@@ -92,8 +106,8 @@ def _run(spark: SparkSession, task: Task) -> Run:
 
 def _peak() -> float:
     """Return the megabytes that this process, the driver's Python, has had at most."""
-    found = re.search(r"VmHWM: *\s*(\d+)", Path("/proc/self/status").read_text())
-    return int(found[1]) / 1024 if found else 0.0
+    match = re.search(r"VmHWM: *\s*(\d+)", Path("/proc/self/status").read_text())
+    return int(match[1]) / 1024 if match else 0.0
 
 
 WIDE = Subject("wide", "router, very many tables", _session, _run, lambda task, run: run.problem)

@@ -20,7 +20,7 @@ def test_a_history_is_written_on(
     """Without it a curve says how quick a table is that no router would leave."""
     monkeypatch.setattr(history, "KEPT", 10)
     monkeypatch.setattr(history, "FILES", 3)
-    history._spare(lake, 0)
+    history._commit_to_spare_table(lake, 0)
     history.write_history(lake, history.SPARE, 60, maintained=maintained)
 
     handle = lake.open(history.SPARE)
@@ -32,6 +32,6 @@ def test_a_history_is_written_on(
 
 def test_the_ledger_of_a_history_is_asked(tmp_path: Path) -> None:
     """Without it a change to what a ledger is opened with ends the benchmark after minutes."""
-    asked = history._ledger(tmp_path, 10)
+    asked = history._measure_ledger(tmp_path, 10)
     assert asked["rows"] == 5 * (history.PARTITIONS + history.SINKS)
     assert asked["peak_mb"] > asked["more_mb"] >= 0
