@@ -54,7 +54,8 @@ class _Connections(web.Server):
 
     def __init__(self, replies: Replies, connections: set[Connection]) -> None:
         super().__init__(_answer, request_factory=_request)
-        self._replies, self._open = replies, connections
+        self._replies = replies
+        self._open = connections
 
     def __call__(self) -> web.RequestHandler:
         return Connection(self, self._replies, self._open)
@@ -117,7 +118,8 @@ class Connection(web.RequestHandler):
         """Answer a request as its reply says, when the reply's time has come."""
         body = await request.content.read()
         call = Call(request.method, request.raw_path, request.headers, body, time.monotonic())
-        record, reply = self._replies.record, self._replies.reply(call)
+        record = self._replies.record
+        reply = self._replies.reply(call)
         record.in_flight += 1
         record.busiest = max(record.busiest, record.in_flight)
         self._busy = True
@@ -140,8 +142,10 @@ class Connection(web.RequestHandler):
             return await _drip(request, reply)
         if reply.how == "silent":
             await self._say_nothing()
+        # From here on the connection ends, and only what it says before that differs; `hangup` says nothing.
         if reply.how == "cut":
-            await (await _begun(request, reply, len(reply.body) + 100)).write(reply.body)
+            response = await _begun(request, reply, len(reply.body) + 100)
+            await response.write(reply.body)
         elif reply.how == "garbage" and self.transport is not None:
             self.transport.write(b"\x00\xff this is no HTTP \r\n\r\n")
         elif reply.how == "reset":
@@ -207,13 +211,14 @@ async def _begun(request: web.BaseRequest, reply: Reply, length: int | None) -> 
 
 async def _pour(request: web.BaseRequest, reply: Reply) -> web.StreamResponse:
     """Send `size` bytes, or as many as are read."""
-    left = None if reply.how == "endless" else reply.size
-    response = await _begun(request, reply, left)
+    bytes_left = None if reply.how == "endless" else reply.size
+    response = await _begun(request, reply, bytes_left)
     with suppress(ConnectionError):
-        while left is None or left > 0:
-            piece = PIECE if left is None else PIECE[:left]
+        while bytes_left is None or bytes_left > 0:
+            piece = PIECE[:bytes_left]  # all of it when there is no end
             await response.write(piece)
-            left = None if left is None else left - len(piece)
+            if bytes_left is not None:
+                bytes_left -= len(piece)
             await asyncio.sleep(0)  # others want to be answered too
     return response
 

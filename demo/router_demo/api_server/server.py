@@ -56,20 +56,21 @@ class Server:
 
     def play(self, script: Script) -> float:
         """Put a script in place; return the time, from which on it is in force."""
-        before = self.handler.script.outage
+        outage_before = self.handler.script.outage
         now = self.handler.play(script)
-        if script.outage != before:
+        if script.outage != outage_before:
             self._change(script.outage)
         return now
 
     def reset(self) -> None:
         """Forget everything; connections stay open, unless an outage ends."""
-        before = self.handler.script.outage
+        outage_before = self.handler.script.outage
         self.handler.reset()
-        if before:
+        if outage_before:
             self._change("")
 
     def _change(self, outage: str) -> None:
+        """Begin an outage, or end one with ""."""
         self._close()
         if outage == "dropped":
             for connection in self._open:
@@ -96,10 +97,13 @@ class Server:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((self._host, self._port))
         listener.listen(0)
-        self._full = [listener, *(socket.socket() for _ in range(2))]
-        for filler in self._full[1:]:
+        self._full = [listener]
+        # Two connections that nobody accepts are enough: Linux queues one more than the 0 above.
+        for _ in range(2):
+            filler = socket.socket()
             filler.setblocking(False)
             filler.connect_ex((self._host, self._port))
+            self._full.append(filler)
 
     def _close(self) -> None:
         if self._listener is not None:
@@ -110,6 +114,7 @@ class Server:
         self._full = []
 
     async def _watch_lag(self) -> None:
+        """Record the longest that this server was held up: how much too late it wakes from a short sleep."""
         while True:
             due = self._loop.time() + TICK_SECONDS
             await asyncio.sleep(TICK_SECONDS)
@@ -145,12 +150,16 @@ def control(server: Server) -> web.Application:
         return web.json_response({"at": time.monotonic()})
 
     async def stats(request: web.Request) -> web.Response:
+        since, until = _span(request)
         window = float(request.query.get("window", "1"))
-        return web.json_response(handler.record.stats(*_span(request), window, handler.script.rows))
+        figures = handler.record.stats(since=since, until=until, window=window, wrapped=handler.script.rows)
+        return web.json_response(figures)
 
     async def rows(request: web.Request) -> web.Response:
+        since, until = _span(request)
         ids = request.query.getall("id", ["id"])
-        counts = handler.record.counts(ids, handler.script.rows, *_span(request))
+        counts = handler.record.counts(ids=ids, wrapped=handler.script.rows, since=since, until=until)
+        # Pairs, not a JSON object: its names are texts, and the values of a row may be anything.
         return web.json_response([(list(row), times) for row, times in counts.items()])
 
     async def requests(request: web.Request) -> web.Response:
@@ -166,7 +175,8 @@ def control(server: Server) -> web.Application:
     }
 
     async def unknown(request: web.Request) -> web.Response:
-        return _error(404, f"there are {', '.join(f'{method} {PREFIX}{name}' for method, name in answers)}")
+        paths = ", ".join(f"{method} {PREFIX}{name}" for method, name in answers)
+        return _error(404, f"there are {paths}")
 
     application = web.Application(middlewares=[_refuse_mistakes])
     application.router.add_get("/", look)
@@ -189,5 +199,7 @@ def _error(status: int, text: str) -> web.Response:
 
 
 def _span(request: web.Request) -> tuple[float, float]:
-    query = request.query
-    return float(query.get("since", -math.inf)), float(query.get("until", math.inf))
+    """Return the times that a query names, `since` and `until`; without them all of time."""
+    since = float(request.query.get("since", -math.inf))
+    until = float(request.query.get("until", math.inf))
+    return since, until
