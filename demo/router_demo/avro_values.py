@@ -87,18 +87,32 @@ class AvroValues:
         self._gamers = [name.encode() for name in gamer_names(traffic.gamers)]
         self._gamer_ids = [_encoded(["null", "string"], name.decode()) for name in self._gamers]
         self._amounts = [_encoded(["null", "double"], float(text)) for text in draw_amounts(traffic)]
-        self._rendered: tuple[int, Texts, list[Texts]] = (-1, [], [])
+        self._version = -1
+        self._begins: Texts = []
+        """By game, of the version."""
+        self._ends: list[Texts] = []
+        """By kind of game, of the version."""
 
     def render(self, drawn: Drawn) -> list[bytes]:
         """Return the values of good events."""
-        begins, ends = self._begun(drawn.version)
-        ids, gamers, amounts, session = self._gamer_ids, self._gamers, self._amounts, self._session(drawn.session)
+        self._prepare(drawn.version)
+        session = self._session(drawn.session)
         times = [_encoded(["null", "long"], time) for time in drawn.times.astype("int64").tolist()]
-        columns = (drawn.games, drawn.gamers, drawn.amounts, drawn.ends, times)
-        return [
-            b"".join((begins[game], ids[who], time, session, gamers[who], amounts[much], ends[game % len(ends)][end]))
-            for game, who, much, end, time in zip(*columns, strict=True)
-        ]
+        values = []
+        for game, gamer, amount, end, time in zip(
+            drawn.games, drawn.gamers, drawn.amounts, drawn.ends, times, strict=True
+        ):
+            fields = (
+                self._begins[game],
+                self._gamer_ids[gamer],
+                time,
+                session,
+                self._gamers[gamer],
+                self._amounts[amount],
+                self._ends[game % len(self._ends)][end],
+            )
+            values.append(b"".join(fields))
+        return values
 
     def spoil(self, event: bytes, random: Random) -> tuple[str, bytes | None]:
         """Turn a good event into garbage; return its kind and the value."""
@@ -115,19 +129,22 @@ class AvroValues:
         name = None if kind == "no_game" else random.choice(BAD_NAMES[kind])
         return kind, start + _encoded(["null", "string"], name) + rest
 
-    def _begun(self, version: int) -> tuple[Texts, list[Texts]]:
-        """Return beginnings by game and ends by kind of game of a version; only the newest version is held."""
-        if self._rendered[0] != version:
-            start = prefix(self._subject.register("AVRO", schema_text(version)))
-            members = event_schema(version)["fields"][_FIELDS_OF_THE_HEAD:]
+    def _prepare(self, version: int) -> None:
+        """Register a version, and render how its events begin and end; only the newest version is held."""
+        if version == self._version:
+            return
+        start = prefix(self._subject.register("AVRO", schema_text(version)))
+        members = event_schema(version)["fields"][_FIELDS_OF_THE_HEAD:]
 
-            def tail(kind: int, fields: Fields) -> bytes:
-                own = {name: value for name, value in fields.items() if name != "type" and "col_foo" not in name}
-                event = fields | {GAMES[kind]: own}
-                return b"".join(_encoded(member["type"], event.get(member["name"])) for member in members)
+        def tail(kind: int, fields: Fields) -> bytes:
+            # What only this kind of game has is a record of its own, in a field named after the game.
+            details = {name: value for name, value in fields.items() if name != "type" and "col_foo" not in name}
+            event = fields | {GAMES[kind]: details}
+            return b"".join(_encoded(member["type"], event.get(member["name"])) for member in members)
 
-            self._rendered = (version, [start + name for name in self._names], draw_ends(self._traffic, version, tail))
-        return self._rendered[1:]
+        self._begins = [start + name for name in self._names]
+        self._ends = draw_ends(self._traffic, version, tail)
+        self._version = version
 
     def _session(self, number: int) -> bytes:
         """Return the session's field up to the gamer, whose names are all of one length."""
@@ -144,14 +161,18 @@ def _apart(event: bytes) -> tuple[bytes, str, bytes]:
 
 def _encoded(schema: Any, value: Any) -> bytes:
     """Encode a value: Avro's specification, "Binary Encoding"."""
-    if isinstance(schema, list):  # null and one type
-        return _long(0) if value is None else _long(1) + _encoded(schema[1], value)
+    if isinstance(schema, list):  # null and one type: the number of the branch stands before the value
+        if value is None:
+            return _long(0)
+        return _long(1) + _encoded(schema[1], value)
     form = schema["type"] if isinstance(schema, dict) else schema
     if form == "record":
         return b"".join(_encoded(field["type"], value[field["name"]]) for field in schema["fields"])
-    if form == "array":
+    if form == "array":  # one block of items with their number before it, and an empty block at the end
+        if not value:
+            return _long(0)
         items = b"".join(_encoded(schema["items"], item) for item in value)
-        return _long(len(value)) + items + _long(0) if value else _long(0)
+        return _long(len(value)) + items + _long(0)
     return _primitive(form, value)
 
 
@@ -161,7 +182,9 @@ def _primitive(form: str, value: Any) -> bytes:
         return _long(len(text)) + bytes(text)
     if form == "double":
         return struct.pack("<d", value)
-    return bytes([value]) if form == "boolean" else _long(value)
+    if form == "boolean":
+        return bytes([value])
+    return _long(value)
 
 
 def _long(number: int) -> bytes:
