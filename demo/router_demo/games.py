@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from itertools import product
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -123,7 +124,7 @@ class Profiles:
 
     def __post_init__(self) -> None:
         self._random = Random(self.seed)
-        self._players = [(game, gamer) for game in game_names(self.games) for gamer in gamer_names(self.gamers)]
+        self._players = list(product(game_names(self.games), gamer_names(self.gamers)))
 
     def changes(self, count: int) -> Iterator[Record]:
         """Yield so many changes: key and value are JSON, a deletion has no value."""
@@ -142,5 +143,10 @@ class Profiles:
     def _profile(self, player: Player) -> dict[str, str | int]:
         game, gamer = player
         country = COUNTRIES[int(gamer[1:]) % len(COUNTRIES)]
-        names = {"game": game, "gamer_id": gamer, "nickname": f"{gamer}_the_{game}_player", "country": country}
-        return {**names, "level": self.levels[player]}
+        return {
+            "game": game,
+            "gamer_id": gamer,
+            "nickname": f"{gamer}_the_{game}_player",
+            "country": country,
+            "level": self.levels[player],
+        }
