@@ -52,7 +52,7 @@ OPENING = 10
 """One of so many records is sent before the first batch is done."""
 MARK = ".made-by-the-demo"
 NARROWEST = 100
-"""Columns of text where there is no terminal."""
+"""Columns of text if there is no terminal."""
 INTERRUPTED = 130
 
 
@@ -157,6 +157,7 @@ def _start_servers(demo: Demo, until_the_end: ExitStack) -> tuple[EmbeddedKafka,
         servers.append(registry)
         names = "Kafka and a schema registry (Apicurio)"
     demo.say(f"starting [bold]{names}[/]: the real thing, on this machine only")
+    # Before the starts: Ctrl-C may come in the middle of one.
     for server in servers:
         until_the_end.callback(server.close)
     with ThreadPoolExecutor() as pool:

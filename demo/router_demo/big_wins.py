@@ -46,7 +46,7 @@ OPENING = 0.02
 FIRST = 0.75
 """The share that is sent by the outage."""
 OUTAGE_SECONDS = 3.0
-"""How long the API is out at least: longer where the tables need longer for what is sent meanwhile."""
+"""How long the API is out at least: longer if the tables need longer for what is sent meanwhile."""
 STATUS = 503
 LOOK_SECONDS = 0.1
 PAUSE = 0.5
@@ -185,6 +185,7 @@ class Crm:
         send(self.servers, TOPIC, self.wins.events(self.demo.options.wins))
         if not self.router.wait_for(self.wins.records, self.demo.options.timeout):
             return None
+        # The tables may have been quick: the outage is to last for some seconds, unless the router ends.
         self.router.over.wait(max(0, out + OUTAGE_SECONDS - time.monotonic()))
         back = self.api.play(**self.script)
         records = self.wins.records - records_before
@@ -335,7 +336,7 @@ def _win(call: dict[str, Any]) -> Win:
 
 
 def used(times: list[float], limit: int) -> float | None:
-    """Return the share of a limit that was used, but for pauses; None where all was pause."""
+    """Return the share of a limit that was used, but for pauses; None if all was pause."""
     gaps = np.diff(times)
     busy_gaps = gaps[gaps <= PAUSE]
     if not len(busy_gaps):

@@ -178,7 +178,7 @@ class ProtobufValues:
                 session,
                 self._gamers[gamer],
                 self._amounts[amount],
-                self._ends[game % len(self._ends)][end],
+                self._ends[game % len(self._ends)][end],  # games past the known kinds have their ends in turn
             )
             values.append(b"".join(fields))
         return values

@@ -59,6 +59,7 @@ class JsonValues:
             drawn.games, drawn.gamers, drawn.amounts, drawn.ends, times, strict=True
         ):
             gamer_id = self._gamers[gamer]
+            # Games past the known kinds have their ends in turn.
             text = (
                 f'{{"game":"{self._names[game]}","gamer_id":"{gamer_id}","ts":"{time}Z",'
                 f'"session_id":"{session}-{gamer_id}","amount":{self._amounts[amount]},{ends[game % len(ends)][end]}'
@@ -167,6 +168,7 @@ class _Writer:
         Only plain random numbers between 0 and 1 are drawn: their stream is the same in every release of numpy.
         """
         draws = np.random.Generator(np.random.PCG64([self._traffic.seed, place])).random((5, count))
+        # A row for each choice: the game, whether it is garbage, then gamer, amount and end.
         games = np.searchsorted(self._cuts, draws[0], side="right")
         bad = np.flatnonzero(draws[1] < self._traffic.bad)
         written = self._good(place, version, games, draws[2:])

@@ -86,6 +86,7 @@ class Demo:
         if batch["behind"]:
             line += f", {batch['behind']:,} behind"
         self.say(line)
+        # Only a batch gives columns to tables, so that a look after each of them is enough.
         for column, tables in self.growth.look().items():
             noun = "table" if len(tables) == 1 else "tables"
             line = f"{GAIN}{len(tables)} {noun} gained {column}"

@@ -87,6 +87,7 @@ def simulate(
     all that was sent before delivered. Raises StartError when no broker answers.
     """
     if seconds is not None and traffic.rate is not None and traffic.events is None:
+        # Time and rate make a number of records, over which the schema versions are spread.
         traffic = replace(traffic, events=round(seconds * traffic.rate))
     ensure_topic(servers, topic, partitions)
     sent = Sent(Counter(), Counter(), Counter(), bytes=0, seconds=0)
@@ -103,6 +104,7 @@ def simulate(
             if on_progress is not None:
                 on_progress(sent.events)
     finally:
+        # However the run ends, what was sent before is delivered.
         undelivered = producer.flush(timeout + ANSWER_SECONDS)
     if undelivered:
         sent.errors["no answer from the broker"] += undelivered

@@ -115,6 +115,7 @@ def _landed(tables: dict[str, Landed], expected: Counter[str], versions: list[Ve
         gained.update(version.gained.keys())
     shown = _table("What landed where", "table", "expected", "landed", "columns", "gained", "files", "MB")
     for name, table in tables.items():
+        # Without a colour: tables of which the demo does not know how many rows they must have.
         rows = f"{table.rows:,}"
         expected_rows = ""
         if name in expected:

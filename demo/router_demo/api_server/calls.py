@@ -88,7 +88,7 @@ def rows(body: bytes, encoding: str, name: str) -> list[Any]:
     try:
         content = msgspec.json.decode(text)
     except msgspec.DecodeError:
-        return _lines(text)
+        return _lines(text)  # no JSON as a whole, perhaps one object a line
     if isinstance(content, dict) and isinstance(content.get(name), list):
         content = content[name]
     if isinstance(content, list):

@@ -128,6 +128,7 @@ class Connection(web.RequestHandler):
         record.in_flight -= 1
         if reply.due is not None:
             reply.due()
+        # Nobody reads an answer any more. The call stays busy, and so counts as abandoned.
         if self._vanished or self._gone.done():
             await self._say_nothing()
         self._busy = False
