@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console = Console(width=NARROWEST)
     for number in ENDING:  # all of them as Ctrl-C: it unwinds what ends the router and the servers
         signal.signal(number, signal.default_int_handler)
-    demo = Demo(console, options, _fresh(Path(options.folder)))
+    demo = Demo(console, options, _make_fresh_folder(Path(options.folder)))
     try:
         return _run(demo)
     except KeyboardInterrupt:
@@ -114,7 +114,7 @@ def _run(demo: Demo) -> int:
         api = until_the_end.enter_context(crm(demo, kafka, environ))
         profiles = Profiles(options.games)
         with routing(demo, PROFILES, environ) as profile_router:
-            _change(demo, profile_router, kafka, profiles)
+            _change_profiles(demo, profile_router, kafka, profiles)
         code = profile_router.stop()
         if code or profile_router.read < options.changes:
             return failed(demo, profile_router, options.changes, code)
@@ -197,7 +197,7 @@ def _wait_for_gold(demo: Demo, router: Router, sent: Sent) -> None:
         time.sleep(0.5)
 
 
-def _change(demo: Demo, router: Router, kafka: EmbeddedKafka, profiles: Profiles) -> None:
+def _change_profiles(demo: Demo, router: Router, kafka: EmbeddedKafka, profiles: Profiles) -> None:
     """Let players change their profiles, half of them once their tables are there."""
     changes = demo.options.changes
     demo.say(f"[bold]players change their profiles[/] {changes:,} times, half of it once their tables are there")
@@ -234,7 +234,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _fresh(folder: Path) -> Path:
+def _make_fresh_folder(folder: Path) -> Path:
     """Return an empty folder; what an earlier demo left there is removed, anything else is not."""
     if folder.exists() and not (folder / MARK).exists():
         raise SystemExit(f"{folder} is not a demo's folder: give another one with --folder")

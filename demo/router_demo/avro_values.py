@@ -83,10 +83,10 @@ class AvroValues:
     def __init__(self, subject: Subject, traffic: Traffic) -> None:
         self._traffic = traffic
         self._subject = subject
-        self._names = [_encoded(["null", "string"], name) for name in game_names(traffic.games)]
+        self._names = [_encode(["null", "string"], name) for name in game_names(traffic.games)]
         self._gamers = [name.encode() for name in gamer_names(traffic.gamers)]
-        self._gamer_ids = [_encoded(["null", "string"], name.decode()) for name in self._gamers]
-        self._amounts = [_encoded(["null", "double"], float(text)) for text in draw_amounts(traffic)]
+        self._gamer_ids = [_encode(["null", "string"], name.decode()) for name in self._gamers]
+        self._amounts = [_encode(["null", "double"], float(text)) for text in draw_amounts(traffic)]
         self._version = -1
         self._begins: Texts = []
         """By game, of the version."""
@@ -97,7 +97,7 @@ class AvroValues:
         """Return the values of good events."""
         self._prepare(drawn.version)
         session = self._session(drawn.session)
-        times = [_encoded(["null", "long"], time) for time in drawn.times.astype("int64").tolist()]
+        times = [_encode(["null", "long"], time) for time in drawn.times.astype("int64").tolist()]
         values = []
         for game, gamer, amount, end, time in zip(
             drawn.games, drawn.gamers, drawn.amounts, drawn.ends, times, strict=True
@@ -121,13 +121,13 @@ class AvroValues:
             return kind, FRAMED_GARBAGE[kind](event, random)
         if kind == "truncated":  # an end is needed to the last byte, wherever it is cut
             return kind, event[: random.randrange(1, len(event))]
-        start, game, rest = _apart(event)
+        start, game, rest = _split_event(event)
         if kind == "random_payload":
             return kind, start + _NO_BRANCH + random.randbytes(random.randrange(1, 2 * len(event)))
         if kind == "json_text":
             return kind, json.dumps({"game": game}).encode()
         name = None if kind == "no_game" else random.choice(BAD_NAMES[kind])
-        return kind, start + _encoded(["null", "string"], name) + rest
+        return kind, start + _encode(["null", "string"], name) + rest
 
     def _prepare(self, version: int) -> None:
         """Register a version, and render how its events begin and end; only the newest version is held."""
@@ -140,7 +140,7 @@ class AvroValues:
             # What only this kind of game has is a record of its own, in a field named after the game.
             details = {name: value for name, value in fields.items() if name != "type" and "col_foo" not in name}
             event = fields | {GAMES[kind]: details}
-            return b"".join(_encoded(member["type"], event.get(member["name"])) for member in members)
+            return b"".join(_encode(member["type"], event.get(member["name"])) for member in members)
 
         self._begins = [start + name for name in self._names]
         self._ends = draw_ends(self._traffic, version, tail)
@@ -149,44 +149,44 @@ class AvroValues:
     def _session(self, number: int) -> bytes:
         """Return the session's field up to the gamer, whose names are all of one length."""
         gamer = self._gamers[0]
-        return _encoded(["null", "string"], f"s{number:04d}-{gamer.decode()}").removesuffix(gamer)
+        return _encode(["null", "string"], f"s{number:04d}-{gamer.decode()}").removesuffix(gamer)
 
 
-def _apart(event: bytes) -> tuple[bytes, str, bytes]:
+def _split_event(event: bytes) -> tuple[bytes, str, bytes]:
     """Return the prefix of an event, its game and the rest; no game's name has 64 bytes."""
     begin = _FRAME + 2
     end = begin + (event[begin - 1] >> 1)
     return event[:_FRAME], event[begin:end].decode(), event[end:]
 
 
-def _encoded(schema: Any, value: Any) -> bytes:
+def _encode(schema: Any, value: Any) -> bytes:
     """Encode a value: Avro's specification, "Binary Encoding"."""
     if isinstance(schema, list):  # null and one type: the number of the branch stands before the value
         if value is None:
-            return _long(0)
-        return _long(1) + _encoded(schema[1], value)
+            return _encode_long(0)
+        return _encode_long(1) + _encode(schema[1], value)
     form = schema["type"] if isinstance(schema, dict) else schema
     if form == "record":
-        return b"".join(_encoded(field["type"], value[field["name"]]) for field in schema["fields"])
+        return b"".join(_encode(field["type"], value[field["name"]]) for field in schema["fields"])
     if form == "array":  # one block of items with their number before it, and an empty block at the end
         if not value:
-            return _long(0)
-        items = b"".join(_encoded(schema["items"], item) for item in value)
-        return _long(len(value)) + items + _long(0)
-    return _primitive(form, value)
+            return _encode_long(0)
+        items = b"".join(_encode(schema["items"], item) for item in value)
+        return _encode_long(len(value)) + items + _encode_long(0)
+    return _encode_primitive(form, value)
 
 
-def _primitive(form: str, value: Any) -> bytes:
+def _encode_primitive(form: str, value: Any) -> bytes:
     if form == "string":
         text = value.encode()
-        return _long(len(text)) + bytes(text)
+        return _encode_long(len(text)) + bytes(text)
     if form == "double":
         return struct.pack("<d", value)
     if form == "boolean":
         return bytes([value])
-    return _long(value)
+    return _encode_long(value)
 
 
-def _long(number: int) -> bytes:
+def _encode_long(number: int) -> bytes:
     """Encode a whole number, seven bits a byte, the sign in the lowest."""
     return varint(number << 1 if number >= 0 else ~(number << 1))

@@ -109,7 +109,7 @@ def simulate(
     try:
         with (
             opened(form, registry, subject or f"{topic}-value") as write,
-            _stopped_by_interrupt() as stop,
+            _stop_on_interrupt() as stop,
             _progress(described.events) as on_progress,
         ):
             sent = send(
@@ -130,7 +130,7 @@ def simulate(
 
 
 @contextmanager
-def _stopped_by_interrupt() -> Iterator[threading.Event]:
+def _stop_on_interrupt() -> Iterator[threading.Event]:
     """Turn the first Ctrl-C into a wish to stop, so that no record is sent without being counted."""
     stop = threading.Event()
     before = signal.getsignal(signal.SIGINT)

@@ -228,7 +228,7 @@ def fetched_once(name: str, what: str, fetch: Callable[[Path], Path]) -> Path:
     folder = _cache_home() / name
     if folder.is_dir():
         return folder
-    with _locked(folder):
+    with _lock(folder):
         if not folder.is_dir():  # no other process has fetched it while this one waited for the lock
             log.info("fetching %s", what)
             _fetch(folder, fetch)
@@ -256,7 +256,7 @@ def _cache_home() -> Path:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _lock(folder: Path) -> Iterator[None]:
     """Let one process at a time fetch this folder; the kernel frees the lock of a killed one."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_name(f"{folder.name}.lock").open("w") as lock:

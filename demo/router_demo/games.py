@@ -92,10 +92,10 @@ def event_fields(game: int, version: int, random: Random) -> Fields:
     Schema version v has the columns col_foo_1 to col_foo_v: whole numbers, texts and fractions in turn.
     """
     fields: Fields = {"type": random.choice(TYPES)} | _FIELDS[game % len(_FIELDS)](random)
-    return fields | {f"col_foo_{number}": _further(number, random) for number in range(1, version + 1)}
+    return fields | {f"col_foo_{number}": _column_value(number, random) for number in range(1, version + 1)}
 
 
-def _further(number: int, random: Random) -> object:
+def _column_value(number: int, random: Random) -> object:
     value = random.randint(0, 9999)
     return (value / 100, value, f"foo-{value}")[number % 3]
 

@@ -83,7 +83,7 @@ def schema_ids(bronze: Landed, dead: Landed) -> Counter[int]:
     """Count records that are no dead letters by their schema id: bronze keeps values as they came."""
     raw = bronze.table.to_pyarrow_table(columns=["partition", "offset", "value"]).combine_chunks()
     refused = dead.table.to_pyarrow_table(columns=["partition", "offset"])
-    is_good = pa.array(~np.isin(_places(raw), _places(refused)))
+    is_good = pa.array(~np.isin(_record_places(raw), _record_places(refused)))
     good_values = raw.column("value").filter(is_good)
     # Wire format of a registry: a zero byte, then the id in four bytes, the highest first.
     ids = pc.binary_slice(good_values, 1, 5)
@@ -106,7 +106,7 @@ def levels(tables: dict[str, Landed]) -> dict[tuple[str, str], int]:
     return levels
 
 
-def _places(records: pa.Table) -> NDArray[np.int64]:
+def _record_places(records: pa.Table) -> NDArray[np.int64]:
     """Return one number per record, its partition and offset."""
     partition = np.asarray(records.column("partition"), np.int64)
     offset = np.asarray(records.column("offset"), np.int64)
@@ -134,14 +134,14 @@ class Growth:
         """Return what tables gained since the last look."""
         grown: Grown = {}
         for table in self._folders:
-            for column in self._new(table):
+            for column in self._new_columns(table):
                 grown.setdefault(column, []).append(table)
         now = time.monotonic()
         for column, tables in grown.items():
             self.gained.setdefault(column, {}).update(dict.fromkeys(tables, now))
         return grown
 
-    def _new(self, table: str) -> list[str]:
+    def _new_columns(self, table: str) -> list[str]:
         """Return the columns that a table gained since the last look."""
         if table not in self._handles:
             folder = str(self._folders[table])

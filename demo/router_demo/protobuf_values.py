@@ -239,7 +239,7 @@ def _varint(number: int) -> bytes:
     return varint(number % 2**64)
 
 
-def _truncated(event: bytes, random: Random, message: Any) -> bytes:
+def _truncate(event: bytes, random: Random, message: Any) -> bytes:
     """Cut the event short, not between two fields: what is left there is a message."""
     while True:
         cut = event[: random.randrange(1, len(event))]
@@ -279,7 +279,7 @@ def _bad_name(*names: str) -> Maker:
 
 
 _MAKERS: dict[str, Maker] = {
-    "truncated": _truncated,
+    "truncated": _truncate,
     "random_payload": _random_payload,
     "json_text": _json_text,
     "no_game": _no_game,

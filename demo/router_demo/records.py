@@ -75,11 +75,11 @@ class JsonValues:
     def _ends_of(self, version: int) -> list[list[str]]:
         """Return the ends of events of a schema version; only the newest version is held."""
         if self._ends[0] != version:
-            self._ends = (version, draw_ends(self._traffic, version, _tail))
+            self._ends = (version, draw_ends(self._traffic, version, _json_tail))
         return self._ends[1]
 
 
-def _tail(kind: int, fields: Fields) -> str:
+def _json_tail(kind: int, fields: Fields) -> str:
     return json.dumps(fields, separators=(",", ":"))[1:]
 
 
@@ -171,8 +171,8 @@ class _Writer:
         # A row for each choice: the game, whether it is garbage, then gamer, amount and end.
         games = np.searchsorted(self._cuts, draws[0], side="right")
         bad = np.flatnonzero(draws[1] < self._traffic.bad)
-        written = self._good(place, version, games, draws[2:])
-        garbage = self._spoil(written, bad, place)
+        written = self._write_good(place, version, games, draws[2:])
+        garbage = self._write_garbage(written, bad, place)
         volumes = np.bincount(np.delete(games, bad), minlength=len(self._names)).tolist()
         events_by_game: Counter[str] = Counter()
         for name, volume in zip(self._names, volumes, strict=True):
@@ -180,7 +180,7 @@ class _Writer:
                 events_by_game[name] = volume
         return Chunk(version=version, records=written, games=events_by_game, garbage=garbage)
 
-    def _good(
+    def _write_good(
         self, place: int, version: int, games: npt.NDArray[np.int64], draws: npt.NDArray[np.float64]
     ) -> list[Record]:
         drawn = Drawn(
@@ -202,7 +202,7 @@ class _Writer:
         passed = np.arange(place, place + count) * (1000 * self._traffic.step)
         return self._start + passed.astype("timedelta64[ms]")
 
-    def _spoil(self, written: list[Record], bad: npt.NDArray[np.int64], place: int) -> Counter[str]:
+    def _write_garbage(self, written: list[Record], bad: npt.NDArray[np.int64], place: int) -> Counter[str]:
         """Replace the values at some places by garbage; return how much of each kind."""
         random = Random(f"{self._traffic.seed}/{place}/garbage")
         garbage: Counter[str] = Counter()

@@ -91,11 +91,11 @@ def simulate(
         traffic = replace(traffic, events=round(seconds * traffic.rate))
     ensure_topic(servers, topic, partitions)
     sent = Sent(Counter(), Counter(), Counter(), bytes=0, seconds=0)
-    producer = Producer(_settings(servers, timeout, sent.errors), logger=log)
+    producer = Producer(_producer_settings(servers, timeout, sent.errors), logger=log)
     begin = time.monotonic()
     size = 0
     try:
-        for chunk in _paced(chunks(traffic, write), traffic, producer, seconds, stop):
+        for chunk in _pace(chunks(traffic, write), traffic, producer, seconds, stop):
             _produce(producer, topic, chunk.records)
             sent.games.update(chunk.games)
             sent.versions[chunk.version] += chunk.games.total()
@@ -118,7 +118,7 @@ def send(servers: str, topic: str, records: Iterable[Record], *, partitions: int
     """
     ensure_topic(servers, topic, partitions)
     errors: Counter[str] = Counter()
-    producer = Producer(_settings(servers, timeout, errors), logger=log)
+    producer = Producer(_producer_settings(servers, timeout, errors), logger=log)
     _produce(producer, topic, records)
     undelivered = producer.flush(timeout + ANSWER_SECONDS)
     if undelivered:
@@ -142,7 +142,7 @@ def ensure_topic(servers: str, topic: str, partitions: int) -> None:
         raise StartError(f"topic {topic} at {servers}: {reason.str()}; is the broker up?") from error
 
 
-def _paced(
+def _pace(
     made: Iterable[Chunk], traffic: Traffic, producer: Producer, seconds: float | None, stop: threading.Event | None
 ) -> Iterator[Chunk]:
     """Yield chunks when their time has come, until the run is over."""
@@ -159,7 +159,7 @@ def _paced(
         place += len(chunk.records)
 
 
-def _settings(servers: str, timeout: float, errors: Counter[str]) -> dict[str, Any]:
+def _producer_settings(servers: str, timeout: float, errors: Counter[str]) -> dict[str, Any]:
     def count(error: KafkaError | None, message: Message) -> None:
         if error is not None:
             errors[error.str()] += 1

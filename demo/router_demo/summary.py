@@ -56,7 +56,7 @@ def show(
     tables = landed.tables(lake)
     letters = landed.letters(tables[DEAD])
     player_events = landed.players(lake)
-    expected = _expected(sent, profiles)
+    expected = _expected_rows(sent, profiles)
     # Only framed records carry the id of a schema: without a registry there are no versions to count by.
     read_by_version: Counter[int] = Counter()
     if versions:
@@ -67,18 +67,18 @@ def show(
     # What is not as it was sent.
     wrong = _differences(tables, letters, expected, sent)
     if versions:
-        wrong += _unequal(sent.versions, read_by_version, lambda number: f"events of schema version {number}")
+        wrong += _unequal_counts(sent.versions, read_by_version, lambda number: f"events of schema version {number}")
     if profiles.levels != landed.levels(tables):
         wrong.append("the latest profiles are not those that were sent last")
     if player_events and player_events != sent.games:
-        wrong += _unequal(sent.games, player_events, lambda game: f"events in gold.{game}_players")
+        wrong += _unequal_counts(sent.games, player_events, lambda game: f"events in gold.{game}_players")
     wrong += posted.wrong
 
     # The tables.
-    shown = [_landed(tables, expected, versions), _reasons(letters)]
+    shown = [_landed_table(tables, expected, versions), _reason_table(letters)]
     if versions:
-        shown.append(_versions(versions, read_by_version, sent))
-    shown.append(_posted(posted))
+        shown.append(_version_table(versions, read_by_version, sent))
+    shown.append(_big_win_table(posted))
     for table in shown:
         console.print()
         console.print(table)
@@ -97,7 +97,7 @@ def show(
         console.print(sentence, highlight=False)
     if not wrong:
         console.print(_sentence_of_calls(posted), highlight=False)
-    console.print(_further(lake, routes), soft_wrap=True, highlight=False)
+    console.print(_next_commands(lake, routes), soft_wrap=True, highlight=False)
     return 1 if wrong else 0
 
 
@@ -109,7 +109,7 @@ def _table(title: str, *columns: str, texts: int = 1) -> Table:
     return table
 
 
-def _landed(tables: dict[str, Landed], expected: Counter[str], versions: list[Version]) -> Table:
+def _landed_table(tables: dict[str, Landed], expected: Counter[str], versions: list[Version]) -> Table:
     gained: Counter[str] = Counter()
     for version in versions:
         gained.update(version.gained.keys())
@@ -128,7 +128,7 @@ def _landed(tables: dict[str, Landed], expected: Counter[str], versions: list[Ve
     return shown
 
 
-def _reasons(letters: Counter[tuple[str, str]]) -> Table:
+def _reason_table(letters: Counter[tuple[str, str]]) -> Table:
     """Count by what is wrong; names that no table may get are many, and one reason."""
     counts: Counter[tuple[str, str]] = Counter()
     for (stage, reason), count in letters.items():
@@ -149,7 +149,7 @@ def _reasons(letters: Counter[tuple[str, str]]) -> Table:
     return shown
 
 
-def _versions(versions: list[Version], read: Counter[int], sent: Sent) -> Table:
+def _version_table(versions: list[Version], read: Counter[int], sent: Sent) -> Table:
     columns = ["version", "brought", "id", "sent", "landed", "tables gained it", "last one after"]
     shown = _table("Schema versions", *columns, texts=2)
     for version in versions:
@@ -170,7 +170,7 @@ def _versions(versions: list[Version], read: Counter[int], sent: Sent) -> Table:
     return shown
 
 
-def _posted(posted: Posted) -> Table:
+def _big_win_table(posted: Posted) -> Table:
     """Compare the table of big wins with the API."""
     title = f"Big wins in a table, and at an API that takes {posted.limit} calls a second"
     shown = _table(title, "", "table", "API")
@@ -182,12 +182,12 @@ def _posted(posted: Posted) -> Table:
         shown.add_row(f"dead letters: {escape(reason[:LONGEST_REASON])}", "", f"{count:,}")
     shown.add_row("landed twice", f"{(posted.table - posted.sent).total():,}", f"{posted.twice:,}")
     shown.add_row("all of them after", f"{posted.tables_after:.1f} s", f"{posted.api_after:.1f} s")
-    for label, figure in _calls(posted).items():
+    for label, figure in _call_figures(posted).items():
         shown.add_row(label, "", figure)
     return shown
 
 
-def _calls(posted: Posted) -> dict[str, str]:
+def _call_figures(posted: Posted) -> dict[str, str]:
     """Return what the API counted."""
     figures = {f"most calls in any second, of {posted.limit}": f"{posted.highest:,}"}
     if posted.highest > posted.limit:  # a busy machine: what waits to be read seems to come at once
@@ -208,7 +208,7 @@ def _sentence_of_calls(posted: Posted) -> str:
     )
 
 
-def _expected(sent: Sent, profiles: Profiles) -> Counter[str]:
+def _expected_rows(sent: Sent, profiles: Profiles) -> Counter[str]:
     """Return the rows that tables must have."""
     games = Counter({f"silver.{game}": count for game, count in sent.games.items()})
     latest = Counter(f"silver.{game}_profiles" for game, _ in profiles.levels)
@@ -226,10 +226,10 @@ def _differences(
         expected[f"dead letters of stage {stage_of(kind)}"] += count
     for (stage, _), count in letters.items():
         counted[f"dead letters of stage {stage}"] += count
-    return _unequal(expected, counted, str)
+    return _unequal_counts(expected, counted, str)
 
 
-def _unequal(expected: Counter, counted: Counter, describe: Callable[..., str]) -> list[str]:  # type: ignore[type-arg]
+def _unequal_counts(expected: Counter, counted: Counter, describe: Callable[..., str]) -> list[str]:  # type: ignore[type-arg]
     """Return what was not counted as expected, one sentence each; `describe` makes a noun of a key."""
     sentences = []
     for key in sorted(expected.keys() | counted.keys()):
@@ -273,7 +273,7 @@ def _middle(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
-def _further(lake: Path, routes: Path) -> str:
+def _next_commands(lake: Path, routes: Path) -> str:
     """Return the commands to type next, each under what it shows."""
     bin_folder = Path(sys.executable).parent
     if bin_folder.is_relative_to(Path.cwd()):

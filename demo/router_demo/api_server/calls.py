@@ -192,7 +192,7 @@ class Record:
             "last": float(times[-1]) if len(times) else None,
             "highest": highest(times, window),
             "highest_let_in": highest(times[let_in], window),
-            "limit_used": {name: self._used(name, times, let_in, begin, end, wrapped) for name in self.rates},
+            "limit_used": {name: self._limit_used(name, times, let_in, begin, end, wrapped) for name in self.rates},
             # From here on since the record was made, whatever the span.
             "replayed": self.replayed,
             "abandoned": self.abandoned,
@@ -244,7 +244,7 @@ class Record:
             "headers": self.headers.get(number, {}),
         }
 
-    def _used(
+    def _limit_used(
         self, name: str, times: NDArray[np.float64], let_in: NDArray[np.bool_], begin: int, end: int, wrapped: str
     ) -> float | None:
         """Return the share of a limit that was used by the calls from number `begin` to before `end`."""

@@ -145,7 +145,7 @@ class Connection(web.RequestHandler):
             await self._say_nothing()
         # From here on the connection ends, and only what it says before that differs; `hangup` says nothing.
         if reply.how == "cut":
-            response = await _begun(request, reply, len(reply.body) + 100)
+            response = await _begin_response(request, reply, len(reply.body) + 100)
             await response.write(reply.body)
         elif reply.how == "garbage" and self.transport is not None:
             self.transport.write(b"\x00\xff this is no HTTP \r\n\r\n")
@@ -200,7 +200,7 @@ def _hang_up() -> NoReturn:
     raise asyncio.CancelledError
 
 
-async def _begun(request: web.BaseRequest, reply: Reply, length: int | None) -> web.StreamResponse:
+async def _begin_response(request: web.BaseRequest, reply: Reply, length: int | None) -> web.StreamResponse:
     """Send the head of an answer that is written piece by piece; without a length it is chunked."""
     response = web.StreamResponse(status=reply.status, headers=reply.headers)
     if length is None:
@@ -213,7 +213,7 @@ async def _begun(request: web.BaseRequest, reply: Reply, length: int | None) -> 
 async def _pour(request: web.BaseRequest, reply: Reply) -> web.StreamResponse:
     """Send `size` bytes, or as many as are read."""
     bytes_left = None if reply.how == "endless" else reply.size
-    response = await _begun(request, reply, bytes_left)
+    response = await _begin_response(request, reply, bytes_left)
     with suppress(ConnectionError):
         while bytes_left is None or bytes_left > 0:
             piece = PIECE[:bytes_left]  # all of it when there is no end
@@ -226,7 +226,7 @@ async def _pour(request: web.BaseRequest, reply: Reply) -> web.StreamResponse:
 
 async def _drip(request: web.BaseRequest, reply: Reply) -> web.StreamResponse:
     """Send a byte now and then, until the client has gone."""
-    response = await _begun(request, reply, None)
+    response = await _begin_response(request, reply, None)
     with suppress(ConnectionError):
         while True:
             await response.write(b"x")

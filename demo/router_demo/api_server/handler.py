@@ -66,7 +66,7 @@ class Tokens:
         token = self._token
         if call.path != token.path:
             return None
-        if (token.client, token.secret) not in (_basic(call), _form(call)):
+        if (token.client, token.secret) not in (_basic_credentials(call), _form_credentials(call)):
             return error(401, "invalid_client")
         access_token = secrets.token_urlsafe(16)
         self._good[access_token] = (call.at + token.seconds, token.uses or -1)
@@ -76,7 +76,7 @@ class Tokens:
         return Reply(200, json.dumps(content).encode(), [JSON])
 
 
-def _basic(call: Call) -> tuple[str, str] | None:
+def _basic_credentials(call: Call) -> tuple[str, str] | None:
     """Return the client's id and secret of a header for basic authentication."""
     scheme, _, credentials = call.header("authorization").partition(" ")
     if scheme != "Basic":
@@ -88,7 +88,7 @@ def _basic(call: Call) -> tuple[str, str] | None:
     return client, secret
 
 
-def _form(call: Call) -> tuple[str, str]:
+def _form_credentials(call: Call) -> tuple[str, str]:
     """Return the client's id and secret of a body that is a form."""
     form = parse_qs(call.body.decode("latin-1"))
     client = form.get("client_id", [""])[0]
@@ -243,11 +243,11 @@ class Failures:
                 continue
             if times_left is not None:
                 self._times_left[index] = times_left - 1
-            return self._fail(failure)
+            return self._failure_reply(failure)
         return None
 
     @staticmethod
-    def _fail(failure: Failure) -> Reply:
+    def _failure_reply(failure: Failure) -> Reply:
         return Reply(
             status=failure.status,
             body=failure.body.encode(),
@@ -431,9 +431,9 @@ class Handler:
             if not reply.covers:
                 return cover or reply
             cover = reply
-        return self._processed(call, cover)
+        return self._process_call(call, cover)
 
-    def _processed(self, call: Call, cover: Reply | None) -> Reply:
+    def _process_call(self, call: Call, cover: Reply | None) -> Reply:
         """Return the answer to a call that is processed, or what its sender sees in place of it."""
         reply = self._process(call)
         reply.seconds = self.script.latency

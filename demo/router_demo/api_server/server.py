@@ -38,7 +38,7 @@ class Server:
         self.handler = Handler()
         self._host = host
         self._port = 0
-        self._tls = _context(certificate, client_ca) if certificate else None
+        self._tls = _tls_context(certificate, client_ca) if certificate else None
         self._listener: asyncio.Server | None = None
         self._full: list[socket.socket] = []
         self._open: set[Connection] = set()
@@ -47,7 +47,7 @@ class Server:
 
     async def start(self, port: int, control_port: int) -> tuple[int, int]:
         """Listen on both ports, 0 for any; return them."""
-        await self._listen(self._bound(port))
+        await self._listen(self._bind(port))
         self._control = web.AppRunner(control(self), access_log=None)
         await self._control.setup()
         await web.TCPSite(self._control, self._host, control_port, backlog=BACKLOG).start()
@@ -59,7 +59,7 @@ class Server:
         outage_before = self.handler.script.outage
         now = self.handler.play(script)
         if script.outage != outage_before:
-            self._change(script.outage)
+            self._change_outage(script.outage)
         return now
 
     def reset(self) -> None:
@@ -67,9 +67,9 @@ class Server:
         outage_before = self.handler.script.outage
         self.handler.reset()
         if outage_before:
-            self._change("")
+            self._change_outage("")
 
-    def _change(self, outage: str) -> None:
+    def _change_outage(self, outage: str) -> None:
         """Begin an outage, or end one with ""."""
         self._close()
         if outage == "dropped":
@@ -80,9 +80,9 @@ class Server:
         for connection in list(self._open):
             connection.reset()
         if not outage:
-            self._waits = self._loop.create_task(self._listen(self._bound(self._port)))
+            self._waits = self._loop.create_task(self._listen(self._bind(self._port)))
 
-    def _bound(self, port: int) -> socket.socket:
+    def _bind(self, port: int) -> socket.socket:
         """Return a socket that takes connections from now on, though none may be answered yet."""
         bound = socket.create_server((self._host, port), backlog=BACKLOG)
         self._port = bound.getsockname()[1]
@@ -122,7 +122,7 @@ class Server:
             record.lag = max(record.lag, self._loop.time() - due)
 
 
-def _context(certificate: Path, client_ca: Path | None) -> ssl.SSLContext:
+def _tls_context(certificate: Path, client_ca: Path | None) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     if client_ca is not None:
