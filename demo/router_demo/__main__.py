@@ -85,7 +85,12 @@ def _run(demo: Demo) -> int:
         environ = {**os.environ, "LAKE": str(lake), "KAFKA": kafka.servers}
         if registry is not None:
             environ["REGISTRY"] = registry.url
-        values = opened(options.format, environ.get("REGISTRY"), f"{TOPIC}-value", demo.register)
+        values = opened(
+            options.format,
+            registry=environ.get("REGISTRY"),
+            subject=f"{TOPIC}-value",
+            on_register=demo.register,
+        )
         write = until_the_end.enter_context(values)
         next(chunks(_opening(options), write))  # registers the first version: a router needs one to begin with
 
@@ -101,11 +106,12 @@ def _run(demo: Demo) -> int:
                 # It runs on, so that its page shows what it has done: until the demo ends.
                 until_the_end.enter_context(while_games_play.pop_all())
         if sent is None or not is_complete:
-            return failed(demo, router, sent.events if sent else None, router.stop())
+            code = router.stop()
+            return failed(demo, router, sent=sent.events if sent else None, code=code)
         if not options.keep:
             code = router.stop()  # again: it has ended with the block above, and returns its code
             if code:
-                return failed(demo, router, sent.events, code)
+                return failed(demo, router, sent=sent.events, code=code)
         if sent.failed:
             demo.say(f"[bold red]{sent.failed:,} records were not delivered to Kafka[/]: {dict(sent.errors)}")
             return 1
@@ -117,7 +123,7 @@ def _run(demo: Demo) -> int:
             _change_profiles(demo, profile_router, kafka, profiles)
         code = profile_router.stop()
         if code or profile_router.read < options.changes:
-            return failed(demo, profile_router, options.changes, code)
+            return failed(demo, profile_router, sent=options.changes, code=code)
         posted = api.post()
         if isinstance(posted, int):
             return posted

@@ -157,8 +157,15 @@ class Crm:
         course = self._course()
         code = self.router.stop()
         if code or course is None:
-            return failed(self.demo, self.router, self.wins.records, code)
-        return Posted.read(self.lake, self.api, self.wins, course, self.router.ended, LIMIT)
+            return failed(self.demo, self.router, sent=self.wins.records, code=code)
+        return Posted.read(
+            lake=self.lake,
+            api=self.api,
+            wins=self.wins,
+            course=course,
+            ended=self.router.ended,
+            limit=LIMIT,
+        )
 
     def _course(self) -> Course | None:
         """Let the games play on through an outage; return its times, None if the router did not deliver all."""

@@ -73,12 +73,17 @@ _FIELDS: tuple[Callable[[Random], Fields], ...] = (_rummy, _spades, _euchre, _go
 
 def game_names(count: int) -> list[str]:
     """Return `count` names: the seven games, then generated ones that borrow the fields of the seven in turn."""
-    return [*GAMES[:count], *(f"game_{number:04d}" for number in range(len(GAMES) + 1, count + 1))]
+    generated = [f"game_{number:04d}" for number in range(len(GAMES) + 1, count + 1)]
+    return [*GAMES[:count], *generated]
 
 
 def render_amounts(count: int, random: Random) -> list[str]:
     """Render amounts: most of them small, one in a hundred above 9000."""
-    return [f"{0.01 + round((LARGEST_AMOUNT - 0.01) * random.random() ** 10, 2):.2f}" for _ in range(count)]
+    amounts = []
+    for _ in range(count):
+        amount = 0.01 + round((LARGEST_AMOUNT - 0.01) * random.random() ** 10, 2)
+        amounts.append(f"{amount:.2f}")
+    return amounts
 
 
 def gamer_names(count: int) -> list[str]:
@@ -96,8 +101,14 @@ def event_fields(game: int, version: int, random: Random) -> Fields:
 
 
 def _column_value(number: int, random: Random) -> object:
+    """Return a value of the column col_foo_{number}, of the type that the schemas of all formats give it."""
     value = random.randint(0, 9999)
-    return (value / 100, value, f"foo-{value}")[number % 3]
+    column_type = number % 3
+    if column_type == 0:
+        return value / 100
+    if column_type == 1:
+        return value
+    return f"foo-{value}"
 
 
 COUNTRIES = ("AT", "BR", "DE", "FR", "IN", "JP", "US")

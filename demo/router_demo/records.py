@@ -47,11 +47,14 @@ class JsonValues:
         self._names = game_names(traffic.games)
         self._gamers = gamer_names(traffic.gamers)
         self._amounts = draw_amounts(traffic)
-        self._ends: tuple[int, list[list[str]]] = (-1, [])
+        self._version = -1
+        self._ends: list[list[str]] = []
+        """By kind of game, of the version."""
 
     def render(self, drawn: Drawn) -> list[bytes]:
         """Return the values of good events."""
-        ends = self._ends_of(drawn.version)
+        self._prepare(drawn.version)
+        ends = self._ends
         times = np.datetime_as_string(drawn.times).tolist()
         session = f"s{drawn.session:04d}"
         values = []
@@ -72,11 +75,12 @@ class JsonValues:
         kind = random.choice(list(JSON_GARBAGE))
         return kind, JSON_GARBAGE[kind](event, random)
 
-    def _ends_of(self, version: int) -> list[list[str]]:
-        """Return the ends of events of a schema version; only the newest version is held."""
-        if self._ends[0] != version:
-            self._ends = (version, draw_ends(self._traffic, version, _json_tail))
-        return self._ends[1]
+    def _prepare(self, version: int) -> None:
+        """Render how the events of a schema version end; only the newest version is held."""
+        if version == self._version:
+            return
+        self._ends = draw_ends(self._traffic, version, _json_tail)
+        self._version = version
 
 
 def _json_tail(kind: int, fields: Fields) -> str:
@@ -167,11 +171,21 @@ class _Writer:
 
         Only plain random numbers between 0 and 1 are drawn: their stream is the same in every release of numpy.
         """
-        draws = np.random.Generator(np.random.PCG64([self._traffic.seed, place])).random((5, count))
-        # A row for each choice: the game, whether it is garbage, then gamer, amount and end.
-        games = np.searchsorted(self._cuts, draws[0], side="right")
-        bad = np.flatnonzero(draws[1] < self._traffic.bad)
-        written = self._write_good(place, version, games, draws[2:])
+        generator = np.random.Generator(np.random.PCG64([self._traffic.seed, place]))
+        game_draws, bad_draws, gamer_draws, amount_draws, end_draws = generator.random((5, count))
+        games = np.searchsorted(self._cuts, game_draws, side="right")
+        drawn = Drawn(
+            version=version,
+            session=int(place * self._traffic.step) // SESSION_SECONDS,
+            games=games.tolist(),
+            gamers=_places(gamer_draws, len(self._keys)),
+            amounts=_places(amount_draws, AMOUNTS),
+            ends=_places(end_draws, TAILS),
+            times=self._times(place, count),
+        )
+        written = self._write_good(drawn)
+        # Garbage takes the place of good events, which then do not count.
+        bad = np.flatnonzero(bad_draws < self._traffic.bad)
         garbage = self._write_garbage(written, bad, place)
         volumes = np.bincount(np.delete(games, bad), minlength=len(self._names)).tolist()
         events_by_game: Counter[str] = Counter()
@@ -180,19 +194,8 @@ class _Writer:
                 events_by_game[name] = volume
         return Chunk(version=version, records=written, games=events_by_game, garbage=garbage)
 
-    def _write_good(
-        self, place: int, version: int, games: npt.NDArray[np.int64], draws: npt.NDArray[np.float64]
-    ) -> list[Record]:
-        drawn = Drawn(
-            version=version,
-            session=int(place * self._traffic.step) // SESSION_SECONDS,
-            games=games.tolist(),
-            gamers=_places(draws[0], len(self._keys)),
-            amounts=_places(draws[1], AMOUNTS),
-            ends=_places(draws[2], TAILS),
-            times=self._times(place, len(games)),
-        )
-        headers: Headers = [("producer", b"simulator"), ("schema-version", b"%d" % version)]
+    def _write_good(self, drawn: Drawn) -> list[Record]:
+        headers: Headers = [("producer", b"simulator"), ("schema-version", b"%d" % drawn.version)]
         keys = self._keys
         values = self._values.render(drawn)
         return [(keys[gamer], value, headers) for gamer, value in zip(drawn.gamers, values, strict=True)]

@@ -130,7 +130,7 @@ def routing(demo: Demo, routes: Path, environ: dict[str, str], page: str = "") -
     with ExitStack() as stops:
         try:
             with uninterrupted(*ENDING):  # or a router could be started that is not known here, and so never ended
-                router = Router(routes, environ, demo.folder / "router.log", demo.take, page)
+                router = Router(routes, environ, log=demo.folder / "router.log", tell=demo.take, page=page)
                 stops.callback(router.stop)
             yield router
         except KeyboardInterrupt:

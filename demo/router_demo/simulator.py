@@ -95,7 +95,8 @@ def simulate(
     begin = time.monotonic()
     size = 0
     try:
-        for chunk in _pace(chunks(traffic, write), traffic, producer, seconds, stop):
+        made = chunks(traffic, write)
+        for chunk in _pace(made, traffic=traffic, producer=producer, seconds=seconds, stop=stop):
             _produce(producer, topic, chunk.records)
             sent.games.update(chunk.games)
             sent.versions[chunk.version] += chunk.games.total()
@@ -143,7 +144,7 @@ def ensure_topic(servers: str, topic: str, partitions: int) -> None:
 
 
 def _pace(
-    made: Iterable[Chunk], traffic: Traffic, producer: Producer, seconds: float | None, stop: threading.Event | None
+    made: Iterable[Chunk], *, traffic: Traffic, producer: Producer, seconds: float | None, stop: threading.Event | None
 ) -> Iterator[Chunk]:
     """Yield chunks when their time has come, until the run is over."""
     begin = time.monotonic()

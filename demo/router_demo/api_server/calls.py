@@ -181,6 +181,9 @@ class Record:
         let_in = statuses != THROTTLED
         counts = Counter(statuses.tolist())
         keys = self.processed_keys(begin, end)
+        limit_used = {}
+        for name in self.rates:
+            limit_used[name] = self._limit_used(name, times=times, let_in=let_in, begin=begin, end=end, wrapped=wrapped)
         return {
             "arrived": len(times),
             "statuses": {str(status): count for status, count in sorted(counts.items())},
@@ -192,7 +195,7 @@ class Record:
             "last": float(times[-1]) if len(times) else None,
             "highest": highest(times, window),
             "highest_let_in": highest(times[let_in], window),
-            "limit_used": {name: self._limit_used(name, times, let_in, begin, end, wrapped) for name in self.rates},
+            "limit_used": limit_used,
             # From here on since the record was made, whatever the span.
             "replayed": self.replayed,
             "abandoned": self.abandoned,
@@ -245,9 +248,12 @@ class Record:
         }
 
     def _limit_used(
-        self, name: str, times: NDArray[np.float64], let_in: NDArray[np.bool_], begin: int, end: int, wrapped: str
+        self, name: str, *, times: NDArray[np.float64], let_in: NDArray[np.bool_], begin: int, end: int, wrapped: str
     ) -> float | None:
-        """Return the share of a limit that was used by the calls from number `begin` to before `end`."""
+        """Return the share of a limit that was used by the calls from number `begin` to before `end`.
+
+        `times` are those of these calls, `let_in` says which of them were not answered 429.
+        """
         weights = None
         if self._units[name] == "rows":
             sizes = [len(self._rows(number, wrapped)) for number in range(begin, end)]

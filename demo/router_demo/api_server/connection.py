@@ -117,7 +117,13 @@ class Connection(web.RequestHandler):
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer a request as its reply says, when the reply's time has come."""
         body = await request.content.read()
-        call = Call(request.method, request.raw_path, request.headers, body, time.monotonic())
+        call = Call(
+            method=request.method,
+            path=request.raw_path,
+            headers=request.headers,
+            body=body,
+            at=time.monotonic(),
+        )
         record = self._replies.record
         reply = self._replies.reply(call)
         record.in_flight += 1
