@@ -1,4 +1,4 @@
-"""Let big wins go to a table and to an API with a limit that is out for a while, and compare what arrived with both."""
+"""Send big wins to a table and to an API with a limit, which is out for a while, and compare what arrived at both."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class Crm:
     lake: Path
 
     def post(self) -> Posted | int:
-        """Let the games play on, and the API be out in the middle; return what became of it, or the exit code."""
+        """Let the games play on while the API is out for a while; return what became of the wins, or the exit code."""
         course = self._course()
         code = self.router.stop()
         if code or course is None:

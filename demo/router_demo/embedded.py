@@ -1,6 +1,6 @@
 """Run a real server for as long as a `with` block: loopback only, a folder of its own, gone afterwards.
 
-What it is made of is fetched once, with the resolver that ships inside PySpark.
+Its jars or its archive are fetched once, with the resolver that ships inside PySpark.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def tail(folder: Path, lines: int = 30) -> str:
     return "\n".join(text.splitlines()[-lines:])
 
 
-# What servers are made of
+# The files of servers, fetched once
 
 
 def fetched_once(name: str, what: str, fetch: Callable[[Path], Path]) -> Path:

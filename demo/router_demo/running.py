@@ -119,7 +119,10 @@ def _column(version: int) -> str:
 
 @contextmanager
 def routing(demo: Demo, routes: Path, environ: dict[str, str], page: str = "") -> Iterator[Router]:
-    """Run a router for as long as the block; it ends after the batch at hand. It shows its page at an address."""
+    """Run a router during the block. At the end of the block it finishes its batch and stops.
+
+    `page` is the address at which it shows its page; "" is for none.
+    """
     demo.say(f"[bold]router run {routes} --continuous[/] starts, in a process of its own")
     if page:
         watch = f"[bold]watch it at http://{page}/[/]"

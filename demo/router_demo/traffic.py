@@ -92,7 +92,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Drawn:
-    """What chance chose for events that follow each other and have one schema version.
+    """The random choices for events that follow each other and have one schema version.
 
     `games`, `gamers`, `amounts` and `ends` are places in lists that a format renders before; `times` are in
     milliseconds, `session` is the number of the session that all of them are in.

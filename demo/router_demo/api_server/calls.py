@@ -1,7 +1,7 @@
 """A call with its rows, the reply to it, and the record of all calls.
 
-The record says of every call when it was whole, what it said and what became of it. All figures are counted from it
-alone, and are exact: from every call, with no sampling and no steps.
+The record holds of every call when it had arrived whole, what it contained and what became of it. All figures are
+counted from the record alone, and are exact: from every call, with no sampling and no steps.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ UNANSWERED = 0
 
 @dataclass(slots=True)
 class Call:
-    """A request that was whole at `at`, a monotonic time in seconds.
+    """A request that had arrived whole at `at`, a monotonic time in seconds.
 
     `path` is as it was on the wire, `headers` finds a name in either case, `number` is its place in the record.
     """
@@ -57,8 +57,8 @@ class Call:
 class Reply:
     """How a call is answered: after `seconds`, in the way of `how` (see `script.Failure`).
 
-    `due` is called when its time has come. One that `covers` is sent in place of the answer: the call is processed all
-    the same.
+    `due` is called when its time has come. One that `covers` is sent in place of the answer: the call is still
+    processed.
     """
 
     status: int

@@ -176,7 +176,7 @@ class Bucket:
         return lacking / self.limit.rate
 
     def take(self, units: float) -> None:
-        """Take tokens; more than there can ever be are owed."""
+        """Take tokens; a call that needs more than the bucket can hold leaves it in debt."""
         self._tokens -= units
 
     def headers(self, now: float) -> list[tuple[str, str]]:
@@ -366,9 +366,9 @@ class Handler:
         self.play(self.script)
 
     def play(self, script: Script) -> float:
-        """Put a script in the place of the last one; return the time.
+        """Replace the script; return the time.
 
-        A check whose field did not change continues where it was; limits and keys keep what was used up.
+        A check whose field did not change keeps its state; limits and keys keep what was used up in any case.
         """
         now = time.monotonic()
         before = self.script
@@ -400,7 +400,7 @@ class Handler:
         return now
 
     def reply(self, call: Call) -> Reply:
-        """Return the reply to a call, which is noted, but for one that asks for a token or looks at the page."""
+        """Note a call and return the reply to it. A call for a token, or a look at the page, is not noted."""
         if call.path == "/" and call.method == "GET":
             return page(call.header("Accept"), self.script, self.record)
         if self._tokens is not None:

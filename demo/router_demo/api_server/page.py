@@ -1,4 +1,4 @@
-"""Show an API to whoever looks: what it takes, what it does now, what came. A page in a browser, text for curl."""
+"""Show what an API takes, what it does now and which calls came: a page in a browser, text for curl."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ td + td + td, p + p { color: #888; text-align: left }
 
 
 def page(accept: str, script: Script, record: Record) -> Reply:
-    """Answer a look at the API by what the Accept header asks for; a look is no call: no check, nothing is counted."""
+    """Return the page, as HTML or as text by the Accept header.
+
+    A look at the page is no call: no check sees it, and it is not counted.
+    """
     calls, taken = _calls_by_second(record, time.monotonic())
     lines = _lines(script, record)
     if "text/html" in accept:
