@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from router_demo.running import Router
     from router_demo.traffic import Values
 
-TOPIC, PROFILE_TOPIC = "game-events", "gamer-profiles"
+TOPIC = "game-events"
+PROFILE_TOPIC = "gamer-profiles"
 ROUTES = {
     "protobuf": Path("routes/games.yaml"),
     "avro": Path("routes/games_avro.yaml"),
@@ -51,7 +52,7 @@ OPENING = 10
 """One of so many records is sent before the first batch is done."""
 MARK = ".made-by-the-demo"
 NARROWEST = 100
-"""Columns of text where there is no terminal."""
+"""Columns of text if there is no terminal."""
 INTERRUPTED = 130
 
 
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console = Console(width=NARROWEST)
     for number in ENDING:  # all of them as Ctrl-C: it unwinds what ends the router and the servers
         signal.signal(number, signal.default_int_handler)
-    demo = Demo(console, options, _fresh(Path(options.folder)))
+    demo = Demo(console, options, _make_fresh_folder(Path(options.folder)))
     try:
         return _run(demo)
     except KeyboardInterrupt:
@@ -75,41 +76,69 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(demo: Demo) -> int:
-    options, routes = demo.options, ROUTES[demo.options.format]
-    with ExitStack() as held:
-        kafka, registry = _servers(demo, held)
-        environ = {**os.environ, "LAKE": str(demo.folder / "lake"), "KAFKA": kafka.servers}
-        environ |= {} if registry is None else {"REGISTRY": registry.url}
-        write = held.enter_context(opened(options.format, environ.get("REGISTRY"), f"{TOPIC}-value", demo.register))
+    """Run the games, then the profiles, then the big wins; return the exit code."""
+    options = demo.options
+    lake = demo.folder / "lake"
+    routes = ROUTES[options.format]
+    with ExitStack() as until_the_end:
+        kafka, registry = _start_servers(demo, until_the_end)
+        environ = {**os.environ, "LAKE": str(lake), "KAFKA": kafka.servers}
+        if registry is not None:
+            environ["REGISTRY"] = registry.url
+        values = opened(
+            options.format,
+            registry=environ.get("REGISTRY"),
+            subject=f"{TOPIC}-value",
+            on_register=demo.register,
+        )
+        write = until_the_end.enter_context(values)
         next(chunks(_opening(options), write))  # registers the first version: a router needs one to begin with
+
+        # The events of the games.
         page = page_address()
-        with ExitStack() as running:
-            router = running.enter_context(routing(demo, routes, environ, page))
+        with ExitStack() as while_games_play:
+            router = while_games_play.enter_context(routing(demo, routes, environ, page))
             sent = _stream(demo, router, kafka, write)
             if sent and options.format in WITH_GOLD:
                 _wait_for_gold(demo, router, sent)
             is_complete = sent is not None and router.read >= sent.events
             if options.keep and is_complete:
                 # It runs on, so that its page shows what it has done: until the demo ends.
-                held.enter_context(running.pop_all())
+                until_the_end.enter_context(while_games_play.pop_all())
         if sent is None or not is_complete:
-            return failed(demo, router, sent.events if sent else None, router.stop())
-        if not options.keep and (code := router.stop()):
-            return failed(demo, router, sent.events, code)
+            code = router.stop()
+            return failed(demo, router, sent=sent.events if sent else None, code=code)
+        if not options.keep:
+            code = router.stop()  # again: it has ended with the block above, and returns its code
+            if code:
+                return failed(demo, router, sent=sent.events, code=code)
         if sent.failed:
             demo.say(f"[bold red]{sent.failed:,} records were not delivered to Kafka[/]: {dict(sent.errors)}")
             return 1
-        api = held.enter_context(crm(demo, kafka, environ))
+
+        # The profiles, then the big wins, whose router starts before: its start takes longest.
+        api = until_the_end.enter_context(crm(demo, kafka, environ))
         profiles = Profiles(options.games)
         with routing(demo, PROFILES, environ) as profile_router:
-            _change(demo, profile_router, kafka, profiles)
-        if (code := profile_router.stop()) or profile_router.read < options.changes:
-            return failed(demo, profile_router, options.changes, code)
+            _change_profiles(demo, profile_router, kafka, profiles)
+        code = profile_router.stop()
+        if code or profile_router.read < options.changes:
+            return failed(demo, profile_router, sent=options.changes, code=code)
         posted = api.post()
         if isinstance(posted, int):
             return posted
-        speed = Speed(router.ended - router.began, router.fastest)
-        code = show(demo.console, demo.folder / "lake", routes, sent, demo.versions(), profiles, posted, speed)
+
+        speed = Speed(seconds=router.ended - router.began, fastest=router.fastest)
+        code = show(
+            console=demo.console,
+            lake=lake,
+            routes=routes,
+            sent=sent,
+            versions=demo.versions(),
+            profiles=profiles,
+            posted=posted,
+            speed=speed,
+        )
         if options.keep:
             _keep_page(demo, router, page)
     return code
@@ -122,29 +151,37 @@ def _keep_page(demo: Demo, router: Router, page: str) -> None:
         router.over.wait()
 
 
-def _servers(demo: Demo, held: ExitStack) -> tuple[EmbeddedKafka, EmbeddedRegistry | None]:
-    """Start the servers side by side."""
-    began, kafka = time.monotonic(), EmbeddedKafka()
-    registry = None if demo.options.format == "json" else EmbeddedRegistry()
-    servers: list[Embedded] = [kafka, *([registry] if registry else [])]
-    named = "Kafka and a schema registry (Apicurio)" if registry else "Kafka"
-    demo.say(f"starting [bold]{named}[/]: the real thing, on this machine only")
+def _start_servers(demo: Demo, until_the_end: ExitStack) -> tuple[EmbeddedKafka, EmbeddedRegistry | None]:
+    """Start the servers side by side; they end with the stack."""
+    began = time.monotonic()
+    kafka = EmbeddedKafka()
+    registry: EmbeddedRegistry | None = None
+    servers: list[Embedded] = [kafka]
+    names = "Kafka"
+    if demo.options.format != "json":
+        registry = EmbeddedRegistry()
+        servers.append(registry)
+        names = "Kafka and a schema registry (Apicurio)"
+    demo.say(f"starting [bold]{names}[/]: the real thing, on this machine only")
+    # Before the starts: Ctrl-C may come in the middle of one.
     for server in servers:
-        held.callback(server.close)
+        until_the_end.callback(server.close)
     with ThreadPoolExecutor() as pool:
-        for started in [pool.submit(server.start) for server in servers]:
-            started.result()
+        starts = [pool.submit(server.start) for server in servers]
+        for start in starts:
+            start.result()
     kafka.create_topic(TOPIC, partitions=4)
     demo.say(f"up after {time.monotonic() - began:.1f} s")
     return kafka, registry
 
 
 def _stream(demo: Demo, router: Router, kafka: EmbeddedKafka, write: Callable[[Traffic], Values]) -> Sent | None:
-    """Let the games send, wait until all of it has been read; None where the router never read."""
+    """Let the games send, wait until all of it has been read; None if the router never read."""
     options = demo.options
     if not router.wait_until_it_reads(options.timeout):
         return None
-    opening, traffic = _opening(options), _traffic(options)
+    opening = _opening(options)
+    traffic = _traffic(options)
     demo.say(
         f"[bold]{options.games} games open[/] with {opening.events:,} records; the router's first batch is its slowest"
     )
@@ -159,12 +196,14 @@ def _stream(demo: Demo, router: Router, kafka: EmbeddedKafka, write: Callable[[T
 
 def _wait_for_gold(demo: Demo, router: Router, sent: Sent) -> None:
     """Wait until the view has counted every event of every game; `summary` says what it has not."""
-    until = time.monotonic() + demo.options.timeout
-    while landed.players(demo.folder / "lake") != sent.games and not router.over.is_set() and time.monotonic() < until:
+    deadline = time.monotonic() + demo.options.timeout
+    while landed.players(demo.folder / "lake") != sent.games:
+        if router.over.is_set() or time.monotonic() >= deadline:
+            return
         time.sleep(0.5)
 
 
-def _change(demo: Demo, router: Router, kafka: EmbeddedKafka, profiles: Profiles) -> None:
+def _change_profiles(demo: Demo, router: Router, kafka: EmbeddedKafka, profiles: Profiles) -> None:
     """Let players change their profiles, half of them once their tables are there."""
     changes = demo.options.changes
     demo.say(f"[bold]players change their profiles[/] {changes:,} times, half of it once their tables are there")
@@ -187,8 +226,8 @@ def _traffic(options: argparse.Namespace) -> Traffic:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    what = "A real Kafka, a real schema registry, seven games and the router, for a minute."
-    parser = argparse.ArgumentParser(prog="python -m router_demo", description=what)
+    description = "A real Kafka, a real schema registry, seven games and the router, for a minute."
+    parser = argparse.ArgumentParser(prog="python -m router_demo", description=description)
     parser.add_argument("--format", choices=list(ROUTES), default="protobuf", help="of the events (protobuf)")
     parser.add_argument("--events", type=int, default=400_000, help="records to send (400000)")
     parser.add_argument("--rate", type=float, default=12_000, help="records per second (12000)")
@@ -201,7 +240,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _fresh(folder: Path) -> Path:
+def _make_fresh_folder(folder: Path) -> Path:
     """Return an empty folder; what an earlier demo left there is removed, anything else is not."""
     if folder.exists() and not (folder / MARK).exists():
         raise SystemExit(f"{folder} is not a demo's folder: give another one with --folder")

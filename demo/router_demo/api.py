@@ -67,7 +67,8 @@ class Api(Embedded):
     @property
     def url(self) -> str:
         """Return the URL of the API, without a slash at its end."""
-        return f"{'https' if self._files['--certificate'] else 'http'}://{self._address()}"
+        scheme = "https" if self._files["--certificate"] else "http"
+        return f"{scheme}://{self._address()}"
 
     @property
     def control_url(self) -> str:
@@ -85,14 +86,21 @@ class Api(Embedded):
 
     def stats(self, *, since: float | None = None, until: float | None = None, window: float = 1.0) -> Stats:
         """Return the figures of the calls that arrived in a span of monotonic time; `window` is in seconds."""
-        found = self._ask("GET", "stats", params={"since": since, "until": until, "window": window})
-        statuses = {int(status): count for status, count in found.pop("statuses").items()}
-        return Stats(statuses=statuses, **found)
+        figures = self._ask("GET", "stats", params={"since": since, "until": until, "window": window})
+        # The names of a JSON object are text.
+        statuses = {int(status): count for status, count in figures.pop("statuses").items()}
+        return Stats(statuses=statuses, **figures)
 
     def rows(self, *ids: str, since: float | None = None, until: float | None = None) -> Counter[Any]:
-        """Return how often each row took effect, by the values of some fields (dotted paths) of the rows in bodies."""
-        found = self._ask("GET", "rows", params={"id": ids, "since": since, "until": until})
-        return Counter({tuple(row) if len(ids) > 1 else row[0]: times for row, times in found})
+        """Return how often each row took effect, by the values of some fields (dotted paths) of the rows in bodies.
+
+        The values of a row are a tuple, or a plain value for one field.
+        """
+        counts: Counter[Any] = Counter()
+        for row, times in self._ask("GET", "rows", params={"id": ids, "since": since, "until": until}):
+            row_id = tuple(row) if len(ids) > 1 else row[0]
+            counts[row_id] = times
+        return counts
 
     def requests(self, last: int = 100) -> list[dict[str, Any]]:
         """Return the newest calls, oldest first, with `body` as latin-1 text."""
@@ -113,8 +121,9 @@ class Api(Embedded):
         # Not this module: it brings Spark with it, and the server would start a second later.
         command = [sys.executable, "-m", "router_demo.api_server", "--script", self._script.model_dump_json()]
         command += ["--port", str(self._port), "--control-port", str(self._control_port)]
-        for name, file in self._files.items():
-            command += [name, str(file.resolve())] if file else []
+        for option, file in self._files.items():
+            if file:
+                command += [option, str(file.resolve())]
         return command
 
     def _answers(self) -> bool:

@@ -83,22 +83,36 @@ class AvroValues:
     def __init__(self, subject: Subject, traffic: Traffic) -> None:
         self._traffic = traffic
         self._subject = subject
-        self._names = [_encoded(["null", "string"], name) for name in game_names(traffic.games)]
+        self._names = [_encode(["null", "string"], name) for name in game_names(traffic.games)]
         self._gamers = [name.encode() for name in gamer_names(traffic.gamers)]
-        self._gamer_ids = [_encoded(["null", "string"], name.decode()) for name in self._gamers]
-        self._amounts = [_encoded(["null", "double"], float(text)) for text in draw_amounts(traffic)]
-        self._rendered: tuple[int, Texts, list[Texts]] = (-1, [], [])
+        self._gamer_ids = [_encode(["null", "string"], name.decode()) for name in self._gamers]
+        self._amounts = [_encode(["null", "double"], float(text)) for text in draw_amounts(traffic)]
+        self._version = -1
+        self._begins: Texts = []
+        """By game, of the version."""
+        self._ends: list[Texts] = []
+        """By kind of game, of the version."""
 
     def render(self, drawn: Drawn) -> list[bytes]:
         """Return the values of good events."""
-        begins, ends = self._begun(drawn.version)
-        ids, gamers, amounts, session = self._gamer_ids, self._gamers, self._amounts, self._session(drawn.session)
-        times = [_encoded(["null", "long"], time) for time in drawn.times.astype("int64").tolist()]
-        columns = (drawn.games, drawn.gamers, drawn.amounts, drawn.ends, times)
-        return [
-            b"".join((begins[game], ids[who], time, session, gamers[who], amounts[much], ends[game % len(ends)][end]))
-            for game, who, much, end, time in zip(*columns, strict=True)
-        ]
+        self._prepare(drawn.version)
+        session = self._session(drawn.session)
+        times = [_encode(["null", "long"], time) for time in drawn.times.astype("int64").tolist()]
+        values = []
+        for game, gamer, amount, end, time in zip(
+            drawn.games, drawn.gamers, drawn.amounts, drawn.ends, times, strict=True
+        ):
+            fields = (
+                self._begins[game],
+                self._gamer_ids[gamer],
+                time,
+                session,
+                self._gamers[gamer],
+                self._amounts[amount],
+                self._ends[game % len(self._ends)][end],  # games past the known kinds have their ends in turn
+            )
+            values.append(b"".join(fields))
+        return values
 
     def spoil(self, event: bytes, random: Random) -> tuple[str, bytes | None]:
         """Turn a good event into garbage; return its kind and the value."""
@@ -107,63 +121,72 @@ class AvroValues:
             return kind, FRAMED_GARBAGE[kind](event, random)
         if kind == "truncated":  # an end is needed to the last byte, wherever it is cut
             return kind, event[: random.randrange(1, len(event))]
-        start, game, rest = _apart(event)
+        start, game, rest = _split_event(event)
         if kind == "random_payload":
             return kind, start + _NO_BRANCH + random.randbytes(random.randrange(1, 2 * len(event)))
         if kind == "json_text":
             return kind, json.dumps({"game": game}).encode()
         name = None if kind == "no_game" else random.choice(BAD_NAMES[kind])
-        return kind, start + _encoded(["null", "string"], name) + rest
+        return kind, start + _encode(["null", "string"], name) + rest
 
-    def _begun(self, version: int) -> tuple[Texts, list[Texts]]:
-        """Return beginnings by game and ends by kind of game of a version; only the newest version is held."""
-        if self._rendered[0] != version:
-            start = prefix(self._subject.register("AVRO", schema_text(version)))
-            members = event_schema(version)["fields"][_FIELDS_OF_THE_HEAD:]
+    def _prepare(self, version: int) -> None:
+        """Register a version, and render how its events begin and end; only the newest version is held."""
+        if version == self._version:
+            return
+        start = prefix(self._subject.register("AVRO", schema_text(version)))
+        members = event_schema(version)["fields"][_FIELDS_OF_THE_HEAD:]
 
-            def tail(kind: int, fields: Fields) -> bytes:
-                own = {name: value for name, value in fields.items() if name != "type" and "col_foo" not in name}
-                event = fields | {GAMES[kind]: own}
-                return b"".join(_encoded(member["type"], event.get(member["name"])) for member in members)
+        def tail(kind: int, fields: Fields) -> bytes:
+            # What only this kind of game has is a record of its own, in a field named after the game.
+            details = {name: value for name, value in fields.items() if name != "type" and "col_foo" not in name}
+            event = fields | {GAMES[kind]: details}
+            return b"".join(_encode(member["type"], event.get(member["name"])) for member in members)
 
-            self._rendered = (version, [start + name for name in self._names], draw_ends(self._traffic, version, tail))
-        return self._rendered[1:]
+        self._begins = [start + name for name in self._names]
+        self._ends = draw_ends(self._traffic, version, tail)
+        self._version = version
 
     def _session(self, number: int) -> bytes:
         """Return the session's field up to the gamer, whose names are all of one length."""
         gamer = self._gamers[0]
-        return _encoded(["null", "string"], f"s{number:04d}-{gamer.decode()}").removesuffix(gamer)
+        return _encode(["null", "string"], f"s{number:04d}-{gamer.decode()}").removesuffix(gamer)
 
 
-def _apart(event: bytes) -> tuple[bytes, str, bytes]:
+def _split_event(event: bytes) -> tuple[bytes, str, bytes]:
     """Return the prefix of an event, its game and the rest; no game's name has 64 bytes."""
     begin = _FRAME + 2
     end = begin + (event[begin - 1] >> 1)
     return event[:_FRAME], event[begin:end].decode(), event[end:]
 
 
-def _encoded(schema: Any, value: Any) -> bytes:
+def _encode(schema: Any, value: Any) -> bytes:
     """Encode a value: Avro's specification, "Binary Encoding"."""
-    if isinstance(schema, list):  # null and one type
-        return _long(0) if value is None else _long(1) + _encoded(schema[1], value)
+    if isinstance(schema, list):  # null and one type: the number of the branch stands before the value
+        if value is None:
+            return _encode_long(0)
+        return _encode_long(1) + _encode(schema[1], value)
     form = schema["type"] if isinstance(schema, dict) else schema
     if form == "record":
-        return b"".join(_encoded(field["type"], value[field["name"]]) for field in schema["fields"])
-    if form == "array":
-        items = b"".join(_encoded(schema["items"], item) for item in value)
-        return _long(len(value)) + items + _long(0) if value else _long(0)
-    return _primitive(form, value)
+        return b"".join(_encode(field["type"], value[field["name"]]) for field in schema["fields"])
+    if form == "array":  # one block of items with their number before it, and an empty block at the end
+        if not value:
+            return _encode_long(0)
+        items = b"".join(_encode(schema["items"], item) for item in value)
+        return _encode_long(len(value)) + items + _encode_long(0)
+    return _encode_primitive(form, value)
 
 
-def _primitive(form: str, value: Any) -> bytes:
+def _encode_primitive(form: str, value: Any) -> bytes:
     if form == "string":
         text = value.encode()
-        return _long(len(text)) + bytes(text)
+        return _encode_long(len(text)) + bytes(text)
     if form == "double":
         return struct.pack("<d", value)
-    return bytes([value]) if form == "boolean" else _long(value)
+    if form == "boolean":
+        return bytes([value])
+    return _encode_long(value)
 
 
-def _long(number: int) -> bytes:
+def _encode_long(number: int) -> bytes:
     """Encode a whole number, seven bits a byte, the sign in the lowest."""
     return varint(number << 1 if number >= 0 else ~(number << 1))

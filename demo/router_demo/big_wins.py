@@ -1,4 +1,4 @@
-"""Let big wins go to a table and to an API with a limit that is out for a while, and compare what arrived with both."""
+"""Send big wins to a table and to an API with a limit, which is out for a while, and compare what arrived at both."""
 
 from __future__ import annotations
 
@@ -36,18 +36,23 @@ if TYPE_CHECKING:
 
 ROUTES = Path("routes/big_wins.yaml")
 TOPIC = "game-events-json"
-LIMIT, BURST = 200, 20
-"""Calls per second that the API takes, and how many of them at once."""
+LIMIT = 200
+"""Calls per second that the API takes."""
+BURST = 20
+"""How many of them at once."""
 LATENCY = 0.03
-OPENING, FIRST = 0.02, 0.75
-"""The shares of the big wins that are sent while the router starts, and by the outage."""
+OPENING = 0.02
+"""The share of the big wins that is sent while the router starts."""
+FIRST = 0.75
+"""The share that is sent by the outage."""
 OUTAGE_SECONDS = 3.0
-"""How long the API is out at least: longer where the tables need longer for what is sent meanwhile."""
+"""How long the API is out at least: longer if the tables need longer for what is sent meanwhile."""
 STATUS = 503
 LOOK_SECONDS = 0.1
 PAUSE = 0.5
 """Seconds without a call that are a pause: an outage, or the time between two batches of a sink."""
-WINS, RECEIPTS = "silver.big_wins", "ops.receipts"
+WINS = "silver.big_wins"
+RECEIPTS = "ops.receipts"
 BIG = 9000
 """A win is big above it, as in routes/big_wins.yaml."""
 JACKPOTS = 50
@@ -97,6 +102,7 @@ class Wins:
             if self.records % JACKPOTS == 0:
                 event["amount"] = round(self._random.uniform(BIG + 1, LARGEST_AMOUNT), 2)
             if event["amount"] > BIG:
+                # The middle one of so many, so that a run with few big wins has one as well.
                 if self.sent.total() % MILLIONS == MILLIONS // 2:
                     event["amount"] = MILLION
                 self.sent[Win.read(event["gamer_id"], event["amount"], event["ts"])] += 1
@@ -107,7 +113,9 @@ class Wins:
 @contextmanager
 def crm(demo: Demo, kafka: EmbeddedKafka, environ: Mapping[str, str]) -> Iterator[Crm]:
     """Run the API, and a router that has something to begin with: its start takes longest."""
-    token, wins, lake = secrets.token_urlsafe(), Wins(demo.options.games), demo.folder / "wins"
+    token = secrets.token_urlsafe()
+    wins = Wins(demo.options.games)
+    lake = demo.folder / "wins"
     script: dict[str, Any] = {
         "wants": {"Authorization": f"Bearer {token}"},
         "limits": [Limit(rate=LIMIT, burst=BURST)],
@@ -118,10 +126,18 @@ def crm(demo: Demo, kafka: EmbeddedKafka, environ: Mapping[str, str]) -> Iterato
     with Api(**script) as api:
         limit = f"[bold]{LIMIT} calls a second[/], 429 to more"
         demo.say(f"a mock API starts, for what comes last: it takes {limit}; look at {api.url}/")
-        ours = {"LAKE": str(lake), "TOPIC": TOPIC, "CRM": api.url, "CRM_TOKEN": token, "CRM_LIMIT": str(LIMIT)}
+        settings = {"LAKE": str(lake), "TOPIC": TOPIC, "CRM": api.url, "CRM_TOKEN": token, "CRM_LIMIT": str(LIMIT)}
         send(kafka.servers, TOPIC, wins.events(ceil(demo.options.wins * OPENING)))
-        with routing(demo, ROUTES, {**environ, **ours}) as router:
-            yield Crm(demo, kafka.servers, api, script, wins, router, lake)
+        with routing(demo, ROUTES, {**environ, **settings}) as router:
+            yield Crm(
+                demo=demo,
+                servers=kafka.servers,
+                api=api,
+                script=script,
+                wins=wins,
+                router=router,
+                lake=lake,
+            )
 
 
 @dataclass
@@ -137,50 +153,65 @@ class Crm:
     lake: Path
 
     def post(self) -> Posted | int:
-        """Let the games play on, and the API be out in the middle; return what became of it, or the exit code."""
+        """Let the games play on while the API is out for a while; return what became of the wins, or the exit code."""
         course = self._course()
-        if (code := self.router.stop()) or course is None:
-            return failed(self.demo, self.router, self.wins.records, code)
-        return Posted.read(self.lake, self.api, self.wins, course, self.router.ended, LIMIT)
+        code = self.router.stop()
+        if code or course is None:
+            return failed(self.demo, self.router, sent=self.wins.records, code=code)
+        return Posted.read(
+            lake=self.lake,
+            api=self.api,
+            wins=self.wins,
+            course=course,
+            ended=self.router.ended,
+            limit=LIMIT,
+        )
 
     def _course(self) -> Course | None:
-        """Let the games play on through an outage; return its times, None where the router did not deliver all."""
-        if not self._until(lambda: self.settled == self.wins.sent.total()):
+        """Let the games play on through an outage; return its times, None if the router did not deliver all."""
+        # What was sent while the router started is out of the way before any time is measured.
+        if not self._until(self._is_settled):
             return None
-        wins, began = self.demo.options.wins, time.monotonic()
+        wins = self.demo.options.wins
+        began = time.monotonic()
         self.demo.say("[bold]the games play on,[/] and every big win is a call to the API as well")
         send(self.servers, TOPIC, self.wins.events(round(wins * FIRST)))
+        # The outage begins in the middle of the calls.
         if not self._until(lambda: self.api.stats().processed >= wins * FIRST // 2):
             return None
         course = self._outage(began)
-        done = course and self._until(lambda: self.settled == self.wins.sent.total())
-        return course if done else None
+        if course is None or not self._until(self._is_settled):
+            return None
+        return course
 
     def _outage(self, began: float) -> Course | None:
-        before = self.wins.records
+        """Let the API be out while the tables take the rest; None if they did not."""
+        records_before = self.wins.records
         out = self.api.play(**self.script, failures=[Failure(status=STATUS, body='{"error": "out of order"}')])
         self.demo.say(f"[bold red]the API is out of order:[/] it answers {STATUS} to every call; the games play on")
         send(self.servers, TOPIC, self.wins.events(self.demo.options.wins))
         if not self.router.wait_for(self.wins.records, self.demo.options.timeout):
             return None
+        # The tables may have been quick: the outage is to last for some seconds, unless the router ends.
         self.router.over.wait(max(0, out + OUTAGE_SECONDS - time.monotonic()))
-        back, landed = self.api.play(**self.script), self.wins.records - before
+        back = self.api.play(**self.script)
+        records = self.wins.records - records_before
         self.demo.say(
-            f"[bold green]the API is back[/] after {back - out:.1f} s; the tables took {landed:,} records meanwhile"
+            f"[bold green]the API is back[/] after {back - out:.1f} s; the tables took {records:,} records meanwhile"
         )
-        return Course(began, out, back, landed)
+        return Course(began=began, out=out, back=back, landed=records)
 
-    @property
-    def settled(self) -> int:
-        """Return how many big wins the router is done with."""
-        return landed.count(self.lake, RECEIPTS)
+    def _is_settled(self) -> bool:
+        """Say whether the router is done with every big win that was sent: each has a receipt."""
+        return landed.count(self.lake, RECEIPTS) == self.wins.sent.total()
 
-    def _until(self, done: Callable[[], bool]) -> bool:
-        """Wait until something is so; say whether it is."""
+    def _until(self, is_so: Callable[[], bool]) -> bool:
+        """Wait until something is so; say whether it is. The end of the router, or of the time, ends the wait."""
         deadline = time.monotonic() + self.demo.options.timeout
-        while not (so := done()) and not self.router.over.wait(LOOK_SECONDS) and time.monotonic() < deadline:
-            pass
-        return so
+        while not is_so():
+            if self.router.over.wait(LOOK_SECONDS) or time.monotonic() >= deadline:
+                return False
+        return True
 
 
 @dataclass(frozen=True)
@@ -237,21 +268,28 @@ class Posted:
     @classmethod
     def read(cls, lake: Path, api: Api, wins: Wins, course: Course, ended: float, limit: int) -> Posted:
         """Ask the API for its record, and read the tables; `ended` is when the last of them was done."""
-        stats, tables = api.stats(), landed.tables(lake)
-        every = api.requests(last=stats.arrived)
-        calls = [call for call in every if call["processed"]]
+        stats = api.stats()
+        tables = landed.tables(lake)
+        requests = api.requests(last=stats.arrived)
+        calls = [request for request in requests if request["processed"]]
+        call_times = [call["at"] for call in calls]
+        times_after_outage = [at for at in call_times if at > course.back]
+        # Neither the calls over the limit count as use of it, nor those of the outage.
+        let_in_times = [request["at"] for request in requests if request["status"] not in (429, 503)]
         receipts = _columns(tables[RECEIPTS], "status", "idempotency_key")
-        times = [call["at"] for call in calls]
-        games = sum(table.rows for name, table in tables.items() if name.startswith("silver.") and name != WINS)
+        rows_of_games = 0
+        for name, table in tables.items():
+            if name.startswith("silver.") and name != WINS:
+                rows_of_games += table.rows
         return cls(
             limit=limit,
             course=course,
             records=wins.records,
-            landed=games,
+            landed=rows_of_games,
             sent=Counter(wins.sent),
             refusable=wins.millions,
             table=Counter(Win(*row) for row in _columns(tables[WINS], "gamer_id", "amount", "ts")),
-            taken=Counter(map(_win, calls)),
+            taken=Counter(_win(call) for call in calls),
             keys=Counter(call["key"].strip('"') for call in calls),
             receipts=Counter(status for status, _ in receipts),
             receipted=Counter(key for status, key in receipts if status == "delivered"),
@@ -260,10 +298,10 @@ class Posted:
             held_up=stats.lag,
             statuses=stats.statuses,
             refused=api.stats(since=course.out, until=course.back).statuses.get(503, 0),
-            used=used([call["at"] for call in every if call["status"] not in (429, 503)], limit),
-            again=min((at for at in times if at > course.back), default=course.back) - course.back,
+            used=used(let_in_times, limit),
+            again=min(times_after_outage, default=course.back) - course.back,
             tables_after=ended - course.began,
-            api_after=max(times, default=course.began) - course.began,
+            api_after=max(call_times, default=course.began) - course.began,
         )
 
     @property
@@ -284,13 +322,18 @@ class Posted:
             "receipts of what was refused": (dead, self.receipts["dead"]),
             "dead letters of the API": (dead, self.letters.total()),
         }
-        said = [f"{what}: {one:,} expected, {other:,} there" for what, (one, other) in counts.items() if one != other]
-        same = {
-            "the big wins in the table are not those that were sent": self.table == self.sent,
-            "the big wins at the API are not those that were sent": self.taken == self.sent - self.refusable,
-            "the receipts do not name the calls that the API took": self.receipted == self.keys,
-        }
-        return said + [what for what, is_so in same.items() if not is_so]
+        sentences = []
+        for name, (expected, counted) in counts.items():
+            if expected != counted:
+                sentences.append(f"{name}: {expected:,} expected, {counted:,} there")
+        # Equal numbers are not enough: they could count other wins.
+        if self.table != self.sent:
+            sentences.append("the big wins in the table are not those that were sent")
+        if self.taken != self.sent - self.refusable:
+            sentences.append("the big wins at the API are not those that were sent")
+        if self.receipted != self.keys:
+            sentences.append("the receipts do not name the calls that the API took")
+        return sentences
 
 
 def _win(call: dict[str, Any]) -> Win:
@@ -300,12 +343,16 @@ def _win(call: dict[str, Any]) -> Win:
 
 
 def used(times: list[float], limit: int) -> float | None:
-    """Return the share of a limit that was used, but for pauses; None where all was pause."""
+    """Return the share of a limit that was used, but for pauses; None if all was pause."""
     gaps = np.diff(times)
-    busy = gaps[gaps <= PAUSE]
-    return len(busy) / (limit * float(busy.sum())) if len(busy) else None
+    busy_gaps = gaps[gaps <= PAUSE]
+    if not len(busy_gaps):
+        return None
+    return len(busy_gaps) / (limit * float(busy_gaps.sum()))
 
 
 def _columns(table: Landed, *names: str) -> Iterable[tuple[Any, ...]]:
+    """Return some columns of a table, a tuple per row."""
     rows = table.table.to_pyarrow_table(columns=list(names))
-    return list(zip(*(rows.column(name).to_pylist() for name in names), strict=True))
+    columns = [rows.column(name).to_pylist() for name in names]
+    return list(zip(*columns, strict=True))

@@ -39,7 +39,9 @@ def moment(text: str) -> datetime:
         time = datetime.fromisoformat(text.replace("Z", "+00:00"))
     except ValueError:
         raise click.BadParameter(f"{text!r} is not a time: write 2026-01-31T12:00:00Z") from None
-    return time if time.tzinfo else time.replace(tzinfo=timezone.utc)
+    if time.tzinfo is None:
+        return time.replace(tzinfo=timezone.utc)
+    return time
 
 
 @click.command()
@@ -107,7 +109,7 @@ def simulate(
     try:
         with (
             opened(form, registry, subject or f"{topic}-value") as write,
-            _stopped_by_interrupt() as stop,
+            _stop_on_interrupt() as stop,
             _progress(described.events) as on_progress,
         ):
             sent = send(
@@ -128,7 +130,7 @@ def simulate(
 
 
 @contextmanager
-def _stopped_by_interrupt() -> Iterator[threading.Event]:
+def _stop_on_interrupt() -> Iterator[threading.Event]:
     """Turn the first Ctrl-C into a wish to stop, so that no record is sent without being counted."""
     stop = threading.Event()
     before = signal.getsignal(signal.SIGINT)
@@ -151,8 +153,15 @@ def _progress(events: int | None) -> Iterator[Callable[[int], None] | None]:
     if not console.is_terminal:
         yield None
         return
-    columns = (SpinnerColumn(), TextColumn("{task.completed:,} events"), BarColumn(), TextColumn("{task.fields[rate]}"))
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
+    with Progress(
+        SpinnerColumn(),
+        TextColumn("{task.completed:,} events"),
+        BarColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+    ) as progress:
         task = progress.add_task("", total=events, rate="")
 
         def show(sent: int) -> None:
@@ -167,12 +176,13 @@ def _show(sent: Sent, as_json: bool) -> None:
         click.echo(json.dumps({"events": sent.events, "failed": sent.failed} | vars(sent)))
         return
     table = Table("what", "name", Column("records", justify="right"))
-    for what, counts in (("game", sent.games), ("garbage", sent.garbage), ("not delivered", sent.errors)):
+    for group, counts in (("game", sent.games), ("garbage", sent.garbage), ("not delivered", sent.errors)):
+        rest = counts.total()
         for name, count in counts.most_common(MOST_ROWS):
-            table.add_row(what, name, f"{count:,}")
+            table.add_row(group, name, f"{count:,}")
+            rest -= count
         if len(counts) > MOST_ROWS:
-            rest = counts.total() - sum(count for _, count in counts.most_common(MOST_ROWS))
-            table.add_row(what, f"{len(counts) - MOST_ROWS} more", f"{rest:,}")
+            table.add_row(group, f"{len(counts) - MOST_ROWS} more", f"{rest:,}")
     console = Console()
     console.print(table)
     console.print(f"{sent.events:,} records in {sent.seconds:.1f} s: {sent.rate:,.0f} a second")

@@ -1,6 +1,6 @@
 """Run a real server for as long as a `with` block: loopback only, a folder of its own, gone afterwards.
 
-What it is made of is fetched once, with the resolver that ships inside PySpark.
+Its jars or its archive are fetched once, with the resolver that ships inside PySpark.
 """
 
 from __future__ import annotations
@@ -120,11 +120,12 @@ class Embedded(ABC):
     def kill(self) -> None:
         """Kill the server with SIGKILL, as a power cut would; its data stays."""
         for process in (self._server, self._watchdog):  # the server first: until it has ended the watchdog is needed
-            if process is not None:
-                process.send_signal(signal.SIGKILL)
-                process.wait()
-                if process.stdin is not None:
-                    process.stdin.close()
+            if process is None:
+                continue
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
         self._server = self._watchdog = None
 
     def close(self) -> None:
@@ -132,7 +133,8 @@ class Embedded(ABC):
         self.kill()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder, self._port = None, 0
+            self._folder = None
+            self._port = 0
         atexit.unregister(self.close)
 
     @abstractmethod
@@ -154,7 +156,8 @@ class Embedded(ABC):
         return f"{HOST}:{self._port}"
 
     def _make_folder(self) -> Path:
-        self._folder = folder = Path(tempfile.mkdtemp(prefix=f"router-{self.what.lower()}-"))
+        folder = Path(tempfile.mkdtemp(prefix=f"router-{self.what.lower()}-"))
+        self._folder = folder
         atexit.register(self.close)
         self._prepare(folder)
         return folder
@@ -184,8 +187,7 @@ class Embedded(ABC):
             if not self.running:
                 raise StartError(f"the embedded {self.what} ended at its start:\n{tail(folder)}")
             if time.monotonic() > deadline:
-                waited = f"gave no answer for {self.start_seconds} s"
-                raise StartError(f"the embedded {self.what} {waited}:\n{tail(folder)}")
+                raise StartError(f"the embedded {self.what} gave no answer for {self.start_seconds} s:\n{tail(folder)}")
             time.sleep(0.05)
 
 
@@ -195,12 +197,12 @@ def free_ports(count: int) -> list[int]:
     From inside that range a client that keeps trying to reach a stopped server may be given the server's own port,
     connect to itself, and so hold the port when the server wants it back.
     """
-    found: list[int] = []
-    while len(found) < count:
+    ports: list[int] = []
+    while len(ports) < count:
         port = random.randint(20_000, 32_000)
-        if port not in found and not is_open(port):
-            found.append(port)
-    return found
+        if port not in ports and not is_open(port):
+            ports.append(port)
+    return ports
 
 
 def is_open(port: int) -> bool:
@@ -211,10 +213,11 @@ def is_open(port: int) -> bool:
 
 def tail(folder: Path, lines: int = 30) -> str:
     """Return the end of the log of the server in a folder."""
-    return "\n".join((folder / "server.log").read_text(errors="replace").splitlines()[-lines:])
+    text = (folder / "server.log").read_text(errors="replace")
+    return "\n".join(text.splitlines()[-lines:])
 
 
-# What servers are made of
+# The files of servers, fetched once
 
 
 def fetched_once(name: str, what: str, fetch: Callable[[Path], Path]) -> Path:
@@ -225,8 +228,8 @@ def fetched_once(name: str, what: str, fetch: Callable[[Path], Path]) -> Path:
     folder = _cache_home() / name
     if folder.is_dir():
         return folder
-    with _locked(folder):
-        if not folder.is_dir():
+    with _lock(folder):
+        if not folder.is_dir():  # no other process has fetched it while this one waited for the lock
             log.info("fetching %s", what)
             _fetch(folder, fetch)
     return folder
@@ -234,8 +237,9 @@ def fetched_once(name: str, what: str, fetch: Callable[[Path], Path]) -> Path:
 
 def _fetch(folder: Path, fetch: Callable[[Path], Path]) -> None:
     prefix = f"{folder.name}.part-"
-    for left in folder.parent.glob(f"{prefix}*"):
-        shutil.rmtree(left, ignore_errors=True)
+    # Left by processes that were killed: no other one fetches now, because the caller holds the lock.
+    for abandoned_part in folder.parent.glob(f"{prefix}*"):
+        shutil.rmtree(abandoned_part, ignore_errors=True)
     part = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
     try:
         fetch(part).replace(folder)
@@ -245,12 +249,14 @@ def _fetch(folder: Path, fetch: Callable[[Path], Path]) -> None:
 
 def _cache_home() -> Path:
     """Return the folder of fetched servers: ROUTER_CACHE, or one below the user's cache folder."""
-    named = os.environ.get("ROUTER_CACHE")
-    return Path(named) if named else Path.home() / ".cache" / "spark-event-router"
+    cache = os.environ.get("ROUTER_CACHE")
+    if cache:
+        return Path(cache)
+    return Path.home() / ".cache" / "spark-event-router"
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _lock(folder: Path) -> Iterator[None]:
     """Let one process at a time fetch this folder; the kernel frees the lock of a killed one."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_name(f"{folder.name}.lock").open("w") as lock:
@@ -266,10 +272,11 @@ def resolve(names: str, dependencies: str, part: Path, *options: str) -> None:
     wanted = part / "wanted.xml"
     wanted.write_text(_IVY_MODULE.format(dependencies=dependencies))
     command = [str(find_java()), "-jar", str(_resolver()), "-cache", str(part / "cache"), "-ivy", str(wanted), *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        said = "\n".join((done.stdout + done.stderr).strip().splitlines()[-20:])
-        raise StartError(f"{names} could not be fetched: is the network up, and the proxy set for Java?\n{said}")
+    resolver = subprocess.run(command, capture_output=True, text=True, check=False)
+    if resolver.returncode != 0:
+        output = (resolver.stdout + resolver.stderr).strip()
+        last_lines = "\n".join(output.splitlines()[-20:])
+        raise StartError(f"{names} could not be fetched: is the network up, and the proxy set for Java?\n{last_lines}")
 
 
 def _resolver() -> Path:
@@ -277,17 +284,21 @@ def _resolver() -> Path:
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
         raise StartError("pyspark is not installed: install this project with its dependencies")
-    found = sorted(Path(spec.origin).with_name("jars").glob("ivy-*.jar"))
-    if not found:
-        raise StartError(f"no ivy-*.jar in {Path(spec.origin).with_name('jars')}: reinstall pyspark")
-    return found[-1]
+    folder = Path(spec.origin).with_name("jars")
+    jars = sorted(folder.glob("ivy-*.jar"))
+    if not jars:
+        raise StartError(f"no ivy-*.jar in {folder}: reinstall pyspark")
+    return jars[-1]
 
 
 def find_java() -> Path:
     """Return the `java` of JAVA_HOME, or else of PATH; raise StartError when it is missing or too old."""
     home = os.environ.get("JAVA_HOME")
-    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
-    where = f"JAVA_HOME={home}" if home else "PATH"
+    java = shutil.which("java")
+    where = "PATH"
+    if home:
+        java = str(Path(home, "bin", "java"))
+        where = f"JAVA_HOME={home}"
     if java is None or not os.access(java, os.X_OK):
         raise StartError(f"no java found by {where}: install Java 17 or 21, or point JAVA_HOME at one")
     version = java_version(java)
@@ -299,8 +310,10 @@ def find_java() -> Path:
 def java_version(java: str) -> int:
     """Return the feature version of an executable: 17 for 17.0.15, 8 for 1.8.0, 0 when it does not say."""
     answer = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
-    found = _VERSION.search(answer.stderr)
-    if found is None:
+    version = _VERSION.search(answer.stderr)
+    if version is None:
         return 0
-    major, minor = found.groups()
-    return int(minor or 0) if major == "1" else int(major)
+    major, minor = version.groups()
+    if major == "1":  # until Java 8
+        return int(minor or 0)
+    return int(major)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from itertools import product
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -72,12 +73,17 @@ _FIELDS: tuple[Callable[[Random], Fields], ...] = (_rummy, _spades, _euchre, _go
 
 def game_names(count: int) -> list[str]:
     """Return `count` names: the seven games, then generated ones that borrow the fields of the seven in turn."""
-    return [*GAMES[:count], *(f"game_{number:04d}" for number in range(len(GAMES) + 1, count + 1))]
+    generated = [f"game_{number:04d}" for number in range(len(GAMES) + 1, count + 1)]
+    return [*GAMES[:count], *generated]
 
 
 def render_amounts(count: int, random: Random) -> list[str]:
     """Render amounts: most of them small, one in a hundred above 9000."""
-    return [f"{0.01 + round((LARGEST_AMOUNT - 0.01) * random.random() ** 10, 2):.2f}" for _ in range(count)]
+    amounts = []
+    for _ in range(count):
+        amount = 0.01 + round((LARGEST_AMOUNT - 0.01) * random.random() ** 10, 2)
+        amounts.append(f"{amount:.2f}")
+    return amounts
 
 
 def gamer_names(count: int) -> list[str]:
@@ -91,12 +97,18 @@ def event_fields(game: int, version: int, random: Random) -> Fields:
     Schema version v has the columns col_foo_1 to col_foo_v: whole numbers, texts and fractions in turn.
     """
     fields: Fields = {"type": random.choice(TYPES)} | _FIELDS[game % len(_FIELDS)](random)
-    return fields | {f"col_foo_{number}": _further(number, random) for number in range(1, version + 1)}
+    return fields | {f"col_foo_{number}": _column_value(number, random) for number in range(1, version + 1)}
 
 
-def _further(number: int, random: Random) -> object:
+def _column_value(number: int, random: Random) -> object:
+    """Return a value of the column col_foo_{number}, of the type that the schemas of all formats give it."""
     value = random.randint(0, 9999)
-    return (value / 100, value, f"foo-{value}")[number % 3]
+    column_type = number % 3
+    if column_type == 0:
+        return value / 100
+    if column_type == 1:
+        return value
+    return f"foo-{value}"
 
 
 COUNTRIES = ("AT", "BR", "DE", "FR", "IN", "JP", "US")
@@ -123,7 +135,7 @@ class Profiles:
 
     def __post_init__(self) -> None:
         self._random = Random(self.seed)
-        self._players = [(game, gamer) for game in game_names(self.games) for gamer in gamer_names(self.gamers)]
+        self._players = list(product(game_names(self.games), gamer_names(self.gamers)))
 
     def changes(self, count: int) -> Iterator[Record]:
         """Yield so many changes: key and value are JSON, a deletion has no value."""
@@ -142,5 +154,10 @@ class Profiles:
     def _profile(self, player: Player) -> dict[str, str | int]:
         game, gamer = player
         country = COUNTRIES[int(gamer[1:]) % len(COUNTRIES)]
-        names = {"game": game, "gamer_id": gamer, "nickname": f"{gamer}_the_{game}_player", "country": country}
-        return {**names, "level": self.levels[player]}
+        return {
+            "game": game,
+            "gamer_id": gamer,
+            "nickname": f"{gamer}_the_{game}_player",
+            "country": country,
+            "level": self.levels[player],
+        }

@@ -97,15 +97,18 @@ class EmbeddedKafka(Embedded):
         text = _PROPERTIES.format(
             host=HOST, broker=self._port, controller=controller, data=folder / "data", largest=LARGEST_MESSAGE
         )
-        further = "".join(f"{key}={value}\n" for key, value in self._settings.items())
-        (folder / "server.properties").write_text(text + further)
+        for key, value in self._settings.items():
+            text += f"{key}={value}\n"
+        properties = folder / "server.properties"
+        properties.write_text(text)
         cluster = base64.urlsafe_b64encode(os.urandom(16)).decode().rstrip("=")
         # Compiled lightly: this process lives for a second.
         command = [*_java("-XX:TieredStopAtLevel=1"), "kafka.tools.StorageTool", "format", f"--cluster-id={cluster}"]
+        command += ["-c", str(properties)]
         with (folder / "server.log").open("wb") as output:
-            command += ["-c", str(folder / "server.properties")]
-            if subprocess.run(command, stdout=output, stderr=output, check=False).returncode != 0:
-                raise StartError(f"the embedded Kafka could not format its storage:\n{tail(folder)}")
+            formatting = subprocess.run(command, stdout=output, stderr=output, check=False)
+        if formatting.returncode != 0:
+            raise StartError(f"the embedded Kafka could not format its storage:\n{tail(folder)}")
 
     def _command(self, folder: Path) -> list[str]:
         return [*_java(*self.java_options), "kafka.Kafka", str(folder / "server.properties")]
@@ -152,9 +155,12 @@ def await_topic(admin: AdminClient, name: str, partitions: int) -> None:
 
 def _is_served(admin: AdminClient, name: str, partitions: int) -> bool:
     try:
-        known = admin.list_topics(name, timeout=10).topics[name].partitions
-        ends = {TopicPartition(name, number): OffsetSpec.latest() for number in known}  # type: ignore[no-untyped-call]
-        served = [end.result() for end in admin.list_offsets(ends, request_timeout=10).values()] if ends else []
+        listed = admin.list_topics(name, timeout=10).topics[name].partitions
+        ends = {TopicPartition(name, number): OffsetSpec.latest() for number in listed}  # type: ignore[no-untyped-call]
+        if ends:
+            # A broker that reports where a partition ends serves it; of any other one `result` raises.
+            for end in admin.list_offsets(ends, request_timeout=10).values():
+                end.result()
     except KafkaException:
         return False
-    return len(served) >= partitions
+    return len(listed) >= partitions

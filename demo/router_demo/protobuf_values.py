@@ -31,7 +31,9 @@ MESSAGE = "games.Event"
 FIRST_COLUMN = 100
 """The number of the field col_foo_1."""
 FRAME = len(prefix(0, (0,)))
-_VARINT, _EIGHT_BYTES, _LENGTH = 0, 1, 2
+_VARINT = 0
+_EIGHT_BYTES = 1
+_LENGTH = 2
 _NANOS = 1_000_000
 """Nanoseconds of a millisecond."""
 _COLUMNS = ("double", "int64", "string")
@@ -119,20 +121,20 @@ def message_class(version: int) -> Any:
 
 def schema_text(version: int) -> str:
     """Return the .proto text of a version, which has the fields col_foo_1 to col_foo_{version}."""
-    columns = (
-        f"  optional {_COLUMNS[number % len(_COLUMNS)]} col_foo_{number} = {FIRST_COLUMN + number - 1};\n"
-        for number in range(1, version + 1)
-    )
-    return _EVENT + "".join(columns) + _DETAILS
+    columns = ""
+    for number in range(1, version + 1):
+        column_type = _COLUMNS[number % len(_COLUMNS)]
+        columns += f"  optional {column_type} col_foo_{number} = {FIRST_COLUMN + number - 1};\n"
+    return _EVENT + columns + _DETAILS
 
 
 def as_message(kind: int, fields: dict[str, Any]) -> dict[str, Any]:
     """Return the fields that end an event of a kind of game as a message has them, for google's ParseDict."""
     shared = {name: value for name, value in fields.items() if name == "type" or name.startswith("col_foo_")}
-    own = {name: value for name, value in fields.items() if name not in shared}
-    if "melds" in own:  # Protobuf has no lists of lists
-        own["melds"] = [{"cards": cards} for cards in own["melds"]]
-    return shared | {GAMES[kind]: own}
+    details = {name: value for name, value in fields.items() if name not in shared}
+    if "melds" in details:  # Protobuf has no lists of lists
+        details["melds"] = [{"cards": cards} for cards in details["melds"]]
+    return shared | {GAMES[kind]: details}
 
 
 class ProtobufValues:
@@ -154,32 +156,46 @@ class ProtobufValues:
         self._amounts = [_key(5, _EIGHT_BYTES) + struct.pack("<d", float(text)) for text in draw_amounts(traffic)]
         self._nanos = [_number(2, rest * _NANOS) for rest in range(1000)]
         self._message: Any = None
-        self._rendered: tuple[int, Texts, list[Texts]] = (-1, [], [])
+        self._version = -1
+        self._begins: Texts = []
+        """By game, of the version."""
+        self._ends: list[Texts] = []
+        """By kind of game, of the version."""
 
     def render(self, drawn: Drawn) -> list[bytes]:
         """Return the values of good events."""
-        begins, ends = self._begun(drawn.version)
-        ids, gamers, amounts, session = self._gamer_ids, self._gamers, self._amounts, self._session(drawn.session)
-        columns = (drawn.games, drawn.gamers, drawn.amounts, drawn.ends, self._times(drawn))
-        return [
-            b"".join(
-                (begins[game], ids[who], time, session, gamers[who], amounts[much], ends[game % len(ends)][end]),
+        self._prepare(drawn.version)
+        session = self._session(drawn.session)
+        times = self._times(drawn)
+        values = []
+        for game, gamer, amount, end, time in zip(
+            drawn.games, drawn.gamers, drawn.amounts, drawn.ends, times, strict=True
+        ):
+            fields = (
+                self._begins[game],
+                self._gamer_ids[gamer],
+                time,
+                session,
+                self._gamers[gamer],
+                self._amounts[amount],
+                self._ends[game % len(self._ends)][end],  # games past the known kinds have their ends in turn
             )
-            for game, who, much, end, time in zip(*columns, strict=True)
-        ]
+            values.append(b"".join(fields))
+        return values
 
     def spoil(self, event: bytes, random: Random) -> tuple[str, bytes | None]:
         """Turn a good event into garbage; return its kind and the value."""
         return _spoil(event, random, self._message)
 
-    def _begun(self, version: int) -> tuple[Texts, list[Texts]]:
-        """Return beginnings by game and ends by kind of game of a version; only the newest version is held."""
-        if self._rendered[0] != version:
-            start = prefix(self._subject.register("PROTOBUF", schema_text(version)), (0,))
-            self._message = message_class(version)
-            ends = draw_ends(self._traffic, version, self._tail)
-            self._rendered = (version, [start + name for name in self._names], ends)
-        return self._rendered[1:]
+    def _prepare(self, version: int) -> None:
+        """Register a version, and render how its events begin and end; only the newest version is held."""
+        if version == self._version:
+            return
+        start = prefix(self._subject.register("PROTOBUF", schema_text(version)), (0,))
+        self._message = message_class(version)
+        self._begins = [start + name for name in self._names]
+        self._ends = draw_ends(self._traffic, version, self._tail)
+        self._version = version
 
     def _tail(self, kind: int, fields: Fields) -> bytes:
         message = ParseDict(as_message(kind, fields), self._message())
@@ -191,10 +207,15 @@ class ProtobufValues:
         return _text(4, b"s%04d-" % number + gamer).removesuffix(gamer)
 
     def _times(self, drawn: Drawn) -> Texts:
-        stamps = [divmod(time, 1000) for time in drawn.times.astype("int64").tolist()]
-        seconds = {second: _number(1, second) for second in {second for second, _ in stamps}}
-        nanos = self._nanos
-        return [_text(3, seconds[second] + nanos[rest]) for second, rest in stamps]
+        """Return the fields of the times. Events that follow each other share few seconds: each is encoded once."""
+        encoded_seconds: dict[int, bytes] = {}
+        times = []
+        for milliseconds in drawn.times.astype("int64").tolist():
+            second, rest = divmod(milliseconds, 1000)
+            if second not in encoded_seconds:
+                encoded_seconds[second] = _number(1, second)
+            times.append(_text(3, encoded_seconds[second] + self._nanos[rest]))
+        return times
 
 
 def _text(number: int, content: bytes) -> bytes:
@@ -204,7 +225,9 @@ def _text(number: int, content: bytes) -> bytes:
 
 def _number(number: int, content: int) -> bytes:
     """Encode a whole number that is zero where it is absent, and so is not written."""
-    return _key(number, _VARINT) + _varint(content) if content else b""
+    if not content:
+        return b""
+    return _key(number, _VARINT) + _varint(content)
 
 
 def _key(number: int, wire_type: int) -> bytes:
@@ -216,7 +239,7 @@ def _varint(number: int) -> bytes:
     return varint(number % 2**64)
 
 
-def _truncated(event: bytes, random: Random, message: Any) -> bytes:
+def _truncate(event: bytes, random: Random, message: Any) -> bytes:
     """Cut the event short, not between two fields: what is left there is a message."""
     while True:
         cut = event[: random.randrange(1, len(event))]
@@ -244,8 +267,8 @@ def _no_game(event: bytes, random: Random, message: Any) -> bytes:
     return event[:FRAME] + bytes(changed.SerializeToString())
 
 
-def _named(*names: str) -> Maker:
-    """Replace the game by a name that no table may get; the event stays a valid message."""
+def _bad_name(*names: str) -> Maker:
+    """Replace the game by one of some names that no table may get; the event stays a valid message."""
 
     def rename(event: bytes, random: Random, message: Any) -> bytes:
         changed = message.FromString(event[FRAME:])
@@ -256,11 +279,11 @@ def _named(*names: str) -> Maker:
 
 
 _MAKERS: dict[str, Maker] = {
-    "truncated": _truncated,
+    "truncated": _truncate,
     "random_payload": _random_payload,
     "json_text": _json_text,
     "no_game": _no_game,
-} | {kind: _named(*names) for kind, names in BAD_NAMES.items()}
+} | {kind: _bad_name(*names) for kind, names in BAD_NAMES.items()}
 PROTOBUF_GARBAGE = (*_MAKERS, *FRAMED_GARBAGE)
 """The kinds of garbage."""
 

@@ -47,34 +47,43 @@ class JsonValues:
         self._names = game_names(traffic.games)
         self._gamers = gamer_names(traffic.gamers)
         self._amounts = draw_amounts(traffic)
-        self._ends: tuple[int, list[list[str]]] = (-1, [])
+        self._version = -1
+        self._ends: list[list[str]] = []
+        """By kind of game, of the version."""
 
     def render(self, drawn: Drawn) -> list[bytes]:
         """Return the values of good events."""
-        names, gamers, amounts, ends = self._names, self._gamers, self._amounts, self._ends_of(drawn.version)
-        times, session = np.datetime_as_string(drawn.times).tolist(), drawn.session
-        columns = (drawn.games, drawn.gamers, drawn.amounts, drawn.ends, times)
-        return [
-            (
-                f'{{"game":"{names[game]}","gamer_id":"{(gamer := gamers[who])}","ts":"{time}Z",'
-                f'"session_id":"s{session:04d}-{gamer}","amount":{amounts[much]},{ends[game % len(ends)][end]}'
-            ).encode()
-            for game, who, much, end, time in zip(*columns, strict=True)
-        ]
+        self._prepare(drawn.version)
+        ends = self._ends
+        times = np.datetime_as_string(drawn.times).tolist()
+        session = f"s{drawn.session:04d}"
+        values = []
+        for game, gamer, amount, end, time in zip(
+            drawn.games, drawn.gamers, drawn.amounts, drawn.ends, times, strict=True
+        ):
+            gamer_id = self._gamers[gamer]
+            # Games past the known kinds have their ends in turn.
+            text = (
+                f'{{"game":"{self._names[game]}","gamer_id":"{gamer_id}","ts":"{time}Z",'
+                f'"session_id":"{session}-{gamer_id}","amount":{self._amounts[amount]},{ends[game % len(ends)][end]}'
+            )
+            values.append(text.encode())
+        return values
 
     def spoil(self, event: bytes, random: Random) -> tuple[str, bytes | None]:
         """Turn a good event into garbage; return its kind and the value."""
         kind = random.choice(list(JSON_GARBAGE))
         return kind, JSON_GARBAGE[kind](event, random)
 
-    def _ends_of(self, version: int) -> list[list[str]]:
-        """Return the ends of events of a schema version; only the newest version is held."""
-        if self._ends[0] != version:
-            self._ends = (version, draw_ends(self._traffic, version, _tail))
-        return self._ends[1]
+    def _prepare(self, version: int) -> None:
+        """Render how the events of a schema version end; only the newest version is held."""
+        if version == self._version:
+            return
+        self._ends = draw_ends(self._traffic, version, _json_tail)
+        self._version = version
 
 
-def _tail(kind: int, fields: Fields) -> str:
+def _json_tail(kind: int, fields: Fields) -> str:
     return json.dumps(fields, separators=(",", ":"))[1:]
 
 
@@ -89,8 +98,8 @@ def _no_game(event: bytes, random: Random) -> bytes:
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
-def _named(*names: str) -> Callable[[bytes, Random], bytes]:
-    """Replace the game by a name that no table may get; the event stays valid JSON."""
+def _bad_name(*names: str) -> Callable[[bytes, Random], bytes]:
+    """Replace the game by one of some names that no table may get; the event stays valid JSON."""
 
     def rename(event: bytes, random: Random) -> bytes:
         fields = json.loads(event) | {"game": random.choice(names)}
@@ -105,7 +114,7 @@ JSON_GARBAGE: dict[str, Maker] = {
     "empty": empty,
     "null": null,
     "no_game": _no_game,
-} | {kind: _named(*names) for kind, names in BAD_NAMES.items()}
+} | {kind: _bad_name(*names) for kind, names in BAD_NAMES.items()}
 """A maker of each kind: from a good event to the value sent in its place (None is a tombstone)."""
 
 
@@ -132,11 +141,13 @@ def chunks(traffic: Traffic, write: Callable[[Traffic], Values] = JsonValues) ->
     are the same.
     """
     writer = _Writer(traffic, write(traffic))
-    most = CHUNK if traffic.rate is None else max(1, min(CHUNK, int(traffic.rate / CHUNKS_PER_SECOND)))
+    largest_chunk = CHUNK
+    if traffic.rate is not None:
+        largest_chunk = max(1, min(CHUNK, int(traffic.rate / CHUNKS_PER_SECOND)))
     place = 0
     while traffic.events is None or place < traffic.events:
         version, end = traffic.version_at(place)
-        count = min(most, end - place)
+        count = min(largest_chunk, end - place)
         yield writer.chunk(place, count, version)
         place += count
 
@@ -150,6 +161,7 @@ class _Writer:
         start = traffic.start or datetime.now(timezone.utc)
         self._start = np.datetime64(start.astimezone(timezone.utc).replace(tzinfo=None), "ms")
         self._names = game_names(traffic.games)
+        # A random number between 0 and 1 lies between two cuts, and so chooses a game by its volume.
         volumes = 1 / np.arange(1, traffic.games + 1) ** traffic.skew
         self._cuts = np.cumsum(volumes / volumes.sum())[:-1]
         self._keys = [name.encode() for name in gamer_names(traffic.gamers)]
@@ -159,38 +171,41 @@ class _Writer:
 
         Only plain random numbers between 0 and 1 are drawn: their stream is the same in every release of numpy.
         """
-        draws = np.random.Generator(np.random.PCG64([self._traffic.seed, place])).random((5, count))
-        games = np.searchsorted(self._cuts, draws[0], side="right")
-        bad = np.flatnonzero(draws[1] < self._traffic.bad)
-        written = self._good(place, version, games, draws[2:])
-        garbage = self._spoil(written, bad, place)
-        volumes = np.bincount(np.delete(games, bad), minlength=len(self._names)).tolist()
-        sent = Counter({name: volume for name, volume in zip(self._names, volumes, strict=True) if volume})
-        return Chunk(version, written, sent, garbage)
-
-    def _good(
-        self, place: int, version: int, games: npt.NDArray[np.int64], draws: npt.NDArray[np.float64]
-    ) -> list[Record]:
+        generator = np.random.Generator(np.random.PCG64([self._traffic.seed, place]))
+        game_draws, bad_draws, gamer_draws, amount_draws, end_draws = generator.random((5, count))
+        games = np.searchsorted(self._cuts, game_draws, side="right")
         drawn = Drawn(
             version=version,
             session=int(place * self._traffic.step) // SESSION_SECONDS,
             games=games.tolist(),
-            gamers=_places(draws[0], len(self._keys)),
-            amounts=_places(draws[1], AMOUNTS),
-            ends=_places(draws[2], TAILS),
-            times=self._times(place, len(games)),
+            gamers=_places(gamer_draws, len(self._keys)),
+            amounts=_places(amount_draws, AMOUNTS),
+            ends=_places(end_draws, TAILS),
+            times=self._times(place, count),
         )
-        headers: Headers = [("producer", b"simulator"), ("schema-version", b"%d" % version)]
+        written = self._write_good(drawn)
+        # Garbage takes the place of good events, which then do not count.
+        bad = np.flatnonzero(bad_draws < self._traffic.bad)
+        garbage = self._write_garbage(written, bad, place)
+        volumes = np.bincount(np.delete(games, bad), minlength=len(self._names)).tolist()
+        events_by_game: Counter[str] = Counter()
+        for name, volume in zip(self._names, volumes, strict=True):
+            if volume:
+                events_by_game[name] = volume
+        return Chunk(version=version, records=written, games=events_by_game, garbage=garbage)
+
+    def _write_good(self, drawn: Drawn) -> list[Record]:
+        headers: Headers = [("producer", b"simulator"), ("schema-version", b"%d" % drawn.version)]
         keys = self._keys
         values = self._values.render(drawn)
-        return [(keys[who], value, headers) for who, value in zip(drawn.gamers, values, strict=True)]
+        return [(keys[gamer], value, headers) for gamer, value in zip(drawn.gamers, values, strict=True)]
 
     def _times(self, place: int, count: int) -> npt.NDArray[np.datetime64]:
         """Return the times of a chunk in milliseconds."""
         passed = np.arange(place, place + count) * (1000 * self._traffic.step)
         return self._start + passed.astype("timedelta64[ms]")
 
-    def _spoil(self, written: list[Record], bad: npt.NDArray[np.int64], place: int) -> Counter[str]:
+    def _write_garbage(self, written: list[Record], bad: npt.NDArray[np.int64], place: int) -> Counter[str]:
         """Replace the values at some places by garbage; return how much of each kind."""
         random = Random(f"{self._traffic.seed}/{place}/garbage")
         garbage: Counter[str] = Counter()
@@ -212,7 +227,7 @@ def opened(
 ) -> Iterator[Callable[[Traffic], Values]]:
     """Hold what renders json, protobuf or avro; its connection to the registry is closed at the end.
 
-    `on_register` gets the id of each schema that is registered. Raises StartError without a registry where the format
+    `on_register` gets the id of each schema that is registered. Raises StartError without a registry if the format
     needs one, or without the extra that it needs.
     """
     if form == "json":
@@ -221,7 +236,8 @@ def opened(
     if registry is None:
         raise StartError(f"{form} needs a registry: give the URL of a Confluent-compatible one")
     with subject_in(registry, subject, on_register) as connected:
-        yield partial(AvroValues, connected) if form == "avro" else partial(_protobuf(), connected)
+        values: Callable[..., Values] = AvroValues if form == "avro" else _protobuf()
+        yield partial(values, connected)
 
 
 def _protobuf() -> Callable[..., Values]:

@@ -71,12 +71,12 @@ class EmbeddedRegistry(Embedded):
 
 def registry_jar() -> Path:
     """Return the registry's runnable jar; fetch and unpack it first (109 MB) when it is missing."""
-    what = f"the schema registry Apicurio {APICURIO} (109 MB, once)"
-    folder = fetched_once(f"apicurio-{APICURIO}", what, _fetch_archive)
-    found = sorted(folder.rglob("*runner.jar"))
-    if not found:
+    label = f"the schema registry Apicurio {APICURIO} (109 MB, once)"
+    folder = fetched_once(f"apicurio-{APICURIO}", label, _fetch_archive)
+    jars = sorted(folder.rglob("*runner.jar"))
+    if not jars:
         raise StartError(f"no runnable jar in {folder}: remove that folder, and it is fetched again")
-    return found[0]
+    return jars[0]
 
 
 def _fetch_archive(part: Path) -> Path:
@@ -85,11 +85,12 @@ def _fetch_archive(part: Path) -> Path:
     options = ["-retrieve", f"{part}/[artifact]-[revision](-[classifier]).[ext]", "-types", "tar.gz"]
     name = f"io.apicurio:{_ARTIFACT}:{APICURIO}"
     resolve(name, _DEPENDENCY, part, "-settings", str(settings), *options)
-    found = sorted(part.glob("*.tar.gz"))
-    if not found:
+    archives = sorted(part.glob("*.tar.gz"))
+    if not archives:
         raise StartError(f"{name} could not be fetched: the resolver found no archive of it")
-    unpack(found[0], part / "unpacked")
-    return part / "unpacked"
+    unpacked = part / "unpacked"
+    unpack(archives[0], unpacked)
+    return unpacked
 
 
 def unpack(archive: Path, into: Path) -> None:

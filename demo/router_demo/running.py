@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
+    from types import FrameType
 
     from rich.console import Console
 
@@ -51,7 +52,9 @@ class Demo:
     """What a demo remembers while it runs; it says what happens, a line each."""
 
     def __init__(self, console: Console, options: argparse.Namespace, folder: Path) -> None:
-        self.console, self.options, self.folder = console, options, folder
+        self.console = console
+        self.options = options
+        self.folder = folder
         self.growth = Growth(folder / "lake", [f"silver.{game}" for game in game_names(options.games)])
         self.registered: dict[int, float] = {}
 
@@ -62,11 +65,12 @@ class Demo:
 
     def register(self, number: int) -> None:
         """Say that a schema version was registered."""
-        if number not in self.registered:
-            self.registered[number] = time.monotonic()
-            version = len(self.registered)
-            brings = "" if version == 1 else f": it brings {_column(version)}"
-            self.say(f"[cyan]the games register schema version {version}[/] (id {number}){brings}")
+        if number in self.registered:
+            return
+        self.registered[number] = time.monotonic()
+        version = len(self.registered)
+        brings = "" if version == 1 else f": it brings {_column(version)}"
+        self.say(f"[cyan]the games register schema version {version}[/] (id {number}){brings}")
 
     def take(self, entry: dict[str, Any]) -> None:
         """Say what the router reports, and what its tables gained by it."""
@@ -74,29 +78,39 @@ class Demo:
             self.say(f"router: {escape(entry['message'])}")
             return
         batch = entry["batch"]
-        seconds, behind = sum(batch["seconds"].values()), batch["behind"]
-        self.say(
+        seconds = sum(batch["seconds"].values())
+        line = (
             f"[bold]{batch['query']} batch {batch['batch']:>2}[/]  {batch['read']:>7,} records into "
             f"{batch['tables']} tables, {batch['dead_letters']:,} dead letters, {seconds:.1f} s"
-            + (f", {behind:,} behind" if behind else "")
         )
+        if batch["behind"]:
+            line += f", {batch['behind']:,} behind"
+        self.say(line)
+        # Only a batch gives columns to tables, so that a look after each of them is enough.
         for column, tables in self.growth.look().items():
-            since = self._since(column)
-            after = f", {time.monotonic() - since:.1f} s after its version was registered" if since else ""
-            those = f"{len(tables)} {'table' if len(tables) == 1 else 'tables'}"
-            self.say(f"[green]{GAIN}{those} gained {column}{after}[/]")
+            noun = "table" if len(tables) == 1 else "tables"
+            line = f"{GAIN}{len(tables)} {noun} gained {column}"
+            registered = self._registered_at(column)
+            if registered is not None:
+                line += f", {time.monotonic() - registered:.1f} s after its version was registered"
+            self.say(f"[green]{line}[/]")
 
     def versions(self) -> list[Version]:
         """Return the versions that were registered, and when tables gained what they brought."""
-        seen = []
-        for number, (schema_id, since) in enumerate(self.registered.items(), 1):
-            gained = self.growth.gained.get(_column(number), {})
-            seen.append(Version(number, schema_id, _column(number), {name: at - since for name, at in gained.items()}))
-        return seen
+        versions = []
+        for number, (schema_id, registered) in enumerate(self.registered.items(), 1):
+            column = _column(number)
+            gained = self.growth.gained.get(column, {})
+            seconds = {table: at - registered for table, at in gained.items()}
+            versions.append(Version(number=number, id=schema_id, column=column, gained=seconds))
+        return versions
 
-    def _since(self, column: str) -> float | None:
-        registered = {_column(number): since for number, since in enumerate(self.registered.values(), 1)}
-        return registered.get(column)
+    def _registered_at(self, column: str) -> float | None:
+        """Return when the version was registered that brought a column, None if none did."""
+        for number, registered in enumerate(self.registered.values(), 1):
+            if _column(number) == column:
+                return registered
+        return None
 
 
 def _column(version: int) -> str:
@@ -105,17 +119,22 @@ def _column(version: int) -> str:
 
 @contextmanager
 def routing(demo: Demo, routes: Path, environ: dict[str, str], page: str = "") -> Iterator[Router]:
-    """Run a router for as long as the block; it ends after the batch at hand. It shows its page at an address."""
+    """Run a router during the block. At the end of the block it finishes its batch and stops.
+
+    `page` is the address at which it shows its page; "" is for none.
+    """
     demo.say(f"[bold]router run {routes} --continuous[/] starts, in a process of its own")
     if page:
+        watch = f"[bold]watch it at http://{page}/[/]"
         # Another port stands in no configuration, and so `router top` does not find it.
-        by_top = f", or by `router top {routes}`" if page.endswith(f":{PAGE_PORT}") else ""
-        demo.say(f"[bold]watch it at http://{page}/[/]{by_top}")
-    with ExitStack() as held:
+        if page.endswith(f":{PAGE_PORT}"):
+            watch += f", or by `router top {routes}`"
+        demo.say(watch)
+    with ExitStack() as stops:
         try:
             with uninterrupted(*ENDING):  # or a router could be started that is not known here, and so never ended
-                router = Router(routes, environ, demo.folder / "router.log", demo.take, page)
-                held.callback(router.stop)
+                router = Router(routes, environ, log=demo.folder / "router.log", tell=demo.take, page=page)
+                stops.callback(router.stop)
             yield router
         except KeyboardInterrupt:
             demo.say(f"[bold]stopping:[/] the router of {routes} ends after the batch at hand")
@@ -124,22 +143,23 @@ def routing(demo: Demo, routes: Path, environ: dict[str, str], page: str = "") -
 
 def page_address() -> str:
     """Return where a page can be shown: the usual address, or another port if something else has that."""
-    for port in (PAGE_PORT, 0):
+    for port in (PAGE_PORT, 0):  # 0: any that is free
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-            return "{}:{}".format(*probe.getsockname())
+            host, free_port = probe.getsockname()
+            return f"{host}:{free_port}"
     raise OSError("no port of 127.0.0.1 is free")
 
 
 def failed(demo: Demo, router: Router, sent: int | None, code: int) -> int:
     """Say that a router ended before its time; return the demo's exit code."""
-    of = f" of {sent:,}" if sent else ""
+    of_sent = f" of {sent:,}" if sent else ""
     log = demo.folder / "router.log"
-    demo.say(f"[bold red]the router read {router.read:,}{of} records and ended with {code};[/] {log} says more")
+    demo.say(f"[bold red]the router read {router.read:,}{of_sent} records and ended with {code};[/] {log} says more")
     return 1
 
 
@@ -149,15 +169,19 @@ def uninterrupted(*signals: int) -> Iterator[None]:
 
     Handlers, not a signal mask: a process that is started in the block would inherit the mask.
     """
-    came: list[int] = []
-    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in signals}
+    received: list[int] = []
+
+    def note(number: int, _: FrameType | None) -> None:
+        received.append(number)
+
+    handlers_before = {number: signal.signal(number, note) for number in signals}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers_before.items():
             signal.signal(number, handler)
-    for number in came[:1]:
-        signal.raise_signal(number)
+    if received:
+        signal.raise_signal(received[0])
 
 
 class Router:
@@ -180,7 +204,10 @@ class Router:
         self._log = log.open("a")
         self._changed = threading.Condition()
         self._reads = False
-        self.read, self.began, self.ended, self.fastest = 0, 0.0, 0.0, 0.0
+        self.read = 0
+        self.began = 0.0
+        self.ended = 0.0
+        self.fastest = 0.0
         self.over = threading.Event()
         command = [sys.executable, "-m", "router", "run", str(routes), "--continuous", "--json-logs"]
         if page:
@@ -245,9 +272,12 @@ class Router:
         self._tell(entry)
         with self._changed:
             self._reads = self._reads or ": reading " in entry["message"]
-            if batch := entry.get("batch"):
-                self.ended, seconds = time.monotonic(), sum(batch["seconds"].values())
-                self.began = self.began or self.ended - seconds
+            batch = entry.get("batch")
+            if batch:
+                seconds = sum(batch["seconds"].values())
+                self.ended = time.monotonic()
+                if not self.began:
+                    self.began = self.ended - seconds
                 self.read += batch["read"]
                 self.fastest = max(self.fastest, batch["read"] / seconds)
             self._changed.notify_all()

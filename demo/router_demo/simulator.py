@@ -61,8 +61,7 @@ class Sent:
 
     def __add__(self, other: Sent) -> Sent:
         """Return both runs as one."""
-        counts = ("games", "garbage", "errors", "versions")
-        together = {name: Counter(getattr(self, name)) for name in counts}
+        together = {name: Counter(getattr(self, name)) for name in ("games", "garbage", "errors", "versions")}
         for name, counter in together.items():
             counter.update(getattr(other, name))
         return Sent(bytes=self.bytes + other.bytes, seconds=self.seconds + other.seconds, **together)
@@ -88,13 +87,16 @@ def simulate(
     all that was sent before delivered. Raises StartError when no broker answers.
     """
     if seconds is not None and traffic.rate is not None and traffic.events is None:
+        # Time and rate make a number of records, over which the schema versions are spread.
         traffic = replace(traffic, events=round(seconds * traffic.rate))
     ensure_topic(servers, topic, partitions)
     sent = Sent(Counter(), Counter(), Counter(), bytes=0, seconds=0)
-    producer = Producer(_settings(servers, timeout, sent.errors), logger=log)
-    begin, size = time.monotonic(), 0
+    producer = Producer(_producer_settings(servers, timeout, sent.errors), logger=log)
+    begin = time.monotonic()
+    size = 0
     try:
-        for chunk in _paced(chunks(traffic, write), traffic, producer, seconds, stop):
+        made = chunks(traffic, write)
+        for chunk in _pace(made, traffic=traffic, producer=producer, seconds=seconds, stop=stop):
             _produce(producer, topic, chunk.records)
             sent.games.update(chunk.games)
             sent.versions[chunk.version] += chunk.games.total()
@@ -103,9 +105,10 @@ def simulate(
             if on_progress is not None:
                 on_progress(sent.events)
     finally:
-        left = producer.flush(timeout + ANSWER_SECONDS)
-    if left:
-        sent.errors["no answer from the broker"] += left
+        # However the run ends, what was sent before is delivered.
+        undelivered = producer.flush(timeout + ANSWER_SECONDS)
+    if undelivered:
+        sent.errors["no answer from the broker"] += undelivered
     return replace(sent, bytes=size, seconds=time.monotonic() - begin)
 
 
@@ -116,10 +119,11 @@ def send(servers: str, topic: str, records: Iterable[Record], *, partitions: int
     """
     ensure_topic(servers, topic, partitions)
     errors: Counter[str] = Counter()
-    producer = Producer(_settings(servers, timeout, errors), logger=log)
+    producer = Producer(_producer_settings(servers, timeout, errors), logger=log)
     _produce(producer, topic, records)
-    if left := producer.flush(timeout + ANSWER_SECONDS):
-        errors["no answer from the broker"] += left
+    undelivered = producer.flush(timeout + ANSWER_SECONDS)
+    if undelivered:
+        errors["no answer from the broker"] += undelivered
     if errors:
         raise StartError(f"topic {topic} at {servers}: {errors.total():,} records were not delivered: {dict(errors)}")
 
@@ -139,21 +143,24 @@ def ensure_topic(servers: str, topic: str, partitions: int) -> None:
         raise StartError(f"topic {topic} at {servers}: {reason.str()}; is the broker up?") from error
 
 
-def _paced(
-    made: Iterable[Chunk], traffic: Traffic, producer: Producer, seconds: float | None, stop: threading.Event | None
+def _pace(
+    made: Iterable[Chunk], *, traffic: Traffic, producer: Producer, seconds: float | None, stop: threading.Event | None
 ) -> Iterator[Chunk]:
     """Yield chunks when their time has come, until the run is over."""
-    begin, place = time.monotonic(), 0
+    begin = time.monotonic()
+    place = 0
     for chunk in made:
         if traffic.rate is not None:
             _wait(producer, begin + place * traffic.step)
-        if (stop is not None and stop.is_set()) or (seconds is not None and time.monotonic() - begin >= seconds):
+        if stop is not None and stop.is_set():
+            return
+        if seconds is not None and time.monotonic() - begin >= seconds:
             return
         yield chunk
         place += len(chunk.records)
 
 
-def _settings(servers: str, timeout: float, errors: Counter[str]) -> dict[str, Any]:
+def _producer_settings(servers: str, timeout: float, errors: Counter[str]) -> dict[str, Any]:
     def count(error: KafkaError | None, message: Message) -> None:
         if error is not None:
             errors[error.str()] += 1
@@ -183,12 +190,15 @@ def _produce(producer: Producer, topic: str, records: Iterable[Record]) -> None:
             try:
                 produce(topic, value, key, headers=headers)
                 break
-            except BufferError:
+            except BufferError:  # the producer's queue is full until Kafka has taken some of it
                 producer.poll(0.1)
     producer.poll(0)
 
 
 def _wait(producer: Producer, until: float) -> None:
     """Wait for a moment of the monotonic clock, serving deliveries meanwhile."""
-    while (left := until - time.monotonic()) > 0:
-        producer.poll(min(left, 0.1))
+    while True:
+        seconds_left = until - time.monotonic()
+        if seconds_left <= 0:
+            return
+        producer.poll(min(seconds_left, 0.1))

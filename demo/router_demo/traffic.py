@@ -70,8 +70,9 @@ class Traffic:
             "seed must not be negative": self.seed < 0,
             "start needs a time zone": self.start is not None and self.start.tzinfo is None,
         }
-        if any(wrong.values()):
-            raise ValueError("; ".join(what for what, is_so in wrong.items() if is_so))
+        mistakes = [message for message, is_so in wrong.items() if is_so]
+        if mistakes:
+            raise ValueError("; ".join(mistakes))
 
     @property
     def step(self) -> float:
@@ -91,7 +92,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Drawn:
-    """What chance chose for events that follow each other and have one schema version.
+    """The random choices for events that follow each other and have one schema version.
 
     `games`, `gamers`, `amounts` and `ends` are places in lists that a format renders before; `times` are in
     milliseconds, `session` is the number of the session that all of them are in.
@@ -124,8 +125,10 @@ def draw_amounts(traffic: Traffic) -> list[str]:
 def draw_ends(traffic: Traffic, version: int, write: Callable[[int, Fields], T]) -> list[list[T]]:
     """Return the ends of events of a schema version, a list per kind of game; `write` takes the kind and the fields."""
     random = Random(f"{traffic.seed}/{version}")
-    kinds = range(min(len(GAMES), traffic.games))
-    return [[write(kind, event_fields(kind, version, random)) for _ in range(TAILS)] for kind in kinds]
+    ends: list[list[T]] = []
+    for kind in range(min(len(GAMES), traffic.games)):
+        ends.append([write(kind, event_fields(kind, version, random)) for _ in range(TAILS)])
+    return ends
 
 
 # Garbage
@@ -143,7 +146,11 @@ BAD_NAMES = {
 
 def stage_of(kind: str) -> str:
     """Return the stage at which the router must refuse garbage of a kind, whatever the format."""
-    return "name" if kind in BAD_NAMES else "match" if kind == "no_game" else "decode"
+    if kind in BAD_NAMES:
+        return "name"
+    if kind == "no_game":
+        return "match"
+    return "decode"
 
 
 def random_bytes(event: bytes, random: Random) -> bytes:

@@ -18,26 +18,28 @@ from router_demo.api_server.server import Server
 
 def main(words: list[str]) -> None:
     """Serve until the process is ended; print the ports as one line of JSON when they are open, and one for people."""
-    given = _parser().parse_args(words)
+    options = _parser().parse_args(words)
     # It stands for a machine of its own: what else runs on this one must not show in the times of arrivals.
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, -10)
     # Requests are kept, and looking through all of them again and again would show in the times of arrivals.
     gc.freeze()
     gc.set_threshold(100_000, 50, 1000)
-    asyncio.run(_serve(given))
+    asyncio.run(_serve(options))
 
 
-async def _serve(given: argparse.Namespace) -> None:
-    server = Server(given.host, given.certificate, given.client_ca)
-    port, control = await server.start(given.port, given.control_port)
-    script = Script.model_validate_json(given.script)
+async def _serve(options: argparse.Namespace) -> None:
+    server = Server(options.host, options.certificate, options.client_ca)
+    port, control_port = await server.start(options.port, options.control_port)
+    script = Script.model_validate_json(options.script)
     server.play(script)
-    sys.stdout.write(json.dumps({"port": port, "control_port": control}) + "\n")
+    # For programs that start this one: the script is in force when they read the ports.
+    sys.stdout.write(json.dumps({"port": port, "control_port": control_port}) + "\n")
     sys.stdout.flush()
-    kind, host = "https" if given.certificate else "http", given.host
-    sys.stderr.write(f"the API at {kind}://{host}:{port}/ {limits_of(script)}; look at it there, ")
-    sys.stderr.write(f"or at http://{host}:{control}/ while it is unavailable\n")
+    # For people.
+    scheme = "https" if options.certificate else "http"
+    sys.stderr.write(f"the API at {scheme}://{options.host}:{port}/ {limits_of(script)}; look at it there, ")
+    sys.stderr.write(f"or at http://{options.host}:{control_port}/ while it is unavailable\n")
     await asyncio.Event().wait()
 
 

@@ -1,7 +1,7 @@
 """A call with its rows, the reply to it, and the record of all calls.
 
-The record says of every call when it was whole, what it said and what became of it. All figures are counted from it
-alone, and are exact: from every call, with no sampling and no steps.
+The record holds of every call when it had arrived whole, what it contained and what became of it. All figures are
+counted from the record alone, and are exact: from every call, with no sampling and no steps.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ UNANSWERED = 0
 
 @dataclass(slots=True)
 class Call:
-    """A request that was whole at `at`, a monotonic time in seconds.
+    """A request that had arrived whole at `at`, a monotonic time in seconds.
 
     `path` is as it was on the wire, `headers` finds a name in either case, `number` is its place in the record.
     """
@@ -57,8 +57,8 @@ class Call:
 class Reply:
     """How a call is answered: after `seconds`, in the way of `how` (see `script.Failure`).
 
-    `due` is called when its time has come. One that `covers` is sent in place of the answer: the call is processed all
-    the same.
+    `due` is called when its time has come. One that `covers` is sent in place of the answer: the call is still
+    processed.
     """
 
     status: int
@@ -88,10 +88,12 @@ def rows(body: bytes, encoding: str, name: str) -> list[Any]:
     try:
         content = msgspec.json.decode(text)
     except msgspec.DecodeError:
-        return _lines(text)
+        return _lines(text)  # no JSON as a whole, perhaps one object a line
     if isinstance(content, dict) and isinstance(content.get(name), list):
         content = content[name]
-    return content if isinstance(content, list) else [content]
+    if isinstance(content, list):
+        return content
+    return [content]
 
 
 def value(row: Any, path: str) -> Any:
@@ -161,23 +163,31 @@ class Record:
 
     def limit(self, at: float, limits: Iterable[Limit]) -> None:
         """Note the limits that hold from now on."""
-        now = {limit.name: limit for limit in limits}
-        for name in now.keys() | self.rates.keys():
-            self.rates.setdefault(name, []).append((at, now[name].rate if name in now else 0.0))
-        self._units |= {name: limit.unit for name, limit in now.items()}
+        limits_by_name = {limit.name: limit for limit in limits}
+        for name in self.rates:
+            if name not in limits_by_name:
+                self.rates[name].append((at, 0.0))
+        for name, limit in limits_by_name.items():
+            self.rates.setdefault(name, []).append((at, limit.rate))
+            self._units[name] = limit.unit
 
     def stats(self, since: float, until: float, window: float, wrapped: str) -> dict[str, Any]:
         """Return the figures of the calls that arrived from `since` to `until`."""
-        times = np.array(self.times)
-        begin, end = (int(np.searchsorted(times, at)) for at in (since, until))
-        times, statuses = times[begin:end], np.array(self.statuses[begin:end])
+        all_times = np.array(self.times)
+        begin = int(np.searchsorted(all_times, since))
+        end = int(np.searchsorted(all_times, until))
+        times = all_times[begin:end]
+        statuses = np.array(self.statuses[begin:end])
         let_in = statuses != THROTTLED
-        counted = Counter(statuses.tolist())
-        keys = [key for key, done in zip(self.keys[begin:end], self.processed[begin:end], strict=True) if done and key]
+        counts = Counter(statuses.tolist())
+        keys = self.processed_keys(begin, end)
+        limit_used = {}
+        for name in self.rates:
+            limit_used[name] = self._limit_used(name, times=times, let_in=let_in, begin=begin, end=end, wrapped=wrapped)
         return {
             "arrived": len(times),
-            "statuses": {str(status): number for status, number in sorted(counted.items())},
-            "throttled_share": counted[THROTTLED] / len(times) if len(times) else 0.0,
+            "statuses": {str(status): count for status, count in sorted(counts.items())},
+            "throttled_share": counts[THROTTLED] / len(times) if len(times) else 0.0,
             "processed": sum(self.processed[begin:end]),
             "processed_keys": len(set(keys)),
             "repeated_keys": len(keys) - len(set(keys)),
@@ -185,23 +195,43 @@ class Record:
             "last": float(times[-1]) if len(times) else None,
             "highest": highest(times, window),
             "highest_let_in": highest(times[let_in], window),
-            "limit_used": {name: self._used(name, times, let_in, begin, end, wrapped) for name in self.rates},
-            **self._whole(),
+            "limit_used": limit_used,
+            # From here on since the record was made, whatever the span.
+            "replayed": self.replayed,
+            "abandoned": self.abandoned,
+            "connections": self.connections,
+            "in_flight": self.in_flight,
+            "busiest": self.busiest,
+            "lag": self.lag,
+            "tokens": self.tokens,
         }
+
+    def processed_keys(self, begin: int, end: int) -> list[str]:
+        """Return the idempotency keys of the calls from number `begin` to before `end` that were processed."""
+        keys = []
+        for key, is_processed in zip(self.keys[begin:end], self.processed[begin:end], strict=True):
+            if is_processed and key:
+                keys.append(key)
+        return keys
 
     def counts(self, ids: Sequence[str], wrapped: str, since: float, until: float) -> Counter[tuple[Any, ...]]:
         """Return how often each row was processed, by the values at some dotted paths of it."""
-        found: Counter[tuple[Any, ...]] = Counter()
+        counts: Counter[tuple[Any, ...]] = Counter()
         for number, at in enumerate(self.times):
-            if self.processed[number] and since <= at < until:
-                every = self._rows(number, wrapped)
-                taken = self._parts.get(number, range(len(every)))
-                found.update(tuple(value(every[index], path) for path in ids) for index in taken)
-        return found
+            if not self.processed[number] or not since <= at < until:
+                continue
+            call_rows = self._rows(number, wrapped)
+            # Of a call that is answered row by row only some rows took effect.
+            taken = self._parts.get(number, range(len(call_rows)))
+            for index in taken:
+                row_id = tuple(value(call_rows[index], path) for path in ids)
+                counts[row_id] += 1
+        return counts
 
     def calls(self, last: int) -> list[dict[str, Any]]:
         """Return the newest calls, oldest first."""
-        return [self._call(number) for number in range(max(0, len(self.times) - last), len(self.times))]
+        first = max(0, len(self.times) - last)
+        return [self._call(number) for number in range(first, len(self.times))]
 
     def _call(self, number: int) -> dict[str, Any]:
         body = self.bodies[number]
@@ -217,13 +247,13 @@ class Record:
             "headers": self.headers.get(number, {}),
         }
 
-    def _whole(self) -> dict[str, Any]:
-        names = ("replayed", "abandoned", "connections", "in_flight", "busiest", "lag", "tokens")
-        return {name: getattr(self, name) for name in names}
-
-    def _used(
-        self, name: str, times: NDArray[np.float64], let_in: NDArray[np.bool_], begin: int, end: int, wrapped: str
+    def _limit_used(
+        self, name: str, *, times: NDArray[np.float64], let_in: NDArray[np.bool_], begin: int, end: int, wrapped: str
     ) -> float | None:
+        """Return the share of a limit that was used by the calls from number `begin` to before `end`.
+
+        `times` are those of these calls, `let_in` says which of them were not answered 429.
+        """
         weights = None
         if self._units[name] == "rows":
             sizes = [len(self._rows(number, wrapped)) for number in range(begin, end)]
@@ -242,7 +272,10 @@ def highest(times: NDArray[np.float64], seconds: float, weights: NDArray[np.floa
     """
     if not len(times):
         return 0
-    total = np.concatenate([[0.0], np.cumsum(np.ones(len(times)) if weights is None else weights)])
+    if weights is None:
+        weights = np.ones(len(times))
+    # total[n] is the weight of the first n arrivals, so that a window's weight is a difference of two totals.
+    total = np.concatenate([[0.0], np.cumsum(weights)])
     first = np.searchsorted(times, times - seconds, side="right")
     return float(np.max(total[1:] - total[first]))
 
@@ -257,12 +290,18 @@ def used(
     """
     if len(times) < 2 or not rates:
         return None
-    starts = np.array([at for at, _ in rates])
-    each = np.array([rate for _, rate in rates])
+    if weights is None:
+        weights = np.ones(len(times))
+    # What was allowed: each rate for as long as it held between the first arrival and the last.
+    starts = np.array([start for start, _ in rates])
     ends = np.append(starts[1:], np.inf)
-    within = np.clip(np.minimum(ends, times[-1]) - np.maximum(starts, times[0]), 0, None)
-    allowed = float(np.sum(within * each))
+    rate_values = np.array([rate for _, rate in rates])
+    seconds = np.clip(np.minimum(ends, times[-1]) - np.maximum(starts, times[0]), 0, None)
+    allowed = float(np.sum(seconds * rate_values))
+    # What came: the arrivals at which a limit held. A place of -1 is before the first one.
     place = np.searchsorted(starts, times, side="right") - 1
-    limited = (place >= 0) & (each[np.clip(place, 0, None)] > 0)
-    count = (np.ones(len(times)) if weights is None else weights)[limited]
-    return float(np.sum(count[1:])) / allowed if allowed > 0 and len(count) else None
+    is_limited = (place >= 0) & (rate_values[np.clip(place, 0, None)] > 0)
+    limited_weights = weights[is_limited]
+    if allowed <= 0 or not len(limited_weights):
+        return None
+    return float(np.sum(limited_weights[1:])) / allowed

@@ -54,7 +54,8 @@ class _Connections(web.Server):
 
     def __init__(self, replies: Replies, connections: set[Connection]) -> None:
         super().__init__(_answer, request_factory=_request)
-        self._replies, self._open = replies, connections
+        self._replies = replies
+        self._open = connections
 
     def __call__(self) -> web.RequestHandler:
         return Connection(self, self._replies, self._open)
@@ -116,8 +117,15 @@ class Connection(web.RequestHandler):
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer a request as its reply says, when the reply's time has come."""
         body = await request.content.read()
-        call = Call(request.method, request.raw_path, request.headers, body, time.monotonic())
-        record, reply = self._replies.record, self._replies.reply(call)
+        call = Call(
+            method=request.method,
+            path=request.raw_path,
+            headers=request.headers,
+            body=body,
+            at=time.monotonic(),
+        )
+        record = self._replies.record
+        reply = self._replies.reply(call)
         record.in_flight += 1
         record.busiest = max(record.busiest, record.in_flight)
         self._busy = True
@@ -126,6 +134,7 @@ class Connection(web.RequestHandler):
         record.in_flight -= 1
         if reply.due is not None:
             reply.due()
+        # Nobody reads an answer any more. The call stays busy, and so counts as abandoned.
         if self._vanished or self._gone.done():
             await self._say_nothing()
         self._busy = False
@@ -140,8 +149,10 @@ class Connection(web.RequestHandler):
             return await _drip(request, reply)
         if reply.how == "silent":
             await self._say_nothing()
+        # From here on the connection ends, and only what it says before that differs; `hangup` says nothing.
         if reply.how == "cut":
-            await (await _begun(request, reply, len(reply.body) + 100)).write(reply.body)
+            response = await _begin_response(request, reply, len(reply.body) + 100)
+            await response.write(reply.body)
         elif reply.how == "garbage" and self.transport is not None:
             self.transport.write(b"\x00\xff this is no HTTP \r\n\r\n")
         elif reply.how == "reset":
@@ -195,7 +206,7 @@ def _hang_up() -> NoReturn:
     raise asyncio.CancelledError
 
 
-async def _begun(request: web.BaseRequest, reply: Reply, length: int | None) -> web.StreamResponse:
+async def _begin_response(request: web.BaseRequest, reply: Reply, length: int | None) -> web.StreamResponse:
     """Send the head of an answer that is written piece by piece; without a length it is chunked."""
     response = web.StreamResponse(status=reply.status, headers=reply.headers)
     if length is None:
@@ -207,20 +218,21 @@ async def _begun(request: web.BaseRequest, reply: Reply, length: int | None) -> 
 
 async def _pour(request: web.BaseRequest, reply: Reply) -> web.StreamResponse:
     """Send `size` bytes, or as many as are read."""
-    left = None if reply.how == "endless" else reply.size
-    response = await _begun(request, reply, left)
+    bytes_left = None if reply.how == "endless" else reply.size
+    response = await _begin_response(request, reply, bytes_left)
     with suppress(ConnectionError):
-        while left is None or left > 0:
-            piece = PIECE if left is None else PIECE[:left]
+        while bytes_left is None or bytes_left > 0:
+            piece = PIECE[:bytes_left]  # all of it when there is no end
             await response.write(piece)
-            left = None if left is None else left - len(piece)
+            if bytes_left is not None:
+                bytes_left -= len(piece)
             await asyncio.sleep(0)  # others want to be answered too
     return response
 
 
 async def _drip(request: web.BaseRequest, reply: Reply) -> web.StreamResponse:
     """Send a byte now and then, until the client has gone."""
-    response = await _begun(request, reply, None)
+    response = await _begin_response(request, reply, None)
     with suppress(ConnectionError):
         while True:
             await response.write(b"x")

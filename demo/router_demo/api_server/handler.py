@@ -23,7 +23,7 @@ from router_demo.api_server.script import Script
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from router_demo.api_server.script import Failure, Items, Limit, RetryAfter, Token
+    from router_demo.api_server.script import Failure, Items, Limit, Poison, RetryAfter, Token
 
 YEAR = 365 * 24 * 3600
 
@@ -35,8 +35,10 @@ class Wants:
         self._wants = script.wants
 
     def __call__(self, call: Call) -> Reply | None:
-        missing = [name for name, text in self._wants.items() if call.header(name) != text]
-        return error(401, f"{missing[0]} is not what it should be") if missing else None
+        for name, text in self._wants.items():
+            if call.header(name) != text:
+                return error(401, f"{name} is not what it should be")
+        return None
 
 
 class Tokens:
@@ -52,11 +54,11 @@ class Tokens:
         self._good: dict[str, tuple[float, int]] = {}
 
     def __call__(self, call: Call) -> Reply | None:
-        shown = call.header("authorization").removeprefix("Bearer ")
-        until, left = self._good.get(shown, (0.0, 0))
-        if call.at >= until or left == 0:
+        token = call.header("authorization").removeprefix("Bearer ")
+        expiry, uses_left = self._good.get(token, (0.0, 0))
+        if call.at >= expiry or uses_left == 0:
             return error(401, "no good token", [("WWW-Authenticate", 'Bearer error="invalid_token"')])
-        self._good[shown] = (until, left - 1)
+        self._good[token] = (expiry, uses_left - 1)
         return None
 
     def give(self, call: Call) -> Reply | None:
@@ -64,29 +66,34 @@ class Tokens:
         token = self._token
         if call.path != token.path:
             return None
-        if (token.client, token.secret) not in (_basic(call), _form(call)):
+        if (token.client, token.secret) not in (_basic_credentials(call), _form_credentials(call)):
             return error(401, "invalid_client")
-        made = secrets.token_urlsafe(16)
-        self._good[made] = (call.at + token.seconds, token.uses or -1)
+        access_token = secrets.token_urlsafe(16)
+        self._good[access_token] = (call.at + token.seconds, token.uses or -1)
         self._record.tokens += 1
-        seconds = token.seconds if token.declared is None else token.declared
-        return Reply(
-            200, json.dumps({"access_token": made, "token_type": "Bearer", "expires_in": seconds}).encode(), [JSON]
-        )
+        expires_in = token.seconds if token.declared is None else token.declared
+        content = {"access_token": access_token, "token_type": "Bearer", "expires_in": expires_in}
+        return Reply(200, json.dumps(content).encode(), [JSON])
 
 
-def _basic(call: Call) -> tuple[str, str] | None:
-    kind, _, shown = call.header("authorization").partition(" ")
+def _basic_credentials(call: Call) -> tuple[str, str] | None:
+    """Return the client's id and secret of a header for basic authentication."""
+    scheme, _, credentials = call.header("authorization").partition(" ")
+    if scheme != "Basic":
+        return None
     try:
-        client, _, secret = base64.b64decode(shown).decode().partition(":")
+        client, _, secret = base64.b64decode(credentials).decode().partition(":")
     except ValueError:
         return None
-    return (client, secret) if kind == "Basic" else None
+    return client, secret
 
 
-def _form(call: Call) -> tuple[str, str]:
+def _form_credentials(call: Call) -> tuple[str, str]:
+    """Return the client's id and secret of a body that is a form."""
     form = parse_qs(call.body.decode("latin-1"))
-    return (form.get("client_id", [""])[0], form.get("client_secret", [""])[0])
+    client = form.get("client_id", [""])[0]
+    secret = form.get("client_secret", [""])[0]
+    return client, secret
 
 
 class Largest:
@@ -96,29 +103,32 @@ class Largest:
         self._largest = script.largest or 0
 
     def __call__(self, call: Call) -> Reply | None:
-        return error(413, f"at most {self._largest} bytes") if len(call.body) > self._largest else None
+        if len(call.body) > self._largest:
+            return error(413, f"at most {self._largest} bytes")
+        return None
 
 
 class Limits:
     """A check of all rate limits: 429 when one bucket has too few tokens; nothing is taken from the others then."""
 
     def __init__(self, script: Script, record: Record, before: Limits | None) -> None:
-        known: dict[str, Bucket] = before.buckets if before else {}
-        self.buckets: dict[str, Bucket] = {
-            limit.name: known[limit.name].becomes(limit) if limit.name in known else Bucket(limit)
-            for limit in script.limits
-        }
+        buckets_before: dict[str, Bucket] = before.buckets if before else {}
+        self.buckets: dict[str, Bucket] = {}
+        for limit in script.limits:
+            bucket = buckets_before.get(limit.name)
+            self.buckets[limit.name] = bucket.becomes(limit) if bucket else Bucket(limit)
         self._wrapped = script.rows
         self._has_headers = any(limit.headers for limit in script.limits)
 
     def __call__(self, call: Call) -> Reply | None:
-        asked = [(bucket, self._units(bucket.limit, call)) for bucket in self.buckets.values()]
-        waits = [(bucket.wait(units, call.at), bucket.limit) for bucket, units in asked]
+        demands = [(bucket, self._units(bucket.limit, call)) for bucket in self.buckets.values()]
+        # Look at all buckets before a token is taken: a call that one limit refuses uses up nothing of the others.
+        waits = [(bucket.wait(units, call.at), bucket.limit) for bucket, units in demands]
         longest, limit = max(waits, key=lambda each: each[0])
         if longest > 0:
             wait = longest if limit.wait is None else limit.wait
             return error(429, f"limit {limit.name} reached", retry_after(limit.retry_after, wait))
-        for bucket, units in asked:
+        for bucket, units in demands:
             bucket.take(units)
         return None
 
@@ -126,10 +136,15 @@ class Limits:
         """Return the headers in which every reply says what is left of the limits."""
         if not self._has_headers:
             return []
-        return [header for bucket in self.buckets.values() for header in bucket.headers(now)]
+        headers: list[tuple[str, str]] = []
+        for bucket in self.buckets.values():
+            headers.extend(bucket.headers(now))
+        return headers
 
     def _units(self, limit: Limit, call: Call) -> float:
-        return 1 if limit.unit == "calls" else len(call.rows(self._wrapped))
+        if limit.unit == "calls":
+            return 1
+        return len(call.rows(self._wrapped))
 
 
 class Bucket:
@@ -156,20 +171,33 @@ class Bucket:
         lacking = min(units, self._full) - self._tokens
         if lacking <= 1e-9:  # what rounding leaves over is no token that lacks
             return 0.0
-        return self._since + self.limit.window - now if self.limit.window else lacking / self.limit.rate
+        if self.limit.window:
+            return self._since + self.limit.window - now
+        return lacking / self.limit.rate
 
     def take(self, units: float) -> None:
-        """Take tokens; more than there can ever be are owed."""
+        """Take tokens; a call that needs more than the bucket can hold leaves it in debt."""
         self._tokens -= units
 
     def headers(self, now: float) -> list[tuple[str, str]]:
         """Return the headers that say what is left of this limit."""
         self._fill(now)
-        seconds = self.limit.window or 1.0
-        reset = math.ceil(self._since + seconds - now) if self.limit.window else 1
-        left = math.floor(max(0.0, self._tokens) + (0 if self.limit.window else self.limit.rate))
-        quota = math.floor(self.limit.rate * seconds)
-        return _limit_headers(self.limit, quota, left, reset, math.ceil(seconds))
+        remaining = max(0.0, self._tokens)
+        if self.limit.window:
+            seconds = self.limit.window
+            reset = math.ceil(self._since + seconds - now)
+        else:
+            # The headers know windows only. A bucket is shown as one of a second, in which what fills it is also left.
+            seconds = 1.0
+            reset = 1
+            remaining += self.limit.rate
+        return _limit_headers(
+            self.limit,
+            quota=math.floor(self.limit.rate * seconds),
+            remaining=math.floor(remaining),
+            reset=reset,
+            seconds=math.ceil(seconds),
+        )
 
     def _fill(self, now: float) -> None:
         if not self.limit.window:
@@ -180,14 +208,21 @@ class Bucket:
             self._tokens = self._full
 
 
-def _limit_headers(limit: Limit, quota: int, left: int, reset: int, seconds: int) -> list[tuple[str, str]]:
+def _limit_headers(limit: Limit, *, quota: int, remaining: int, reset: int, seconds: int) -> list[tuple[str, str]]:
+    """Return the headers of a limit in its form (see `script.LimitHeaders`); `reset` is in seconds from now."""
+    if not limit.headers:
+        return []
     if limit.headers == "draft":
         policy = f'"{limit.name}";q={quota};w={seconds}'
-        return [("RateLimit-Policy", policy), ("RateLimit", f'"{limit.name}";r={left};t={reset}')]
+        return [("RateLimit-Policy", policy), ("RateLimit", f'"{limit.name}";r={remaining};t={reset}')]
     prefix = "RateLimit" if limit.headers == "three" else "X-RateLimit"
-    last = reset + math.floor(time.time()) if limit.headers == "x_epoch" else reset
-    named = (("Limit", quota), ("Remaining", left), ("Reset", last))
-    return [(f"{prefix}-{name}", str(number)) for name, number in named] if limit.headers else []
+    if limit.headers == "x_epoch":
+        reset += math.floor(time.time())
+    return [
+        (f"{prefix}-Limit", str(quota)),
+        (f"{prefix}-Remaining", str(remaining)),
+        (f"{prefix}-Reset", str(reset)),
+    ]
 
 
 class Failures:
@@ -195,26 +230,32 @@ class Failures:
 
     def __init__(self, script: Script, record: Record, before: Failures | None) -> None:
         self._failures = script.failures
-        self._left = [failure.times for failure in script.failures]
+        self._times_left = [failure.times for failure in script.failures]
+        """How often each failure may still come; None is without an end."""
         self._dice = random.Random(script.seed)
 
     def __call__(self, call: Call) -> Reply | None:
         for index, failure in enumerate(self._failures):
-            left = self._left[index]
-            if left == 0 or not call.path.startswith(failure.path):
+            times_left = self._times_left[index]
+            if times_left == 0 or not call.path.startswith(failure.path):
                 continue
             if failure.share < 1 and self._dice.random() >= failure.share:
                 continue
-            self._left[index] = None if left is None else left - 1
-            return self._fail(failure)
+            if times_left is not None:
+                self._times_left[index] = times_left - 1
+            return self._failure_reply(failure)
         return None
 
     @staticmethod
-    def _fail(failure: Failure) -> Reply:
-        headers = [JSON, *failure.headers.items(), *retry_after(failure.retry_after, failure.wait)]
-        body = failure.body.encode()
+    def _failure_reply(failure: Failure) -> Reply:
         return Reply(
-            failure.status, body, headers, failure.seconds, failure.how, failure.size, covers=failure.processed
+            status=failure.status,
+            body=failure.body.encode(),
+            headers=[JSON, *failure.headers.items(), *retry_after(failure.retry_after, failure.wait)],
+            seconds=failure.seconds,
+            how=failure.how,
+            size=failure.size,
+            covers=failure.processed,
         )
 
 
@@ -227,7 +268,9 @@ def retry_after(form: RetryAfter, wait: float) -> list[tuple[str, str]]:
         "absurd": str(YEAR),
         "malformed": "in a while",
     }
-    return [("Retry-After", texts[form])] if form in texts else []
+    if form not in texts:
+        return []
+    return [("Retry-After", texts[form])]
 
 
 class Keys:
@@ -240,13 +283,16 @@ class Keys:
         self._name = script.idempotency
         self._needed = script.key_needed
         self._record = record
-        self._kept: dict[str, tuple[bytes, Reply | None]] = before._kept if before else {}
+        self._replies: dict[str, tuple[bytes, Reply | None]] = before._replies if before else {}
+        """By key: the body of the call, and the reply to it, None until its time has come."""
 
     def __call__(self, call: Call) -> Reply | None:
         key = call.header(self._name)
-        if key not in self._kept:
-            return error(400, f"{self._name} is missing") if self._needed and not key else None
-        body, reply = self._kept[key]
+        if key not in self._replies:
+            if self._needed and not key:
+                return error(400, f"{self._name} is missing")
+            return None
+        body, reply = self._replies[key]
         if body != call.body:
             return error(422, f"{self._name} was used with another body")
         if reply is None:
@@ -257,9 +303,14 @@ class Keys:
     def keep(self, call: Call, reply: Reply) -> None:
         """Note that a call was processed, and will get this reply when its time has come."""
         key = call.header(self._name)
-        if key:
-            self._kept[key] = (call.body, None)
-            reply.due = lambda: self._kept.update({key: (call.body, reply)})
+        if not key:
+            return
+        self._replies[key] = (call.body, None)
+
+        def keep_reply() -> None:
+            self._replies[key] = (call.body, reply)
+
+        reply.due = keep_reply
 
 
 class Poisons:
@@ -270,9 +321,19 @@ class Poisons:
         self._wrapped = script.rows
 
     def __call__(self, call: Call) -> Reply | None:
-        every = call.rows(self._wrapped)
-        bad = next((each for row in every for each in self._poison if value(row, each.field) in each.values), None)
-        return error(bad.status, f"a value of {bad.field} is refused") if bad else None
+        for row in call.rows(self._wrapped):
+            poison = _poison_in(row, self._poison)
+            if poison is not None:
+                return error(poison.status, f"a value of {poison.field} is refused")
+        return None
+
+
+def _poison_in(row: Any, poisons: tuple[Poison, ...]) -> Poison | None:
+    """Return the first poison that a row holds."""
+    for poison in poisons:
+        if value(row, poison.field) in poison.values:
+            return poison
+    return None
 
 
 # The handler
@@ -305,35 +366,47 @@ class Handler:
         self.play(self.script)
 
     def play(self, script: Script) -> float:
-        """Put a script in the place of the last one; return the time.
+        """Replace the script; return the time.
 
-        A check whose field did not change continues where it was; limits and keys keep what was used up.
+        A check whose field did not change keeps its state; limits and keys keep what was used up in any case.
         """
-        now, before = time.monotonic(), self.script
+        now = time.monotonic()
+        before = self.script
         if script.limits != before.limits:
             self.record.limit(now, script.limits)
-        known, self._checks, self.script = self._checks, {}, script
-        for name, make in CHECKS.items():
-            asked = getattr(script, name)
+        checks_before = self._checks
+        self._checks = {}
+        self.script = script
+        for name, make_check in CHECKS.items():
+            options = getattr(script, name)
+            if options is None or options in ((), {}, ""):
+                continue
             if name == "poison" and script.items is not None:
                 continue  # a row that is poison is refused alone
-            if asked is not None and asked not in ((), {}, ""):
-                same = name in known and asked == getattr(before, name)
-                self._checks[name] = known[name] if same else make(script, self.record, known.get(name))
+            check_before = checks_before.get(name)
+            if check_before is not None and options == getattr(before, name):
+                self._checks[name] = check_before
+            else:
+                self._checks[name] = make_check(script, self.record, check_before)
         self._limits: Limits | None = self._checks.get("limits")
         self._keys: Keys | None = self._checks.get("idempotency")
         self._tokens: Tokens | None = self._checks.get("token")
-        items = script.items
-        self._process = Whole(script, self.record) if items is None else ItemByItem(script, self.record, items)
+        self._process: Whole | ItemByItem
+        if script.items is None:
+            self._process = Whole(script, self.record)
+        else:
+            self._process = ItemByItem(script, self.record, script.items)
         self._key_header = script.idempotency or "Idempotency-Key"
         return now
 
     def reply(self, call: Call) -> Reply:
-        """Return the reply to a call, which is noted, but for one that asks for a token or looks at the page."""
+        """Note a call and return the reply to it. A call for a token, or a look at the page, is not noted."""
         if call.path == "/" and call.method == "GET":
             return page(call.header("Accept"), self.script, self.record)
-        if self._tokens is not None and (given := self._tokens.give(call)) is not None:
-            return given
+        if self._tokens is not None:
+            token_reply = self._tokens.give(call)
+            if token_reply is not None:
+                return token_reply
         call.number = self.record.arrive(call, self._key_header)
         if self.script.show_headers:
             self.record.headers[call.number] = {name.lower(): text for name, text in call.headers.items()}
@@ -345,6 +418,11 @@ class Handler:
         return reply
 
     def _decide(self, call: Call) -> Reply:
+        """Return the reply of the first check that refuses the call, or process the call.
+
+        A failure that covers does not refuse. The checks after it still look at the call, but its sender sees only the
+        failure.
+        """
         cover: Reply | None = None
         for check in self._checks.values():
             reply: Reply | None = check(call)
@@ -353,9 +431,9 @@ class Handler:
             if not reply.covers:
                 return cover or reply
             cover = reply
-        return self._processed(call, cover)
+        return self._process_call(call, cover)
 
-    def _processed(self, call: Call, cover: Reply | None) -> Reply:
+    def _process_call(self, call: Call, cover: Reply | None) -> Reply:
         """Return the answer to a call that is processed, or what its sender sees in place of it."""
         reply = self._process(call)
         reply.seconds = self.script.latency
@@ -375,7 +453,8 @@ class Whole:
 
     def __call__(self, call: Call) -> Reply:
         self._record.process(call.number)
-        return Reply(200, call.body if self._echo else b'{"call": %d}' % call.number, [JSON])
+        body = call.body if self._echo else b'{"call": %d}' % call.number
+        return Reply(200, body, [JSON])
 
 
 class ItemByItem:
@@ -389,22 +468,31 @@ class ItemByItem:
         self._dice = random.Random(script.seed)
 
     def __call__(self, call: Call) -> Reply:
-        every = call.rows(self._wrapped)
-        statuses = [self._status(row) for row in every]
-        taken = tuple(index for index, status in enumerate(statuses) if status < 300)
-        self._record.process(call.number, taken)
-        results = [self._result(row, status) for row, status in zip(every, statuses, strict=True)]
+        taken: list[int] = []
+        results: list[dict[str, Any]] = []
+        for index, row in enumerate(call.rows(self._wrapped)):
+            status = self._status(row)
+            if status < 300:
+                taken.append(index)
+            results.append(self._result(row, status))
+        self._record.process(call.number, tuple(taken))
         if self._items.shuffled:
             self._dice.shuffle(results)
         return Reply(self._items.status, json.dumps({"items": results}).encode(), [JSON])
 
     def _status(self, row: Any) -> int:
-        bad = next((poison for poison in self._poison if value(row, poison.field) in poison.values), None)
-        if bad is not None:
-            return bad.status
-        return 429 if self._items.busy and self._dice.random() < self._items.busy else 201
+        poison = _poison_in(row, self._poison)
+        if poison is not None:
+            return poison.status
+        if self._items.busy and self._dice.random() < self._items.busy:
+            return 429
+        return 201
 
     def _result(self, row: Any, status: int) -> dict[str, Any]:
-        result: dict[str, Any] = {"id": value(row, self._items.id)} if self._items.id else {}
+        result: dict[str, Any] = {}
+        if self._items.id:
+            result["id"] = value(row, self._items.id)
         result["status"] = status
-        return result if status < 300 else {**result, "error": "busy" if status == 429 else "refused"}
+        if status >= 300:
+            result["error"] = "busy" if status == 429 else "refused"
+        return result

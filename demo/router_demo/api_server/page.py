@@ -1,4 +1,4 @@
-"""Show an API to whoever looks: what it takes, what it does now, what came. A page in a browser, text for curl."""
+"""Show what an API takes, what it does now and which calls came: a page in a browser, text for curl."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from router_demo.api_server.calls import THROTTLED, Reply, highest, used
+from router_demo.api_server.calls import THROTTLED, UNANSWERED, Reply, highest, used
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,117 +36,167 @@ td + td + td, p + p { color: #888; text-align: left }
 
 
 def page(accept: str, script: Script, record: Record) -> Reply:
-    """Answer a look at the API by what the Accept header asks for; a look is no call: no check, nothing is counted."""
-    drawn = _drawn(record, time.monotonic())
+    """Return the page, as HTML or as text by the Accept header.
+
+    A look at the page is no call: no check sees it, and it is not counted.
+    """
+    calls, taken = _calls_by_second(record, time.monotonic())
+    lines = _lines(script, record)
     if "text/html" in accept:
-        body, kind = _html(script, _lines(script, record), *drawn), "text/html"
+        content_type = "text/html"
+        body = _html(script, lines, calls, taken)
     else:
-        body, kind = _text(script, _lines(script, record), drawn[0]), "text/plain"
-    return Reply(200, body.encode(), [("Content-Type", f"{kind}; charset=utf-8"), ("Cache-Control", "no-store")])
+        content_type = "text/plain"
+        body = _text(script, lines, calls)
+    headers = [("Content-Type", f"{content_type}; charset=utf-8"), ("Cache-Control", "no-store")]
+    return Reply(200, body.encode(), headers)
 
 
 def limits_of(script: Script) -> str:
     """Return the limits of the API, as text."""
-    limits = [_limit(limit) for limit in script.limits]
-    return f"takes {', '.join(limits)}, and answers 429 to more" if limits else "takes as much as comes"
+    if not script.limits:
+        return "takes as much as comes"
+    limits = ", ".join(_limit(limit) for limit in script.limits)
+    return f"takes {limits}, and answers 429 to more"
 
 
 def state_of(script: Script) -> str:
     """Return what the API does at the moment, as text."""
-    failures = [_failure(failure) for failure in script.failures]
-    latency = f", in {script.latency * 1000:g} ms each" if script.latency else ""
-    return AWAY.get(script.outage) or ", ".join(failures) or f"it takes calls{latency}"
+    if script.outage:
+        return AWAY[script.outage]
+    if script.failures:
+        return ", ".join(_failure(failure) for failure in script.failures)
+    if script.latency:
+        return f"it takes calls, in {script.latency * 1000:g} ms each"
+    return "it takes calls"
 
 
 def _limit(limit: Limit) -> str:
-    how = f"counted again every {limit.window:g} s" if limit.window else f"{limit.burst:g} of them at once"
-    return f"{limit.rate:g} {limit.unit} a second ({how})"
+    pace = f"{limit.rate:g} {limit.unit} a second"
+    if limit.window:
+        return f"{pace} (counted again every {limit.window:g} s)"
+    return f"{pace} ({limit.burst:g} of them at once)"
 
 
 def _failure(failure: Failure) -> str:
     share = "every call" if failure.share == 1 else f"{failure.share:.0%} of the calls"
-    how = f"answers {failure.status} to" if failure.how == "answer" else f"fails ({failure.how}) on"
-    return f"it {how} {share}" + ("" if failure.times is None else f", {failure.times} times at most")
+    sentence = f"it fails ({failure.how}) on {share}"
+    if failure.how == "answer":
+        sentence = f"it answers {failure.status} to {share}"
+    if failure.times is not None:
+        sentence += f", {failure.times} times at most"
+    return sentence
 
 
-def _drawn(record: Record, now: float) -> tuple[list[int], list[int]]:
+def _calls_by_second(record: Record, now: float) -> tuple[list[int], list[int]]:
     """Return the calls of each of the last seconds, the newest last: all of them, and those that were taken."""
-    times, taken = np.array(record.times), np.array(record.processed, bool)
-    ages = np.floor(now - times).astype(int)
-    return _by_age(ages), _by_age(ages[taken])
+    ages = np.floor(now - np.array(record.times)).astype(int)
+    is_taken = np.array(record.processed, bool)
+    return _count_by_age(ages), _count_by_age(ages[is_taken])
 
 
-def _by_age(ages: NDArray[np.int64]) -> list[int]:
+def _count_by_age(ages: NDArray[np.int64]) -> list[int]:
     counts: list[int] = np.bincount(ages[ages < SPAN], minlength=SPAN)[::-1].tolist()
     return counts
 
 
-def _top(script: Script, seconds: list[int]) -> tuple[float | None, float]:
-    """Return the limit of calls per second, and the height of what is drawn."""
-    rates = [limit.rate for limit in script.limits if limit.unit == "calls"]
-    limit = min(rates, default=None)
-    return limit, max([*seconds, limit or 0, 1]) * 1.05
+def _lowest_limit(script: Script) -> float | None:
+    """Return the limit of calls per second, the lowest if there are more."""
+    return min((limit.rate for limit in script.limits if limit.unit == "calls"), default=None)
+
+
+def _top(limit: float | None, calls: list[int]) -> float:
+    """Return the height of what is drawn, in calls per second: a little over the limit and the fullest second."""
+    return max([*calls, limit or 0, 1]) * 1.05
 
 
 def _lines(script: Script, record: Record) -> list[Line]:
     """Return what is counted."""
-    times, statuses = np.array(record.times), np.array(record.statuses)
-    now, let_in = time.monotonic(), times[statuses != THROTTLED]
-    limit, _ = _top(script, [])
-    of = f"of {limit:g}" if limit else ""
+    now = time.monotonic()
+    times = np.array(record.times)
+    statuses = np.array(record.statuses)
+    limit = _lowest_limit(script)
+    of_limit = f"of {limit:g}" if limit else ""
     lines = [
-        ("calls in the last second", f"{np.count_nonzero(times > now - 1):,}", of),
-        ("most in any second", f"{highest(times, 1.0):,.0f}", of),
+        ("calls in the last second", f"{np.count_nonzero(times > now - 1):,}", of_limit),
+        ("most in any second", f"{highest(times, 1.0):,.0f}", of_limit),
     ]
-    for name in (one.name for one in script.limits if one.unit == "calls"):
-        share = used(let_in, record.rates[name])
-        lines.append(("limit used", "" if share is None else f"{share:.0%}", "from the first call to the last"))
+    # A call that was answered 429 took nothing of the limit.
+    let_in = times[statuses != THROTTLED]
+    for each_limit in script.limits:
+        if each_limit.unit != "calls":
+            continue
+        share = used(let_in, record.rates[each_limit.name])
+        percentage = "" if share is None else f"{share:.0%}"
+        lines.append(("limit used", percentage, "from the first call to the last"))
     lines.append(("calls", f"{len(times):,}", ""))
     for status, count in sorted(Counter(statuses.tolist()).items()):
-        lines.append((f"  {status or 'none'}", f"{count:,}", PHRASES.get(status, "no answer" if not status else "")))
-    keys = Counter(key for key, done in zip(record.keys, record.processed, strict=True) if done and key)
-    return [*lines, ("taken twice", f"{keys.total() - len(keys):,}", "by their idempotency keys")]
+        if status == UNANSWERED:
+            lines.append(("  none", f"{count:,}", "no answer"))
+        else:
+            lines.append((f"  {status}", f"{count:,}", PHRASES.get(status, "")))
+    keys = record.processed_keys(0, len(times))
+    lines.append(("taken twice", f"{len(keys) - len(set(keys)):,}", "by their idempotency keys"))
+    return lines
 
 
-def _text(script: Script, lines: list[Line], seconds: list[int]) -> str:
-    limit, top = _top(script, seconds)
-    full = limit or top
-    bars = "".join(BLOCKS[min(8, int(np.ceil(8 * count / full)))] for count in seconds).lstrip() or "none yet"
-    counted = [f"{name:<26}{number:>9}   {remark}".rstrip() for name, number, remark in lines]
-    drawn = "calls by second, the newest last" + ("; a full block is the limit" if limit else "")
-    return "\n".join(
-        [f"This is a mock API: it {limits_of(script)}.", f"Now {state_of(script)}.", "", drawn, bars, "", *counted, ""]
-    )
+def _text(script: Script, lines: list[Line], calls: list[int]) -> str:
+    limit = _lowest_limit(script)
+    full = limit or _top(limit, calls)
+    bars = "".join(BLOCKS[min(8, int(np.ceil(8 * count / full)))] for count in calls)
+    caption = "calls by second, the newest last"
+    if limit:
+        caption += "; a full block is the limit"
+    page_lines = [
+        f"This is a mock API: it {limits_of(script)}.",
+        f"Now {state_of(script)}.",
+        "",
+        caption,
+        bars.lstrip() or "none yet",  # seconds without a call before the first one are not drawn
+        "",
+    ]
+    for name, number, remark in lines:
+        page_lines.append(f"{name:<26}{number:>9}   {remark}".rstrip())
+    page_lines.append("")
+    return "\n".join(page_lines)
 
 
-def _html(script: Script, lines: list[Line], seconds: list[int], taken: list[int]) -> str:
-    limit, top = _top(script, seconds)
-    bars = [*_bars("all", seconds, top), *_bars("taken", taken, top)]
+def _html(script: Script, lines: list[Line], calls: list[int], taken: list[int]) -> str:
+    limit = _lowest_limit(script)
+    top = _top(limit, calls)
+    # Those that were taken are drawn over all: what stays red was not taken.
+    bars = [*_bars("all", calls, top), *_bars("taken", taken, top)]
     if limit:
         height = 100 - 100 * limit / top
         bars.append(
             f'<line x1="0" x2="{SPAN}" y1="{height:.1f}" y2="{height:.1f}" vector-effect="non-scaling-stroke"/>'
         )
-    counted = "\n".join(f"<tr>{''.join(f'<td>{_cell(text)}</td>' for text in line)}</tr>" for line in lines)
+    table = "\n".join(_table_row(line) for line in lines)
     return f"""<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="1"><title>A mock API with a limit</title>
 <style>{STYLE}</style>
 <h1>A mock API with a limit</h1>
 <p>It {escape(limits_of(script))}. <strong>Now {escape(state_of(script))}.</strong></p>
 <svg viewBox="0 0 {SPAN} 100" preserveAspectRatio="none">{"".join(bars)}</svg>
-<table>{counted}</table>
+<table>{table}</table>
 <p>Calls by second, the last minute. Green were taken, red were not; the line is the limit.</p>
 </html>
 """
 
 
-def _bars(kind: str, seconds: list[int], top: float) -> list[str]:
-    heights = [100 * count / top for count in seconds]
-    return [
-        f'<rect class="{kind}" x="{at}" y="{100 - height:.1f}" width=".9" height="{height:.1f}"/>'
-        for at, height in enumerate(heights)
-        if height
-    ]
+def _bars(css_class: str, calls: list[int], top: float) -> list[str]:
+    bars = []
+    for second, count in enumerate(calls):
+        if count == 0:
+            continue
+        height = 100 * count / top
+        bars.append(f'<rect class="{css_class}" x="{second}" y="{100 - height:.1f}" width=".9" height="{height:.1f}"/>')
+    return bars
+
+
+def _table_row(line: Line) -> str:
+    cells = "".join(f"<td>{_cell(text)}</td>" for text in line)
+    return f"<tr>{cells}</tr>"
 
 
 def _cell(text: str) -> str:

@@ -42,8 +42,8 @@ class Failure(Frozen):
 
     `huge` sends `size` bytes, `endless` as much as is read, `drip` a byte now and then, `cut` less than it
     announced; `garbage` is no HTTP, `hangup` closes, `reset` resets, `silent` never answers. `processed`: the request
-    still takes effect, unless a later check keeps it from it, as a key that was used does; its sender sees only
-    the failure. `seconds` pass before. `path` limits it to what begins so.
+    still takes effect, unless a later check refuses it, such as the check for keys that were used; its sender sees
+    only the failure. `seconds` pass before. `path` limits the failure to paths that begin with it.
     """
 
     how: How = "answer"
@@ -82,10 +82,10 @@ class Items(Frozen):
 
 
 class Token(Frozen):
-    """Bearer tokens: only who shows one is let in; POST to `path` gives one for the client's id and secret.
+    """Bearer tokens: a call without one gets 401; POST to `path` gives one for the client's id and secret.
 
-    A token is good for `seconds` and for `uses` requests (0: any number); `declared` is what its `expires_in` says,
-    when that is not the truth.
+    A token is good for `seconds` and for `uses` requests (0: any number); `declared` replaces its `expires_in`, to
+    state a time that is wrong.
     """
 
     path: str = "/token"

@@ -38,7 +38,7 @@ class Server:
         self.handler = Handler()
         self._host = host
         self._port = 0
-        self._tls = _context(certificate, client_ca) if certificate else None
+        self._tls = _tls_context(certificate, client_ca) if certificate else None
         self._listener: asyncio.Server | None = None
         self._full: list[socket.socket] = []
         self._open: set[Connection] = set()
@@ -47,7 +47,7 @@ class Server:
 
     async def start(self, port: int, control_port: int) -> tuple[int, int]:
         """Listen on both ports, 0 for any; return them."""
-        await self._listen(self._bound(port))
+        await self._listen(self._bind(port))
         self._control = web.AppRunner(control(self), access_log=None)
         await self._control.setup()
         await web.TCPSite(self._control, self._host, control_port, backlog=BACKLOG).start()
@@ -56,20 +56,21 @@ class Server:
 
     def play(self, script: Script) -> float:
         """Put a script in place; return the time, from which on it is in force."""
-        before = self.handler.script.outage
+        outage_before = self.handler.script.outage
         now = self.handler.play(script)
-        if script.outage != before:
-            self._change(script.outage)
+        if script.outage != outage_before:
+            self._change_outage(script.outage)
         return now
 
     def reset(self) -> None:
         """Forget everything; connections stay open, unless an outage ends."""
-        before = self.handler.script.outage
+        outage_before = self.handler.script.outage
         self.handler.reset()
-        if before:
-            self._change("")
+        if outage_before:
+            self._change_outage("")
 
-    def _change(self, outage: str) -> None:
+    def _change_outage(self, outage: str) -> None:
+        """Begin an outage, or end one with ""."""
         self._close()
         if outage == "dropped":
             for connection in self._open:
@@ -79,9 +80,9 @@ class Server:
         for connection in list(self._open):
             connection.reset()
         if not outage:
-            self._waits = self._loop.create_task(self._listen(self._bound(self._port)))
+            self._waits = self._loop.create_task(self._listen(self._bind(self._port)))
 
-    def _bound(self, port: int) -> socket.socket:
+    def _bind(self, port: int) -> socket.socket:
         """Return a socket that takes connections from now on, though none may be answered yet."""
         bound = socket.create_server((self._host, port), backlog=BACKLOG)
         self._port = bound.getsockname()[1]
@@ -96,10 +97,13 @@ class Server:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((self._host, self._port))
         listener.listen(0)
-        self._full = [listener, *(socket.socket() for _ in range(2))]
-        for filler in self._full[1:]:
+        self._full = [listener]
+        # Two connections that nobody accepts are enough: Linux queues one more than the 0 above.
+        for _ in range(2):
+            filler = socket.socket()
             filler.setblocking(False)
             filler.connect_ex((self._host, self._port))
+            self._full.append(filler)
 
     def _close(self) -> None:
         if self._listener is not None:
@@ -110,6 +114,7 @@ class Server:
         self._full = []
 
     async def _watch_lag(self) -> None:
+        """Record the longest that this server was held up: how much too late it wakes from a short sleep."""
         while True:
             due = self._loop.time() + TICK_SECONDS
             await asyncio.sleep(TICK_SECONDS)
@@ -117,7 +122,7 @@ class Server:
             record.lag = max(record.lag, self._loop.time() - due)
 
 
-def _context(certificate: Path, client_ca: Path | None) -> ssl.SSLContext:
+def _tls_context(certificate: Path, client_ca: Path | None) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     if client_ca is not None:
@@ -145,12 +150,16 @@ def control(server: Server) -> web.Application:
         return web.json_response({"at": time.monotonic()})
 
     async def stats(request: web.Request) -> web.Response:
+        since, until = _span(request)
         window = float(request.query.get("window", "1"))
-        return web.json_response(handler.record.stats(*_span(request), window, handler.script.rows))
+        figures = handler.record.stats(since=since, until=until, window=window, wrapped=handler.script.rows)
+        return web.json_response(figures)
 
     async def rows(request: web.Request) -> web.Response:
+        since, until = _span(request)
         ids = request.query.getall("id", ["id"])
-        counts = handler.record.counts(ids, handler.script.rows, *_span(request))
+        counts = handler.record.counts(ids=ids, wrapped=handler.script.rows, since=since, until=until)
+        # Pairs, not a JSON object: its names are texts, and the values of a row may be anything.
         return web.json_response([(list(row), times) for row, times in counts.items()])
 
     async def requests(request: web.Request) -> web.Response:
@@ -166,7 +175,8 @@ def control(server: Server) -> web.Application:
     }
 
     async def unknown(request: web.Request) -> web.Response:
-        return _error(404, f"there are {', '.join(f'{method} {PREFIX}{name}' for method, name in answers)}")
+        paths = ", ".join(f"{method} {PREFIX}{name}" for method, name in answers)
+        return _error(404, f"there are {paths}")
 
     application = web.Application(middlewares=[_refuse_mistakes])
     application.router.add_get("/", look)
@@ -189,5 +199,7 @@ def _error(status: int, text: str) -> web.Response:
 
 
 def _span(request: web.Request) -> tuple[float, float]:
-    query = request.query
-    return float(query.get("since", -math.inf)), float(query.get("until", math.inf))
+    """Return the times that a query names, `since` and `until`; without them all of time."""
+    since = float(request.query.get("since", -math.inf))
+    until = float(request.query.get("until", math.inf))
+    return since, until
