@@ -47,7 +47,7 @@ def _history_table(results: Results, scale: Scale) -> Table:
             steps = run.steps if run else {}
             memory = run.counts.get("ledger_mb") if run else None
             figures |= {f"{name} {label} {batches}": steps.get(name) for name in TIMED}
-            figures[f"ledger_mb {batches}"] = memory
+            figures[f"ledger_mb {label} {batches}"] = memory
             rows.append((label, count(batches), *(_time(steps.get(name)) for name in TIMED), megabytes(memory)))
         first = _steps(results.of(_cell(_points(scale)[0], way)))
         last = _steps(results.of(_cell(_points(scale)[-1], way)))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from benchmarks.cells import Cell
 from benchmarks.format import MISSING, met
 from benchmarks.measurements import Measurement, Table
+from benchmarks.results import last_run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,8 +29,8 @@ def _cell(scale: Scale) -> Cell:
 
 
 def _table(results: Results, scale: Scale) -> Table:
-    result = results.of(_cell(scale))
-    counts = result.runs[0].counts if result and result.runs else {}
+    run = last_run(results.of(_cell(scale)))
+    counts = run.counts if run else {}
     rows: list[tuple[str, ...]] = []
     figures: dict[str, float | None] = {}
     for table, requests in sorted(counts.items()):
