@@ -142,7 +142,7 @@ class RecordNumbers:
 def _parts(rows: DataFrame, key_names: list[str], commit_versions: CommitVersions | None) -> list[Row]:
     """Return the parts of a batch in the order of their records.
 
-    A part are the records that a task reads of one file; without files, all that it reads. Each has its keys, its
+    A part is the records that a task reads of one file; without files, all that it reads. Each has its keys, its
     `first_row` and its `last_row` in the task.
     """
     # `value` is counted so that the source parses its rows: one that only counts them may count others.
