@@ -377,6 +377,17 @@ def last(config: Config, batches: int) -> list[dict[str, Any]]:
     )
 
 
+def queries_of_route(lake: Lake, ledger: str, route: str) -> set[str]:
+    """Return the queries whose batches had a route of this name."""
+    table = lake.open(ledger)
+    if table is None:
+        return set()
+    names: set[str] = set()
+    for part in dataset_of(table).scanner(["query"], filter=pc.field("route") == route).to_batches():
+        names |= set(pc.unique(part.column("query")).to_pylist())
+    return names
+
+
 def totals(config: Config) -> dict[tuple[str | None, str | None], dict[str, int]]:
     """Return the sums of all counts of a query, by route and sink; (None, None) are those of the source."""
     lake, _ = lake_and_checkpoint(config)

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 from deltalake import CommitProperties, write_deltalake
@@ -14,6 +15,7 @@ from deltalake import CommitProperties, write_deltalake
 import router.cli
 from router.config.loader import load
 from router.delta.lake import Lake
+from router.engine import ledger
 from router.engine.audit.verify import verify_tables
 from router.engine.label.layout import DEAD_SCHEMA
 from router.engine.spark import session
@@ -167,6 +169,15 @@ def test_dead_letters_of_another_query_are_left_alone(stages: Stages) -> None:
 
     assert refused.exit_code == 1
     assert "ops.dead also has dead letters of others" in refused.output
+
+    write_deltalake(
+        str(stages.folder / "lake" / "ops" / "ledger"),
+        pa.Table.from_pylist([{"query": "others", "route": "all"}, {"query": "games", "route": "high"}], ledger.SCHEMA),
+    )
+    refused = stages.replay("--route", "all")
+    assert refused.exit_code == 1
+    assert "all is a route of theirs also" in refused.output
+    assert stages.replay("--route", "high").exit_code == 0
 
 
 def test_tables_that_depend_on_the_order_of_records_are_named_first(stages: Stages) -> None:

@@ -279,15 +279,17 @@ class DeadLetterReplay:
         return replace(run, choice=DeadLetterChoice(chosen, tuple(scopes)))
 
     def _refuse_dead_letters_of_others(self, chosen: DeadLetterFilter) -> None:
-        """Raise StartError if several queries write the dead letters: the query of those without a route is unknown."""
-        if chosen.route is not None:
-            return
+        """Raise StartError if several queries may have written them: a dead letter does not say which one did."""
         name = self.config.name
         table = self.config.dead_letters
         others = writers_of(self.lake, table) - {name}
+        advice = f"choose those of a route that only {name} has, with --route"
+        if chosen.route is not None:
+            others &= ledger.queries_of_route(self.lake, self.config.ledger, chosen.route)
+            advice = f"{chosen.route} is a route of theirs also. Give each a `dead_letters` table of its own"
         if others:
             problem = f"{table} also has dead letters of {', '.join(sorted(others))}, and the query of each is unknown"
-            raise StartError(f"{problem}: choose those of a route that only {name} has, with --route")
+            raise StartError(f"{problem}: {advice}")
 
     def cut_off(self) -> NamedRun[DeadLetterChoice] | None:
         """Return the replay that was killed before its end; None if there is none."""

@@ -59,12 +59,12 @@ Accept = Literal[
 class Checkpoint:
     """The past of a query, as its Spark checkpoint has it.
 
-    `run` is the query's id, `begun` is set if the offsets of any batch are decided (a start then continues with them),
-    `last` is the last committed batch, -1 for none.
+    `run` is the query's id, `decided` the last batch whose offsets are decided (a start then continues with them),
+    `last` the last committed batch; -1 for none.
     """
 
     run: str | None = None
-    begun: bool = False
+    decided: int = -1
     last: int = -1
 
     @classmethod
@@ -79,7 +79,8 @@ class Checkpoint:
                 fault = "is damaged; `router run` mends it, or prints what to do"
                 raise StartError(f"{place.root}/spark/metadata {fault}") from None
         notes = SparkNotes(place)
-        return cls(run, begun=bool(notes.numbers("offsets")), last=max(notes.numbers("commits"), default=-1))
+        decided = max(notes.numbers("offsets"), default=-1)
+        return cls(run, decided=decided, last=max(notes.numbers("commits"), default=-1))
 
 
 def examine(lake: Lake, ledger: str, name: str, checkpoint: Checkpoint, accept: Accept = "") -> None:
@@ -97,7 +98,7 @@ def examine(lake: Lake, ledger: str, name: str, checkpoint: Checkpoint, accept: 
                 f"{', '.join(missing)}), from which this one cannot continue; give this run a new lake and a new "
                 "checkpoint"
             )
-    # A batch is in the ledger before Spark commits it, so the ledger is level with the checkpoint or one batch ahead.
+    # A batch is in the ledger after Spark has decided its offsets, and before Spark commits it.
     in_ledger = last_batch(table, name, checkpoint.run)
     if in_ledger < checkpoint.last and accept != "lost-lake":
         raise StartError(
@@ -106,13 +107,14 @@ def examine(lake: Lake, ledger: str, name: str, checkpoint: Checkpoint, accept: 
             "checkpoint also and fill the lake again from the source; or run with --accept lost-lake to continue "
             "with what comes next"
         )
-    if in_ledger > checkpoint.last + 1:
+    if in_ledger > max(checkpoint.decided, checkpoint.last):
         raise StartError(
             f"the checkpoint of {name} ends with batch {checkpoint.last}, but {ledger} in {lake.root} has batch "
             f"{in_ledger}: the checkpoint was put back from an older copy, and records would be taken for batches that "
-            "the tables have already. Delete the checkpoint and run with --accept lost-checkpoint"
+            "the tables have already. Restore a newer copy; or, with a source of Kafka, delete the checkpoint and run "
+            "with --accept lost-checkpoint"
         )
-    if checkpoint.begun or accept in ("lost-checkpoint", "duplicates"):
+    if checkpoint.decided >= 0 or accept in ("lost-checkpoint", "duplicates"):
         return
     if traces := _traces(lake, table, name):
         raise StartError(
@@ -241,7 +243,7 @@ def begin(spark: SparkSession, tables: TableCache, checkpoint: Lake, config: Con
     examine(lake, config.ledger, config.name, past, accept)
     if past.run:
         refuse_lost_tables(tables, CheckpointStore(checkpoint, past.run), config, past.last, accept)
-    if accept != "lost-checkpoint" or past.begun:
+    if accept != "lost-checkpoint" or past.decided >= 0:
         return None
     if config.source.kafka is None:
         raise StartError("only a Kafka source can continue from the ledger; restore the checkpoint")
@@ -262,7 +264,7 @@ def refuse_other_source(store: CheckpointStore, config: Config, past: Checkpoint
     noted = (store.read("source") or b"").decode()
     if noted == kind:
         return
-    if past.begun and noted:
+    if past.decided >= 0 and noted:
         raise StartError(
             f"the checkpoint of {config.name} says how far {noted} was read, and the source is {kind} now: it cannot "
             f"continue there. Give the configuration another `name`, it may write the same lake; or go back to {noted}"
