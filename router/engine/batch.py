@@ -110,7 +110,7 @@ class Batches:
             self.quarantine.note_again()
         self.decider.forget_released(self.quarantine.blocked())
         by_spark = self.spark if self.committers.only_spark else None
-        self.ordinal = ordinal_of(self.store, self.lake, config.ledger, config.name, by_spark=by_spark)
+        self.ordinal = ordinal_of(self.store, self.lake, config.ledger, by_spark=by_spark)
         self.numbers = RecordNumbers(self.lake, config.ledger, config.name, self.store.run, by_spark=by_spark)
         self.unknown = UnknownFieldReport()
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tests.engine.conftest import MakeQuery
 
 YAML = """
-name: orders
+name: {name}
 lake: {folder}/lake
 checkpoint: {folder}/{checkpoint}
 source: {source}
@@ -57,13 +57,14 @@ class Orders:
         self.spark = spark
         self.source = source
         self.checkpoint = "checkpoint"
+        self.name = "orders"
 
     def text(self) -> str:
         """Return the configuration."""
         rows = self.source.get("files", {}).get("format") == "json"
         decode = {"rows": {}} if rows else {"json": {"schema": "id long, state string"}}
         values = {"decode": json.dumps(decode), "source": json.dumps(self.source)}
-        return YAML.format(folder=self.folder, checkpoint=self.checkpoint, **values)
+        return YAML.format(folder=self.folder, checkpoint=self.checkpoint, name=self.name, **values)
 
     def drain(self, accept: str = "") -> int:
         """Read what is new; return the number of records."""
@@ -163,6 +164,22 @@ def test_a_new_checkpoint_goes_on_behind_the_old_one(orders: Orders) -> None:
 
     assert orders.latest()[1] == "sent"
     assert orders.history(1) == ["state 1", "paid", "sent"]
+
+
+def test_a_configuration_of_another_name_goes_on_behind_the_first_one(spark: SparkSession, tmp_path: Path) -> None:
+    """Without it what comes under the new name counts as older than all that the first one brought."""
+    orders = Orders(tmp_path, spark, {"files": {"path": str(tmp_path / "inbox")}})
+    for batch in range(2):
+        put(orders.folder / "inbox", f"{batch}.json", {1: f"state {batch}"}, modified=batch)
+        orders.drain()
+    orders.name = orders.checkpoint = "renamed"
+    for file in (orders.folder / "inbox").iterdir():
+        file.unlink()
+    put(orders.folder / "inbox", "a.json", {1: "paid"}, modified=2)
+    orders.drain()
+
+    assert orders.latest() == {1: "paid"}
+    assert orders.history(1) == ["state 0", "state 1", "paid"]
 
 
 def test_no_two_records_have_one_position(orders: Orders) -> None:

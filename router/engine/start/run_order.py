@@ -1,4 +1,4 @@
-"""The order in which the runs of a query began: records of a later run arrived later, whatever their batches are."""
+"""The order in which the runs of a lake began: records of a later run arrived later, whatever their batches are."""
 
 from __future__ import annotations
 
@@ -22,20 +22,19 @@ ORDINALS = "runs.json"
 """The file of the store with the ordinals of runs."""
 
 
-def ordinal_of(
-    store: CheckpointStore, lake: Lake, ledger: str, query: str, *, by_spark: SparkSession | None = None
-) -> int:
-    """Return how many runs of the query began before this one, and note it with the checkpoint.
+def ordinal_of(store: CheckpointStore, lake: Lake, ledger: str, *, by_spark: SparkSession | None = None) -> int:
+    """Return how many runs began before this one, by the ledger, and note it with the checkpoint.
 
-    A new checkpoint over old tables begins a new run: its records arrive after all of those. Records of a replay whose
-    arrival was not noted came before all runs. With `by_spark` Spark reads the ledger, else delta-rs does.
+    A new checkpoint, or a new name, over old tables begins a new run: its records arrive after all of those. Records of
+    a replay whose arrival was not noted came before all runs. With `by_spark` Spark reads the ledger, else delta-rs
+    does.
     """
     if store.run.startswith(REPLAY):
         return -1
     ordinals: dict[str, int] = store.load(ORDINALS) or {}
     if store.run in ordinals:
         return ordinals[store.run]
-    runs = _runs(lake, ledger, query, by_spark) - {store.run}
+    runs = _runs(lake, ledger, by_spark) - {store.run}
     earlier = [run for run in runs if not run.startswith(REPLAY)]
     # A run without rows is noted and not in the ledger, one of a former checkpoint the other way round.
     ordinal = max(len(earlier), max(ordinals.values(), default=-1) + 1)
@@ -43,23 +42,23 @@ def ordinal_of(
     return ordinal
 
 
-def _runs(lake: Lake, ledger: str, query: str, by_spark: SparkSession | None) -> set[str]:
-    """Return the runs of a query that the ledger has."""
+def _runs(lake: Lake, ledger: str, by_spark: SparkSession | None) -> set[str]:
+    """Return the runs that the ledger has, of all queries: several may merge into one table."""
     if by_spark is not None:
-        return _runs_by_spark(by_spark, lake, ledger, query)
+        return _runs_by_spark(by_spark, lake, ledger)
     table = lake.open(ledger)
     if table is None:
         return set()
     rows = dataset_of(table)
     runs: set[str] = set()
-    for part in rows.to_batches(columns=["run"], filter=pc.field("query") == query):
+    for part in rows.to_batches(columns=["run"]):
         runs.update(pc.unique(part.column("run")).drop_null().to_pylist())
     return runs
 
 
-def _runs_by_spark(spark: SparkSession, lake: Lake, ledger: str, query: str) -> set[str]:
+def _runs_by_spark(spark: SparkSession, lake: Lake, ledger: str) -> set[str]:
     rows = SparkTables(spark, lake).rows(ledger)
     if rows is None:
         return set()
-    runs = rows.filter((F.col("query") == query) & F.col("run").isNotNull()).select("run").distinct()
+    runs = rows.filter(F.col("run").isNotNull()).select("run").distinct()
     return {row["run"] for row in runs.collect()}
