@@ -10,7 +10,7 @@ from google.protobuf.json_format import MessageToJson, ParseDict  # type: ignore
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from router_demo.games import GAMES, game_names, gamer_names
-from router_demo.traffic import BAD_NAMES, FRAMED_GARBAGE, draw_amounts, draw_ends
+from router_demo.traffic import BAD_NAMES, FRAMED_GARBAGE, concatenate_fields, draw_amounts, draw_ends
 from router_schemas.byte_columns import varint
 from router_schemas.model import RegisteredSchema, ResolvedSchema
 from router_schemas.protobuf.descriptors import descriptors, message_of
@@ -165,23 +165,17 @@ class ProtobufValues:
     def render(self, drawn: Drawn) -> list[bytes]:
         """Return the values of good events."""
         self._prepare(drawn.version)
-        session = self._session(drawn.session)
         times = self._times(drawn)
-        values = []
-        for game, gamer, amount, end, time in zip(
-            drawn.games, drawn.gamers, drawn.amounts, drawn.ends, times, strict=True
-        ):
-            fields = (
-                self._begins[game],
-                self._gamer_ids[gamer],
-                time,
-                session,
-                self._gamers[gamer],
-                self._amounts[amount],
-                self._ends[game % len(self._ends)][end],  # games past the known kinds have their ends in turn
-            )
-            values.append(b"".join(fields))
-        return values
+        return concatenate_fields(
+            drawn,
+            begins=self._begins,
+            gamer_ids=self._gamer_ids,
+            times=times,
+            session=self._session(drawn.session),
+            gamers=self._gamers,
+            amounts=self._amounts,
+            ends=self._ends,
+        )
 
     def spoil(self, event: bytes, random: Random) -> tuple[str, bytes | None]:
         """Turn a good event into garbage; return its kind and the value."""

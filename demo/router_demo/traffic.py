@@ -117,6 +117,36 @@ class Values(Protocol):
         """Turn a good event into garbage; return its kind and the value sent in its place (None is a tombstone)."""
 
 
+def concatenate_fields(
+    drawn: Drawn,
+    *,
+    begins: list[bytes],
+    gamer_ids: list[bytes],
+    times: list[bytes],
+    session: bytes,
+    gamers: list[bytes],
+    amounts: list[bytes],
+    ends: list[list[bytes]],
+) -> list[bytes]:
+    """Return events of a format in which an event is the concatenation of its fields.
+
+    A session's id is `session` and the gamer's name. `times` are those of the events, the others lists to draw from.
+    """
+    values = []
+    for game, gamer, amount, end, time in zip(drawn.games, drawn.gamers, drawn.amounts, drawn.ends, times, strict=True):
+        fields = (
+            begins[game],
+            gamer_ids[gamer],
+            time,
+            session,
+            gamers[gamer],
+            amounts[amount],
+            ends[game % len(ends)][end],  # games past the known kinds have their ends in turn
+        )
+        values.append(b"".join(fields))
+    return values
+
+
 def draw_amounts(traffic: Traffic) -> list[str]:
     """Return the amounts that events of some traffic have."""
     return render_amounts(AMOUNTS, Random(traffic.seed))
