@@ -102,6 +102,7 @@ def test_a_message_to_a_task_whose_connection_is_lost_raises_nothing(server: Lea
 
     async def story() -> TaskSession:
         lease = await LeaseClient.open(address, "sink")
+        await lease.token()  # the driver knows the session at the latest when it grants a token
         (session,) = sessions._sessions.values()
         await lease.close()
         return session
