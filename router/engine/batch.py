@@ -111,7 +111,9 @@ class Batches:
         self.decider.forget_released(self.quarantine.blocked())
         by_spark = self.spark if self.committers.only_spark else None
         self.ordinal = ordinal_of(self.store, self.lake, config.ledger, by_spark=by_spark)
-        self.numbers = RecordNumbers(self.lake, config.ledger, config.name, self.store.run, by_spark=by_spark)
+        self.numbers = RecordNumbers(
+            self.lake, config.ledger, config.name, self.store.run, self.ordinal, by_spark=by_spark
+        )
         self.unknown = UnknownFieldReport()
 
     def process(self, raw: DataFrame, batch: int) -> BatchReport:

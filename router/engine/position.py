@@ -5,8 +5,10 @@ row per key store it, so that a record that is processed again keeps it. It orde
 their offsets cannot be compared.
 
 A source without offsets (files, Delta tables, any `format:`) gets them here: its records are numbered on from the last
-one in the ledger. A batch that is read again gets the same numbers, however many cores read it: the files of a batch
-are counted in a fixed order, and the rows of each file. Runs on the driver, before anything reads the records.
+one of the query in the ledger, and from the first arrival of its run at least. So a path that is read under another
+name, or by a new checkpoint, has larger numbers than before. A batch that is read again gets the same numbers, however
+many cores read it: the files of a batch are counted in a fixed order, and the rows of each file. Runs on the driver,
+before anything reads the records.
 """
 
 from __future__ import annotations
@@ -64,14 +66,15 @@ def stored_records(frame: DataFrame, *others: str) -> DataFrame:
 class RecordNumbers:
     """The numbers that records of a source without offsets get, for one run of a query.
 
-    `next_number` has the first number of the newest batch that this process has seen, and of the one after it. With
-    `by_spark` Spark reads the ledger, else delta-rs does.
+    `ordinal` is how many runs of the lake began before this one. `next_number` has the first number of the newest batch
+    that this process has seen, and of the one after it. With `by_spark` Spark reads the ledger, else delta-rs does.
     """
 
     lake: Lake
     ledger: str
     query: str
     run: str
+    ordinal: int
     by_spark: SparkSession | None = None
     next_number: dict[int, int] = field(default_factory=dict)
 
@@ -84,7 +87,8 @@ class RecordNumbers:
         # The ledger has a batch only when it is finished: the numbers of this process' last batch are newer.
         begin = self.next_number.get(batch)
         if begin is None:
-            begin = 1 + (self._last(batch) if self.by_spark is None else self._last_by_spark(self.by_spark, batch))
+            last = self._last(batch) if self.by_spark is None else self._last_by_spark(self.by_spark, batch)
+            begin = max(last + 1, arrival_of(self.ordinal, 0))
         rows = raw.withColumns({"_task": F.spark_partition_id(), "_row": F.monotonically_increasing_id()})
         key_names = [*(name for name in PLACE_COLUMNS if name in raw.columns), "_task"]
         bases: dict[str, list[Any]] = {name: [] for name in (*key_names, "base")}

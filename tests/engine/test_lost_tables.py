@@ -17,9 +17,12 @@ from router.delta.commit import TableCommit
 from router.delta.keyed.upsert import EXPIRES
 from router.delta.lake import Lake
 from router.delta.table_cache import TableCache
+from router.engine.audit.table_states import table_states
+from router.engine.audit.verify import verify_tables
 from router.engine.checkpoint_store import CheckpointStore, Manifest
 from router.engine.commit.lost_tables import CommittedBatches
 from router.engine.ledger import SCHEMA as LEDGER
+from router.engine.merge.coordinator import MergedTables
 from router.engine.start.checks import begin
 from router.errors import StartError
 from router.sinks import Applied
@@ -221,3 +224,45 @@ def test_a_run_can_ask_of_open_tables_what_they_have_lost(place: Place) -> None:
 
     found = committed.lost({**open_tables, "silver.uno": None, "silver.new": None})
     assert {name: (one.first, one.last, one.gone) for name, one in found.items()} == {"silver.uno": (0, 4, True)}
+
+
+def test_the_audit_names_a_table_of_merges_that_is_gone_or_older(place: Place) -> None:
+    """Without it `router verify` says that all is well, and the next start refuses."""
+
+    def wrong() -> dict[str, list[str]]:
+        return {audit.table: audit.wrong for audit in verify_tables(place.config) if "profiles" in audit.table}
+
+    assert wrong() == {"silver.profiles": []}
+    (state,) = [state.state for state in table_states(place.config) if state.table == "silver.profiles"]
+    assert state == "ok"
+
+    place.put_back("silver.profiles", 1)
+    older = "of keyed/upsert it has batch 2, and batch 3 was committed to it: it was put back from an older copy"
+    assert wrong() == {"silver.profiles": [older]}
+
+    place.delete("silver.profiles")
+    gone = "it is gone: keyed/upsert merged rows into it, the last in batch 3"
+    assert wrong() == {"silver.profiles": [gone]}
+    assert [audit.wrong for audit in verify_tables(place.config, ["silver.profiles"])] == [[gone]]
+    (state,) = [state.state for state in table_states(place.config) if state.table == "silver.profiles"]
+    assert state == "gone"
+
+
+def test_the_audit_knows_a_table_of_merges_of_long_ago(place: Place) -> None:
+    """Without it a table is missed only as long as the marks of its last batches are kept."""
+    for batch in range(LAST + 1):
+        place.store.write(f"applied/{RUN}/{batch:010}.json", b"{}")
+    MergedTables(place.store, "keyed/upsert").note(["silver.profiles"])
+    place.delete("silver.profiles")
+
+    (audit,) = verify_tables(place.config, ["silver.profiles"])
+    assert audit.wrong == ["it is gone: keyed/upsert merged rows into it"]
+
+
+def test_the_audit_expects_no_table_that_is_made_again(place: Place) -> None:
+    """Without it a table whose sink says `dropped: remake` is a fault until its next row."""
+    remade = KEYED.model_copy(update={"dropped": "remake"})
+    routes = (*ROUTES[:2], Route(name="keyed", match=Where(sql="true"), sinks=(remade,)))
+    place.delete("silver.profiles")
+
+    assert verify_tables(place.config.model_copy(update={"routes": routes}), ["silver.profiles"]) == []

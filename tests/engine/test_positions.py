@@ -166,20 +166,33 @@ def test_a_new_checkpoint_goes_on_behind_the_old_one(orders: Orders) -> None:
     assert orders.history(1) == ["state 1", "paid", "sent"]
 
 
-def test_a_configuration_of_another_name_goes_on_behind_the_first_one(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_configuration_of_another_name_goes_on_behind_the_first_one(orders: Orders) -> None:
     """Without it what comes under the new name counts as older than all that the first one brought."""
-    orders = Orders(tmp_path, spark, {"files": {"path": str(tmp_path / "inbox")}})
     for batch in range(2):
         put(orders.folder / "inbox", f"{batch}.json", {1: f"state {batch}"}, modified=batch)
         orders.drain()
     orders.name = orders.checkpoint = "renamed"
     for file in (orders.folder / "inbox").iterdir():
         file.unlink()
-    put(orders.folder / "inbox", "a.json", {1: "paid"}, modified=2)
+    put(orders.folder / "inbox", "1.json", {1: "paid"}, modified=2)  # a name that was read before
     orders.drain()
 
     assert orders.latest() == {1: "paid"}
     assert orders.history(1) == ["state 0", "state 1", "paid"]
+    assert len(set(orders.places())) == 3
+
+
+def test_two_names_that_read_at_once_give_no_number_twice(orders: Orders) -> None:
+    """Without it a REST API that knows a record by its place takes one of the second name for one of the first."""
+    for batch in range(2):
+        orders.name = orders.checkpoint = "orders"
+        put(orders.folder / "inbox", f"{batch}.json", {1: "same"}, modified=batch)
+        orders.drain()
+        orders.name = orders.checkpoint = "beside"
+        orders.drain()
+
+    places = orders.places()
+    assert len(places) == len(set(places)) == 4
 
 
 def test_no_two_records_have_one_position(orders: Orders) -> None:
@@ -208,7 +221,7 @@ def test_the_second_record_of_all_is_newer_than_the_first(orders: Orders) -> Non
 
 def numbered(frame: DataFrame, folder: Path) -> dict[str, int]:
     """Return the number of each record, by its value."""
-    numbers = RecordNumbers(Lake.at(str(folder / "none")), "ops.ledger", "orders", "run")
+    numbers = RecordNumbers(Lake.at(str(folder / "none")), "ops.ledger", "orders", "run", ordinal=0)
     rows = numbers.numbered(frame, 0).collect()
     return {bytes(row["value"]).decode(): row["offset"] for row in rows}
 
@@ -227,7 +240,7 @@ def test_spark_numbers_on_behind_the_same_ledger(
     def first_numbers(**by: Any) -> list[int]:
         found = []
         for batch in range(3):
-            numbers = RecordNumbers(query.lake, query.config.ledger, "games", RUN, **by)
+            numbers = RecordNumbers(query.lake, query.config.ledger, "games", RUN, ordinal=0, **by)
             (row,) = numbers.numbered(raw, batch).collect()
             found.append(row["offset"])
         return found

@@ -95,7 +95,8 @@ class _Overview:
             return self._table_state(table, None, "unreadable", why=self.verification.unreadable(table, error))
         if handle is None:
             recorded = self.verification.recorded
-            has_rows = table in recorded.manifests or table in recorded.views or self._rows_in_ledger(table) > 0
+            noted = recorded.manifests.keys() | recorded.views.keys() | recorded.merged.keys()
+            has_rows = table in noted or self._rows_in_ledger(table) > 0
             # An outbox or a quarantine is created with its first rows.
             if not has_rows and table.startswith(OWN_LAYERS):
                 return None

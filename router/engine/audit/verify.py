@@ -2,7 +2,7 @@
 
 | checked | against |
 |---|---|
-| a table's transaction ids | its last batch in the manifests, and in the ledger if a sink has one table |
+| a table's transaction ids | its last batch in the manifests, of a merge, or in the ledger if a sink has one table |
 | the rows of each commit in its log | the manifest of that batch; for all tables of a sink together, the ledger |
 | bronze | how many records were read, by the ledger |
 | a table of a view | how the view left it (against its query: `router.engine.views.recompute`) |
@@ -35,15 +35,17 @@ from router.delta.dataset import dataset_of
 from router.delta.history import REPAIRED, LogCommit, log_commits, log_damage, log_versions, rows_of
 from router.delta.keyed.key_property import keyed_of, repeated_keys, several_rows
 from router.delta.keyed.row_versions import DELETIONS, deletions_table
+from router.delta.keyed.upsert import EXPIRES
 from router.delta.table_cache import THREADS
 from router.delta.transaction_id import RELEASES, IdKind, TransactionId, batch_id, parse
-from router.engine.checkpoint_store import CheckpointStore, Manifest, lake_and_checkpoint
+from router.engine.checkpoint_store import KEPT, CheckpointStore, Manifest, lake_and_checkpoint
 from router.engine.label.layout import outbox_of, quarantine_of
+from router.engine.merge.coordinator import MergedTables
 from router.engine.preflight.explain import fixed_table
 from router.engine.start.checks import Checkpoint
 from router.engine.views.note import Note, ViewTarget, view_note_path
 from router.errors import StartError, TableError, first_line
-from router.sinks import TableSink
+from router.sinks import MergingSink, TableSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -101,7 +103,9 @@ class RecordedCounts:
 
     `run` is the run of the checkpoint, `committed` its last batch there, `last` its last batch in the ledger (-1 if
     there is none). `runs` are all runs of the ledger, those of detached sinks included. `damaged`: file of the store ->
-    what is wrong with it. `views`: table -> the view that has made it, and how that left it.
+    what is wrong with it. `views`: table -> the view that has made it, and how that left it. `merged`: table -> target
+    key -> the last batch that was merged into it, -1 if that is not known any more; without tables that are made again
+    when they are gone.
     """
 
     run: str
@@ -112,6 +116,7 @@ class RecordedCounts:
     runs: frozenset[str]
     damaged: dict[str, str] = field(default_factory=dict)
     views: dict[str, tuple[str, ViewTarget]] = field(default_factory=dict)
+    merged: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, config: Config, lake: Lake, checkpoint: Lake, *, pending: bool = False) -> RecordedCounts:
@@ -136,6 +141,7 @@ class RecordedCounts:
             ledger = {place: rows for place, rows in ledger.items() if place[1] != "/bronze"}
         store = CheckpointStore(checkpoint, run)
         manifests, damaged = _manifests(store, first_batches.get(run, 0), last + pending)
+        merged, damaged_marks = _merged(store, config, first_batches.get(run, 0), last)
         return cls(
             run=run,
             committed=past.last,
@@ -143,8 +149,9 @@ class RecordedCounts:
             ledger=ledger,
             manifests=manifests,
             runs=frozenset({run, *first_batches}),
-            damaged=damaged | damaged_notes,
+            damaged=damaged | damaged_notes | damaged_marks,
             views=views,
+            merged=merged,
         )
 
     @property
@@ -237,6 +244,43 @@ def _manifests(
     return decided, damaged
 
 
+def _merged(
+    store: CheckpointStore, config: Config, first: int, last: int
+) -> tuple[dict[str, dict[str, int]], dict[str, str]]:
+    """Return the tables that sinks have merged into: table -> target key -> the last batch of some that changed it.
+
+    And what is wrong with marks and notes that cannot be read, by path. Without tables that are made again when they
+    are gone.
+    """
+    tables: dict[str, dict[str, int]] = defaultdict(dict)
+    damaged: dict[str, str] = {}
+    waiting = set()
+    for route, name, sink in config.all_sinks():
+        if isinstance(sink, MergingSink) and sink.keyed().dropped == "wait":
+            key = f"{route}/{name}"
+            waiting.add(key)
+            try:
+                known = MergedTables(store, key).names
+            except StartError as error:
+                damaged[f"known/{key}"] = str(error)
+                continue
+            for table in known:
+                tables[table][key] = -1
+    if not waiting:
+        return tables, damaged
+
+    for batch in range(max(first, last - KEPT + 1), last + 1):
+        try:
+            merged = store.merged(batch)
+        except StartError as error:
+            damaged[f"applied/{batch}"] = str(error)
+            continue
+        for key in merged.keys() & waiting:
+            for table in merged[key]:
+                tables[table][key] = batch
+    return tables, damaged
+
+
 @dataclass
 class TableAudit:
     """The result for one table: what is `wrong`, what `others` did, and the rows that the router committed by its log.
@@ -317,13 +361,13 @@ class Verification:
             return audits
         broken = {audit.table for audit in audits if audit.wrong}
         for path, damage in self.recorded.damaged.items():
-            audits.append(TableAudit("note" if path.startswith("views/") else "manifest", [damage]))
+            audits.append(TableAudit("manifest" if path.startswith("manifests/") else "note", [damage]))
         return [*audits, *self._check_sums(sums, since, broken)]
 
     def tables(self) -> set[str]:
         """Return the names of all tables of the lake, and of those that the router has recorded."""
         fixed_by_views = {view.into for view in self.config.views if "{" not in view.into}
-        recorded = self.recorded.manifests.keys() | self.recorded.views.keys()
+        recorded = self.recorded.manifests.keys() | self.recorded.views.keys() | self.recorded.merged.keys()
         return {*self.lake.every_table(), *self.fixed, *recorded, *fixed_by_views}
 
     def audit(self, table: str) -> TableAudit | None:
@@ -383,6 +427,12 @@ class Verification:
             view, target = recorded.views[audit.table]
             audit.wrong.append(f"it is gone: view {view} left {target.rows:,} rows in it, and makes it again when due")
             return audit
+        if audit.table in recorded.merged:
+            by_sink = recorded.merged[audit.table]
+            last = max(by_sink.values())
+            in_batch = f", the last in batch {last}" if last >= 0 else ""
+            audit.wrong.append(f"it is gone: {' and '.join(sorted(by_sink))} merged rows into it{in_batch}")
+            return audit
         rows = 0
         last = -1
         for by_batch in recorded.manifests.get(audit.table, {}).values():
@@ -404,7 +454,8 @@ class Verification:
 
     def is_own_table(self, table: str, handle: DeltaTable) -> bool:
         """Return whether the router has rows in a table."""
-        if table in self.recorded.manifests or table in self.fixed or table in self.recorded.views:
+        recorded = self.recorded
+        if table in recorded.manifests or table in self.fixed or table in recorded.views or table in recorded.merged:
             return True
         keys = self.recorded.keys | {f"{route}/{name}" for route, name, _ in self.config.all_sinks()}
         for run in self.recorded.runs:
@@ -525,6 +576,9 @@ class Verification:
             if (recorded.run, key) in recorded.ledger:
                 last = min(recorded.in_ledger(recorded.run, key).last(), recorded.last)
                 last_batches[key] = max(last_batches.get(key, -1), last)
+        # A table whose transaction ids expire may have forgotten that of a merge.
+        if EXPIRES not in handle.metadata().configuration:
+            last_batches |= recorded.merged.get(audit.table, {})
         for key, batch in sorted(last_batches.items()):
             version = handle.transaction_version(self._app_id(key, audit.table))
             if version is None and batch >= 0:
