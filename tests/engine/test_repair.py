@@ -388,7 +388,7 @@ def test_quarantined_rows_are_in_a_table_once(make_query: MakeQuery, spark: Spar
     query.take(records([{"game": "uno", "id": 1}]))
     query = query.restarted(decode=Json(schema="game string, id int, bonus double"))
     query.take(records([{"game": "uno", "id": 2}, {"game": "uno", "id": 3, "bonus": 0.5}], first=100))
-    with pytest.raises(TableError, match="1 rows wait for it in the quarantine"):
+    with pytest.raises(TableError, match="1 rows wait for it in the quarantine, and need columns that it lacks"):
         repaired(query, spark, "silver.uno")
     shutil.rmtree(path(query, "silver.uno"))
     repaired(query, spark, "silver.uno")
@@ -396,6 +396,32 @@ def test_quarantined_rows_are_in_a_table_once(make_query: MakeQuery, spark: Spar
     assert ids(query, "uno") == [1, 2, 3]
     assert quarantined(query.config, query.lake) == []
     query.take(records([{"game": "uno", "id": 4, "bonus": 1.5}], first=200))
+    assert ids(query, "uno") == [1, 2, 3, 4]
+    assert wrong(query) == {}
+
+
+def test_rows_that_wait_for_an_older_copy_are_in_the_repaired_table_once(
+    make_query: MakeQuery, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Without it a repair asks for a release, the release for a start, and the start for a repair."""
+    sinks = (Tables(table="silver.{event.game}"),)
+    routes = (Route(name="all", match=Sql(where="true"), sinks=sinks),)
+    query = make_query(tmp_path, decode=Json(schema="game string, id int"), bronze="bronze.events", routes=routes)
+    query.lake.write("_router/games/spark/metadata", json.dumps({"id": RUN}).encode())
+    query.take(records([{"game": "uno", "id": 1}]))
+    copy = tmp_path / "copy"
+    shutil.copytree(path(query, "silver.uno"), copy)
+    query.take(records([{"game": "uno", "id": 2}], first=100))
+    shutil.rmtree(path(query, "silver.uno"))
+    shutil.copytree(copy, path(query, "silver.uno"))
+    query.take(records([{"game": "uno", "id": 3}], first=200))
+    assert [rows.kind for rows in quarantined(query.config, query.lake)] == ["unblock"]
+
+    repaired(query, spark, "silver.uno")
+
+    assert ids(query, "uno") == [1, 2, 3]
+    assert quarantined(query.config, query.lake) == []
+    query.take(records([{"game": "uno", "id": 4}], first=300))
     assert ids(query, "uno") == [1, 2, 3, 4]
     assert wrong(query) == {}
 

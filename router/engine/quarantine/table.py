@@ -204,6 +204,13 @@ def try_now(store: CheckpointStore, waiting: Quarantined) -> None:
             write(store, replace(note, due=0.0, tries=0, forced=True))
 
 
+def try_mended(store: CheckpointStore, table: str) -> None:
+    """Let the release of a blocked table be tried next, after a repair of it."""
+    for note in pending_releases(store, "blocked"):
+        if note.place.table == table:
+            write(store, replace(note, due=0.0, tries=0))
+
+
 def write(store: CheckpointStore, pending: PendingRelease) -> None:
     """Write an approval or a note; after a crash the store has all of it or nothing."""
     store.write(pending.path, json.dumps(asdict(pending)).encode())

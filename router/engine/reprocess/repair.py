@@ -4,8 +4,9 @@ The records of all batches up to N, the last in the ledger, are landed again und
 commit replaces the table's content. Batches after N are the stream's, and their rows are in the table once:
 
 - A table that can be read: the files of such batches are copied, and the copies are part of the new content.
-- A table that was dropped, or whose log is damaged, is made with the transaction ids of batch N. Rows of batches up to
-  N that wait for it in the quarantine are in it then; the stream releases those of later batches.
+- A table that was dropped, or whose log is damaged, is made with the transaction ids of batch N.
+- Rows of batches up to N that wait for the table in the quarantine are in it then; the stream releases those of later
+  batches.
 - A table that keeps one row per key is merged from nothing, and replaced like one that can be read. Batches that the
   stream merges meanwhile are read from bronze as well.
 
@@ -28,6 +29,7 @@ from router.delta.constraints import unmergeable, unsupported
 from router.delta.history import log_commits, log_versions
 from router.engine.audit.verify import RecordedCounts
 from router.engine.preflight.explain import fixed_table
+from router.engine.quarantine.table import try_mended
 from router.engine.reprocess.rebuild import RebuiltRows, TableSource
 from router.engine.reprocess.records import Records, TopicRecords
 from router.engine.reprocess.repair_content import ContentReplacement
@@ -96,6 +98,7 @@ class Repair(RepairTarget):
         except BaseException:
             self.lake.delete(*(file.path for file in rebuilt.files))
             raise
+        try_mended(self.store, self.table)
         log.info("%s: repaired, %d rows up to batch %d", self.table, rebuilt.rows, self.last)
         return Repaired(
             table=self.table,
@@ -194,11 +197,12 @@ class Repair(RepairTarget):
         if held_rows:
             problem = f"{held_rows:,} rows wait because of an expectation, which may hold for them by now"
             raise TableError(self.table, f"{problem}; `router quarantine release` or `discard` them first")
-        # A table that is gone, or that cannot be read, gets them by the repair: see `ContentReplacement`.
-        all_rows = sum(rows.rows for rows in waiting)
-        if all_rows and self.handle is not None:
-            problem = f"{all_rows:,} rows wait for it in the quarantine, and would be in it twice"
-            raise TableError(self.table, f"{problem}; see `router quarantine list`")
+        # Rows of a blocked table come by the repair, as all do that wait for one which is gone or cannot be read: see
+        # `ContentReplacement`. What brings new columns to a table that can be read waits for a person.
+        unapproved_rows = sum(rows.rows for rows in waiting if rows.kind != "unblock")
+        if unapproved_rows and self.handle is not None:
+            problem = f"{unapproved_rows:,} rows wait for it in the quarantine, and need columns that it lacks"
+            raise TableError(self.table, f"{problem}; `router approve` or `router quarantine discard` them first")
 
     def _refuse_full(self, handle: DeltaTable) -> None:
         """Raise TableError if a rebuild with other columns would lose a constraint, or cannot be committed."""

@@ -76,8 +76,9 @@ class ContentReplacement:
     def commit(self, rebuilt: RebuiltRows) -> tuple[int, int]:
         """Replace the content, again while other writers are faster; return the version and the rows after N."""
         for attempt in range(REPAIR_TRIES):
+            # Before the table is opened: a release that comes between is seen, as a commit or as a conflict.
+            waiting = self.target.waiting_rows()
             handle = self.lake.open(self.table)
-            waiting: list[Quarantined] = []
             later: list[LaterBatch] = []
             try:
                 if self._needs_spark(rebuilt, handle):
@@ -85,7 +86,6 @@ class ContentReplacement:
                         # What the stream committed before it ended is seen only in a table that is opened now.
                         return self._replace_by_spark(rebuilt, self.lake.open(self.table)), 0
                 if handle is None:
-                    waiting = self.target.waiting_rows()
                     self._create(rebuilt, waiting)
                 else:
                     self.target.refuse_changes_of_others()
@@ -94,7 +94,7 @@ class ContentReplacement:
                     later = [self._copy(commit) for commit in self.target.later_commits(handle)]
                     if self.target.full:
                         schema = self._configured_schema(rebuilt, later, handle)
-                    self._replace(rebuilt, later, handle, schema)
+                    self._replace(rebuilt, later, handle, schema, waiting)
             except (DeltaError, OSError) as error:
                 self.lake.delete(*(file.path for file in _files(later)))
                 if attempt == REPAIR_TRIES - 1:
@@ -133,24 +133,19 @@ class ContentReplacement:
     # A table that is gone
 
     def _create(self, rebuilt: RebuiltRows, waiting: list[Quarantined]) -> None:
-        """Make the table of rebuilt rows. The quarantined rows of batches up to N are among these."""
+        """Make the table of rebuilt rows."""
         if not rebuilt.commits:
             raise TableError(self.table, "bronze has no row for it")
         self._partition_columns(rebuilt)
         schemas = [to_arrow_schema(commit.columns) for commit in rebuilt.commits]
         options = self.target.committers.options.get(rebuilt.commits[0].target, TableOptions())
         ends = self._ends(rebuilt, [], None)
-        ids = self._ids(ends, None)
-        # The ids of releases say which quarantined rows are in the table: the stream releases those of later batches.
-        for rows in waiting:
-            for query, batch in rows.upto.items():
-                ids[rows.place.app_id(query, rows.kind)] = self._last_released(query, batch)
         create_with_files(
             self.lake,
             self.table,
             to_delta(pa.unify_schemas(schemas, promote_options="permissive")),
             rebuilt.files,
-            ids=ids,
+            ids=self._ids(ends, None, waiting),
             notes=self.target.notes(ends),
             options=options,
             exclusive=True,
@@ -219,7 +214,14 @@ class ContentReplacement:
                 columns.append(column)
         return to_delta(pa.schema(columns))
 
-    def _replace(self, rebuilt: RebuiltRows, later: list[LaterBatch], handle: DeltaTable, schema: str | None) -> None:
+    def _replace(
+        self,
+        rebuilt: RebuiltRows,
+        later: list[LaterBatch],
+        handle: DeltaTable,
+        schema: str | None,
+        waiting: list[Quarantined],
+    ) -> None:
         """Replace the content of a table, and its types if `schema` has others: then no other commit may pass."""
         files = [*rebuilt.files, *_files(later)]
         if schema is not None:
@@ -232,7 +234,7 @@ class ContentReplacement:
         replace_content(
             handle,
             files,
-            ids=self._ids(ends, handle),
+            ids=self._ids(ends, handle, waiting),
             notes=self.target.notes(ends),
             schema=schema,
             alone=schema is not None,
@@ -265,12 +267,23 @@ class ContentReplacement:
 
     # Transaction ids
 
-    def _ids(self, ends: dict[str, int], handle: DeltaTable | None) -> dict[str, int]:
-        """Return the transaction ids of the commit: the repair's own, and those of sinks that were behind."""
+    def _ids(self, ends: dict[str, int], handle: DeltaTable | None, waiting: list[Quarantined]) -> dict[str, int]:
+        """Return the transaction ids of the commit: the repair's own, those of sinks that were behind, of releases.
+
+        Those of releases say which quarantined rows are in the table: the ones of batches up to N are among the rebuilt
+        rows, and the stream releases the others.
+        """
         ids = {str(self.target.repair_id): int(time.time())}
         for key, batch in ends.items():
             if self.target.is_behind(key, batch, handle):
                 ids[self.target.app_id(key)] = batch
+        for rows in waiting:
+            for query, batch in rows.upto.items():
+                app_id = rows.place.app_id(query, rows.kind)
+                released = handle.transaction_version(app_id) if handle is not None else None
+                last = self._last_released(query, batch)
+                if released is None or released < last:
+                    ids[app_id] = last
         return ids
 
     def _ends(self, rebuilt: RebuiltRows, later: list[LaterBatch], handle: DeltaTable | None) -> dict[str, int]:
