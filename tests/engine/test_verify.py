@@ -265,6 +265,18 @@ def test_queries_share_dead_letters(lake: WrittenLake, name: str) -> None:
     assert wrong(lake) == {}
 
 
+@pytest.mark.parametrize("name", ["wins:run-9/all/tables/silver.uno", "wins:run-9/unblock/all/tables/silver.uno"])
+def test_queries_share_a_table(lake: WrittenLake, name: str) -> None:
+    """Without it what a configuration wrote under its former name is taken for somebody's rows."""
+    once = CommitProperties(app_transactions=[Transaction(name, 0)])
+    rows = pa.Table.from_pylist([{"game": "uno", "id": 1, "amount": 1.0}])
+    write_deltalake(lake.path("silver.uno"), rows, mode="append", commit_properties=once)
+    assert wrong(lake) == {}
+
+    write_deltalake(lake.path("silver.uno"), rows, mode="append")
+    assert "added 1 rows" in wrong(lake)["silver.uno"]
+
+
 def test_an_unknown_table_is_said(lake: WrittenLake) -> None:
     shown = CliRunner().invoke(commands, ["verify", str(lake.file), "silver.nonsense"])
 

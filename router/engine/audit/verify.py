@@ -540,11 +540,15 @@ class Verification:
                 audit.since.setdefault(key, last + 1)
 
     def _is_of_other_query(self, table: str, commit: LogCommit) -> bool:
-        """Return whether another query of the lake made a commit to a table that queries share."""
-        if table not in (self.config.ledger, self.config.dead_letters):
-            return False
-        ids = map(parse, commit.transactions)
-        return any(transaction_id is not None and transaction_id.kind in SHARED for transaction_id in ids)
+        """Return whether another query of the lake has put rows into a table that queries share."""
+        for transaction_id in map(parse, commit.transactions):
+            if transaction_id is None:
+                continue
+            if transaction_id.kind in WITH_ROWS and transaction_id.table == table:
+                return True
+            if transaction_id.kind in SHARED and table in (self.config.ledger, self.config.dead_letters):
+                return True
+        return False
 
     def _is_refresh(self, table: str, commit: LogCommit) -> bool:
         """Return whether a view made a commit to a table of its own."""
