@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import subprocess
+import sys
 import traceback
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
@@ -45,12 +46,17 @@ def jvm(spark: SparkSession) -> Any:
 def start_jvm(conf: SparkConf, stderr: int | None = None) -> Any:
     """Start the JVM of this process, if there is none, without a Spark in it yet; return the door to its classes.
 
-    `stderr` is the descriptor to which the JVM writes its errors; None: that of this process.
+    `stderr` is the descriptor to which the JVM writes its errors; None: that of this process. The JVM is in a process
+    group of its own: SIGTERM to the group of this process, as `timeout` sends it, would end the JVM in the middle of a
+    batch. It ends when this process does, since its standard input ends then.
     """
+    group: dict[str, Any] = {"start_new_session": True}
+    if sys.version_info >= (3, 11):
+        group = {"process_group": 0}  # in the session of the terminal
     # The lock as PySpark takes it: whoever asks for a context meanwhile waits, and starts no second JVM.
     with SparkContext._lock:
         if not SparkContext._gateway:
-            gateway = launch_gateway(conf, {"stderr": stderr})  # type: ignore[no-untyped-call]
+            gateway = launch_gateway(conf, {"stderr": stderr, **group})  # type: ignore[no-untyped-call]
             SparkContext._ensure_initialized(gateway=gateway, conf=conf)
     return SparkContext._jvm
 

@@ -79,10 +79,7 @@ def test_a_second_run_is_refused_and_a_signal_ends_the_first_after_the_batch_at_
 
     games += topic.simulate(3_000, seed=1)
     router.says("games batch 5:")
-    if number is signal.SIGINT:
-        os.killpg(router.process.pid, number)  # as a terminal does: the JVM gets it too
-    else:
-        router.send(number)
+    os.killpg(router.process.pid, number)  # as a terminal and `timeout` do: to all processes of the group
 
     assert router.ended() == 0, router.said
     assert "Traceback" not in router.said
@@ -97,6 +94,26 @@ def test_a_second_run_is_refused_and_a_signal_ends_the_first_after_the_batch_at_
     drain(configuration(tmp_path, topic, rows=5_000, spark=settings))
     assert len(lakes.places(lake)) == lakes.places(lake).total() == sum(games.values())
     assert {game: lakes.rows(lake, f"silver.{game}").total() for game in games} == games
+
+
+@pytest.mark.slow
+def test_a_signal_to_all_processes_of_a_run_leaves_it_its_jvm(new_topic, router_run, tmp_path):
+    """Without it `timeout`, and managers that stop a group, end the JVM first and cut the batch at hand off."""
+    topic, lake, hold = new_topic(), tmp_path / "lake", tmp_path / "hold"
+    games = topic.simulate(300)
+    troubled = {"inner": {"json": {"schema": SCHEMA}}, "folder": str(tmp_path), "lake": str(lake)}
+    config = configuration(tmp_path, topic, decode={"troubled": troubled})
+    hold.touch()
+    router = router_run(config, "--continuous")
+    until(lambda: any(lake.glob("*/*/*.parquet")), "the batch at hand lands")
+
+    os.killpg(router.process.pid, signal.SIGTERM)
+    time.sleep(2)
+    hold.unlink()
+
+    assert router.ended() == 0, router.said
+    assert "Traceback" not in router.said
+    assert lakes.places(lake).total() == sum(games.values())
 
 
 @pytest.mark.slow
