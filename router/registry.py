@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 P = TypeVar("P", bound=Part)
 KeyPath = tuple["int | str", ...]
 
+_LISTED = 8
+"""A message lists as many known names, if there is another place that lists all."""
 TRUSTED = "router_"
 """Prefix of the error types made here: their texts hold no value of the configuration, only names and keys."""
 FAMILIES: Mapping[str, type[Part]] = {
@@ -275,14 +277,21 @@ def _class_fault(part: type[Part]) -> str:
     return ""
 
 
-def suggestion(word: str, known: Iterable[str], called: str = "known") -> str:
-    """Return the next step after an unknown word: the nearest of the known ones, if one is near, and all of them."""
+def suggestion(word: str, known: Iterable[str], called: str = "known", listed_in: str = "") -> str:
+    """Return the next step after an unknown word: the nearest of the known ones, if one is near, and all of them.
+
+    A list that is too long for a line is named by its place, `listed_in`, if it has one.
+    """
     names = sorted(known)
     everything = f"{called}: {', '.join(names) or '(nothing is on offer)'}"
-    nearest = difflib.get_close_matches(word, names, n=1)
+    shown_at_most = 1
+    if listed_in and len(names) > _LISTED:
+        everything = f"{called}: {listed_in}"
+        shown_at_most = 3
+    nearest = [f"`{name}`" for name in difflib.get_close_matches(word, names, n=shown_at_most)]
     if not nearest:
         return everything
-    return f"did you mean `{nearest[0]}`? {everything}"
+    return f"did you mean {' or '.join(nearest)}? {everything}"
 
 
 def fault(what: str, hint: str = "", at: str = "value") -> PydanticCustomError:

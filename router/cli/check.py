@@ -36,7 +36,8 @@ def check(
     """Find every mistake in the configuration FILE.
 
     Prints one problem per line, as file:line:column: place: what; next step, and exits with 1 when there is any.
-    Needs neither Spark nor the network, unless --plan or --lake is given. The fingerprint identifies the content of
+    Needs neither Spark nor the network, unless --plan or --lake is given: without them SQL is not
+    analysed, and a field that events do not have is not found. The fingerprint identifies the content of
     FILE without its comments and variables; commits have it as router.configuration, rows of the ledger as
     configuration.
 

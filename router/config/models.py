@@ -161,7 +161,7 @@ class Archive(Model):
 class FilesSource(Model):
     """Files, read as they arrive in a folder, each file once: each line a record, or each row of a table format."""
 
-    path: str = Field(description="folder or glob; new files are picked up")
+    path: str = Field(description="folder or pattern; new files are picked up, those in subfolders are not")
     format: Literal["lines", "csv", "json", "parquet", "avro"] = Field(
         default="lines", description="lines: a line is a record, as bytes; else `decode: {rows: {}}` has its columns"
     )

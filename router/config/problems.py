@@ -130,7 +130,7 @@ def _fault(line: ErrorDetails, place: LocatedNode, document: Document, entries: 
             hint += f": {meaning}"
         return _Fault(line, place, f"`{loc[-1]}` is missing", hint)
     if kind == "extra_forbidden":
-        hint = _ELSEWHERE.get(loc) or suggestion(str(loc[-1]), known_keys(entries, loc[:-1]), "known keys")
+        hint = _ELSEWHERE.get(loc) or _similar_keys(entries, loc)
         return _Fault(line, place, "unknown key", hint, at_key=True)
     if kind.startswith(TRUSTED) and {"what", "hint", "at"} <= context.keys():
         return _Fault(line, place, context["what"], context["hint"], at_key=context["at"] == "key")
@@ -353,6 +353,17 @@ def known_keys(entries: Entries, loc: KeyPath) -> set[str]:
     for model in _models_at(entries, loc):
         keys |= options_of(model).keys()
     return keys
+
+
+def _similar_keys(entries: Entries, loc: KeyPath) -> str:
+    """Return the keys that someone may have meant by an unknown one, and where all are listed."""
+    listed_in = "docs/reference/configuration.md"
+    for length in range(len(loc) - 1, 0, -1):
+        # A class with a `kind` of its own stands for all parts of that kind; the others are parts with a name.
+        if any(issubclass(model, Part) and "kind" not in vars(model) for model in _models_at(entries, loc[:length])):
+            listed_in = f"`router plugins {loc[length - 1]}`"
+            break
+    return suggestion(str(loc[-1]), known_keys(entries, loc[:-1]), "known keys", listed_in)
 
 
 def description(entries: Entries, loc: KeyPath) -> str:

@@ -26,6 +26,9 @@ from router.parts import RAW_SCHEMA
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from pyspark.sql import DataFrameReader
+    from pyspark.sql.streaming.readwriter import DataStreamReader
+
     from router.config.models import Config, DeltaSource, FilesSource, FormatSource, KafkaSource
     from router.engine.position import RecordNumbers
     from router.parts import Memory
@@ -65,8 +68,8 @@ def stream(spark: SparkSession, config: Config, resume: Offsets | None = None) -
         # Of files with rows the stream has the names only; their content is read batch by batch, see file_rows.
         if files.format != "lines":
             reader = reader.format("binaryFile").schema(LISTED).options(**listing_options(files))
-            return reader.load(files.path).select("path", "modificationTime")
-        return _file_columns(reader.format("text").options(**_file_options(files)).load(files.path))
+            return load_files(reader, files.path).select("path", "modificationTime")
+        return _file_columns(load_files(reader.format("text").options(**_file_options(files)), files.path))
     if source.delta:
         options = {}
         if source.delta.changes:
@@ -79,6 +82,23 @@ def stream(spark: SparkSession, config: Config, resume: Offsets | None = None) -
     assert source.format
     options = {key: value.get_secret_value() for key, value in source.format.options.items()}
     return _any_columns(spark.readStream.format(source.format.name).options(**options).load(), source.format)
+
+
+def load_files(reader: DataFrameReader | DataStreamReader, path: str) -> DataFrame:
+    """Return the files of a path as a frame. Raises StartError if there is no such folder; it may be empty.
+
+    A stream may begin with a pattern that no file matches yet.
+    """
+    try:
+        return reader.load(path)
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        todo = "create it, or correct source.files.path"
+        if "://" in path and not path.startswith("file:"):
+            # Object stores have no empty folders.
+            todo = "put a first object there, or correct source.files.path"
+        raise StartError(f"the source has no folder {path}; {todo}") from error
 
 
 def display_name(config: Config) -> str:
@@ -108,7 +128,7 @@ def sample(spark: SparkSession, config: Config, rows: int) -> DataFrame:
     if source.files and source.files.format != "lines":
         raise StartError("rows of files have columns of their own; write decode: {rows: {}}")
     if source.files:
-        lines = spark.read.format("text").options(**_file_options(source.files)).load(source.files.path)
+        lines = load_files(spark.read.format("text").options(**_file_options(source.files)), source.files.path)
         return _sampled(_file_columns(lines), rows)
     if source.delta:
         frame = spark.read.format("delta").load(_delta_address(config, source.delta))

@@ -38,6 +38,7 @@ from router.engine.retryable_errors import (
     RepeatedTrouble,
     passing,
     refusal_by_broker,
+    refusal_of_file,
     says_lost,
 )
 from router.engine.spark.session import alive, quiet_failures, quiet_gateway
@@ -132,7 +133,8 @@ def _run_with_status(
     except Exception as error:
         status.enter("failed", first_line(error))
         if alive(spark):
-            if refusal := refusal_by_broker(loaded.config, error):
+            refusal = refusal_by_broker(loaded.config, error) or refusal_of_file(loaded.config, error)
+            if refusal:
                 raise refusal from error
             raise
         raise SessionLost(

@@ -41,6 +41,7 @@ bronze:
     - {name: hashed, sql: "hash(value) != 1"}
 dead_letters: ops.dead
 """
+KAFKA = 'kafka: {servers: "127.0.0.1:1", topics: [game-events]}'
 DEEP = "struct<x: " * 42 + "int" + ">" * 42
 FAULTS = {
     "rule": ("event.n > 0", "event.m > 0", "routes.0.match", 8),
@@ -106,3 +107,12 @@ def test_all_faults_are_found_at_once(check: Check) -> None:
     assert [problem.path for problem in check(text)] == [
         *["routes.0.match", "routes.0.sinks.0", "routes.1.select.1", "routes.1.expect.0.sql"]
     ]
+
+
+def test_a_missing_folder_of_the_source_is_found(check: Check, tmp_path: Path) -> None:
+    """Without it the start is the first that tells it."""
+    files = f"files: {{path: {tmp_path}/nowhere}}"
+    (problem,) = check(GOOD.replace(KAFKA, files))
+    assert problem.path == "source.files.path"
+    (tmp_path / "nowhere").mkdir()
+    assert check(GOOD.replace(KAFKA, files)) == ()

@@ -240,7 +240,7 @@ def test_check_and_start_say_what_a_change_does(
         text = YAML.format(folder=tmp_path, kind=kind, table=table)
         return load(tmp_path / "games.yaml", registry, environ={}, text=text)
 
-    assert severities(check_lake(loaded("double"), spark)) == [("safe", ("views", 0))]
+    assert severities(check_lake(loaded("double"), spark)) == [("safe", ("name",)), ("safe", ("views", 0))]
     assert [path for path in (tmp_path / "lake").rglob("*") if path.is_file()] == [], "a check writes nothing"
     run(loaded("double"), registry, spark)
     assert severities(check_lake(loaded("double"), spark)) == []
@@ -249,6 +249,30 @@ def test_check_and_start_say_what_a_change_does(
     moved = check_lake(loaded("double", "silver.other"), spark)
     assert severities(moved) == [("to do", ("routes",))]
     assert "view sums still reads its rows" in moved[0].what
+
+    # Each row of docs/how-to/change-a-configuration.md that a text can play.
+    of_files = f"files: {{path: {tmp_path}/in}}"
+    of_rate = "format: {name: rate, columns: {value: \"'{}'\"}}"
+    elsewhere = f"{tmp_path}/lake2\n"
+    of_lake = f"checkpoint: {tmp_path}/lake/_router/games\n"
+    rows = {
+        ("name: games", "name: others"): ("to do", ("name",)),
+        ("/in}", "/lake}"): ("refused", ("source",)),
+        (of_files, of_rate): ("refused", ("source",)),
+        (f"{tmp_path}/lake\n", elsewhere): ("safe", ("name",)),
+        (f"{tmp_path}/lake\n", elsewhere + of_lake): ("refused", ("lake",)),
+        ("trigger:", "ledger: ops.other\ntrigger:"): ("refused", ("lake",)),
+        ("trigger:", f"checkpoint: {tmp_path}/elsewhere\ntrigger:"): ("refused", ("lake",)),
+        ("delta: silver.all", f"delta: {{table: silver.all, location: {tmp_path}/moved}}"): ("refused", ("routes",)),
+        ("- name: all", "- name: every"): ("safe", ("routes", 0, "sinks", 0)),
+        ("trigger:", "bronze: bronze.all\ntrigger:"): None,
+    }
+    for (old, new), expected in rows.items():
+        text = YAML.format(folder=tmp_path, kind="double", table="silver.all")
+        assert old in text
+        changed_file = load(tmp_path / "games.yaml", registry, environ={}, text=text.replace(old, new))
+        changes = severities(check_lake(changed_file, spark))
+        assert changes == [] if expected is None else expected in changes, (new, changes)
 
     file = tmp_path / "games.yaml"
     file.write_text(YAML.format(folder=tmp_path, kind="string", table="silver.all"))

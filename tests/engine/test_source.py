@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 from collections import Counter
@@ -213,6 +214,40 @@ def test_a_whole_file_may_be_a_record(spark: SparkSession, tmp_path: Path) -> No
     frame = source.sample(spark, config(files=FilesSource(path=str(tmp_path), whole_files=True)), 10)
 
     assert sorted(bytes(row.value) for row in frame.collect()) == [b"\n\n", b'{\n  "n": 1\n}\n']
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "truncated": lambda content: content[: len(content) // 2],
+    "a wrong byte": lambda content: content[:100] + bytes([content[100] ^ 255]) + content[101:],
+    "not compressed": gzip.decompress,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_file_is_named(drain: Drain, tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    """Without it the run ends with an error of the JVM, or tries the same file for ever."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    whole = gzip.compress("".join(f'{{"n": {number}}}\n' for number in range(1000)).encode())
+    (folder / "a.json.gz").write_bytes(damage(whole))
+    with pytest.raises(StartError, match=r"in/a\.json\.gz cannot be read: .*damaged"):
+        drain({"files": {"path": str(folder)}})
+
+    (folder / "a.json.gz").write_bytes(whole)
+    lake, _ = drain({"files": {"path": str(folder)}})
+    assert column(lake, "silver.all", "n") == [*range(1000)]
+
+
+@pytest.mark.parametrize("kind", ["lines", "json"])
+@pytest.mark.parametrize("path", ["file:{}/nowhere", "{}/nowhere"], ids=["uri", "path"])
+def test_a_missing_folder_is_named(spark: SparkSession, tmp_path: Path, path: str, kind: Any) -> None:
+    """Without it a mistake in a path ends with an error of Spark; an empty folder and a pattern are good."""
+    place = path.format(tmp_path)
+    with pytest.raises(StartError, match=r"has no folder .*nowhere; create it"):
+        source.stream(spark, config(files=FilesSource(path=place, format=kind)))
+    (tmp_path / "nowhere").mkdir()
+    source.stream(spark, config(files=FilesSource(path=place, format=kind)))
+    source.stream(spark, config(files=FilesSource(path=f"{place}/*.json", format=kind)))
 
 
 def config(**kind: Any) -> Config:

@@ -23,7 +23,7 @@ from router.engine.outbox.apply import opened
 from router.engine.preflight.lake_changes import LakeChanges
 from router.engine.spark.session import build_session
 from router.engine.views.schedule import refresher
-from router.errors import ConfigError, LookupTableError, RouterError
+from router.errors import ConfigError, LookupTableError, RouterError, StartError
 from router.parts import RAW_SCHEMA, Preparation
 from router.sinks import MergingSink
 
@@ -92,6 +92,7 @@ def _analyse(loaded: Loaded, session: SparkSession, memory: LearntSchemas) -> St
         memory=memory,
         reads_topic=config.source.reads_topic,
     )
+    _refuse_missing_folder(loaded, session)
     try:
         source.learn(session, config, memory)
         config = config.model_copy(update={"decode": config.decode.prepare(preparation).refresh(frozenset())})
@@ -110,6 +111,17 @@ def _analyse(loaded: Loaded, session: SparkSession, memory: LearntSchemas) -> St
     except (AnalysisException, RouterError, OSError) as error:
         raise ConfigError((loaded.problem(("routes",), _first_line(error)),)) from error
     return planned.stages
+
+
+def _refuse_missing_folder(loaded: Loaded, session: SparkSession) -> None:
+    """Raise ConfigError if a source of files has no folder. Only local ones: a check needs no rights in a bucket."""
+    files = loaded.config.source.files
+    if files is None or ("://" in files.path and not files.path.startswith("file:")):
+        return
+    try:
+        source.stream(session, loaded.config)
+    except StartError as error:
+        raise ConfigError((loaded.problem(("source", "files", "path"), str(error)),)) from error
 
 
 def _views(loaded: Loaded, session: SparkSession) -> Iterator[str]:

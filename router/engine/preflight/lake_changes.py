@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Literal
 
 from deltalake.exceptions import DeltaError
@@ -28,14 +28,16 @@ from router.engine.label.layout import outbox_of, quarantine_of
 from router.engine.merge.coordinator import BacklogStore, MergedTables
 from router.engine.merge.key_checks import changed_keys
 from router.engine.quarantine.table import quarantined_in
-from router.engine.start.checks import Checkpoint
+from router.engine.start.checks import Checkpoint, examine, refuse_moved, refuse_other_source, refuse_shared
+from router.engine.start.spark_checkpoint import refuse_left_topics
 from router.engine.views.sources import ViewTables
 from router.errors import StartError, TableError, ViewError, first_line
+from router.locations import makes
 from router.sinks import MergingSink, TableSink
 from router.table_names import template_pattern, underscored
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     import pyarrow as pa
 
@@ -51,6 +53,8 @@ GONE_SINKS = "gone_sinks.json"
 """The note with the sinks that a person let go though rows wait for them."""
 _BATCHES = 20
 """Batches whose tables a start looks at: reading a hundred manifests takes up to half a second."""
+_SHOWN = 5
+"""Tables that a message names."""
 _RECENT = 100
 """Commits of a table that are searched for who has written it."""
 GONE_TODO = (
@@ -139,15 +143,68 @@ class LakeChanges:
     def all_but_views(self, layout: Layout) -> list[Change]:
         """Return all changes but those of views; `layout` is that of the next batch."""
         changes = [
+            *self.refusals(),
+            *self.first_start(),
             *self.lost_names(),
             *self.unknown_names(),
             *self.gone_sinks(),
+            *self.changed_sinks(),
             *self.changed_keys(),
             *self.changed_types(layout, named_by_rows=True),
         ]
         return [*changes, *self.unwritten_tables(self._lake.every_table())]
 
+    # The query as a whole
+
+    def refusals(self) -> Iterator[Change]:
+        """Yield why a start would refuse to continue with this checkpoint, source and lake."""
+        config = self.config
+        checks: tuple[tuple[tuple[str, ...], Callable[[], None]], ...] = (
+            (("source",), partial(refuse_other_source, self.store, config, self._past)),
+            (("source",), partial(refuse_left_topics, config, self.checkpoint)),
+            (("routes",), partial(refuse_moved, self._lake, config)),
+            (("name",), partial(refuse_shared, self._lake, config)),
+            (("lake",), partial(examine, self._lake, config.ledger, config.name, self._past)),
+        )
+        for place, check in checks:
+            try:
+                check()
+            except StartError as error:
+                yield Change("refused", place, str(error))
+
+    def first_start(self) -> Iterator[Change]:
+        """Yield that a query has no batch in its checkpoint, and the tables that have rows without it."""
+        if self._past.decided >= 0:
+            return
+        sentence = f"{self.checkpoint.root} has no batch: a start reads the source from its beginning, as a new query"
+        own = {self.config.dead_letters, self.config.ledger}
+        names = self.config.written_names()
+        filled = [table for table in self._lake.every_table() if any(makes(name, table) for name in names)]
+        filled = sorted({*filled} - own)
+        if not filled:
+            yield Change("safe", ("name",), sentence)
+            return
+        shown = ", ".join(filled[:_SHOWN])
+        if len(filled) > _SHOWN:
+            shown += f" and {len(filled) - _SHOWN} more tables"
+        todo = "go back to the former `name` and `checkpoint`, or take other tables, unless they are to have both"
+        yield Change("to do", ("name",), f"{sentence}; {shown} already have rows, and get its rows also", todo)
+
     # Sinks
+
+    def changed_sinks(self) -> Iterator[Change]:
+        """Yield the sinks that are new since the newest batch, and those that are gone and no rows wait for."""
+        newest = self._newest_manifest()
+        manifest = self.store.manifest(newest) if newest >= 0 else None
+        if manifest is None:
+            return
+        for key in sorted({*self._places} - {*manifest.targets}):
+            yield Change("safe", self._places[key], f"{key} is new: it gets records from the next one on")
+        for key in sorted({*manifest.targets} - {*self._places}):
+            route, _, sink = key.partition("/")
+            if not self._waiting(route, sink):
+                sentence = f"{key} is gone, or has another name; no rows wait for it, and it gets none from now on"
+                yield Change("safe", self._place_of_route(route), sentence)
 
     def lost_names(self) -> Iterator[Change]:
         """Yield the routes and sinks that ran under a former name (`was`), and have another one by now."""

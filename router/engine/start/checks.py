@@ -238,6 +238,7 @@ def begin(spark: SparkSession, tables: TableCache, checkpoint: Lake, config: Con
     lake = tables.lake
     past = Checkpoint.read(checkpoint)
     refuse_other_source(CheckpointStore(checkpoint), config, past)
+    note_source(CheckpointStore(checkpoint), config)
     refuse_moved(lake, config)
     refuse_shared(lake, config)
     examine(lake, config.ledger, config.name, past, accept)
@@ -251,25 +252,33 @@ def begin(spark: SparkSession, tables: TableCache, checkpoint: Lake, config: Con
 
 
 def refuse_other_source(store: CheckpointStore, config: Config, past: Checkpoint) -> None:
-    """Raise StartError if the checkpoint counts the records of another source; note the source of a new checkpoint.
+    """Raise StartError if the checkpoint counts the records of another source.
 
     Topics may come and go. Spark reads the last files of a checkpoint below the folder that the source has now, and
     fails.
     """
-    kind = "Kafka"
-    if config.source.files:
-        kind = f"the files of {config.source.files.path}"
-    elif config.source.format:
-        kind = f"the format {config.source.format.name}"
+    kind = _kind_of_source(config)
     noted = (store.read("source") or b"").decode()
-    if noted == kind:
-        return
-    if past.decided >= 0 and noted:
+    if past.decided >= 0 and noted not in ("", kind):
         raise StartError(
             f"the checkpoint of {config.name} says how far {noted} was read, and the source is {kind} now: it cannot "
             f"continue there. Give the configuration another `name`, it may write the same lake; or go back to {noted}"
         )
-    store.write("source", kind.encode())
+
+
+def note_source(store: CheckpointStore, config: Config) -> None:
+    """Note in the checkpoint whose records it counts."""
+    kind = _kind_of_source(config).encode()
+    if store.read("source") != kind:
+        store.write("source", kind)
+
+
+def _kind_of_source(config: Config) -> str:
+    if config.source.files:
+        return f"the files of {config.source.files.path}"
+    if config.source.format:
+        return f"the format {config.source.format.name}"
+    return "Kafka"
 
 
 def refuse_moved(lake: Lake, config: Config) -> None:
