@@ -48,6 +48,7 @@ from router.engine.start.missing_topics import NO_TOPIC, refuse_missing_topics, 
 from router.engine.start.run_lock import alone
 from router.engine.start.spark_checkpoint import CheckpointMending, refuse_left_topics
 from router.engine.start.spark_needs import spark_needs
+from router.engine.status.api_states import api_states_noted
 from router.engine.status.board import StatusBoard
 from router.engine.status.webhook import failures_reported
 from router.engine.stream_destination import stream_batches
@@ -117,7 +118,7 @@ def run(
     options = options or RunOptions()
     status = options.status = options.status or StatusBoard(loaded.config.name)
     status.configured(loaded.config)
-    with failures_reported(loaded.config, status):
+    with api_states_noted(loaded.config, status), failures_reported(loaded.config, status):
         return _run_with_status(loaded, registry, spark, options, status)
 
 
@@ -380,7 +381,7 @@ class _StreamRun:
 
     def _open_detached_sinks(self) -> None:
         about = self.config, self.spark, self.lake, self.checkpoint, self.options.stop, self.executors
-        self.detached = DetachedSinks.of(*about, once=self._once, sent=self.status.sent)
+        self.detached = DetachedSinks.of(*about, once=self._once, sent=self.status.sent, waits=self.status.sink_waits)
         self.detached.check(self.options.accept)
         if not self._once:
             self.detached.start()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -122,6 +125,33 @@ def test_a_run_that_fails_says_why(folder: Path, spark: SparkSession) -> None:
     assert snapshot.state == "failed"
     assert "numbered on 1 rows" in snapshot.words
     assert [table.table for table in snapshot.tables] == []
+
+
+def test_an_api_that_is_down_is_told_without_ui(folder: Path, spark: SparkSession) -> None:
+    """Without it the webhook is silent while rows pile up in the outbox, unless somebody looks at the page."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    text = YAML.format(folder=folder, otherwise="warn")
+    text = text.replace("trigger: {once: true}\n", "").replace('ui: {address: "127.0.0.1:0"}\n', "")
+    text = text.replace(
+        '{tables: {table: "silver.{event.game}"}}', f'{{rest: {{url: "http://127.0.0.1:{port}/wins"}}}}'
+    )
+    file = folder / "games.yaml"
+    registry = load_registry(())
+    stop = threading.Event()
+    with receiving() as receiver, ThreadPoolExecutor(1) as pool:
+        file.write_text(f'{text}on_failure: {{webhook: "{receiver.url}"}}\n')
+        options = RunOptions(status=StatusBoard("games"), stop=stop)
+        running = pool.submit(run, load(file, registry, environ={}), registry, spark, options)
+        try:
+            receiver.wait_for(1, seconds=90)
+        finally:
+            stop.set()
+        running.result(60)
+
+    assert receiver.events()[0] == "waiting"
+    assert "games/rest" in receiver.messages[0]["cause"]
 
 
 def test_a_run_tells_how_far_a_topic_is_processed(folder: Path, spark: SparkSession, broker: EmbeddedKafka) -> None:
