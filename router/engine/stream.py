@@ -111,7 +111,8 @@ def run(
 ) -> list[BatchReport]:
     """Run until the source is drained (trigger once) or `stop` is set; return the last reports.
 
-    Raises StartError when it may not start, the broker refuses login or rights, or records are gone from Kafka,
+    Raises ViewError when the source is drained and a view could not be refreshed,
+    StartError when it may not start, the broker refuses login or rights, or records are gone from Kafka,
     BatchError, TableError or SinkError when a batch cannot be finished, SessionLost when Spark's JVM ends, and waits
     with growing pauses while the source or the storage is unavailable.
     """
@@ -298,6 +299,9 @@ class _StreamRun:
             if not (self.stopped and passing(error)):
                 raise
             log.warning("%s: stopped while it could not continue: %s", self.config.name, first_line(error))
+        # After all else is done: a view that fails holds up no batch and no sink.
+        if self._once and self.views:
+            self.views.raise_failure()
         return list(self.reports)
 
     @contextmanager

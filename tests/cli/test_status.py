@@ -103,7 +103,7 @@ def test_a_running_stream_is_asked(run: Run, board: StatusBoard) -> None:
     assert done.exit_code == 0, done.output
     lines = done.output.splitlines()
     assert lines[0] == "games: running, batch 8, land"
-    assert len(lines) == 11
+    assert len(lines) == 12
     assert "all is well" in done.output
     assert "1,204 records" in done.output
     assert re.search(r"7, \d+ s ago, 1,200 records", done.output)

@@ -8,12 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
+from click.testing import CliRunner
 from confluent_kafka import Producer
 
+from router.cli import commands
 from router.config.loader import load
 from router.engine.status.board import StatusBoard
+from router.engine.status.summary import summary_of_lake
 from router.engine.stream import RunOptions, run
-from router.errors import RouterError
+from router.errors import RouterError, ViewError
 from router.registry import load_registry
 from tests.engine.test_webhook import receiving
 
@@ -106,6 +109,30 @@ def test_views_and_merged_tables_are_told(folder: Path, spark: SparkSession, com
     assert view_status.checked is not None
     counts = {(status.of, status.name): (status.events, status.violated) for status in snapshot.expectations}
     assert counts == {("games", "numbered"): (3, 1), ("view counts", "many"): (view_status.rows, 1)}
+
+
+def test_a_view_that_fails_ends_a_run_with_1_and_stays_seen(folder: Path, spark: SparkSession) -> None:
+    """Without it cron reports success while the tables that people read are from last week."""
+    file = folder / "games.yaml"
+    view = (
+        "views: [{name: counts, from: {route: games}, into: gold.counts, sql: 'SELECT nothing FROM source'},\n"
+        "  {name: well, from: {route: games}, into: gold.well, sql: 'SELECT count(*) AS events FROM source'}]\n"
+    )
+    file.write_text(YAML.format(folder=folder, otherwise="warn") + view)
+    registry = load_registry(())
+    loaded = load(file, registry, environ={})
+    with pytest.raises(ViewError, match="nothing") as failed:
+        run(loaded, registry, spark)
+    assert failed.value.exit_code == 1
+
+    counts, well = summary_of_lake(loaded.config).views
+    assert "nothing" in counts["failed"]
+    assert (well["failed"], well["rows"]) == ("", 1)
+    listed = CliRunner().invoke(commands, ["views", str(file)]).output
+    assert "nothing" in listed
+    shown = CliRunner().invoke(commands, ["status", str(file)]).output
+    assert "views that cannot be refreshed: counts" in shown
+    assert "nothing" in shown
 
 
 def test_a_run_that_fails_says_why(folder: Path, spark: SparkSession) -> None:

@@ -403,13 +403,17 @@ class StatusBoard(logging.Handler):
                 return
             if note is not None:
                 self._add_note(view, note)
-            self._views[view] = replace(self._views[view], checked=time.time(), failed="")
+            self._views[view] = replace(self._views[view], checked=time.time(), failed="", failed_since=None)
 
     def view_failed(self, view: str, cause: str) -> None:
         """Note a refresh that failed."""
         with self._guard:
-            if view in self._views:
-                self._views[view] = replace(self._views[view], checked=time.time(), failed=printable(cause))
+            if view not in self._views:
+                return
+            status = self._views[view]
+            now = time.time()
+            since = status.failed_since or now
+            self._views[view] = replace(status, checked=now, failed=printable(cause), failed_since=since)
 
     def views_are_noted(self, notes: Mapping[str, Note]) -> None:
         """Note what the checkpoint has about views: another process may have refreshed them."""

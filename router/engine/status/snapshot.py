@@ -146,7 +146,8 @@ class ViewStatus:
     `into` is the name of its tables: `tables` of them have `rows`, and `targets` are the first ones. `refreshed` is
     when a refresh last found something new, None if never; `way` is how it went: `full`, or one of those by change
     (`merge`, `keys`, `rows`, `tables`), and `why` so; it took `seconds` and wrote `commits` tables. `checked` is when
-    this process last looked for changes. `failed` is why the last refresh failed; empty if it did not.
+    this process last looked for changes. `failed` is why the last refresh failed, empty if it did not; refreshes fail
+    since `failed_since`.
     """
 
     view: str
@@ -161,6 +162,7 @@ class ViewStatus:
     commits: int = 0
     checked: float | None = None
     failed: str = ""
+    failed_since: float | None = None
 
 
 @dataclass(frozen=True)
