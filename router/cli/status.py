@@ -147,7 +147,7 @@ def _tables(summary: StreamSummary) -> str:
     if not summary.blocked:
         return text
     causes = [f"{table} ({cause})" for table, cause in sorted(summary.blocked.items())]
-    return f"{text}; cannot be written: {join_names(causes)}; see `router tables`"
+    return f"{text}; cannot be written: {join_names(causes)}; see `router tables FILE`"
 
 
 def _dead_letters(summary: StreamSummary) -> str:
@@ -157,7 +157,7 @@ def _dead_letters(summary: StreamSummary) -> str:
     if not summary.dead_letters:
         return f"none {since}"
     by_cause = ", ".join(f"{count:,} {cause}" for cause, count in sorted(summary.dead_letters.items()))
-    return f"{by_cause} {since}; see `router dead-letters`"
+    return f"{by_cause} {since}; see `router dead-letters FILE`"
 
 
 def _quarantine(summary: StreamSummary, now: float) -> str:
@@ -169,7 +169,7 @@ def _quarantine(summary: StreamSummary, now: float) -> str:
     since = ""
     if summary.quarantined_since is not None:
         since = f"; the oldest record is {_age(summary.quarantined_since, now)} old"
-    return f"{join_names(tables)}{since}; see `router quarantine list`"
+    return f"{join_names(tables)}{since}; see `router quarantine list FILE`"
 
 
 def _views(summary: StreamSummary, now: float) -> str:
@@ -183,7 +183,7 @@ def _views(summary: StreamSummary, now: float) -> str:
         text = f"{text} (for {_age(since, now)})"
     if len(failed) > 1:
         text = f"{text}; and {len(failed) - 1:,} more"
-    return f"{text}; see `router views`"
+    return f"{text}; see `router views FILE`"
 
 
 def _outboxes(summary: StreamSummary, now: float) -> str:

@@ -193,12 +193,13 @@ class Repair(RepairTarget):
         held_rows = sum(rows.rows for rows in waiting if rows.kind == "held")
         if held_rows:
             problem = f"{held_rows:,} rows wait because of an expectation, which may hold for them by now"
-            raise TableError(self.table, f"{problem}; `router quarantine release` or `discard` them first")
+            release = f"router quarantine release FILE --table {self.table}"
+            raise TableError(self.table, f"{problem}; `{release}` or `discard` them first")
         # A table that is gone, or that cannot be read, gets them by the repair: see `ContentReplacement`.
         all_rows = sum(rows.rows for rows in waiting)
         if all_rows and self.handle is not None:
             problem = f"{all_rows:,} rows wait for it in the quarantine, and would be in it twice"
-            raise TableError(self.table, f"{problem}; see `router quarantine list`")
+            raise TableError(self.table, f"{problem}; see `router quarantine list FILE`")
 
     def _refuse_full(self, handle: DeltaTable) -> None:
         """Raise TableError if a rebuild with other columns would lose a constraint, or cannot be committed."""
