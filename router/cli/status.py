@@ -157,7 +157,8 @@ def _dead_letters(summary: StreamSummary) -> str:
     if not summary.dead_letters:
         return f"none {since}"
     by_cause = ", ".join(f"{count:,} {cause}" for cause, count in sorted(summary.dead_letters.items()))
-    return f"{by_cause} {since}; see `router dead-letters FILE`"
+    # The table of dead letters has a row for each sink that refused a record: the counts are those of its rows.
+    return f"{by_cause} {since}, one for each sink that refuses a record; see `router dead-letters FILE`"
 
 
 def _quarantine(summary: StreamSummary, now: float) -> str:

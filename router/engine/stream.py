@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from router.engine.batch import Batches
     from router.engine.spark.executors import Executors
     from router.engine.start.checks import Accept
+    from router.engine.status.snapshot import StreamSnapshot
     from router.engine.steps import Watch
     from router.registry import Registry
     from router.sinks import Applied
@@ -130,6 +131,7 @@ def _run_with_status(
         with quiet_gateway(), status.listening():
             reports = _run(loaded, registry, spark, options, status)
         status.enter("ended")
+        _log_totals(status.snapshot())
         return reports
     except Exception as error:
         status.enter("failed", first_line(error))
@@ -141,6 +143,15 @@ def _run_with_status(
             f"{loaded.config.name}: Spark has ended (its JVM was killed, or had too little memory); "
             "start again, and the run continues where it ended"
         ) from error
+
+
+def _log_totals(stream: StreamSnapshot) -> None:
+    """Log what a run did that has ended in order: its log must differ from that of one that was killed."""
+    read = stream.records.get("read", 0)
+    dead_letters = stream.records.get("dead_letters", 0)
+    message = "%s: ended: %s batches, %s rows, %s dead letters, %.1f s"
+    counts = [f"{count:,}" for count in (stream.finished, read, dead_letters)]
+    log.info(message, stream.query, *counts, time.time() - stream.started)
 
 
 def _run(

@@ -62,9 +62,11 @@ def ran(folder: Path, spark: SparkSession, otherwise: str) -> StatusBoard:
     return board
 
 
-def test_a_run_tells_what_it_did(folder: Path, spark: SparkSession) -> None:
+def test_a_run_tells_what_it_did(folder: Path, spark: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
     """Without it the status is right in tests of its own and empty at night."""
+    caplog.set_level("INFO", "router")
     snapshot = ran(folder, spark, "dead_letter").snapshot()
+    assert caplog.messages[-1].startswith("games: ended: 1 batches, 5 rows, 3 dead letters, ")
 
     assert (snapshot.state, snapshot.finished, snapshot.step) == ("ended", 1, "")
     assert snapshot.records == {"read": 5, "decoded": 4, "failed": 1, "unmatched": 1, "dead_letters": 3}
