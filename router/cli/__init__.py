@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
+import shlex
 import traceback
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -85,7 +87,34 @@ GROUPS = {
 existing_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 """The type of an argument or option that names a file."""
 
-config_argument = click.argument("file", type=existing_file)
+_FILE_IN_COMMAND = re.compile(r"(?<=\brouter )([a-z-]+(?: list| release| discard)?) FILE\b")
+"""The place of the configuration's file in a command that a message of the engine names: `router tables FILE`."""
+
+
+def _keep_file(context: click.Context, _argument: click.Parameter, file: Path) -> Path:
+    # Of the command, and of the group that prints its errors.
+    context.meta[__name__] = file
+    return file
+
+
+def configuration_file() -> Path | None:
+    """Return the configuration of the command that runs in this thread; None if it has none."""
+    context = click.get_current_context(silent=True)
+    return None if context is None else context.meta.get(__name__)
+
+
+def commands_with_file(text: str, file: Path | None) -> str:
+    """Return a message with the path of the configuration in the commands that it names, so that they can be pasted.
+
+    Without a path FILE stays.
+    """
+    if file is None:
+        return text
+    path = shlex.quote(str(file))
+    return _FILE_IN_COMMAND.sub(lambda command: f"{command[1]} {path}", text)
+
+
+config_argument = click.argument("file", type=existing_file, callback=_keep_file)
 """FILE, the configuration; the command gets it as `file`."""
 
 plugin_option = click.option(
@@ -146,7 +175,7 @@ class Commands(click.Group):
                 lines = str(error).split("\n")
             _print_stack(error)
             for line in lines:
-                click.echo(printable(line), err=True)
+                click.echo(printable(commands_with_file(line, configuration_file())), err=True)
             # What supervises a run restarts it by this code; of other commands only a fault of the machine has one.
             if ctx.invoked_subcommand == "run" or isinstance(error, MachineError):
                 ctx.exit(error.exit_code)

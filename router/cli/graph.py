@@ -148,7 +148,7 @@ def lineage(file: Path, table: str, form: str, as_json: bool, plugin_files: tupl
     counts = replace(_read_counts(config), shown=sys.maxsize, by_table=True)
     root = ways_through(graph_of(config, counts), drawn_as)
     if root is None:
-        what = f"no sink of {config.name} has written it, and no view; `router graph` shows what it has"
+        what = f"no sink of {config.name} has written it, and no view; `router graph FILE` shows what it has"
         raise TableError(table, what)
     if as_json:
         show_json({"name": config.name, "table": table, "lineage": root.document()})

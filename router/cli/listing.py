@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from router.cli import commands_with_file, configuration_file
 from router.errors import printable
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class ListingField:
             return f"{_in_utc(value):%Y-%m-%d %H:%M:%SZ}"
         if isinstance(value, int) and self.counted:
             return f"{value:,}"
-        return printable(str(value))
+        return printable(commands_with_file(str(value), configuration_file()))
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,8 @@ def show_sentences(sentences: Sequence[tuple[str, str]]) -> None:
     Otherwise a sentence that is too long stands below its name, indented.
     """
     console = _console()
+    file = configuration_file()
+    sentences = [(name, commands_with_file(sentence, file)) for name, sentence in sentences]
     width = max((cell_len(name) for name, _ in sentences), default=0)
     if any(width + 2 + cell_len(sentence) > console.width for _, sentence in sentences):
         width = 0

@@ -193,7 +193,7 @@ class _Waiting:
         if conflicting:
             raise click.ClickException(
                 f"{', '.join(sorted(conflicting))}: the quarantined rows cannot go into it, see above; change the "
-                "table, or `router quarantine discard` these rows"
+                "table, or `router quarantine discard FILE` these rows"
             )
 
 

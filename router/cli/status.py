@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from router.engine.status.summary import StreamSummary
 
 TIME_FIELDS = ("since", "batch_ended", "progress", "lag_read", "newest_record", "quarantined_since", "outbox_since")
-PART_TIMES = {"views": ("refreshed", "checked"), "expectations": ("last",)}
+PART_TIMES = {"views": ("refreshed", "checked", "failed_since"), "expectations": ("last",)}
 """Times in each of the parts of a list."""
 
 
@@ -75,7 +75,8 @@ def _document(summary: StreamSummary, code: int, reasons: list[str]) -> dict[str
     for parts, names in PART_TIMES.items():
         for part in document[parts]:
             for name in names:
-                part[name] = _as_datetime(part[name])
+                # A stream of an older version has not all of them.
+                part[name] = _as_datetime(part.get(name))
     return document
 
 
@@ -106,6 +107,7 @@ def _sentences(summary: StreamSummary, now: float) -> list[tuple[str, str]]:
         ("dead letters", _dead_letters(summary)),
         ("quarantine", _quarantine(summary, now)),
         ("outboxes", _outboxes(summary, now)),
+        ("views", _views(summary, now)),
         ("warning", summary.warning or "-"),
     ]
 
@@ -145,7 +147,7 @@ def _tables(summary: StreamSummary) -> str:
     if not summary.blocked:
         return text
     causes = [f"{table} ({cause})" for table, cause in sorted(summary.blocked.items())]
-    return f"{text}; cannot be written: {join_names(causes)}; see `router tables`"
+    return f"{text}; cannot be written: {join_names(causes)}; see `router tables FILE`"
 
 
 def _dead_letters(summary: StreamSummary) -> str:
@@ -155,7 +157,8 @@ def _dead_letters(summary: StreamSummary) -> str:
     if not summary.dead_letters:
         return f"none {since}"
     by_cause = ", ".join(f"{count:,} {cause}" for cause, count in sorted(summary.dead_letters.items()))
-    return f"{by_cause} {since}; see `router dead-letters`"
+    # The table of dead letters has a row for each sink that refused a record: the counts are those of its rows.
+    return f"{by_cause} {since}, one for each sink that refuses a record; see `router dead-letters FILE`"
 
 
 def _quarantine(summary: StreamSummary, now: float) -> str:
@@ -167,7 +170,21 @@ def _quarantine(summary: StreamSummary, now: float) -> str:
     since = ""
     if summary.quarantined_since is not None:
         since = f"; the oldest record is {_age(summary.quarantined_since, now)} old"
-    return f"{join_names(tables)}{since}; see `router quarantine list`"
+    return f"{join_names(tables)}{since}; see `router quarantine list FILE`"
+
+
+def _views(summary: StreamSummary, now: float) -> str:
+    """Return which views fail, since when, and why the first of them does."""
+    failed = [view for view in summary.views if view["failed"]]
+    if not failed:
+        return "all could be refreshed" if summary.views else "-"
+    since = failed[0].get("failed_since")
+    text = failed[0]["failed"]
+    if since is not None:
+        text = f"{text} (for {_age(since, now)})"
+    if len(failed) > 1:
+        text = f"{text}; and {len(failed) - 1:,} more"
+    return f"{text}; see `router views FILE`"
 
 
 def _outboxes(summary: StreamSummary, now: float) -> str:

@@ -150,12 +150,16 @@ def _facts(view: View, note: Note) -> dict[str, Any]:
         "why": note.why,
         "seconds": None,
         "left": list(note.left),
+        "failed": note.failed,
+        "failed_since": None,
     }
     # A view that was never refreshed has no tables yet, which is not the same as none.
     if note.number > 0:
         facts |= {"tables": len(note.targets), "rows": note.rows, "seconds": note.seconds}
     if note.at:
         facts["last"] = datetime.fromisoformat(note.at)
+    if note.failed:
+        facts["failed_since"] = datetime.fromisoformat(note.failed_since)
     return facts
 
 
@@ -178,6 +182,8 @@ VIEW_FIELDS = (
     ListingField("way"),
     ListingField("why", "sentence"),
     ListingField("seconds", "number", shown=_shown_seconds),
+    ListingField("failed_since", title="fails since"),
+    ListingField("failed", "sentence", title="cannot be refreshed"),
 )
 
 
@@ -211,11 +217,14 @@ def _show_plans(refresher: Refresher, chosen: list[View]) -> None:
 
 def _refresh(refresher: Refresher, chosen: list[View], *, full: bool) -> None:
     """Refresh views, each whatever becomes of the others. Raises the first ViewError at the end."""
+    from router.engine.views.note import note_failed_refresh
+
     errors: list[ViewError] = []
     for view in chosen:
         try:
             refreshed = refresher.refresh(view, full=full)
         except ViewError as error:
+            note_failed_refresh(refresher.store, view.name, error.what)
             errors.append(error)
             continue
         reason = refreshed.why

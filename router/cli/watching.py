@@ -14,10 +14,12 @@ import click
 from rich.console import Console
 from rich.status import Status
 
+from router.cli import commands_with_file, configuration_file
 from router.errors import ConfigError, RouterError, first_line, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
     from types import TracebackType
 
     from router.parts import BatchReport
@@ -32,9 +34,11 @@ class Watcher:
         self.name = name
         self.log = logging.getLogger("router")
         self.handler = logging.StreamHandler(sys.stderr)
-        formatter: logging.Formatter = _TextLines("%(asctime)s %(levelname)s %(message)s")
+        # Other threads log as well, and only the one of the command knows its file.
+        file = configuration_file()
+        formatter: logging.Formatter = _TextLines(file)
         if json_lines:
-            formatter = _JsonLines()
+            formatter = _JsonLines(file)
         self.handler.setFormatter(formatter)
         terminal = Console(stderr=True)
         self.status: Status | None = None
@@ -119,25 +123,33 @@ def _print_error(message: str, exit_code: int, error: Exception | None = None) -
     stack = (type(error), error, error.__traceback__) if error else None
     record = logging.LogRecord("router", logging.ERROR, __file__, 0, message, (), stack)
     record.exit_code = exit_code
-    click.echo(_JsonLines().format(record), err=True)
+    click.echo(_JsonLines(configuration_file()).format(record), err=True)
 
 
 class _TextLines(logging.Formatter):
     """Log records as lines of text: whatever a message quotes, it stays on its line."""
 
+    def __init__(self, file: Path | None) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(message)s")
+        self._file = file
+
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
-        record.message = printable(record.message)
+        record.message = printable(commands_with_file(record.message, self._file))
         return super().formatMessage(record)
 
 
 class _JsonLines(logging.Formatter):
     """Log records as JSON lines; that of a batch has its whole report."""
 
+    def __init__(self, file: Path | None) -> None:
+        super().__init__()
+        self._file = file
+
     def format(self, record: logging.LogRecord) -> str:
         document: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds"),
             "level": record.levelname,
-            "message": record.getMessage(),
+            "message": commands_with_file(record.getMessage(), self._file),
         }
         # The first two are set by `Watcher.finished` and `json_errors`.
         for name in ("batch", "exit_code"):

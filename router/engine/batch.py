@@ -255,7 +255,7 @@ class Batches:
         if size <= most:
             return []
         what = f"the quarantine would have {size:,} bytes of {most:,} that it may have (`quarantine: at_most`)"
-        return [f"{what}; see `router quarantine list`"]
+        return [f"{what}; see `router quarantine list FILE`"]
 
     def _outboxes_behind_quarantine(self, commits: tuple[TableCommit, ...]) -> dict[str, str]:
         """Return the outboxes whose earlier rows are quarantined, with the cause: later rows queue behind those."""
@@ -283,7 +283,7 @@ class Batches:
             target_key, _ = place.rsplit("/", 1)
             outcome = "rows land without it"
             if target_key in quarantines:
-                outcome = f"rows that need it wait in {quarantines[target_key]} for `router approve`"
+                outcome = f"rows that need it wait in {quarantines[target_key]} for `router approve FILE`"
             elif target_key in evolving:
                 outcome = "rows with values that do not fit are dead letters; see `widening` of the sink"
             log.warning("%s: %s cannot store all of %s; %s", self.config.name, place, ", ".join(new), outcome)

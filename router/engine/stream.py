@@ -49,6 +49,7 @@ from router.engine.start.missing_topics import NO_TOPIC, refuse_missing_topics, 
 from router.engine.start.run_lock import alone
 from router.engine.start.spark_checkpoint import CheckpointMending, refuse_left_topics
 from router.engine.start.spark_needs import spark_needs
+from router.engine.status.api_states import api_states_noted
 from router.engine.status.board import StatusBoard
 from router.engine.status.webhook import failures_reported
 from router.engine.stream_destination import stream_batches
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from router.engine.batch import Batches
     from router.engine.spark.executors import Executors
     from router.engine.start.checks import Accept
+    from router.engine.status.snapshot import StreamSnapshot
     from router.engine.steps import Watch
     from router.registry import Registry
     from router.sinks import Applied
@@ -111,14 +113,15 @@ def run(
 ) -> list[BatchReport]:
     """Run until the source is drained (trigger once) or `stop` is set; return the last reports.
 
-    Raises StartError when it may not start, the broker refuses login or rights, or records are gone from Kafka,
+    Raises ViewError when the source is drained and a view could not be refreshed,
+    StartError when it may not start, the broker refuses login or rights, or records are gone from Kafka,
     BatchError, TableError or SinkError when a batch cannot be finished, SessionLost when Spark's JVM ends, and waits
     with growing pauses while the source or the storage is unavailable.
     """
     options = options or RunOptions()
     status = options.status = options.status or StatusBoard(loaded.config.name)
     status.configured(loaded.config)
-    with failures_reported(loaded.config, status):
+    with api_states_noted(loaded.config, status), failures_reported(loaded.config, status):
         return _run_with_status(loaded, registry, spark, options, status)
 
 
@@ -129,6 +132,7 @@ def _run_with_status(
         with quiet_gateway(), status.listening():
             reports = _run(loaded, registry, spark, options, status)
         status.enter("ended")
+        _log_totals(status.snapshot())
         return reports
     except Exception as error:
         status.enter("failed", first_line(error))
@@ -141,6 +145,15 @@ def _run_with_status(
             f"{loaded.config.name}: Spark has ended (its JVM was killed, or had too little memory); "
             "start again, and the run continues where it ended"
         ) from error
+
+
+def _log_totals(stream: StreamSnapshot) -> None:
+    """Log what a run did that has ended in order: its log must differ from that of one that was killed."""
+    read = stream.records.get("read", 0)
+    dead_letters = stream.records.get("dead_letters", 0)
+    message = "%s: ended: %s batches, %s rows, %s dead letters, %.1f s"
+    counts = [f"{count:,}" for count in (stream.finished, read, dead_letters)]
+    log.info(message, stream.query, *counts, time.time() - stream.started)
 
 
 def _run(
@@ -299,6 +312,9 @@ class _StreamRun:
             if not (self.stopped and passing(error)):
                 raise
             log.warning("%s: stopped while it could not continue: %s", self.config.name, first_line(error))
+        # After all else is done: a view that fails holds up no batch and no sink.
+        if self._once and self.views:
+            self.views.raise_failure()
         return list(self.reports)
 
     @contextmanager
@@ -382,7 +398,7 @@ class _StreamRun:
 
     def _open_detached_sinks(self) -> None:
         about = self.config, self.spark, self.lake, self.checkpoint, self.options.stop, self.executors
-        self.detached = DetachedSinks.of(*about, once=self._once, sent=self.status.sent)
+        self.detached = DetachedSinks.of(*about, once=self._once, sent=self.status.sent, waits=self.status.sink_waits)
         self.detached.check(self.options.accept)
         if not self._once:
             self.detached.start()

@@ -292,6 +292,23 @@ def test_what_data_says_is_shown_and_not_obeyed(run, monkeypatch, capsys):
     assert shown.endswith(f"WARNING {HARMLESS} waits")
 
 
+@pytest.mark.parametrize("json_lines", [False, True], ids=["text", "JSON"])
+def test_commands_in_errors_and_log_lines_have_the_file(run, monkeypatch, json_lines):
+    """Without it whoever pastes a command gets the usage of the command line."""
+    hint = "`router repair FILE silver.uno` rebuilds it, `router quarantine list FILE` shows its rows"
+
+    @click.command()
+    @router.cli.config_argument
+    def refuse(file: Path) -> None:
+        with Watcher("games", json_lines=json_lines) as watcher:
+            watcher.log.warning("%s", hint)
+        raise StartError(hint)
+
+    monkeypatch.setattr("router.cli.plugins.schema", refuse)
+    Path("my games.yaml").touch()
+    assert run("schema", "my games.yaml").stderr.count(hint.replace("FILE", "'my games.yaml'")) == 2
+
+
 @pytest.mark.parametrize(
     ("error", "code"), [(StartError("lost"), 2), (RunningError("twice"), 1), (SessionLost("d"), 1)]
 )

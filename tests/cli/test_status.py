@@ -103,7 +103,7 @@ def test_a_running_stream_is_asked(run: Run, board: StatusBoard) -> None:
     assert done.exit_code == 0, done.output
     lines = done.output.splitlines()
     assert lines[0] == "games: running, batch 8, land"
-    assert len(lines) == 11
+    assert len(lines) == 12
     assert "all is well" in done.output
     assert "1,204 records" in done.output
     assert re.search(r"7, \d+ s ago, 1,200 records", done.output)
@@ -139,6 +139,16 @@ def test_rows_that_wait_for_an_api_are_seen_while_the_stream_is_down(run: Run, t
 
     assert json.loads(run("--json").output)["outboxes"] == {"games/rest": 20}
     assert "games/rest (20 rows); the oldest came 2 h ago" in run().output
+
+
+def test_commands_can_be_pasted(run: Run, board: StatusBoard) -> None:
+    """Without it whoever pastes the command of a message at night gets the usage of the command line."""
+    hint = "it is damaged; `router repair FILE silver.uno` rebuilds it, or `router quarantine release FILE`"
+    board.carried_out(manifest(0, "silver.uno"), {}, {"games/delta/silver.uno": hint})
+    shown = run().output
+    assert "router repair games.yaml silver.uno`" in shown
+    assert "router quarantine release games.yaml`" in shown
+    assert "see `router tables games.yaml`" in shown
 
 
 def test_a_wait_and_a_failure_are_told_apart(run: Run, board: StatusBoard) -> None:

@@ -140,7 +140,7 @@ def test_a_start_without_what_was_committed_is_refused(
     assert says in said
     assert "silver.poker" not in said
     assert "--accept lost-tables" in said
-    assert (f"router repair {table}" in said) is (table != "bronze.all"), "bronze is what repairs are made of"
+    assert (f"router repair FILE {table}" in said) is (table != "bronze.all"), "bronze is what repairs are made of"
 
 
 def test_what_is_accepted_is_asked_for_once(place: Place, caplog: pytest.LogCaptureFixture) -> None:

@@ -25,6 +25,7 @@ from router.engine.checkpoint_store import Manifest
 from router.engine.label.layout import DEAD_SCHEMA, QUARANTINE_COLUMNS
 from router.engine.ledger import SCHEMA as LEDGER
 from router.engine.status import board as board_module
+from router.engine.status.api_states import api_states_noted
 from router.engine.status.board import StatusBoard
 from router.engine.status.file_reader import StatusFileReader
 from router.engine.status.server import StatusServer
@@ -184,14 +185,18 @@ def test_a_position_is_known_before_the_first_batch(
     assert partition.position == 5, "batch 1 has begun, and is not processed"
 
 
-def test_the_state_of_an_api_is_asked(
-    board: StatusBoard, reader: StatusFileReader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without it nobody sees why an outbox grows."""
-    reader.read()
-    assert board.snapshot().sinks == (), "nothing was sent yet"
-    monkeypatch.setattr("router_rest.rate_limit.server.api_state", lambda limit: ApiState(True, 0.75))
-    reader.read()
+def test_the_state_of_an_api_is_asked(board: StatusBoard, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it nobody sees why an outbox grows, or minutes later: storage that is slow to read delays no answer."""
+    monkeypatch.setattr("router.engine.status.api_states._LOOK_SECONDS", 0.02)
+    answer: list[ApiState | None] = [None]
+    monkeypatch.setattr("router_rest.rate_limit.server.api_state", lambda limit: answer[0])
+    with api_states_noted(config, board):
+        assert board.snapshot().sinks == (), "nothing was sent yet"
+        answer[0] = ApiState(True, 0.75)
+        deadline = time.monotonic() + 20
+        while not board.snapshot().sinks:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
     (sink,) = board.snapshot().sinks
     assert (sink.sink, sink.circuit_open, sink.limit_used) == ("rest", True, 0.75)
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
+from click.testing import CliRunner
 from confluent_kafka import Producer
 
+from router.cli import commands
 from router.config.loader import load
 from router.engine.status.board import StatusBoard
+from router.engine.status.summary import summary_of_lake
 from router.engine.stream import RunOptions, run
-from router.errors import RouterError
+from router.errors import RouterError, ViewError
 from router.registry import load_registry
 from tests.engine.test_webhook import receiving
 
@@ -56,9 +62,11 @@ def ran(folder: Path, spark: SparkSession, otherwise: str) -> StatusBoard:
     return board
 
 
-def test_a_run_tells_what_it_did(folder: Path, spark: SparkSession) -> None:
+def test_a_run_tells_what_it_did(folder: Path, spark: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
     """Without it the status is right in tests of its own and empty at night."""
+    caplog.set_level("INFO", "router")
     snapshot = ran(folder, spark, "dead_letter").snapshot()
+    assert caplog.messages[-1].startswith("games: ended: 1 batches, 5 rows, 3 dead letters, ")
 
     assert (snapshot.state, snapshot.finished, snapshot.step) == ("ended", 1, "")
     assert snapshot.records == {"read": 5, "decoded": 4, "failed": 1, "unmatched": 1, "dead_letters": 3}
@@ -105,6 +113,30 @@ def test_views_and_merged_tables_are_told(folder: Path, spark: SparkSession, com
     assert counts == {("games", "numbered"): (3, 1), ("view counts", "many"): (view_status.rows, 1)}
 
 
+def test_a_view_that_fails_ends_a_run_with_1_and_stays_seen(folder: Path, spark: SparkSession) -> None:
+    """Without it cron reports success while the tables that people read are from last week."""
+    file = folder / "games.yaml"
+    view = (
+        "views: [{name: counts, from: {route: games}, into: gold.counts, sql: 'SELECT nothing FROM source'},\n"
+        "  {name: well, from: {route: games}, into: gold.well, sql: 'SELECT count(*) AS events FROM source'}]\n"
+    )
+    file.write_text(YAML.format(folder=folder, otherwise="warn") + view)
+    registry = load_registry(())
+    loaded = load(file, registry, environ={})
+    with pytest.raises(ViewError, match="nothing") as failed:
+        run(loaded, registry, spark)
+    assert failed.value.exit_code == 1
+
+    counts, well = summary_of_lake(loaded.config).views
+    assert "nothing" in counts["failed"]
+    assert (well["failed"], well["rows"]) == ("", 1)
+    listed = CliRunner().invoke(commands, ["views", str(file)]).output
+    assert "nothing" in listed
+    shown = CliRunner().invoke(commands, ["status", str(file)]).output
+    assert "views that cannot be refreshed: counts" in shown
+    assert "nothing" in shown
+
+
 def test_a_run_that_fails_says_why(folder: Path, spark: SparkSession) -> None:
     """Without it a monitor sees that a process is gone, and not what is wrong with the data."""
     board = StatusBoard("games")
@@ -122,6 +154,33 @@ def test_a_run_that_fails_says_why(folder: Path, spark: SparkSession) -> None:
     assert snapshot.state == "failed"
     assert "numbered on 1 rows" in snapshot.words
     assert [table.table for table in snapshot.tables] == []
+
+
+def test_an_api_that_is_down_is_told_without_ui(folder: Path, spark: SparkSession) -> None:
+    """Without it the webhook is silent while rows pile up in the outbox, unless somebody looks at the page."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    text = YAML.format(folder=folder, otherwise="warn")
+    text = text.replace("trigger: {once: true}\n", "").replace('ui: {address: "127.0.0.1:0"}\n', "")
+    text = text.replace(
+        '{tables: {table: "silver.{event.game}"}}', f'{{rest: {{url: "http://127.0.0.1:{port}/wins"}}}}'
+    )
+    file = folder / "games.yaml"
+    registry = load_registry(())
+    stop = threading.Event()
+    with receiving() as receiver, ThreadPoolExecutor(1) as pool:
+        file.write_text(f'{text}on_failure: {{webhook: "{receiver.url}"}}\n')
+        options = RunOptions(status=StatusBoard("games"), stop=stop)
+        running = pool.submit(run, load(file, registry, environ={}), registry, spark, options)
+        try:
+            receiver.wait_for(1, seconds=90)
+        finally:
+            stop.set()
+        running.result(60)
+
+    assert receiver.events()[0] == "waiting"
+    assert "games/rest" in receiver.messages[0]["cause"]
 
 
 def test_a_run_tells_how_far_a_topic_is_processed(folder: Path, spark: SparkSession, broker: EmbeddedKafka) -> None:

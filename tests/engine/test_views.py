@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +25,10 @@ from router.engine.audit.expectation_counts import expectation_counts
 from router.engine.checkpoint_store import lake_and_checkpoint
 from router.engine.lookup import loading
 from router.engine.status.board import StatusBoard
-from router.engine.status.view_notes import unmade_view
+from router.engine.status.view_notes import unmade_view, views_of_lake
 from router.engine.stream import RunOptions, run
 from router.engine.views import relation
-from router.engine.views.note import Note, view_note_path
+from router.engine.views.note import Note, note_failed_refresh, view_note_path
 from router.engine.views.row_hash import row_hash
 from router.engine.views.schedule import ViewSchedule, in_order, refresher
 from router.errors import ViewError
@@ -681,10 +682,30 @@ def test_a_schedule_refreshes_after_batches_and_goes_on_after_faults(make_query:
     schedule.finish(refresh=True)
     assert told(lake.gold()) == sessions(lake.silver())
     assert schedule.batch(set()) == {"gold.uno_sessions"}
-    assert "nothing" in schedule.failed["bad"]
+    assert "nothing" in str(schedule.failed["bad"])
     seen = {one.view: one for one in board.snapshot().views}
     assert (seen["sessions"].targets, seen["sessions"].failed) == (("gold.uno_sessions",), "")
     assert "nothing" in seen["bad"].failed
+
+    afterwards = {status.view: status for status in views_of_lake(lake.query.config)}
+    assert (afterwards["sessions"].failed, afterwards["sessions"].failed_since) == ("", None)
+    assert "nothing" in afterwards["bad"].failed, "whoever looks after the run sees it"
+    assert time.time() - 600 < (afterwards["bad"].failed_since or 0) <= time.time()
+
+
+def test_a_failure_of_a_view_ends_with_a_refresh_that_finds_nothing_new(make_query: MakeQuery, tmp_path: Path) -> None:
+    """Without it a view that was mended looks broken until a row comes, which may be next week."""
+    good = view()
+    lake = Lake(make_query, tmp_path, good)
+    lake.take(event("uno", 1))
+    lake.refresh(good)
+    made = lake.refresher.note(good)
+    note_failed_refresh(lake.query.store, good.name, "no room")
+    note_failed_refresh(lake.query.store, good.name, "no rights")
+    noted = lake.refresher.note(good)
+    assert (noted.failed, noted.targets) == ("no rights", made.targets)
+    assert lake.refresh(good).way == ""
+    assert lake.refresher.note(good) == made
 
 
 def test_a_lake_that_cannot_be_listed_does_not_stop_a_batch(make_query: MakeQuery, tmp_path: Path) -> None:

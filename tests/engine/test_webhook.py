@@ -18,6 +18,7 @@ from router.engine.status.board import StatusBoard
 from router.engine.status.webhook import failures_reported
 from router.errors import BatchError, ConfigError
 from router.registry import load_registry
+from router.sinks import ApiState
 from tests.engine.test_status import manifest, report
 
 if TYPE_CHECKING:
@@ -55,8 +56,8 @@ class Receiver(ThreadingHTTPServer):
     def events(self) -> list[str]:
         return [message["event"] for message in self.messages]
 
-    def wait_for(self, count: int) -> None:
-        deadline = time.monotonic() + 20
+    def wait_for(self, count: int, seconds: float = 20) -> None:
+        deadline = time.monotonic() + seconds
         while len(self.messages) < count:
             assert time.monotonic() < deadline, self.events()
             time.sleep(0.01)
@@ -148,6 +149,32 @@ def test_an_idle_stream_recovers_after_a_while(
         board.enter("running")
         receiver.wait_for(2)
     assert receiver.events() == ["waiting", "recovered"]
+
+
+def test_sinks_that_cannot_send_are_a_wait(
+    tmp_path: Path, board: StatusBoard, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it an API is down all night, its outbox grows, and nobody gets a message."""
+    monkeypatch.setattr(webhook, "RECOVERED_SECONDS", 0.2)
+    with failures_reported(config(tmp_path, receiver.url), board):
+        board.api_is("games/rest", ApiState(circuit_open=True))
+        receiver.wait_for(1)
+        board.sink_waits("games/http", "no route to host")
+        receiver.wait_for(2)
+        for _ in range(3):  # a probe comes through, and the circuit opens again
+            board.api_is("games/rest", ApiState(circuit_open=False))
+            time.sleep(0.06)
+            board.api_is("games/rest", ApiState(circuit_open=True))
+            time.sleep(0.06)
+        assert receiver.events() == ["waiting", "waiting"]
+        board.api_is("games/rest", ApiState(circuit_open=False))
+        receiver.wait_for(3)
+        board.sink_waits("games/http", "")
+    assert receiver.events() == ["waiting", "waiting", "recovered", "recovered"]
+    causes = [message["cause"] for message in receiver.messages]
+    assert "games/rest" in causes[0]
+    assert "no route to host" in causes[1]
+    assert ("games/rest" in causes[2], "games/http" in causes[3]) == (True, True), "the run ended, and it could send"
 
 
 def test_blocked_tables_are_one_message(tmp_path: Path, board: StatusBoard, receiver: Receiver) -> None:

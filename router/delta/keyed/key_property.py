@@ -69,9 +69,8 @@ def refuse_other_keys(table: str, properties: Mapping[str, str | None], keyed: K
         if before.get(name) != value:
             changed.append(f"{name} {_text(before.get(name))} there, {_text(value)} in the sink")
     problem = f"it was merged in another way: {'; '.join(changed)}"
-    raise TableError(
-        table, f"{problem}. Go back to that, let `router refresh` rebuild it, or give the sink another table"
-    )
+    refresh = f"router refresh FILE --tables {table}"
+    raise TableError(table, f"{problem}. Go back to that, let `{refresh}` rebuild it, or give the sink another table")
 
 
 def _text(value: object) -> str:
@@ -107,7 +106,7 @@ def several_rows(repeated: Sequence[Mapping[str, object]]) -> str:
     if len(repeated) > SHOWN:
         keys = f"{keys} and {len(repeated) - SHOWN:,} more"
     problem = f"it has several rows for {keys}, and a merge would not tell them apart"
-    return f"{problem}; let `router refresh` rebuild it, or delete the rows that are too many"
+    return f"{problem}; let `router refresh FILE --tables TABLE` rebuild it, or delete the rows that are too many"
 
 
 def repeated_keys(handle: DeltaTable, keyed: KeyedTable) -> list[dict[str, object]]:

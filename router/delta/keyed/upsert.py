@@ -261,7 +261,7 @@ def refuse_older(table: DeltaTable, work: TableUpsert) -> None:
         return
     if not has_transaction(table, Transaction(work.app_id, work.merged)):
         problem = "which was merged into it: an older copy was put back, or another table stands in its place"
-        choice = f"Restore it, rebuild it from bronze by `router repair {work.table}`, or start with --accept"
+        choice = f"Restore it, rebuild it from bronze by `router repair FILE {work.table}`, or start with --accept"
         raise TableError(
             work.table, f"it lacks batch {work.merged}, {problem}. {choice} lost-tables to continue with it as it is"
         )

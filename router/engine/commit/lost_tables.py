@@ -59,8 +59,8 @@ class LostTable:
     def blocks(self) -> str:
         """Return why nothing is written to the table, and what a person can do."""
         return (
-            f"{self.cause}. Restore it, rebuild it from bronze by `router repair {self.table}`, or continue "
-            "with it as it is by `router quarantine release`"
+            f"{self.cause}. Restore it, rebuild it from bronze by `router repair FILE {self.table}`, or continue "
+            "with it as it is by `router quarantine release FILE --table {self.table}`"
         )
 
     def __str__(self) -> str:
@@ -181,7 +181,7 @@ def _refusal(config: Config, lost: Mapping[str, LostTable]) -> str:
         repairable.append(name)
     repair = ""
     if repairable and config.bronze:
-        repair = f"rebuild what bronze has by `router repair {' '.join(repairable[:_SHOWN])}`; or "
+        repair = f"rebuild what bronze has by `router repair FILE {' '.join(repairable[:_SHOWN])}`; or "
     return (
         f"{config.name}: tables were deleted or put back from an older copy: {_listed(lost)}. Restore them; or "
         f"{repair}run with --accept lost-tables to continue with them as they are"

@@ -70,11 +70,13 @@ class DetachedSink(OutboxSink):
     """One sink with a streaming query of its own over its outbox.
 
     With `once` the query ends when all rows of the outbox are sent, else when `stop` is set. `failed` is the error that
-    ended it; `ended` is its last batch. `sent` is called with the key and the counts of each batch.
+    ended it; `ended` is its last batch. `sent` is called with the key and the counts of each batch, `waits`
+    with the key and why a batch failed, or an empty text once one has come through.
     """
 
     once: bool = False
     sent: Callable[[str, Applied], None] | None = None
+    waits: Callable[[str, str], None] | None = None
     failed: BaseException | None = None
     began: bool = False
     ended: int | None = None
@@ -111,6 +113,8 @@ class DetachedSink(OutboxSink):
         error = state.outcome.exception() if state.outcome else None
         if GROWN in str(error):  # no failure: the next start reads the new columns
             return
+        if self.waits:
+            self.waits(self.key, first_line(error))
         if not self.trouble.is_new(first_line(error)):
             return
         message = "%s, %s: %s; its rows stay in the outbox, trying again in %.0f s, and then after growing pauses"
@@ -230,6 +234,8 @@ class DetachedSink(OutboxSink):
         self._log_batch(number, counts, time.monotonic() - started)
         self.ended = number
         self.pauses.succeeded()
+        if self.waits:
+            self.waits(self.key, "")
         if self.trouble.is_over():
             log.info("%s, %s: batch %d has come through: the trouble is over", self.config.name, self.key, number)
         if time.monotonic() - self.tidied > TIDY_SECONDS:
@@ -298,6 +304,7 @@ class DetachedSinks:
         *,
         once: bool,
         sent: Callable[[str, Applied], None] | None = None,
+        waits: Callable[[str, str], None] | None = None,
     ) -> DetachedSinks:
         """Return the detached sinks of a configuration whose sinks are open; see `DetachedSink`."""
         detached = []
@@ -315,6 +322,7 @@ class DetachedSinks:
                     sink=sink,
                     once=once,
                     sent=sent,
+                    waits=waits,
                 )
             )
         return cls(tuple(detached))

@@ -58,8 +58,9 @@ _SHOWN = 5
 _RECENT = 100
 """Commits of a table that are searched for who has written it."""
 GONE_TODO = (
-    "if it has another name now, write `was` there; else put it back until nothing waits for it (`router quarantine`, "
-    "`router replay`), or run with --accept gone-sinks, and the rows stay where they are until it comes back"
+    "if it has another name now, write `was` there; else put it back until nothing waits for it "
+    "(`router quarantine list FILE`, `router replay FILE`), or run with --accept gone-sinks, and the rows stay where "
+    "they are until it comes back"
 )
 """What a person can do about a sink that is gone while rows wait for it."""
 IDENTITIES = "identities.json"
@@ -530,7 +531,7 @@ def _growth(target: Target, table: str, difference: SchemaDiff, place: tuple[str
         yield Change("to do", place, f"{table} {lacks}: {outcome}", todo)
     elif target.evolution == "quarantine":
         outcome = "rows with a value for it are quarantined"
-        yield Change("to do", place, f"{table} {lacks}: {outcome}", "`router approve` lets the table grow")
+        yield Change("to do", place, f"{table} {lacks}: {outcome}", "`router approve FILE` lets the table grow")
     elif target.evolution == "freeze":
         yield Change("safe", place, f"{table} {lacks}: rows land without what does not fit (`evolution: freeze`)")
     else:

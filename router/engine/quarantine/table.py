@@ -258,7 +258,7 @@ class Quarantine:
             text = "%s: %s cannot be written, its rows go to the quarantine until it can: %s%s"
             hint = ""
             if DAMAGED_LOG in cause:
-                hint = "; `router repair` rebuilds it"
+                hint = f"; `router repair FILE {place.table}` rebuilds it"
             log.warning(text, self.config.name, place.table, cause, hint)
 
     def note_again(self) -> None:

@@ -170,7 +170,7 @@ class Release:
             pending = replace(note, upto=upto, columns=columns)  # has the same dictionary `decided` as the note
             for query in upto:
                 if not self._release(pending, query):
-                    raise _StillBlocked("it cannot store all columns of its rows; see `router quarantine list`")
+                    raise _StillBlocked("it cannot store all columns of its rows; see `router quarantine list FILE`")
                 note.decided.pop(query, None)
                 write(self.store, note)
         self.store.delete(note.path)

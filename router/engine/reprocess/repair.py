@@ -196,13 +196,15 @@ class Repair(RepairTarget):
         held_rows = sum(rows.rows for rows in waiting if rows.kind == "held")
         if held_rows:
             problem = f"{held_rows:,} rows wait because of an expectation, which may hold for them by now"
-            raise TableError(self.table, f"{problem}; `router quarantine release` or `discard` them first")
+            release = f"router quarantine release FILE --table {self.table}"
+            raise TableError(self.table, f"{problem}; `{release}` or `discard` them first")
         # Rows of a blocked table come by the repair, as all do that wait for one which is gone or cannot be read: see
         # `ContentReplacement`. What brings new columns to a table that can be read waits for a person.
         unapproved_rows = sum(rows.rows for rows in waiting if rows.kind != "unblock")
         if unapproved_rows and self.handle is not None:
             problem = f"{unapproved_rows:,} rows wait for it in the quarantine, and need columns that it lacks"
-            raise TableError(self.table, f"{problem}; `router approve` or `router quarantine discard` them first")
+            approve = f"router approve FILE --table {self.table}"
+            raise TableError(self.table, f"{problem}; `{approve}`, or discard them first")
 
     def _refuse_full(self, handle: DeltaTable) -> None:
         """Raise TableError if a rebuild with other columns would lose a constraint, or cannot be committed."""

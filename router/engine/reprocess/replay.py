@@ -370,7 +370,7 @@ class DeadLetterReplay:
                 names.add(fixed_table(sink) or f"the tables of {route}/{sink_name}")
         if names:
             problem = "keep parts of older rows: a late record does not find them as they were"
-            todo = "Add --accept, then rebuild them with `router refresh`"
+            todo = "Add --accept, then rebuild them with `router refresh FILE --tables PATTERN`"
             raise StartError(f"{', '.join(sorted(names))} {problem}. {todo}; nothing was sent")
 
     def _clear(self, run: NamedRun[DeadLetterChoice]) -> None:

@@ -69,13 +69,17 @@ class CommittedFiles:
 
 @dataclass(frozen=True)
 class StreamState:
-    """What a webhook reports of a stream: its state since when and why, finished batches, why tables are blocked."""
+    """What a webhook reports of a stream: its state since when and why, finished batches, why tables are blocked.
+
+    `waiting_sinks`: ROUTE/SINK -> why the sink cannot send.
+    """
 
     name: State
     cause: str
     since: float
     finished: int
     blocked: Mapping[str, str]
+    waiting_sinks: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -248,6 +252,13 @@ class StatusBoard(logging.Handler):
         with self._guard:
             self._add_applied(key, counts, landed=0)
 
+    def sink_waits(self, key: str, cause: str) -> None:
+        """Note why a detached sink (ROUTE/SINK) cannot send; an empty cause: it can again."""
+        route, _, sink = key.partition("/")
+        with self._guard:
+            before = self._sinks.get(key) or SinkStatus(route, sink)
+            self._sinks[key] = replace(before, waits=printable(cause))
+
     def waited(self, key: str, arrivals: Iterable[tuple[float, int]]) -> None:
         """Note rows that were in an outbox before the stream started: when they came, and how many."""
         with self._guard:
@@ -392,13 +403,17 @@ class StatusBoard(logging.Handler):
                 return
             if note is not None:
                 self._add_note(view, note)
-            self._views[view] = replace(self._views[view], checked=time.time(), failed="")
+            self._views[view] = replace(self._views[view], checked=time.time(), failed="", failed_since=None)
 
     def view_failed(self, view: str, cause: str) -> None:
         """Note a refresh that failed."""
         with self._guard:
-            if view in self._views:
-                self._views[view] = replace(self._views[view], checked=time.time(), failed=printable(cause))
+            if view not in self._views:
+                return
+            status = self._views[view]
+            now = time.time()
+            since = status.failed_since or now
+            self._views[view] = replace(status, checked=now, failed=printable(cause), failed_since=since)
 
     def views_are_noted(self, notes: Mapping[str, Note]) -> None:
         """Note what the checkpoint has about views: another process may have refreshed them."""
@@ -481,7 +496,8 @@ class StatusBoard(logging.Handler):
         """Return what the webhook reports of the stream; it costs the same with any number of tables."""
         with self._guard:
             now = self._snapshot
-            return StreamState(now.state, now.cause, now.since, now.finished, self._blocked)
+            waiting_sinks = {key: sink.trouble for key, sink in self._sinks.items() if sink.trouble}
+            return StreamState(now.state, now.cause, now.since, now.finished, self._blocked, waiting_sinks)
 
     def snapshot(self) -> StreamSnapshot:
         """Return the stream as it is now."""

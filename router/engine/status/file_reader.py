@@ -27,7 +27,7 @@ from router.engine.status.background import BackgroundThread
 from router.engine.status.snapshot import SAMPLES, DeadLetterSample, QuarantineStatus
 from router.engine.status.view_notes import noted_views
 from router.errors import RouterError, TableError
-from router.sinks import ApplyingSink, TableSink
+from router.sinks import TableSink
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -91,7 +91,6 @@ class StatusFileReader(BackgroundThread):
         if not self._position_is_read and self.config.source.kafka is not None:
             self.board.source_is_at(processed_offsets(checkpoint), {})
             self._position_is_read = True
-        self._ask_sinks()
         self._read_dead_letters(lake)
         if not self._outboxes_are_read:
             self._read_outboxes(lake)
@@ -102,14 +101,6 @@ class StatusFileReader(BackgroundThread):
         if self.config.views and time.monotonic() >= self._looked_for_views + _VIEW_SECONDS:
             self._looked_for_views = time.monotonic()
             self.board.views_are_noted(noted_views(self.config))
-
-    def _ask_sinks(self) -> None:
-        for route, name, sink in self.config.all_sinks():
-            if not isinstance(sink, ApplyingSink):
-                continue
-            state = sink.api_state()
-            if state is not None:
-                self.board.api_is(f"{route}/{name}", state)
 
     def _read_dead_letters(self, lake: Lake) -> None:
         counts: Counter[Cause] = Counter()

@@ -70,6 +70,10 @@ def findings(snapshot: StreamSnapshot, file: str, stuck_after: float, now: float
             name = f"{sink.route}/{sink.sink}"
             text = f"The API of {name} is unavailable: {sink.backlog:,} rows wait, and are sent when it answers again."
             found.append(StreamFinding("look", text, f"router doctor {file}", (f"sink/{name}",)))
+        elif sink.waits:
+            name = f"{sink.route}/{sink.sink}"
+            text = f"{name} cannot send: {sink.backlog:,} rows wait, and are tried again. Why: {_shortened(sink.waits)}"
+            found.append(StreamFinding("look", text, f"router doctor {file}", (f"sink/{name}",)))
     return tuple(found)
 
 

@@ -65,6 +65,7 @@ class SinkStatus:
     """What an applying sink did since the stream started, in rows; `backlog` has those that it still has to send.
 
     `oldest` is when the first of the backlog came into the outbox, in seconds since 1970; None if nothing waits.
+    `waits` is why the last batch of a detached sink failed and is tried again; empty if it did not fail.
     `circuit_open`, `limit_used` and `answers` are about the sink's API and all sinks that share its limit: see
     `ApiState`; None or empty if they are not known. `last_answers` are those of the last minute.
     """
@@ -77,10 +78,16 @@ class SinkStatus:
     in_doubt: int = 0
     backlog: int = 0
     oldest: float | None = None
+    waits: str = ""
     circuit_open: bool | None = None
     limit_used: float | None = None
     answers: dict[str, int] = field(default_factory=dict)
     last_answers: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def trouble(self) -> str:
+        """Return why the sink cannot send; empty if nothing is known to be wrong."""
+        return "its API does not work, the circuit is open" if self.circuit_open else self.waits
 
 
 @dataclass(frozen=True)
@@ -139,7 +146,8 @@ class ViewStatus:
     `into` is the name of its tables: `tables` of them have `rows`, and `targets` are the first ones. `refreshed` is
     when a refresh last found something new, None if never; `way` is how it went: `full`, or one of those by change
     (`merge`, `keys`, `rows`, `tables`), and `why` so; it took `seconds` and wrote `commits` tables. `checked` is when
-    this process last looked for changes. `failed` is why the last refresh failed; empty if it did not.
+    this process last looked for changes. `failed` is why the last refresh failed, empty if it did not; refreshes fail
+    since `failed_since`.
     """
 
     view: str
@@ -154,6 +162,7 @@ class ViewStatus:
     commits: int = 0
     checked: float | None = None
     failed: str = ""
+    failed_since: float | None = None
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,8 @@ class StreamSummary:
     `source` is `stream` if the stream itself has answered, at `address`, else `lake`. `state` is one of a
     `StreamSnapshot`, or `down`. `dead_letters` are by stage since the start of the stream, or of the last batch by
     what refused them. `committers` has what commits to each table, which only the stream itself reports; `views` and
-    `expectations` are those of a `StreamSnapshot`, as JSON has them. `unread` says what could not be read, and why.
+    `expectations` are those of a `StreamSnapshot`, as JSON has them. `waiting_sinks` says by
+    ROUTE/SINK why a sink's batch failed and is tried again. `unread` says what could not be read, and why.
     """
 
     name: str
@@ -69,6 +70,7 @@ class StreamSummary:
     outboxes: dict[str, int] = field(default_factory=dict)
     outbox_since: float | None = None
     open_circuits: list[str] = field(default_factory=list)
+    waiting_sinks: dict[str, str] = field(default_factory=dict)
     warning: str = ""
     unread: list[str] = field(default_factory=list)
 
@@ -106,6 +108,9 @@ class StreamSummary:
         if failed:
             troubles.append(f"views that cannot be refreshed: {', '.join(failed)}")
         troubles += [f"the circuit of {sink} is open" for sink in self.open_circuits]
+        for sink, cause in self.waiting_sinks.items():
+            if sink not in self.open_circuits:
+                troubles.append(f"{sink} cannot send: {cause}")
         return troubles + self.unread
 
 
@@ -208,6 +213,8 @@ def _of_status(status: dict[str, Any], address: str) -> StreamSummary:
             summary.outbox_since = _older(summary.outbox_since, sink["oldest"])
         if sink["circuit_open"]:
             summary.open_circuits.append(key)
+        if sink.get("waits"):
+            summary.waiting_sinks[key] = sink["waits"]
     if status["warnings"]:
         summary.warning = status["warnings"][0]["message"]
     return summary

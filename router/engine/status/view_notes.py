@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
 from router.engine.status.snapshot import NAMED_TARGETS, ViewStatus
 from router.engine.views.note import Note, view_note_path
+from router.errors import printable
 
 if TYPE_CHECKING:
     from router.config.models import Config, View
@@ -20,12 +21,12 @@ def unmade_view(view: View) -> ViewStatus:
 
 
 def noted_views(config: Config) -> dict[str, Note]:
-    """Return the notes about the views that were made. One small file each is read."""
+    """Return the notes about the views that were made, or whose refresh failed. One small file each is read."""
     store = CheckpointStore(lake_and_checkpoint(config)[1])
     notes: dict[str, Note] = {}
     for view in config.views:
         note = Note.of(store.load(view_note_path(view.name)))
-        if note.at:
+        if note.at or note.failed:
             notes[view.name] = note
     return notes
 
@@ -49,11 +50,10 @@ def refresh_time(note: Note) -> float | None:
 
 def with_note(status: ViewStatus, note: Note) -> ViewStatus:
     """Return a view as a note has it, unless that is older than what is known."""
+    status = _with_failure(status, note)
     refreshed = refresh_time(note)
     if refreshed is None or refreshed < (status.refreshed or 0.0):
         return status
-    # A refresh by another process after one that failed here: the view can be made again.
-    is_newer = status.checked is not None and refreshed > status.checked
     return replace(
         status,
         targets=tuple(sorted(note.targets)[:NAMED_TARGETS]),
@@ -64,5 +64,18 @@ def with_note(status: ViewStatus, note: Note) -> ViewStatus:
         why=note.why,
         seconds=note.seconds,
         commits=note.commits,
-        failed="" if is_newer else status.failed,
     )
+
+
+def _with_failure(status: ViewStatus, note: Note) -> ViewStatus:
+    """Return a view with the failure that a note has, or without one, unless this process has looked later."""
+    if note.failed:
+        failed_since = datetime.fromisoformat(note.failed_since).timestamp()
+        if status.checked is not None and failed_since <= status.checked:
+            return status
+        return replace(status, failed=printable(f"view {status.view}: {note.failed}"), failed_since=failed_since)
+    # After a failure here another process has refreshed it: the view can be made again.
+    refreshed = refresh_time(note)
+    if status.checked is None or (refreshed is not None and refreshed > status.checked):
+        return replace(status, failed="", failed_since=None)
+    return status

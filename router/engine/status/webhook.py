@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import requests
 
+from router.engine.status.findings import join_names
 from router.errors import first_line, printable
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ class FailureWebhook:
         self._finished = 0
         """Finished batches when the wait that was reported began."""
         self._blocked: Mapping[str, str] = {}
+        self._waiting_sinks: dict[str, float] = {}
+        """Sinks (ROUTE/SINK) whose wait was reported, each with the time when it was last seen to wait."""
         self._fails = False
         self._ended = threading.Event()
         self._error: BaseException | None = None
@@ -84,12 +87,12 @@ class FailureWebhook:
     def _run(self) -> None:
         while not self._ended.wait(_LOOK_SECONDS):
             self._look()
-        self._look()
+        self._look(ends=True)
         if self._error is not None:
             self._report("stopped", first_line(self._error))
 
-    def _look(self) -> None:
-        """Report what has changed since the last look."""
+    def _look(self, *, ends: bool = False) -> None:
+        """Report what has changed since the last look; `ends`: it is the last one."""
         state = self._board.state()
         if state.name == "waiting" and not self._is_waiting:
             self._is_waiting = True
@@ -101,6 +104,8 @@ class FailureWebhook:
             self._is_waiting = False
             self._report("recovered", "")
 
+        self._look_at_sinks(state.waiting_sinks, ends=ends)
+
         blocked = {table: cause for table, cause in state.blocked.items() if table not in self._blocked}
         released = {table: cause for table, cause in self._blocked.items() if table not in state.blocked}
         self._blocked = state.blocked
@@ -108,6 +113,27 @@ class FailureWebhook:
             self._report("blocked", "tables cannot be written, their rows are quarantined", blocked)
         if released:
             self._report("recovered", "", released)
+
+    def _look_at_sinks(self, waiting_sinks: Mapping[str, str], *, ends: bool) -> None:
+        """Report sinks that cannot send any more, and those that can again."""
+        now = time.time()
+        new = [sink for sink in waiting_sinks if sink not in self._waiting_sinks]
+        for sink in waiting_sinks:
+            self._waiting_sinks[sink] = now
+        if new:
+            why = waiting_sinks[new[0]]
+            self._report("waiting", f"sinks that cannot send: {join_names(new)}; their rows stay in the outbox: {why}")
+
+        # An API that comes and goes closes its circuit for moments: only one that stays well has recovered.
+        well_before = now if ends else now - RECOVERED_SECONDS
+        recovered: list[str] = []
+        for sink, seen_waiting in self._waiting_sinks.items():
+            if sink not in waiting_sinks and seen_waiting <= well_before:
+                recovered.append(sink)
+        for sink in recovered:
+            del self._waiting_sinks[sink]
+        if recovered:
+            self._report("recovered", f"sinks that can send again: {join_names(recovered)}")
 
     def _report(self, event: Event, cause: str, tables: Mapping[str, str] | None = None) -> None:
         """Send one POST. It is not tried again: the next change has its own."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
@@ -40,6 +41,7 @@ class Note:
     `accepted` are sources that are gone or unreadable, and that the view may be made without. `origin` is the route or
     the view that it read; `left` are tables that the view no longer reads since these do not write them, until
     accepted. `trend`: of each of the last refreshes the checked rows, and expectation -> how many violated it.
+    `failed` is why the last refresh failed, empty if it did not, and `failed_since` since when refreshes fail.
     """
 
     number: int = 0
@@ -58,6 +60,8 @@ class Note:
     accepted: tuple[str, ...] = ()
     origin: str = ""
     left: tuple[str, ...] = ()
+    failed: str = ""
+    failed_since: str = ""
 
     @classmethod
     def of(cls, content: Mapping[str, Any] | None) -> Note:
@@ -113,6 +117,15 @@ def accept_lost_sources(store: CheckpointStore, view: View, lost: set[str]) -> N
     left = tuple(name for name in note.left if name not in lost)
     accepted = tuple(sorted({*note.accepted, *lost} - {*note.left}))
     store.write(view_note_path(view.name), replace(note, accepted=accepted, left=left).dump())
+
+
+def note_failed_refresh(store: CheckpointStore, view: str, cause: str) -> None:
+    """Note why a refresh of a view failed, for whoever looks after the run; the next one that succeeds removes it."""
+    note = Note.of(store.load(view_note_path(view)))
+    if note.failed == cause:
+        return
+    since = note.failed_since or datetime.now(timezone.utc).isoformat(timespec="seconds")
+    store.write(view_note_path(view), replace(note, failed=cause, failed_since=since).dump())
 
 
 def view_note_path(view: str) -> str:

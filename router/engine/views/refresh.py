@@ -108,7 +108,12 @@ class Refresher:
         """
         began = time.monotonic()
         try:
-            return self._refresh(view, full, began)
+            note = self.note(view)
+            refreshed = self._refresh(view, note, full, began)
+            # A refresh that finds nothing new writes no note, but it ends a failure.
+            if note.failed and not refreshed.way:
+                self._write(view, self.note(view))
+            return refreshed
         except (TableError, DeltaError, OSError, PySparkException) as error:
             raise ViewError(view.name, first_line(error)) from error
 
@@ -141,8 +146,7 @@ class Refresher:
         relations = Relations(session, self.tables.lake, self.executors)
         return ViewFrames(view, session, relations, {**sources}, {**joined}, self.shapes)
 
-    def _refresh(self, view: View, full: bool, began: float) -> RefreshedView:
-        note = self.note(view)
+    def _refresh(self, view: View, note: Note, full: bool, began: float) -> RefreshedView:
         view_sources = self.tables.sources(view, note.accepted)
         sources = view_sources.tables
         if not sources and not note.sources:
@@ -389,7 +393,8 @@ class Refresher:
         raise ViewError(view.name, f"expectations do not hold: {', '.join(counts)}; no table was changed")
 
     def _write(self, view: View, note: Note) -> None:
-        self.store.write(view_note_path(view.name), note.dump())
+        """Write the note of a refresh that has succeeded."""
+        self.store.write(view_note_path(view.name), replace(note, failed="", failed_since="").dump())
 
 
 @dataclass(frozen=True)

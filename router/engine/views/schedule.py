@@ -10,15 +10,17 @@ import logging
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from router.config.models import View, reads
 from router.delta.table_cache import SparkTables, TableCache
 from router.engine.spark.executors import Executors
+from router.engine.views.note import note_failed_refresh
 from router.engine.views.refresh import Refresher
 from router.engine.views.sources import ViewTables
-from router.errors import ViewError, first_line
+from router.errors import RouterError, ViewError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -79,7 +81,7 @@ class ViewSchedule:
     """The refreshes of a run.
 
     `pending`: view -> batches since its last refresh. `last`: view -> when that was (monotonic seconds). `written` are
-    tables that refreshes have written since `batch` was called. `failed`: view -> why its last refresh failed.
+    tables that refreshes have written since `batch` was called. `failed`: view -> the error of its last refresh.
     """
 
     refresher: Refresher
@@ -87,7 +89,7 @@ class ViewSchedule:
     pending: Counter[str] = field(default_factory=Counter)
     last: dict[str, float] = field(default_factory=dict)
     written: set[str] = field(default_factory=set)
-    failed: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, ViewError] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
     stop: threading.Event = field(default_factory=threading.Event)
     thread: threading.Thread | None = None
@@ -123,6 +125,11 @@ class ViewSchedule:
             for view in self.views:
                 if not view.on_demand:
                     self._refresh(view)
+
+    def raise_failure(self) -> None:
+        """Raise the error of the first view whose last refresh failed; the log has those of the others."""
+        for failure in self.failed.values():
+            raise failure
 
     def _reads(self, view: View, tables: list[str]) -> bool:
         """Return whether a view may read some of these tables.
@@ -169,11 +176,15 @@ class ViewSchedule:
             self.written |= set(refreshed.commits)
 
     def _note_failure(self, view: View, error: Exception) -> None:
-        """Log why a refresh failed, once while the cause stays the same."""
-        cause = str(error) if isinstance(error, ViewError) else f"view {view.name}: {first_line(error)}"
-        if self.failed.get(view.name) != cause:
+        """Log why a refresh failed, once while the cause stays the same, and note it for whoever looks later."""
+        failure = error if isinstance(error, ViewError) else ViewError(view.name, first_line(error))
+        cause = str(failure)
+        if str(self.failed.get(view.name, "")) != cause:
             log.warning("%s; its tables stay as they are, and it is tried again", cause)
-        self.failed[view.name] = cause
+        self.failed[view.name] = failure
+        # Storage that is unavailable may be why the refresh failed: the log has it, and the note gets it the next time.
+        with suppress(OSError, RouterError):
+            note_failed_refresh(self.refresher.store, view.name, failure.what)
         if self.observer:
             self.observer.view_failed(view.name, cause)
 
