@@ -66,6 +66,7 @@ class Part(BaseModel):
     """Optional modules that it needs -> the argument of `pip install` for each. `router check` looks for them."""
 
     _named: str = PrivateAttr(default="")
+    _provider: str = PrivateAttr(default="")
 
     def talks_to(self, folder: Path) -> Iterable[Server]:
         """Yield the servers that it sends requests to, for `router doctor`. Runs on the driver.

@@ -29,9 +29,10 @@ import pluggy
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError, PydanticKnownError
 from pyspark import cloudpickle
+from pyspark.errors import AnalysisException, ParseException
 
 from router import hookspecs
-from router.errors import PluginError
+from router.errors import PluginError, RouterError
 from router.parts import BatchReport, Decoder, Encoder, Part, Rule, ViewQuery
 from router.sinks import ApplyingSink, MergingSink, Sink, TableSink
 
@@ -125,6 +126,35 @@ def parts_in(value: object) -> Iterator[Part]:
     if isinstance(value, (list, tuple, set, frozenset)):
         for item in value:
             yield from parts_in(item)
+
+
+def call_part(part: Part, method: str, wanted: type | tuple[type, ...], *arguments: Any, route: str = "") -> Any:
+    """Call a method of a part; raise PluginError, naming plugin, route and part, if it raises or returns another type.
+
+    Errors of the router, an OSError (a service is unavailable) and errors of Spark's analyser (in an expression of the
+    configuration) are raised as they are: their callers know more about them.
+    """
+    try:
+        result = getattr(part, method)(*arguments)
+    except (RouterError, OSError, AnalysisException, ParseException):
+        raise
+    except Exception as error:
+        raise part_error(part, f"{method}() raised {_describe(error)}", route) from error
+    if isinstance(result, wanted):
+        return result
+    kinds = wanted if isinstance(wanted, tuple) else (wanted,)
+    names = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
+    raise part_error(part, f"{method}() returned {_kind_of(result)}; it must return {names}", route)
+
+
+def part_error(part: Part, problem: str, route: str = "") -> PluginError:
+    """Return an error about a part that names its plugin, or the module of its class if no configuration made it."""
+    where = f"route {route}, " if route else ""
+    return PluginError(part._provider or type(part).__module__, f"{where}{part.kind} {part.part_name}: {problem}")
+
+
+def _kind_of(value: object) -> str:
+    return "None" if value is None else f"a value of type {type(value).__name__}"
 
 
 def missing_extras(config: BaseModel) -> dict[str, str]:
@@ -306,6 +336,8 @@ def resolve(entries: Entries, family: type[P], value: object) -> P:
     entry = entries[kind].get(name)
     if entry is None:
         hint = suggestion(name, entries[kind], f"known {kind}s")
+        if not hint.startswith("did you mean"):
+            hint += "; if a plugin offers it, install the plugin's package, or name its file with --plugin FILE"
         _refuse(kind, [_error_line(fault(f"there is no {kind} `{name}`", hint, at="key"), (name,), value)])
     part = _validate(entry, options, lambda nested_family, nested: resolve(entries, nested_family, nested))
     assert isinstance(part, family)  # the registry checked it when the plugin offered the class
@@ -346,6 +378,7 @@ def _validate(entry: Entry, options: object, nested: Callable[[type[Part], objec
     try:
         part = entry.part.model_validate(_as_mapping(entry.part, options), context={"resolve": nested})
         part._named = entry.name
+        part._provider = entry.provider
         return part
     except ValidationError as error:
         lines = [_under_name(entry.name, details) for details in error.errors(include_url=False)]

@@ -11,7 +11,7 @@ from router.cli import config_argument, existing_file, plugin_option
 from router.cli.session import spark_session
 from router.config.loader import Loaded, load
 from router.errors import ConfigError
-from router.registry import Registry, load_registry, missing_extras
+from router.registry import Entry, Registry, load_registry, missing_extras
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,9 +88,14 @@ def _show_changes(ctx: click.Context, loaded: Loaded, changes: list[Change]) -> 
 def _summary(loaded: Loaded, registry: Registry) -> str:
     routes = loaded.config.routes
     sinks = sum(len(route.sinks) for route in routes)
-    providers = sorted({entry.provider for entry in registry.selected(loaded.config)})
+    providers = sorted({_provider(entry) for entry in registry.selected(loaded.config)})
     counts = f"{_count(len(routes), 'route')}, {_count(sinks, 'sink')}"
     return f"{loaded.path}: good; {counts}; plugins: {', '.join(providers)}"
+
+
+def _provider(entry: Entry) -> str:
+    """Return the plugin of a part; those that come with the router are one."""
+    return "built-in" if "(spark-event-router " in entry.provider else entry.provider
 
 
 def _count(number: int, noun: str) -> str:

@@ -56,7 +56,8 @@ from router.engine.stream_destination import stream_batches
 from router.engine.views.schedule import ViewSchedule, in_order, refresher
 from router.errors import SessionLost, StartError, TableError, first_line
 from router.moments import parse_moment
-from router.parts import BatchReport, Preparation
+from router.parts import BatchReport, Decoder, Preparation
+from router.registry import call_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -185,7 +186,7 @@ def _run(
         reads_topic = config.source.reads_topic
         preparation = Preparation(loaded.path.parent, options.refresh, sample, memory, config.debug, reads_topic)
         try:
-            prepared = config.decode.prepare(preparation)
+            prepared = call_part(config.decode, "prepare", Decoder, preparation)
         except StartError:
             refuse_missing_topics(spark, config)  # a sample of nothing has no schema
             raise
@@ -365,6 +366,7 @@ class _StreamRun:
             self._open_detached_sinks()
         self._release()
         self.planner = self.planner or Planner(self.config, self.config.decode, at_start=True)
+        self.planner.check_parts(self.spark)
         self.planner.lookups.load(self.spark)  # waits for a table that is unavailable, before anything is read
         query = self._started(begin)
         if not self.trouble.kind:  # else each try would have this line

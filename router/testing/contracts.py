@@ -5,7 +5,7 @@
 ...     check_rule(spark, Region(code="eu"), events)
 >>> def test_pigeons(spark, tmp_path):                                                    # doctest: +SKIP
 ...     rows = spark.createDataFrame([("uno", 1), ("ä", None)], "game string, n int")
-...     check_applying_sink(Pigeons(loft=str(tmp_path)), rows)
+...     check_applying_sink(spark, Pigeons(loft=str(tmp_path)), rows)
 
 They run on the driver with a local Spark session, contain the garbage to check with, and raise AssertionError with the
 promise that is broken.
@@ -22,6 +22,7 @@ from pyspark import cloudpickle
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from router.columns import holds
 from router.decoding import RAISED
 from router.parts import RAW_SCHEMA
 from router.sinks import Batch, Opening
@@ -104,12 +105,14 @@ def check_decoder(spark: SparkSession, decoder: Decoder, good_values: Sequence[b
 def check_rule(spark: SparkSession, rule: Rule, events: DataFrame) -> None:
     """Check the contract of a rule, on events of any kind that it may get.
 
-    `events` has the column `event`; raw columns that it lacks are null. `matches()` is a boolean column, raises on no
-    row, has the same value for a row each time, and does not match a record without an event.
+    `events` has the column `event`; raw columns that it lacks are null. `matches()` is a boolean column and has the
+    same value for a row each time. As in a stream, a row on which it raises does not match, and it is not asked about
+    records without an event.
     """
-    frame = _with_empty_record(spark, _with_raw_columns(events))
-    values = _evaluate(frame, rule.matches, T.BooleanType(), "matches()")
-    _require(values[-1] is not True, "the rule matches a record without an event")
+    frame = _with_raw_columns(events)
+    _check_type(frame.select(F.lit(rule.matches()).alias("result")), T.BooleanType(), "matches()")
+    is_event = F.col("event").isNotNull()
+    _evaluate(frame, lambda: holds(is_event, rule.matches()), T.BooleanType(), "matches()")
 
 
 def check_table_sink(spark: SparkSession, sink: TableSink, events: DataFrame) -> None:
@@ -127,13 +130,15 @@ def check_table_sink(spark: SparkSession, sink: TableSink, events: DataFrame) ->
     _evaluate(frame, sink.table, T.StringType(), "table()")
 
 
-def check_applying_sink(sink: ApplyingSink, rows: DataFrame, folder: Path = WORKING_FOLDER) -> None:
+def check_applying_sink(
+    spark: SparkSession, sink: ApplyingSink, rows: DataFrame, folder: Path = WORKING_FOLDER
+) -> None:
     """Check the contract of an applying sink, with the service that it sends to; `rows` have the columns of a route.
 
     It prepares itself with an empty frame, counts every row of a batch once, as applied or as refused with a reason,
     returns refused rows unchanged, and accepts an interrupted batch a second time, and an empty one.
     """
-    events = _in_outbox(rows)
+    events = _in_outbox(spark, rows)
     expected = {row["_offset"]: row for row in events.collect()}
     ready = sink.prepare(Opening(folder, events.limit(0)))
     for replay in (False, True):
@@ -152,7 +157,9 @@ def check_applying_sink(sink: ApplyingSink, rows: DataFrame, folder: Path = WORK
     _require(empty == 0, f"of an empty batch {empty} rows are applied")
 
 
-def check_encoder(encoder: Encoder, rows: DataFrame, folder: Path = WORKING_FOLDER, subject: str | None = None) -> None:
+def check_encoder(
+    spark: SparkSession, encoder: Encoder, rows: DataFrame, folder: Path = WORKING_FOLDER, subject: str | None = None
+) -> None:
     """Check the contract of an encoder, on rows of any kind that it may get; they have the columns of a route.
 
     Its encoding can be pickled, gives every row a value or a reason, raises on none, and decides on a row without
@@ -160,7 +167,7 @@ def check_encoder(encoder: Encoder, rows: DataFrame, folder: Path = WORKING_FOLD
     """
     opened = encoder.open(rows.schema, folder, subject)
     encoding = cloudpickle.loads(cloudpickle.dumps(opened))  # type: ignore[no-untyped-call]
-    selected = _in_outbox(rows).orderBy("_offset").select(encoding.column(rows.columns).alias("row"))
+    selected = _in_outbox(spark, rows).orderBy("_offset").select(encoding.column(rows.columns).alias("row"))
     array = selected.toArrow().column("row").combine_chunks()
     try:
         together = encoding.function(array, encoding.argument)
@@ -233,14 +240,14 @@ def _check_row(offset: int, value: bytes | None, row: dict[str, Any]) -> None:
     _require(RAISED not in (row["_error"] or ""), f"{record}: {row['_error']}")
 
 
-def _in_outbox(rows: DataFrame) -> DataFrame:
+def _in_outbox(spark: SparkSession, rows: DataFrame) -> DataFrame:
     """Return rows of a route as they are in an outbox, from one partition of a topic."""
     placed: list[tuple[Any, ...]] = []
     for offset, row in enumerate(rows.collect()):
         placed.append(("contract", 0, offset, NOON, b"key", *row))
     coordinates = T.StructType.fromDDL(COORDINATES_OF_OUTBOX)
     assert isinstance(coordinates, T.StructType)
-    return rows.sparkSession.createDataFrame(placed, T.StructType([*coordinates.fields, *rows.schema.fields]))
+    return spark.createDataFrame(placed, T.StructType([*coordinates.fields, *rows.schema.fields]))
 
 
 def _evaluate(frame: DataFrame, make: Callable[[], str | Column], kind: T.DataType, what: str) -> list[Any]:
@@ -248,9 +255,7 @@ def _evaluate(frame: DataFrame, make: Callable[[], str | Column], kind: T.DataTy
     # Made and analysed twice: Spark fixes the seed of a random function when it analyses the frame.
     first = frame.select(F.lit(make()).alias("result"))
     second = frame.select(F.lit(make()).alias("result"))
-    result_type = first.schema["result"].dataType
-    is_kind = isinstance(result_type, type(kind))
-    _require(is_kind, f"{what} is a {result_type.simpleString()}, not a {kind.simpleString()}")
+    _check_type(first, kind, what)
     try:
         values = [row["result"] for row in first.collect()]
         values_again = [row["result"] for row in second.collect()]
@@ -258,6 +263,12 @@ def _evaluate(frame: DataFrame, make: Callable[[], str | Column], kind: T.DataTy
         raise AssertionError(f"{what} raises on a row: {error}") from error
     _require(values == values_again, f"{what} has another value for the same row the second time")
     return values
+
+
+def _check_type(frame: DataFrame, kind: T.DataType, what: str) -> None:
+    result_type = frame.schema["result"].dataType
+    is_kind = isinstance(result_type, type(kind))
+    _require(is_kind, f"{what} is a {result_type.simpleString()}, not a {kind.simpleString()}")
 
 
 def _with_raw_columns(events: DataFrame) -> DataFrame:

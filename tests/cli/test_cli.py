@@ -42,6 +42,17 @@ dead_letters: ops.dead_letters
 Run = Callable[..., Result]
 
 
+BUILT_IN = """\
+name: games
+lake: ./lake
+source: {files: {path: ./in}}
+decode: {json: "game string"}
+routes:
+  - {name: all, match: {sql: x}, sinks: [{delta: silver.all}]}
+dead_letters: ops.dead
+"""
+
+
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run a command in a folder with `good.yaml` and `bad.yaml`, with the parts of the tests only."""
@@ -61,6 +72,26 @@ def test_check_counts_what_is_good(run):
 
     assert result.output == f"good.yaml: good; 2 routes, 3 sinks; plugins: {PARTS}\n"
     assert result.exit_code == 0
+
+
+def test_check_names_no_module_of_the_router_as_a_plugin(tmp_path, monkeypatch):
+    """Without it a user looks for plugins that nobody installed: they come with the router."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "built_in.yaml").write_text(BUILT_IN)
+
+    result = CliRunner().invoke(router.cli.commands, ["check", "built_in.yaml"], prog_name="router")
+
+    assert result.output == "built_in.yaml: good; 1 route, 1 sink; plugins: built-in\n"
+
+
+def test_check_says_how_a_plugin_is_found(run, tmp_path):
+    """Without it the author of a plugin of one file does not learn that the file has to be named."""
+    (tmp_path / "region.yaml").write_text(BUILT_IN.replace("{sql: x}", "{region_of: eu}"))
+
+    result = run("check", "region.yaml")
+
+    assert "there is no rule `region_of`; known rules: " in result.output
+    assert result.output.endswith("install the plugin's package, or name its file with --plugin FILE\n")
 
 
 def test_check_prints_one_problem_a_line(run):

@@ -51,7 +51,7 @@ def texts(encoder: Encoder, rows: DataFrame) -> list[Any]:
 
 def test_json_keeps_the_contract(rows: DataFrame) -> None:
     """Without it one row stops the stream, or changes with its neighbours."""
-    check_encoder(ToJson(), rows)
+    check_encoder(rows.sparkSession, ToJson(), rows)
 
 
 def test_values_are_read_as_they_were(rows: DataFrame) -> None:
@@ -118,4 +118,4 @@ class Broken(Encoder):
 def test_a_broken_encoder_is_told_what_it_breaks(rows: DataFrame, function: Callable[..., Encoded], what: str) -> None:
     """Without it the author of a plugin finds it out in production."""
     with pytest.raises(AssertionError, match=what):
-        check_encoder(Broken(function=function), rows)
+        check_encoder(rows.sparkSession, Broken(function=function), rows)

@@ -113,7 +113,9 @@ def test_the_sink_keeps_the_contract(spark: SparkSession, broker: EmbeddedKafka,
     broker.create_topic(f"{topic}-uno")
     sink = load_registry().resolve(Sink, {"kafka": {"servers": broker.servers, "topic": f"{topic}-{{game}}"}})
 
-    check_applying_sink(sink, spark.createDataFrame([("uno", 1), ("poker", 2), (None, None)], "game string, n int"))
+    check_applying_sink(
+        spark, sink, spark.createDataFrame([("uno", 1), ("poker", 2), (None, None)], "game string, n int")
+    )
 
 
 def of_avro(client: RegistryClient, value: bytes) -> Any:

@@ -41,7 +41,7 @@ def rows(spark: SparkSession) -> DataFrame:
 
 def test_a_sink_that_counts_and_gives_reasons_passes(rows: DataFrame) -> None:
     """Without it nobody trusts the suite."""
-    check_applying_sink(Refusing(), rows)
+    check_applying_sink(rows.sparkSession, Refusing(), rows)
 
 
 @pytest.mark.parametrize(
@@ -56,4 +56,4 @@ def test_a_sink_that_counts_and_gives_reasons_passes(rows: DataFrame) -> None:
 def test_a_broken_sink_is_told_what_it_breaks(rows: DataFrame, how: str, what: str) -> None:
     """Without it rows vanish, or the stream stops, in production."""
     with pytest.raises(AssertionError, match=what):
-        check_applying_sink(Refusing.model_validate({"how": how}), rows)
+        check_applying_sink(rows.sparkSession, Refusing.model_validate({"how": how}), rows)

@@ -14,10 +14,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pyspark.errors import AnalysisException, ParseException
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import BooleanType, StructField, StructType
+from pyspark.sql.types import BooleanType, StringType, StructField, StructType
 
 from router.columns import holds
+from router.decoding import ArrowDecoding
 from router.delta.nesting import too_deep
 from router.engine.expressions.evaluator import Node, Untranslatable, translate
 from router.engine.label.labels import Decoding, Labelling, decoding_task
@@ -26,14 +28,14 @@ from router.engine.label.route import SPREAD_BY, Check, RoutePlanner
 from router.engine.label.tombstones import TOMBSTONE, takes_tombstones, tombstones
 from router.engine.lookup.loading import Lookups
 from router.errors import StartError, first_line
+from router.parts import Decoder
+from router.registry import call_part, part_error
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, SparkSession
 
     from router.config.models import BronzeExpectation, Config
-    from router.decoding import ArrowDecoding
     from router.engine.label.route import RouteExpressions
-    from router.parts import Decoder
 
 log = logging.getLogger("router")
 
@@ -142,6 +144,7 @@ class Planner:
         self.logged: str | None = None
         self.lookup_states: tuple[str, ...] = ()
         self.preparing = threading.Lock()
+        self.are_parts_checked = False
 
     def prepare(self, spark: SparkSession) -> None:
         """Make the stages ahead of the first batch; a batch that comes meanwhile waits for them."""
@@ -149,13 +152,22 @@ class Planner:
             self._prepared(spark)
         self._refuse_deep_columns()
 
+    def check_parts(self, spark: SparkSession) -> None:
+        """Call the methods of decoder, rules and sinks once; raise PluginError, naming the plugin, for a broken one."""
+        if self.are_parts_checked:
+            return
+        check_decoder_columns(self.decoder, spark.createDataFrame([], RECORD_SCHEMA))
+        for route in self.routes:
+            route.check_parts()
+        self.are_parts_checked = True
+
     def refresh(self, wanted: frozenset[str] = frozenset()) -> None:
         """Let the decoder fetch the schemas that the next batch, or rows of this one, need.
 
         Before a batch (nothing is wanted) tables of lookups that have changed are loaded again as well. Raises OSError
         if a schema cannot be fetched now.
         """
-        self.decoder = self.decoder.refresh(wanted)
+        self.decoder = call_part(self.decoder, "refresh", Decoder, wanted)
         if not wanted:
             self.lookups.refresh()
 
@@ -206,6 +218,7 @@ class Planner:
 
     def _stages(self, spark: SparkSession) -> Stages:
         config = self.config
+        self.check_parts(spark)
         arrow = self.decoder.decoding()
         records = spark.createDataFrame([], RECORD_SCHEMA)
         before_columns: list[str] = []
@@ -292,6 +305,18 @@ class Planner:
             for level, columns_of_level in zip(levels, columns, strict=True):
                 level.update(columns_of_level)
         return tuple(expressions), levels, routes_by_spark
+
+
+def check_decoder_columns(decoder: Decoder, raw: DataFrame) -> None:
+    """Raise PluginError if a decoder cannot be asked how it decodes, or does not add a struct `event` and `_error`."""
+    decoding = call_part(decoder, "decoding", (ArrowDecoding, type(None)))
+    added = decoding.adds if decoding else call_part(decoder, "decode", DataFrame, raw).schema
+    types = {field.name: field.dataType for field in added}
+    if isinstance(types.get("event"), StructType) and isinstance(types.get("_error"), StringType):
+        return
+    text = ", ".join(f"{name} {kind.simpleString()}" for name, kind in types.items() if name in {"event", "_error"})
+    problem = "it must add the columns event (a struct) and _error (a string)"
+    raise part_error(decoder, f"{problem}, and adds {text or 'neither'}")
 
 
 def _bronze_checks(

@@ -44,7 +44,9 @@ from router.engine.label.layout import (
 )
 from router.engine.label.tombstones import takes_tombstones
 from router.errors import StartError
-from router.sinks import MergingSink, TableSink
+from router.parts import Rule
+from router.registry import call_part, parts_in
+from router.sinks import KeyedTable, MergingSink, Sink, TableSink
 from router.spark_internals import analysed, arrow_type
 from router.table_names import pieces_of
 
@@ -119,6 +121,29 @@ class RoutePlanner:
     def merging(self) -> dict[int, MergingSink]:
         """Return the merging sinks by their place."""
         return {j: sink for j, sink in enumerate(self.route.sinks) if isinstance(sink, MergingSink)}
+
+    def check_parts(self) -> None:
+        """Call the methods of the route's parts once. Raises PluginError if one raises or returns another type."""
+        self.check_rules()
+        for sink in self.route.sinks:
+            self.check_sink(sink)
+
+    def check_rules(self) -> None:
+        """Check the rule of the route; the rules inside it come first, so that the faulty one is named."""
+        for rule in reversed([*parts_in(self.route.match)]):
+            if isinstance(rule, Rule):
+                call_part(rule, "matches", Column, route=self.route.name)
+
+    def check_sink(self, sink: Sink) -> None:
+        """Check the methods of a sink from which the plan of a batch is made."""
+        if not isinstance(sink, (TableSink, MergingSink)):
+            return
+        call_part(sink, "table", (str, Column), route=self.route.name)
+        call_part(sink, "table_template", (str, type(None)), route=self.route.name)
+        if isinstance(sink, MergingSink):
+            call_part(sink, "keyed", KeyedTable, route=self.route.name)
+            call_part(sink, "newest", tuple, route=self.route.name)
+            call_part(sink, "deletes", (Column, type(None)), route=self.route.name)
 
     def table_columns(self) -> dict[int, Column]:
         """Return, by the place of the sink, the table column of each sink that names its tables per row."""

@@ -28,7 +28,8 @@ from router.engine.merge.coordinator import MergeCoordinator, OutboxRows
 from router.engine.outbox.retention import OutboxRetention
 from router.engine.spark.executors import Executors, refusal
 from router.errors import RouterError, SinkError, StartError, TableError, first_line
-from router.sinks import Applied, ApplyingSink, Batch, MergingSink, Opening
+from router.registry import call_part
+from router.sinks import Applied, ApplyingSink, Batch, MergingSink, Opening, Outcome
 from router.spark_internals import to_spark_columns
 
 if TYPE_CHECKING:
@@ -232,11 +233,14 @@ class Applier:
     def _call_sink(self, sink: ApplyingSink, rows: int, events: DataFrame, batch: Batch) -> Applied:
         """Call a sink with the rows of a batch; store the dead letters that it returns, and check its counts."""
         try:
-            outcome = sink.apply(events, batch)
+            outcome: Any = sink.apply(events, batch)
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
             sink_error = SinkError(batch.query, batch.id, batch.route, batch.sink, problem)
             raise refusal(error) or sink_error from error
+        if not isinstance(outcome, Outcome):
+            problem = f"apply() returned {type(outcome).__name__}; it must return an Outcome"
+            raise SinkError(batch.query, batch.id, batch.route, batch.sink, problem)
         dead = 0
         if outcome.refused is not None:
             dead = append_dead_letters(outcome.refused, events, batch, self.lake, self.dead_letters, self.run)
@@ -391,7 +395,7 @@ def _prepare_sinks(route: Route, openings: dict[str, Opening]) -> Route:
             sinks.append(sink)
             continue
         try:
-            sinks.append(sink.prepare(openings[name]))
+            sinks.append(call_part(sink, "prepare", ApplyingSink, openings[name]))
         except RouterError as error:
             raise StartError(f"route {route.name}, sink {name}: {error}") from error
     return route.model_copy(update={"sinks": tuple(sinks)})

@@ -16,15 +16,16 @@ from router.config.problems import sort_problems
 from router.delta.table_cache import TableCache
 from router.engine import source
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas, lake_and_checkpoint
-from router.engine.label.planner import Planner, stages_in_words
+from router.engine.label.planner import Planner, check_decoder_columns, stages_in_words
 from router.engine.label.route import RoutePlanner
 from router.engine.lookup.loading import Lookups
 from router.engine.outbox.apply import opened
 from router.engine.preflight.lake_changes import LakeChanges
 from router.engine.spark.session import build_session
 from router.engine.views.schedule import refresher
-from router.errors import ConfigError, LookupTableError, RouterError, StartError
-from router.parts import RAW_SCHEMA, Preparation
+from router.errors import ConfigError, LookupTableError, PluginError, RouterError, StartError
+from router.parts import RAW_SCHEMA, Decoder, Preparation
+from router.registry import call_part
 from router.sinks import MergingSink
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from router.config.models import Config
     from router.engine.label.planner import Stages
     from router.engine.preflight.lake_changes import Change
-    from router.parts import Rule
     from router.registry import Registry
 
 
@@ -95,7 +95,9 @@ def _analyse(loaded: Loaded, session: SparkSession, memory: LearntSchemas) -> St
     _refuse_missing_folder(loaded, session)
     try:
         source.learn(session, config, memory)
-        config = config.model_copy(update={"decode": config.decode.prepare(preparation).refresh(frozenset())})
+        prepared = call_part(config.decode, "prepare", Decoder, preparation)
+        config = config.model_copy(update={"decode": prepared.refresh(frozenset())})
+        check_decoder_columns(config.decode, raw)
         decoded = config.decode.decode(raw)
         decoded.schema  # noqa: B018 - analyses the frame
     except (AnalysisException, ParseException, RouterError, ValueError, OSError) as error:
@@ -173,6 +175,10 @@ def _faults(config: Config, frame: DataFrame) -> Iterator[tuple[_Place, str]]:
             yield place, fault
     for index, route in enumerate(config.routes):
         planner = RoutePlanner(index, route)
+        broken_sinks = [*_broken_sinks(planner)]
+        yield from broken_sinks
+        if broken_sinks:
+            continue
         for number, column in planner.table_columns().items():
             # A fault of the projection itself was found above.
             with suppress(AnalysisException):
@@ -185,13 +191,15 @@ def _expressions(config: Config) -> Iterator[tuple[_Place, Callable[[], Column]]
     for number, expectation in enumerate(config.bronze.expect if config.bronze else ()):
         yield ("bronze", "expect", number, "sql"), partial(_condition, expectation.sql)
     for index, route in enumerate(config.routes):
-        yield ("routes", index, "match"), partial(_match, route.match)
+        planner = RoutePlanner(index, route)
+        broken_sinks = dict(_broken_sinks(planner))
+        yield ("routes", index, "match"), partial(_match, planner)
         for number, sql in enumerate(route.select):
             yield ("routes", index, "select", number), partial(F.expr, sql)
         for number, check in enumerate(route.expect):
             yield ("routes", index, "expect", number, "sql"), partial(_condition, check.sql)
         for number, sink in enumerate(route.sinks):
-            if isinstance(sink, MergingSink):
+            if isinstance(sink, MergingSink) and ("routes", index, "sinks", number) not in broken_sinks:
                 yield ("routes", index, "sinks", number), partial(_deletes, sink)
                 yield ("routes", index, "sinks", number), partial(_newest, sink)
 
@@ -200,8 +208,18 @@ def _condition(sql: str) -> Column:
     return F.expr(sql).cast("boolean")
 
 
-def _match(rule: Rule) -> Column:
-    return rule.matches().cast("boolean")
+def _match(planner: RoutePlanner) -> Column:
+    planner.check_rules()
+    return planner.route.match.matches().cast("boolean")
+
+
+def _broken_sinks(planner: RoutePlanner) -> Iterator[tuple[_Place, str]]:
+    """Yield the place of each sink with a method that raises or returns another type."""
+    for number, sink in enumerate(planner.route.sinks):
+        try:
+            planner.check_sink(sink)
+        except PluginError as error:
+            yield ("routes", planner.index, "sinks", number), str(error)
 
 
 def _deletes(sink: MergingSink) -> Column:

@@ -17,10 +17,11 @@ import hashlib
 import inspect
 import json
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException, ParseException
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from router.columns import quoted
@@ -45,7 +46,7 @@ from router.table_names import pieces_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
     from router.config.models import View
@@ -254,9 +255,13 @@ class ViewFrames:
         names = [*self.view.tables, *[let.name for let in self.view.let]]
         joined = {name: self.session.table(name) for name in names}
         try:
-            return self.view.query.rows(self.session.table("source"), joined)
+            rows: Any = self.view.query.rows(self.session.table("source"), joined)
         except Exception as error:  # an error of a plugin must not stop other views
             raise ViewError(self.view.name, f"its query {self.view.query.part_name}: {first_line(error)}") from error
+        if not isinstance(rows, DataFrame):
+            problem = f"rows() returned {type(rows).__name__}; it must return a DataFrame"
+            raise ViewError(self.view.name, f"its query {self.view.query.part_name}: {problem}")
+        return rows
 
 
 def _join(rows: DataFrame, keys: DataFrame, names: Mapping[str, str], how: str) -> DataFrame:
