@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from router import Batch, ConfigError, PluginError, SinkError
+from router import Batch, ConfigError, PluginError, SinkError, StartError
 from router.config.loader import load
 from router.engine.checkpoint_store import CheckpointStore
+from router.engine.label.layout import RECORD_SCHEMA
 from router.engine.label.planner import Planner
 from router.engine.outbox.apply import Applier
 from router.engine.preflight.check import check_plan
@@ -184,3 +185,15 @@ def test_a_sink_that_returns_no_outcome_is_named(spark: SparkSession, lake: Lake
         applier.apply(sink, 1, spark.range(1), Batch("games", 0, "italy", "unprepared"))
 
     assert error.value.what == "apply() returned NoneType; it must return an Outcome"
+
+
+@pytest.mark.parametrize("sql", ["event.n > > 0", "event.nope > 0", "no_such_function(event.n)"])
+def test_an_expression_that_spark_refuses_is_named_with_its_route(
+    spark: SparkSession, tmp_path: Path, sql: str
+) -> None:
+    """Without it a start says `unexpected ParseException`, and whoever supervises the run starts it again and again."""
+    text = GOOD.replace("event.n > 0", sql)
+    loaded = load(tmp_path / "games.yaml", load_registry(), environ={}, text=text)
+
+    with pytest.raises(StartError, match=r"route italy has an expression that Spark refuses: .*check FILE --plan"):
+        Planner(loaded.config, loaded.config.decode).plan(spark.createDataFrame([], RECORD_SCHEMA))

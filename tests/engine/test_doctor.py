@@ -204,6 +204,22 @@ def test_a_faulty_configuration_is_named_and_the_machine_is_looked_at_all_the_sa
     assert "Java" in found
 
 
+@pytest.mark.parametrize(
+    ("path", "states"),
+    [("in", ["ok"]), ("nowhere", ["wrong"]), ("nowhere/*.json", []), ("s3://nowhere/in", [])],
+    ids=["folder", "missing", "pattern", "bucket"],
+)
+def test_a_folder_of_the_source_that_is_missing_is_named(tmp_path: Path, path: str, states: list[str]) -> None:
+    (tmp_path / "in").mkdir()
+    place = path if "://" in path else tmp_path / path
+    configured = configuration(tmp_path, NOWHERE, NOWHERE, "127.0.0.1:1")
+    text = configured.read_text().replace("kafka: {servers: '127.0.0.1:1', topics: [t]}", f"files: {{path: '{place}'}}")
+    configured.write_text(text)
+
+    _, found = said(str(configured))
+    assert [one["state"] for one in found.get("source", [])] == states
+
+
 def test_people_get_a_line_for_each(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     path = configuration(tmp_path, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{port}", f"127.0.0.1:{port}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -32,9 +32,12 @@ from router.parts import Decoder
 from router.registry import call_part, part_error
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pyspark.sql import Column, SparkSession
 
     from router.config.models import BronzeExpectation, Config
+    from router.engine.label.layout import RouteLabels
     from router.engine.label.route import RouteExpressions
 
 log = logging.getLogger("router")
@@ -200,7 +203,8 @@ class Planner:
         # A decoder that has learnt something is another object.
         if self.stages is None or self.stages.decoder is not self.decoder:
             self.lookups.load(spark)
-            self.stages = self._stages(spark)
+            with refused_expressions(self.config.name):
+                self.stages = self._stages(spark)
         # A lookup that was loaded again has the columns of before, and other rows.
         lookup_states = self.lookups.states()
         if self.stages.decoding.lookups and self.lookup_states != lookup_states:
@@ -249,7 +253,7 @@ class Planner:
         layout = Layout(
             bronze=self.bronze,
             dead_letters=config.dead_letters,
-            routes=tuple(route.labels(frame, config) for route in self.routes),
+            routes=self._labels(frame),
             wanted="_wanted" in frame.columns,
             bronze_by=config.bronze.partition_by if config.bronze else (),
             unknown="_unknown" in frame.columns,
@@ -283,6 +287,13 @@ class Planner:
             lookup_keys=lookup_keys,
         )
 
+    def _labels(self, frame: DataFrame) -> tuple[RouteLabels, ...]:
+        labels = []
+        for planner in self.routes:
+            with refused_expressions(f"route {planner.route.name}"):
+                labels.append(planner.labels(frame, self.config))
+        return tuple(labels)
+
     def _expressions(
         self, frame: DataFrame, layout: Layout, *, has_tombstones: bool
     ) -> tuple[tuple[RouteExpressions, ...], tuple[dict[str, Column], ...], dict[str, str]]:
@@ -300,11 +311,25 @@ class Planner:
             candidates = is_event
             if has_tombstones and not takes_tombstones(route.route):
                 candidates = is_event & ~F.col(TOMBSTONE)
-            of_route, columns = route.by_spark(frame, labels, candidates)
+            with refused_expressions(f"route {labels.name}"):
+                of_route, columns = route.by_spark(frame, labels, candidates)
+                rows = frame
+                for columns_of_level in columns:
+                    rows = rows.withColumns(columns_of_level)  # analyses them
             expressions.append(of_route)
             for level, columns_of_level in zip(levels, columns, strict=True):
                 level.update(columns_of_level)
         return tuple(expressions), levels, routes_by_spark
+
+
+@contextmanager
+def refused_expressions(where: str) -> Iterator[None]:
+    """Raise StartError in place of Spark's errors about an expression that it cannot analyse."""
+    try:
+        yield
+    except (AnalysisException, ParseException) as error:
+        todo = "`router check FILE --plan` prints its place"
+        raise StartError(f"{where} has an expression that Spark refuses: {first_line(error)}. {todo}") from error
 
 
 def check_decoder_columns(decoder: Decoder, raw: DataFrame) -> None:

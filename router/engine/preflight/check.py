@@ -43,13 +43,13 @@ _Place = tuple[str | int, ...]
 
 
 def check_plan(loaded: Loaded, registry: Registry, spark: SparkSession | None = None) -> str:
-    """Return in which stages a batch will run, and how views follow their sources, as text.
+    """Return in which stages a batch will run, how views follow their sources, and a folder that is missing, as text.
 
     Raises ConfigError with every rule, projection, expectation and table name that Spark cannot analyse.
     """
     session = spark or build_session(loaded.config)
     stages = _analyse(loaded, session, LearntSchemas())
-    return "\n".join((stages_in_words(stages), *_views(loaded, session)))
+    return "\n".join((stages_in_words(stages), *_views(loaded, session), *_missing_folder(loaded, session)))
 
 
 def check_lake(loaded: Loaded, spark: SparkSession | None = None) -> list[Change]:
@@ -92,7 +92,6 @@ def _analyse(loaded: Loaded, session: SparkSession, memory: LearntSchemas) -> St
         memory=memory,
         reads_topic=config.source.reads_topic,
     )
-    _refuse_missing_folder(loaded, session)
     try:
         source.learn(session, config, memory)
         prepared = call_part(config.decode, "prepare", Decoder, preparation)
@@ -115,15 +114,15 @@ def _analyse(loaded: Loaded, session: SparkSession, memory: LearntSchemas) -> St
     return planned.stages
 
 
-def _refuse_missing_folder(loaded: Loaded, session: SparkSession) -> None:
-    """Raise ConfigError if a source of files has no folder. Only local ones: a check needs no rights in a bucket."""
+def _missing_folder(loaded: Loaded, session: SparkSession) -> Iterator[str]:
+    """Yield that a local source of files has no folder here: no fault of the configuration, and a run is refused."""
     files = loaded.config.source.files
     if files is None or ("://" in files.path and not files.path.startswith("file:")):
-        return
+        return  # a check needs no rights in a bucket
     try:
         source.stream(session, loaded.config)
     except StartError as error:
-        raise ConfigError((loaded.problem(("source", "files", "path"), str(error)),)) from error
+        yield f"a run is refused here: {error}"
 
 
 def _views(loaded: Loaded, session: SparkSession) -> Iterator[str]:

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 import pyspark
 
-from router.addresses import is_local, normalized
+from router.addresses import SCHEME, is_local, normalized
 from router.engine.spark.cache_folder import cache_folder
 from router.engine.spark.connectors import (
     CONNECTORS,
@@ -92,6 +92,7 @@ def diagnose(config: Config | None = None, folder: Path = Path()) -> Iterator[Di
     if config.checkpoint:
         yield diagnose_storage("checkpoint", config.checkpoint, config.storage())
     yield from diagnose_file_systems(config)
+    yield from diagnose_source_folder(config)
     yield from diagnose_servers(config, folder)
 
 
@@ -235,6 +236,21 @@ def _diagnose_folder(subject: str, folder: Path, options: dict[str, str]) -> Dia
     if free >= LITTLE:
         return Diagnosis(subject, "ok", sentence)
     return Diagnosis(subject, "wrong" if free < TOO_LITTLE else "warn", sentence, "make room")
+
+
+def diagnose_source_folder(config: Config) -> Iterator[Diagnosis]:
+    """Look for the local folder of a source of files; a pattern may have no file yet."""
+    files = config.source.files
+    if files is None or set("*?[{") & set(files.path):
+        return
+    scheme = SCHEME.match(files.path)
+    if scheme is not None and scheme[1].lower() != "file":
+        return
+    if Path(normalized(files.path)).exists():
+        yield Diagnosis("source", "ok", f"{files.path} is there")
+    else:
+        todo = "create it, or correct source.files.path"
+        yield Diagnosis("source", "wrong", f"there is no folder {files.path}", todo)
 
 
 def diagnose_file_systems(config: Config) -> Iterator[Diagnosis]:
