@@ -48,7 +48,7 @@ COMMANDS = {
     "replay": ("router.cli.replay:replay", "Send dead letters and parked rows again."),
     "run": ("router.cli.run:run", "Run a configuration."),
     "schema": ("router.cli.plugins:schema", "Print the configuration's JSON Schema, for editors."),
-    "status": ("router.cli.status:status", "Show the state of a stream in ten lines, and as an exit code."),
+    "status": ("router.cli.status:status", "Show the state of a stream in a dozen lines, and as an exit code."),
     "submit": ("router.cli.submit:submit", "Run a configuration on a cluster, by spark-submit."),
     "tables": ("router.cli.tables:tables", "List every table with its state."),
     "test": ("router.cli.check:test", "Run route tests: records in, rows expected."),

@@ -27,7 +27,7 @@ PART_TIMES = {"views": ("refreshed", "checked", "failed_since"), "expectations":
 """Times in each of the parts of a list."""
 
 
-@click.command(short_help="Show the state of a stream in ten lines, and as an exit code.")
+@click.command(short_help="Show the state of a stream in a dozen lines, and as an exit code.")
 @config_argument
 @click.option(
     "--max-age",
