@@ -8,14 +8,17 @@ decoding, landing, committing), and then the classes of the Kafka source by name
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+import time
 import zipfile
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+import pyspark
 from py4j.protocol import Py4JJavaError
 
 from router.cli.session import spark_session
@@ -34,6 +37,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 EVENTS = 1000
+OF = ".of"
+"""The end of the name of a file beside an archive: it has the path of the PySpark that the archive is for."""
+UNFINISHED = "warm-up-"
+"""The beginning of the names of folders in which archives are made."""
+DAY = 86_400
 KAFKA = (
     "org/apache/kafka/clients/",
     "org/apache/kafka/common/",
@@ -51,15 +59,28 @@ def make_class_archive() -> Path:
     resolved_jars(tuple(CONNECTORS), {})
     target = class_archive()
     target.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=target.parent) as folder:
+    delete_useless_archives(target.parent)
+    with TemporaryDirectory(dir=target.parent, prefix=UNFINISHED) as folder:
         archive = Path(folder, "classes.jsa")
         settings = {"spark.driver.extraJavaOptions": f"-XX:ArchiveClassesAtExit={archive}"}
         process = _run_alone(Path(folder, "run"), settings)
         if process.returncode or not archive.is_file():
             raise StartError(f"the run for the archive of classes failed:\n{process.stdout[-2000:]}")
         # A start at this moment sees the old archive or the new one.
+        target.with_suffix(OF).write_text(pyspark.__file__)
         archive.replace(target)
     return target
+
+
+def delete_useless_archives(folder: Path) -> None:
+    """Delete the archives of installations that are gone (200 MB each), and what a killed process has left."""
+    for note in folder.glob(f"classes-*{OF}"):
+        if not Path(note.read_text()).exists():
+            note.with_suffix(".jsa").unlink(missing_ok=True)
+            note.unlink(missing_ok=True)
+    for unfinished in folder.glob(f"{UNFINISHED}*"):
+        if time.time() - unfinished.stat().st_mtime > DAY:
+            shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _run_alone(folder: Path, settings: dict[str, str]) -> subprocess.CompletedProcess[str]:

@@ -190,7 +190,7 @@ def warm_up() -> None:
 
     Fetches the jars of Spark's connectors if they are missing, and runs a small configuration, which takes
     half a minute. Sessions that `router` starts by itself then map the archive instead of loading some ten thousand
-    classes from jars; under spark-submit nothing changes.
+    classes from jars; under spark-submit nothing changes. Archives of installations that are gone are deleted.
     """
     from router.cli.class_archive import make_class_archive
 
