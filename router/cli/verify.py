@@ -16,7 +16,7 @@ from router.cli.progress import progress_line
 from router.cli.session import watched_session
 from router.cli.views import refresher_of
 from router.config.loader import load
-from router.errors import ViewError, printable
+from router.errors import RouterError, StartError, TableError, ViewError, printable
 from router.registry import load_registry
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def _verdict(audit: TableAudit) -> str:
 
 @click.command(short_help="Rebuild a table from bronze.")
 @config_argument
-@click.argument("table", metavar="LAYER.TABLE")
+@click.argument("tables", metavar="LAYER.TABLE...", nargs=-1, required=True)
 @click.option(
     "--accept",
     is_flag=True,
@@ -133,13 +133,16 @@ def _verdict(audit: TableAudit) -> str:
 )
 @master_option
 @plugin_option
-def repair(file: Path, table: str, accept: bool, master: str | None, plugin_files: tuple[Path, ...]) -> None:
-    """Rebuild LAYER.TABLE from all records in bronze, as the configuration FILE routes them today.
+def repair(
+    file: Path, tables: tuple[str, ...], accept: bool, master: str | None, plugin_files: tuple[Path, ...]
+) -> None:
+    """Rebuild each LAYER.TABLE from all records in bronze, as the configuration FILE routes them today.
 
     For a table that was dropped, was put back from an older copy, has lost files, or has a damaged log. One commit
     replaces its content; the stream may run meanwhile. A log that cannot be read is moved below `_replaced/` in the
     lake, with the files that it named. Refused if others have changed the table, unless --accept is given, and if
-    bronze does not have every record.
+    bronze does not have every record. Of several tables each is repaired whatever becomes of the others; for many,
+    `router refresh` reads bronze once.
     """
     from router.engine.reprocess.context import ReprocessContext
     from router.engine.reprocess.repair import Repair
@@ -150,7 +153,16 @@ def repair(file: Path, table: str, accept: bool, master: str | None, plugin_file
     with watched_session(loaded.config, master, stop) as spark:
         context = ReprocessContext.of(loaded, spark, stop)
         context = context.with_decoder().with_executors(registry, "repair")
-        _show(Repair(context, table, accept).run())
+        refusals: list[RouterError] = []
+        for table in dict.fromkeys(tables):
+            try:
+                _show(Repair(context, table, accept).run())
+            except (StartError, TableError) as error:
+                refusals.append(error)
+        for refusal in refusals[1:]:
+            click.echo(printable(str(refusal)), err=True)
+        if refusals:
+            raise refusals[0]
 
 
 @click.command(short_help="Rebuild tables from bronze, or from the topic.")

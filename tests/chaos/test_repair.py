@@ -78,9 +78,13 @@ def test_tables_are_repaired_while_the_stream_runs(tmp_path: Path) -> None:
         (lake / "silver/rummy").rename(tmp_path / "dropped")
         assert command(tmp_path, "verify", "verify", str(config), "silver.uno")[0] == 1
         before = batches(lake)
-        for game in GAMES:
-            code, said = command(tmp_path, game, "repair", str(config), f"silver.{game}", "--accept")
-            assert code == 0, said
+        first, *others = [f"silver.{game}" for game in GAMES]
+        code, said = command(tmp_path, "one", "repair", str(config), first, "--accept")
+        assert code == 0, said
+        code, said = command(tmp_path, "several", "repair", str(config), "ops.ledger", *others, "--accept")
+        assert code != 0
+        assert "ops.ledger is the router's own" in said
+        assert all(f"{table}: " in said for table in others)
         assert batches(lake) > before
         until(lambda: batches(lake) > before + 5, "more batches are done")
         found = command(tmp_path, "beside", "verify", str(config))
