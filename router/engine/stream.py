@@ -366,7 +366,7 @@ class _StreamRun:
             self._open_detached_sinks()
         self._release()
         self.planner = self.planner or Planner(self.config, self.config.decode, at_start=True)
-        self.planner.check_parts(self.spark)
+        self.planner.check_routes()
         self.planner.lookups.load(self.spark)  # waits for a table that is unavailable, before anything is read
         query = self._started(begin)
         if not self.trouble.kind:  # else each try would have this line

@@ -153,7 +153,7 @@ def test_a_broken_part_is_named_by_the_check_and_at_the_start(
     with pytest.raises(ConfigError) as checked:
         check_plan(loaded, registry, spark)
     with pytest.raises(PluginError) as started:
-        Planner(loaded.config, loaded.config.decode).check_parts(spark)
+        Planner(loaded.config, loaded.config.decode).plan(spark.createDataFrame([], RECORD_SCHEMA))
 
     (problem,) = checked.value.problems
     assert (problem.path, problem.what) == (path, f"plugin {plugin}: {text}")

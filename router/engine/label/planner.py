@@ -147,7 +147,7 @@ class Planner:
         self.logged: str | None = None
         self.lookup_states: tuple[str, ...] = ()
         self.preparing = threading.Lock()
-        self.are_parts_checked = False
+        self.are_routes_checked = False
 
     def prepare(self, spark: SparkSession) -> None:
         """Make the stages ahead of the first batch; a batch that comes meanwhile waits for them."""
@@ -155,14 +155,16 @@ class Planner:
             self._prepared(spark)
         self._refuse_deep_columns()
 
-    def check_parts(self, spark: SparkSession) -> None:
-        """Call the methods of decoder, rules and sinks once; raise PluginError, naming the plugin, for a broken one."""
-        if self.are_parts_checked:
+    def check_routes(self) -> None:
+        """Call the methods of rules and sinks once; raise PluginError, naming the plugin, for a broken one.
+
+        A decoder is asked only when stages are made: one that takes schemas from a registry may know none before.
+        """
+        if self.are_routes_checked:
             return
-        check_decoder_columns(self.decoder, spark.createDataFrame([], RECORD_SCHEMA))
         for route in self.routes:
             route.check_parts()
-        self.are_parts_checked = True
+        self.are_routes_checked = True
 
     def refresh(self, wanted: frozenset[str] = frozenset()) -> None:
         """Let the decoder fetch the schemas that the next batch, or rows of this one, need.
@@ -222,9 +224,10 @@ class Planner:
 
     def _stages(self, spark: SparkSession) -> Stages:
         config = self.config
-        self.check_parts(spark)
-        arrow = self.decoder.decoding()
+        self.check_routes()
         records = spark.createDataFrame([], RECORD_SCHEMA)
+        check_decoder_columns(self.decoder, records)
+        arrow = self.decoder.decoding()
         before_columns: list[str] = []
         if arrow and arrow.before:
             before_columns = arrow.before(records).columns[len(records.columns) :]
