@@ -306,8 +306,12 @@ class ContentReplacement:
         # Delta on Spark overwrites the whole table under one transaction id: no row after N may be in it, and no more
         # than one sink may be behind.
         has_later = handle is not None and bool(target.later_commits(handle))
-        if target.has_unfinished_batch() or has_later or target.waiting_rows():
+        if target.has_unfinished_batch() or has_later:
             raise TableError(self.table, NEEDS_SPARK)
+        if target.waiting_rows():
+            problem = "rows wait for it in the quarantine, and only Delta on Spark can replace it"
+            todo = "start with `--accept lost-tables`, which lets them in, then repair it"
+            raise TableError(self.table, f"{problem}: {todo}")
         ends = self._ends(rebuilt, [], handle)
         behind = [key for key, batch in ends.items() if target.is_behind(key, batch, handle)]
         if len(behind) > 1:
