@@ -221,6 +221,7 @@ def test_a_table_that_is_gone_while_the_stream_runs_is_not_made_anew(make_query:
     assert query.lake.open("silver.one") is None
     assert [row["n"] for row in query.rows("silver.two")] == [0, 1]
     assert all("router repair FILE silver.one" in row["_cause"] for row in query.rows(QUARANTINE))
+    assert all("quarantine release FILE --table silver.one" in row["_cause"] for row in query.rows(QUARANTINE))
     shutil.rmtree(query.lake.address("silver.one"), ignore_errors=True)
     shutil.copytree(tmp_path / "one", query.lake.address("silver.one"))
     release(query)

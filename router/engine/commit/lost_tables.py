@@ -60,7 +60,7 @@ class LostTable:
         """Return why nothing is written to the table, and what a person can do."""
         return (
             f"{self.cause}. Restore it, rebuild it from bronze by `router repair FILE {self.table}`, or continue "
-            "with it as it is by `router quarantine release FILE --table {self.table}`"
+            f"with it as it is by `router quarantine release FILE --table {self.table}`"
         )
 
     def __str__(self) -> str:
