@@ -63,6 +63,12 @@ def _known() -> str:
     return ", ".join(f"{scheme}://" for scheme in SCHEMES) + ", file:/ and paths"
 
 
+def is_local_path(path: str) -> bool:
+    """Return whether a path, or pattern, as a configuration gives it to Spark, is one of this machine."""
+    scheme = SCHEME.match(path)
+    return scheme is None or scheme[1].lower() == "file"
+
+
 def is_local(place: str) -> bool:
     """Return whether a place is a folder; the place as `normalized` returns it."""
     return "://" not in place

@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StructType
 
 from router import spark_internals
+from router.addresses import is_local_path
 from router.delta.history import log_commits, log_versions
 from router.delta.lake import Lake
 from router.engine.file_rows import FileRows, listing_options
@@ -95,7 +96,7 @@ def load_files(reader: DataFrameReader | DataStreamReader, path: str) -> DataFra
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
         todo = "create it, or correct source.files.path"
-        if "://" in path and not path.startswith("file:"):
+        if not is_local_path(path):
             # Object stores have no empty folders.
             todo = "put a first object there, or correct source.files.path"
         raise StartError(f"the source has no folder {path}; {todo}") from error

@@ -96,16 +96,22 @@ def test_a_second_run_is_refused_and_a_signal_ends_the_first_after_the_batch_at_
     assert {game: lakes.rows(lake, f"silver.{game}").total() for game in games} == games
 
 
+def in_a_held_batch(topic, router_run, folder, hold):
+    """Return a run whose first batch ends only when the file `hold` is gone, its configuration, and its events."""
+    games = topic.simulate(300)
+    troubled = {"inner": {"json": {"schema": SCHEMA}}, "folder": str(folder), "lake": str(folder / "lake")}
+    config = configuration(folder, topic, decode={"troubled": troubled})
+    hold.touch()
+    router = router_run(config, "--continuous")
+    until(lambda: any((folder / "lake").glob("*/*/*.parquet")), "the batch at hand lands")
+    return router, config, games
+
+
 @pytest.mark.slow
 def test_a_signal_to_all_processes_of_a_run_leaves_it_its_jvm(new_topic, router_run, tmp_path):
     """Without it `timeout`, and managers that stop a group, end the JVM first and cut the batch at hand off."""
-    topic, lake, hold = new_topic(), tmp_path / "lake", tmp_path / "hold"
-    games = topic.simulate(300)
-    troubled = {"inner": {"json": {"schema": SCHEMA}}, "folder": str(tmp_path), "lake": str(lake)}
-    config = configuration(tmp_path, topic, decode={"troubled": troubled})
-    hold.touch()
-    router = router_run(config, "--continuous")
-    until(lambda: any(lake.glob("*/*/*.parquet")), "the batch at hand lands")
+    lake, hold = tmp_path / "lake", tmp_path / "hold"
+    router, _, games = in_a_held_batch(new_topic(), router_run, tmp_path, hold)
 
     os.killpg(router.process.pid, signal.SIGTERM)
     time.sleep(2)
@@ -118,13 +124,8 @@ def test_a_signal_to_all_processes_of_a_run_leaves_it_its_jvm(new_topic, router_
 
 @pytest.mark.slow
 def test_a_second_ctrl_c_does_not_wait_for_the_batch_at_hand(new_topic, router_run, drain, tmp_path):
-    topic, lake, hold = new_topic(), tmp_path / "lake", tmp_path / "hold"
-    games = topic.simulate(300)
-    troubled = {"inner": {"json": {"schema": SCHEMA}}, "folder": str(tmp_path), "lake": str(lake)}
-    config = configuration(tmp_path, topic, decode={"troubled": troubled})
-    hold.touch()
-    router = router_run(config, "--continuous")
-    until(lambda: any(lake.glob("*/*/*.parquet")), "the batch at hand lands")
+    lake, hold = tmp_path / "lake", tmp_path / "hold"
+    router, config, games = in_a_held_batch(new_topic(), router_run, tmp_path, hold)
 
     for _ in range(2):
         os.killpg(router.process.pid, signal.SIGINT)

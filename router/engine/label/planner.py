@@ -226,12 +226,10 @@ class Planner:
         config = self.config
         self.check_routes()
         records = spark.createDataFrame([], RECORD_SCHEMA)
-        check_decoder_columns(self.decoder, records)
-        arrow = self.decoder.decoding()
+        arrow, decoder_fields = decoding_of(self.decoder, records)
         before_columns: list[str] = []
         if arrow and arrow.before:
             before_columns = arrow.before(records).columns[len(records.columns) :]
-        decoder_fields = arrow.adds if arrow else self.decoder.decode(records).schema
 
         # Tombstones are expressions over decoded columns, keys of lookups over these and the mark of tombstones: each
         # step needs a frame with the columns of those before it.
@@ -335,13 +333,16 @@ def refused_expressions(where: str) -> Iterator[None]:
         raise StartError(f"{where} has an expression that Spark refuses: {first_line(error)}. {todo}") from error
 
 
-def check_decoder_columns(decoder: Decoder, raw: DataFrame) -> None:
-    """Raise PluginError if a decoder cannot be asked how it decodes, or does not add a struct `event` and `_error`."""
+def decoding_of(decoder: Decoder, raw: DataFrame) -> tuple[ArrowDecoding | None, StructType]:
+    """Return how tasks decode, None if Spark does, and the columns that a decoder adds to raw records.
+
+    Raises PluginError if the decoder cannot be asked, or does not add a struct `event` and a text `_error`.
+    """
     decoding = call_part(decoder, "decoding", (ArrowDecoding, type(None)))
     added = decoding.adds if decoding else call_part(decoder, "decode", DataFrame, raw).schema
     types = {field.name: field.dataType for field in added}
     if isinstance(types.get("event"), StructType) and isinstance(types.get("_error"), StringType):
-        return
+        return decoding, added
     text = ", ".join(f"{name} {kind.simpleString()}" for name, kind in types.items() if name in {"event", "_error"})
     problem = "it must add the columns event (a struct) and _error (a string)"
     raise part_error(decoder, f"{problem}, and adds {text or 'neither'}")

@@ -12,11 +12,12 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from router.addresses import is_local_path
 from router.config.problems import sort_problems
 from router.delta.table_cache import TableCache
 from router.engine import source
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas, lake_and_checkpoint
-from router.engine.label.planner import Planner, check_decoder_columns, stages_in_words
+from router.engine.label.planner import Planner, decoding_of, stages_in_words
 from router.engine.label.route import RoutePlanner
 from router.engine.lookup.loading import Lookups
 from router.engine.outbox.apply import opened
@@ -96,7 +97,7 @@ def _analyse(loaded: Loaded, session: SparkSession, memory: LearntSchemas) -> St
         source.learn(session, config, memory)
         prepared = call_part(config.decode, "prepare", Decoder, preparation)
         config = config.model_copy(update={"decode": prepared.refresh(frozenset())})
-        check_decoder_columns(config.decode, raw)
+        decoding_of(config.decode, raw)
         decoded = config.decode.decode(raw)
         decoded.schema  # noqa: B018 - analyses the frame
     except (AnalysisException, ParseException, RouterError, ValueError, OSError) as error:
@@ -117,7 +118,7 @@ def _analyse(loaded: Loaded, session: SparkSession, memory: LearntSchemas) -> St
 def _missing_folder(loaded: Loaded, session: SparkSession) -> Iterator[str]:
     """Yield that a local source of files has no folder here: no fault of the configuration, and a run is refused."""
     files = loaded.config.source.files
-    if files is None or ("://" in files.path and not files.path.startswith("file:")):
+    if files is None or not is_local_path(files.path):
         return  # a check needs no rights in a bucket
     try:
         source.stream(session, loaded.config)

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 import pyspark
 
-from router.addresses import SCHEME, is_local, normalized
+from router.addresses import is_local, is_local_path, normalized
 from router.engine.spark.cache_folder import cache_folder
 from router.engine.spark.connectors import (
     CONNECTORS,
@@ -241,10 +241,7 @@ def _diagnose_folder(subject: str, folder: Path, options: dict[str, str]) -> Dia
 def diagnose_source_folder(config: Config) -> Iterator[Diagnosis]:
     """Look for the local folder of a source of files; a pattern may have no file yet."""
     files = config.source.files
-    if files is None or set("*?[{") & set(files.path):
-        return
-    scheme = SCHEME.match(files.path)
-    if scheme is not None and scheme[1].lower() != "file":
+    if files is None or not is_local_path(files.path) or set("*?[{") & set(files.path):
         return
     if Path(normalized(files.path)).exists():
         yield Diagnosis("source", "ok", f"{files.path} is there")
