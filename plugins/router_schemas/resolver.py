@@ -25,6 +25,7 @@ from pydantic import TypeAdapter, ValidationError
 from router_schemas.model import LARGEST_ID, ResolvedSchema, WriterSchema
 from router_schemas.registry_client import RegistryClient
 from router_schemas.registry_options import NotFound, RegistryAway, UnusableSchema
+from router_schemas.subject_names import context_of, qualify
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -80,9 +81,12 @@ class SchemaResolver:
         self._away_until = 0.0
 
     @staticmethod
-    def opened(registry: RegistryOptions, folder: Path, memory: Memory) -> SchemaResolver:
-        """Return the schemas of a registry; its files are looked for in `folder`, the configuration's."""
-        return SchemaResolver(RegistryClient(registry.beside(folder)), memory)
+    def opened(registry: RegistryOptions, folder: Path, memory: Memory, subject: str = "") -> SchemaResolver:
+        """Return the schemas of a registry, in the context of a subject.
+
+        Files of the options are looked for in `folder`, the configuration's.
+        """
+        return SchemaResolver(RegistryClient(registry.beside(folder), subject=subject), memory)
 
     def resolved(self, names: Iterable[int | UUID]) -> dict[int | UUID, ResolvedSchema | Unknown]:
         """Return what each id or GUID means, in the order given.
@@ -213,7 +217,7 @@ class References:
         """
         chosen: dict[str, tuple[Reference, RegisteredSchema]] = {}
         seen: set[Reference] = set()
-        level = list(schema.references)
+        level = _qualified(schema.references, self._client.context)
         for _ in range(DEEPEST):
             fresh = [reference for reference in dict.fromkeys(level) if reference not in seen]
             seen.update(fresh)
@@ -223,7 +227,7 @@ class References:
             for reference in fresh:
                 referent = self._referent(reference)
                 _choose(chosen, reference, referent)
-                level += referent.references
+                level += _qualified(referent.references, context_of(reference.subject))
         if not seen.issuperset(level):
             raise UnusableSchema(f"its references are more than {DEEPEST} deep")
         return {name: chosen[name][1].text for name in _ordered(chosen)}
@@ -234,6 +238,11 @@ class References:
             if key not in self._referents:
                 self._referents[key] = self._client.version(*key)
             return self._referents[key]
+
+
+def _qualified(references: Iterable[Reference], context: str) -> list[Reference]:
+    """Return references with their subjects' contexts: most are registered without, and are of the referrer's."""
+    return [replace(reference, subject=qualify(reference.subject, context)) for reference in references]
 
 
 def _choose(
@@ -273,9 +282,10 @@ _ID: TypeAdapter[int] = TypeAdapter(int)
 class SchemaCache:
     """The schemas of one registry that were fetched, a file for each id, GUID and subject.
 
-    `registry` is the name of the registry, its first URL. A write that has returned survives a crash; one
-    that has not leaves the old content or the new one, never a part. Names are `[a-z0-9.-]+` and hold hashes:
-    nothing from the registry or from the data becomes part of a path. A file that cannot be read counts as missing.
+    `registry` is the name of the registry, its first URL and the context of ids. A write that has returned survives a
+    crash; one that has not leaves the old content or the new one, never a part. Names are `[a-z0-9.-]+` and hold
+    hashes: nothing from the registry or from the data becomes part of a path. A file that cannot be read counts
+    as missing.
     """
 
     def __init__(self, memory: Memory, registry: str) -> None:

@@ -18,7 +18,7 @@ from router_schemas.model import RegisteredSchema, ResolvedSchema
 from router_schemas.registry_client import RegistryClient
 from router_schemas.registry_options import RegistryAway, RegistryOptions, RegistryRefuses
 from router_schemas.resolver import AT_ONCE, DEEPEST, HOLD, MOST_IMPORTS, PAUSES, SchemaResolver, Unknown
-from tests.schemas.faulty import FaultyRegistry
+from tests.schemas.faulty import Book, FaultyRegistry
 from tests.schemas.folder_memory import FolderMemory
 
 if TYPE_CHECKING:
@@ -62,8 +62,9 @@ def start(faulty: FaultyRegistry, time: Time, memory: FolderMemory) -> Iterator[
     """Start as a new process would, with the memory that the last one left."""
     made: list[RegistryClient] = []
 
-    def start(memory: Memory = memory, url: str = faulty.url) -> SchemaResolver:
-        client = RegistryClient(RegistryOptions(url=(url,), attempts=2, timeout=30), sleep=lambda seconds: None)
+    def start(memory: Memory = memory, url: str = faulty.url, subject: str = "") -> SchemaResolver:
+        options = RegistryOptions(url=(url,), attempts=2, timeout=30)
+        client = RegistryClient(options, subject=subject, sleep=lambda seconds: None)
         made.append(client)
         return SchemaResolver(client, memory, clock=time.clock, sleep=time.sleep)
 
@@ -447,6 +448,53 @@ def test_two_registries_share_a_memory_without_mixing_their_ids(faulty: FaultyRe
         assert closed(start(), 1).schema.text == "the event"
         assert closed(start(url=other.url), 1).schema.text == "something else"
         assert closed(start(), 1).schema.text == "the event"
+
+
+def in_games(faulty: FaultyRegistry) -> Book:
+    """Return the book of the context .games, whose ids mean other schemas than those of the default context."""
+    return faulty.contexts.setdefault(".games", Book())
+
+
+def test_an_id_has_the_schema_of_its_subjects_context(faulty: FaultyRegistry, start: Start) -> None:
+    """Without it records are decoded with another context's schema: wrong rows, and nobody notices."""
+    number = faulty.book.add("event", "of the default context")
+    assert in_games(faulty).add(":.games:event", "of games") == number
+
+    for subject, text in (("", "of the default context"), (":.games:event", "of games"), ("event", "of the default")):
+        schemas = start(subject=subject)
+        assert closed(schemas, number).schema.text.startswith(text)
+    of_games = start(subject=":.games:event")
+    assert of_games.poll([":.games:event"]) == {number}
+    assert closed(of_games, number).schema.subjects == ((":.games:event", 1),)
+    faulty.stop()
+    assert closed(start(subject=":.games:other"), number).schema.text == "of games"
+    assert closed(start(), number).schema.text == "of the default context"
+
+
+def test_a_guid_has_the_id_of_its_subjects_context(faulty: FaultyRegistry, start: Start) -> None:
+    faulty.book.add("event", "first")
+    faulty.book.add("event", "of games")
+    number = in_games(faulty).add(":.games:event", "of games")
+    guid = in_games(faulty).guid(number)
+
+    found = start(subject=":.games:event").resolved([guid])[guid]
+
+    assert isinstance(found, ResolvedSchema)
+    assert (found.schema.id, found.schema.text) == (number, "of games")
+    assert closed(start(), 2).schema.text == "of games"
+    other = start().resolved([guid])[guid]
+    assert isinstance(other, ResolvedSchema)
+    assert other.schema.id == 2
+
+
+@pytest.mark.parametrize("subject", ["money", ":.games:money"])
+def test_a_reference_is_of_the_context_of_what_refers_to_it(faulty: FaultyRegistry, start: Start, subject: str) -> None:
+    """References are kept as they were registered: mostly without the context."""
+    faulty.book.add("money", "money of the default context")
+    in_games(faulty).add(":.games:money", "money of games")
+    number = in_games(faulty).add(":.games:event", "event", references=[("money.proto", subject, 1)])
+
+    assert closed(start(subject=":.games:event"), number).imports == {"money.proto": "money of games"}
 
 
 def test_a_schema_of_10_megabytes_is_remembered(faulty: FaultyRegistry, start: Start) -> None:
