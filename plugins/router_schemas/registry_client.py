@@ -20,12 +20,13 @@ from urllib.parse import quote, urljoin, urlsplit
 
 import requests
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from requests.adapters import HTTPAdapter
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from router import Server, StartError
 from router_http.client import Away, BearerAuth, ClientCredentialsAuth, NoAuth, Refuses, Tokens, basic_auth, busy, send
 from router_schemas.model import LARGEST_ID, Kind, Reference, RegisteredSchema, schema_file
-from router_schemas.registry_options import NotFound, RegistryAway, RegistryError, RegistryRefuses
+from router_schemas.registry_options import NotFound, RegistryAway, RegistryError, RegistryRefuses, WrongKind
 from router_schemas.subject_names import context_of
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+AT_ONCE = 16
+"""Requests that a registry gets at the same time: garbage can look like prefixes with as many ids as there are rows."""
 MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
 UNKNOWN = {40401, 40402, 40403}
 """Codes for no such subject, version, schema. A 404 without one comes from a proxy or a wrong path, not from a registry
@@ -82,6 +85,9 @@ class RegistryClient:
         self._answering = 0
         self._session = requests.Session()
         self._session.auth = login(registry)
+        # Without room for all connections requests would close and open some for each answer.
+        for scheme in ("http://", "https://"):
+            self._session.mount(scheme, HTTPAdapter(pool_maxsize=AT_ONCE))
         # not compressed: a few bytes could grow to any length
         self._session.headers.update({"Accept": f"{MEDIA_TYPE}, application/json", "Accept-Encoding": "identity"})
         self._session.headers.update({name: value.get_secret_value() for name, value in registry.headers.items()})
@@ -106,6 +112,11 @@ class RegistryClient:
     def name(self) -> str:
         """Return the first URL, and the context of the subject: the name under which ids can be remembered."""
         return self._registry.url[0] + (f" in the context {self.context.strip(':')}" if self.context else "")
+
+    @property
+    def absence(self) -> str:
+        """Return why the registry does not give an id that it does not have, with `{id}` in the place of the id."""
+        return f"it answers 404 ({self._registry.url[0]}/schemas/ids/{{id}})"
 
     def _of_subject(self, separator: str) -> str:
         """Return the parameter of a request for an id that names the context; nothing without one."""
@@ -382,10 +393,10 @@ CONTEXT_IDS = TypeAdapter(tuple[_ContextId, ...])
 
 
 def _registered(schema_id: int, answer: _Schema, url: str) -> RegisteredSchema:
-    """Return the schema of an answer; raise NotFound, with the registry's `url`, for one of another type."""
+    """Return the schema of an answer; raise WrongKind, with the registry's `url`, for one of another type."""
     kind = answer.kind or "AVRO"  # the first registries knew nothing else, and still leave it out
     if kind not in get_args(Kind):
-        raise NotFound(url, f"schema {schema_id} is of the type {kind[:40]!r}; {', '.join(get_args(Kind))} are read")
+        raise WrongKind(url, f"schema {schema_id} is of the type {kind[:40]!r}; {', '.join(get_args(Kind))} are read")
     return RegisteredSchema(schema_id, kind, answer.text, answer.references or ())  # type: ignore[arg-type]
 
 
@@ -409,6 +420,7 @@ class OfflineRegistry:
 
     name = "the files of the test"
     context = ""
+    absence = f"none has the id {{id}} ({name})"
 
     def __init__(
         self,

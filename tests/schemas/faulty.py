@@ -76,6 +76,10 @@ class FaultyRegistry:
         """Context (`.games`) -> its book; subjects there begin with `:.games:`."""
         self.fault = ""
         self.times = -1
+        self.refused: dict[str, int] = {}
+        """Beginning of a path -> the status that its requests get, in a body without a registry's code."""
+        self.delay = 0.0
+        """Seconds before each answer."""
         self.elsewhere = ""
         self.repeats = ""
         """Text that error bodies repeat."""
@@ -213,9 +217,13 @@ class _Handler(BaseHTTPRequestHandler):
             self.registry.enter(-1)
 
     def reply(self, body: bytes) -> None:
+        self.registry.wait(self.registry.delay)
         fault = self.registry.next_fault()
+        refused = [status for path, status in self.registry.refused.items() if self.path.startswith(path)]
         if fault:
             self.misbehave(fault)
+        elif refused:
+            self.answer(refused[0], b"<html>not for you</html>")
         elif self.registry.logins is not None and self.headers.get("Authorization") not in self.registry.logins:
             self.answer(401, {"error_code": 40101, "message": f"Unauthorized {self.registry.repeats}"})
         else:

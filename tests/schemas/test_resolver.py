@@ -17,7 +17,17 @@ from hypothesis import strategies as st
 from router_schemas.model import RegisteredSchema, ResolvedSchema
 from router_schemas.registry_client import RegistryClient
 from router_schemas.registry_options import RegistryAway, RegistryOptions, RegistryRefuses
-from router_schemas.resolver import AT_ONCE, DEEPEST, HOLD, MOST_IMPORTS, PAUSES, SchemaResolver, Unknown
+from router_schemas.resolver import (
+    AT_ONCE,
+    DEEPEST,
+    HOLD,
+    MOST_IMPORTS,
+    NEAR,
+    PAUSES,
+    POLL_PAUSE,
+    SchemaResolver,
+    Unknown,
+)
 from tests.schemas.faulty import Book, FaultyRegistry
 from tests.schemas.folder_memory import FolderMemory
 
@@ -168,22 +178,154 @@ def test_a_registry_that_refuses_stops_the_stream(faulty: FaultyRegistry, start:
         start().poll(["event"])
 
 
-def test_an_id_that_is_not_there_is_unknown_after_a_second_and_only_for_a_while(
+GARBAGE = 2**31 - 1
+
+
+def test_an_id_far_from_all_known_ones_is_asked_for_once_a_minute(
     faulty: FaultyRegistry, start: Start, time: Time
 ) -> None:
+    """Garbage looks like ids: no batch may wait for it, and no registry hear of it from every batch."""
+    number = faulty.book.add("event", "the event")
     schemas = start()
-    assert "40403" in unknown(schemas, 1).reason
-    assert sum(time.pauses) == pytest.approx(1)
-    asked = len(faulty.seen)
-    assert asked == 1 + len(PAUSES)
+    closed(schemas, number)
+    faulty.seen.clear()
 
-    faulty.book.add("event", "the event")
-    time.now += HOLD - 1
-    unknown(schemas, 1)
-    assert len(faulty.seen) == asked
+    for _ in range(3):
+        found = unknown(schemas, GARBAGE)
+        assert found.is_absent
+        time.now += HOLD / 3 - 0.1
+    assert faulty.paths == [f"/schemas/ids/{GARBAGE}"]
+    assert time.pauses == []
 
     time.now += 1
-    assert closed(schemas, 1).schema.text == "the event"
+    unknown(schemas, GARBAGE)
+    assert len(faulty.seen) == 2
+
+
+@pytest.mark.parametrize(("distance", "again"), [(1, True), (NEAR, True), (NEAR + 1, False)])
+def test_an_id_near_the_largest_known_one_is_asked_for_again_within_a_second(
+    faulty: FaultyRegistry, start: Start, time: Time, distance: int, again: bool
+) -> None:
+    """A producer may be ahead of the registry's replica: its good records must not become dead letters."""
+    number = faulty.book.add("event", "the event")
+    schemas = start()
+    closed(schemas, number)
+    late = number + distance
+
+    def register() -> None:
+        faulty.book.schemas[late] = {"schema": "the next event"}
+
+    time.awake = register
+    found = schemas.resolved([late])[late]
+
+    assert isinstance(found, ResolvedSchema) == again
+    assert sum(time.pauses) <= 1
+
+
+def test_an_id_near_the_largest_known_one_is_found_by_a_later_batch(
+    faulty: FaultyRegistry, start: Start, time: Time
+) -> None:
+    """A replica may be behind for longer than a second; only the first batch waits for it."""
+    number = faulty.book.add("event", "the event")
+    schemas = start()
+    closed(schemas, number)
+    unknown(schemas, number + 1)
+    assert sum(time.pauses) == pytest.approx(1)
+
+    time.now += 2
+    unknown(schemas, number + 1)
+    faulty.book.add("event", "the next event")
+    time.now += 2
+    assert closed(schemas, number + 1).schema.text == "the next event"
+    assert sum(time.pauses) == pytest.approx(1)
+
+
+REFUSALS = [400, 401, 403, 404, 405, 410, 414, 422]
+
+
+@pytest.mark.parametrize("status", REFUSALS)
+@pytest.mark.parametrize("route", ["", "/versions"], ids=["schema", "versions"])
+def test_an_id_that_is_refused_is_unknown_while_others_are_answered(
+    faulty: FaultyRegistry, start: Start, time: Time, status: int, route: str
+) -> None:
+    """Without it one record whose id is refused ends the stream, at every start."""
+    known, refused, new = (faulty.book.add("event", f"event {index}") for index in range(3))
+    first = start()
+    closed(first, known)
+    faulty.refused[f"/schemas/ids/{refused}{route}"] = status
+    if route and status in {404, 405}:
+        assert closed(start(), refused).schema.subjects == ()
+        return
+
+    for schemas in (first, start()):  # the second one has the known id beside the checkpoint only
+        closed(schemas, known)
+        found = unknown(schemas, refused)
+        assert not found.is_absent
+        assert f"it answers {status}" in found.reason
+    asked = len(faulty.seen)
+    unknown(first, refused)
+    assert len(faulty.seen) == asked
+    assert closed(start(), new).schema.text == "event 2"  # without a known id, the one that is found counts
+    together = start().resolved([refused, new])
+    assert isinstance(together[refused], Unknown)
+    assert isinstance(together[new], ResolvedSchema)
+
+    faulty.refused.clear()
+    time.now += HOLD
+    assert closed(first, refused).schema.text == "event 1"
+
+
+def test_a_guid_that_is_refused_is_unknown_while_ids_are_answered(faulty: FaultyRegistry, start: Start) -> None:
+    known = faulty.book.add("event", "the event")
+    schemas = start()
+    closed(schemas, known)
+    guid = UUID(int=7)
+    faulty.refused[f"/schemas/guids/{guid}"] = 422
+
+    found = schemas.resolved([guid])[guid]
+
+    assert isinstance(found, Unknown)
+    assert "it answers 422" in found.reason
+
+
+@pytest.mark.parametrize("status", REFUSALS)
+def test_a_registry_that_also_refuses_a_known_id_is_waited_for(
+    faulty: FaultyRegistry, start: Start, status: int
+) -> None:
+    """A proxy in front, or a right that is gone: good records must not become dead letters, nor the stream end."""
+    known, new = faulty.book.add("event", "the event"), faulty.book.add("event", "the next event")
+    schemas = start()
+    closed(schemas, known)
+    faulty.fails(str(status))
+
+    with pytest.raises(RegistryAway, match=f"it answers {status}"):
+        schemas.resolved([new, GARBAGE])
+    assert closed(schemas, known).schema.text == "the event"
+    faulty.fails("")
+    assert closed(schemas, new).schema.text == "the next event"
+
+
+@pytest.mark.parametrize("status", REFUSALS)
+def test_a_refused_poll_holds_nothing_up_once_a_schema_is_known(
+    faulty: FaultyRegistry, start: Start, time: Time, status: int
+) -> None:
+    """Known schemas need no registry, whatever it answers, and one refused subject hides no other."""
+    number = faulty.book.add("event", "the event")
+    start().poll(["event"])
+    closed(start(), number)
+    faulty.refused["/subjects/event/"] = status
+
+    schemas = start()
+    assert schemas.poll(["event"]) == {number}
+    faulty.seen.clear()
+    other = faulty.book.add("other", "the other")
+    assert schemas.poll(["event", "other"]) == {number, other}
+    assert not [path for path in faulty.paths if path.startswith("/subjects/event/")]
+
+    faulty.refused.clear()
+    second = faulty.book.add("event", "the next event")
+    time.now += POLL_PAUSE
+    assert schemas.poll(["event"]) == {number, second}
 
 
 def test_a_reason_says_first_what_is_missing(faulty: FaultyRegistry, start: Start) -> None:
@@ -220,6 +362,7 @@ def test_a_guid_that_is_not_there_is_unknown_for_a_while(faulty: FaultyRegistry,
     asked = len(faulty.seen)
     schemas.resolved([guid])
     assert len(faulty.seen) == asked
+    assert not found.is_absent
 
 
 def test_a_guid_never_seen_waits_for_a_registry_that_is_away(faulty: FaultyRegistry, start: Start) -> None:
@@ -265,7 +408,7 @@ def test_many_ids_are_asked_for_at_once_but_not_all(faulty: FaultyRegistry, star
     found = start().resolved(numbers)
 
     assert [one.schema.text for one in found.values() if isinstance(one, ResolvedSchema)] == [
-        f"event {n}" for n in range(32)
+        f"event {n}" for n in range(4 * AT_ONCE)
     ]
     assert max(faulty.at_once) == AT_ONCE
     faulty.gathering = None
@@ -535,7 +678,7 @@ def test_a_poll_of_a_registry_that_is_away_holds_nothing_up(faulty: FaultyRegist
     assert len(faulty.seen) == 2  # the two attempts of one request
     faulty.fails("")
     second = faulty.book.add("event", "the next event")
-    time.now += HOLD
+    time.now += POLL_PAUSE
     assert schemas.poll(["event"]) == {number, second}
 
 
@@ -569,7 +712,7 @@ def test_a_schema_of_no_use_is_not_fetched_for_every_batch(faulty: FaultyRegistr
     unknown(schemas, number)
 
     assert faulty.paths == ["/subjects/event/versions"]
-    assert time.pauses == list(PAUSES)
+    assert time.pauses == []
 
 
 def test_an_id_that_a_second_subject_shares_later_has_both(faulty: FaultyRegistry, start: Start) -> None:
