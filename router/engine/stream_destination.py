@@ -139,7 +139,13 @@ def stream_batches(
         executors=executors,
     )
     maintenance = TableMaintenance(
-        lake, lambda: spark, plans, detached_outboxes(config), in_thread=True, process=MaintenanceProcess()
+        lake,
+        lambda: spark,
+        plans,
+        detached_outboxes(config),
+        in_thread=True,
+        process=MaintenanceProcess(),
+        views=config.views,
     )
     destination = StreamDestination(
         config=config,
