@@ -340,12 +340,12 @@ class _Round:
     def _wait_for_reports(self) -> None:
         """Wait for the delivery report of every record that the producer has taken."""
         since = time.monotonic()
-        is_purged = False
         while len(self.reports) < self.sent:
-            # Records in flight are not purged: they may arrive, and must not be sent again then.
-            if self.ended and not is_purged:
+            # Purge before each poll: a record in flight that the broker rejects returns to the queue of a producer
+            # that has ended, which would never report it. Records in flight are not purged: they may arrive, and must
+            # not be sent again then.
+            if self.ended:
                 self.producer.purge(in_queue=True, in_flight=False)
-                is_purged = True
             before = len(self.reports)
             self._poll(_POLL)
             if len(self.reports) > before:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, SecretStr, field_validator
@@ -81,8 +82,14 @@ class SparkWriter(ApplyingSink):
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         named = [line for line in lines if "Exception" in line or "Error" in line]
         text = (named or lines or [type(error).__name__])[0]
-        for secret in self.options.values():
-            value = secret.get_secret_value()
-            if len(value) > 3:
-                text = text.replace(value, "***")
+        # The longest first: a short value may be a part of a longer one.
+        values = {secret.get_secret_value() for secret in self.options.values()}
+        for value in sorted(values, key=len, reverse=True):
+            if len(value) <= 3:
+                continue
+            pattern = re.escape(value)
+            # A value of letters only, such as the name of a table, may also be a part of a longer word.
+            if value.isalpha():
+                pattern = rf"(?<![^\W\d_]){pattern}(?![^\W\d_])"
+            text = re.sub(pattern, "***", text)
         return text[:500]

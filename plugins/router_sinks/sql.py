@@ -34,7 +34,8 @@ class Database(ApplyingSink):
     """Insert events into a table of a database, or into one per value of one or more fields.
 
     Any database that SQLAlchemy has a dialect for. The tables must exist: the sink creates none. Columns of the
-    route go into those of the same name; structs, lists and maps as JSON. `table: wins_{event.game}` sends an event of
+    route go into those of the same name; structs, lists and maps as JSON. In a column of JSON every value is encoded
+    once, by its type: a text is a JSON string, null is NULL. `table: wins_{event.game}` sends an event of
     the game uno to wins_uno.
 
     Delivery: at least once; with `key`, whose columns have a unique index in the table, a row with the key of another

@@ -8,13 +8,17 @@ classes of PEP 249 do.
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
+import math
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy import exc
 from sqlalchemy.dialects import mysql, postgresql, sqlite
@@ -25,8 +29,6 @@ from router_encoders.reports import Reports
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-
-    import pyarrow as pa
 
 CONFLICTS = ("postgresql", "sqlite")
 """Dialects with ON CONFLICT; MySQL and MariaDB have ON DUPLICATE KEY."""
@@ -98,8 +100,9 @@ def task(job: InsertJob) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.Rec
         try:
             for batch in batches:
                 session = session or Session(job)
+                row_type = batch.schema.field("_row").type
                 for table, rows in _by_table(batch):
-                    session.insert(table, rows, reports)
+                    session.insert(table, rows, row_type, reports)
                 yield reports.taken()
         except _Away as error:
             reports.ended("away", str(error))
@@ -168,10 +171,15 @@ class Session:
         missing = [column for column in self.job.columns if column not in table.columns]
         if missing:
             return f"the table {name} has no column {', '.join(missing)}"
+        for column in table.columns:
+            column.type = _with_json_as_text(column.type)
         return table
 
-    def insert(self, name: str | None, rows: list[dict[str, Any]], reports: Reports) -> None:
-        """Insert rows into a table, and report each. Raises _Away or _Wrong if the database takes no more."""
+    def insert(self, name: str | None, rows: list[dict[str, Any]], row_type: pa.StructType, reports: Reports) -> None:
+        """Insert rows into a table, and report each; `row_type` has the route's columns.
+
+        Raises _Away or _Wrong if the database takes no more.
+        """
         table = "its table cannot be evaluated" if name is None else self.table(name)
         if isinstance(table, str):
             if self.job.fixed and name is not None:
@@ -181,31 +189,32 @@ class Session:
             return
         step = max(1, min(self.job.rows_per_statement, PARAMETERS // len(self.job.columns)))
         for first in range(0, len(rows), step):
-            self._insert(table, rows[first : first + step], reports)
+            self._insert(table, rows[first : first + step], row_type, reports)
 
-    def _insert(self, table: sa.Table, rows: list[dict[str, Any]], reports: Reports) -> None:
+    def _insert(self, table: sa.Table, rows: list[dict[str, Any]], row_type: pa.StructType, reports: Reports) -> None:
         """Insert rows in a transaction; if the database refuses a row for its values, insert each half of them."""
         try:
-            values = self._values(table, rows)
+            values = self._values(table, rows, row_type)
             self._run(lambda connection: connection.execute(self._statement(table, values)))
         except _RowFault as error:
             if len(rows) == 1:
                 reports.refused(rows[0], str(error))
                 return
             middle = len(rows) // 2
-            self._insert(table, rows[:middle], reports)
-            self._insert(table, rows[middle:], reports)
+            self._insert(table, rows[:middle], row_type, reports)
+            self._insert(table, rows[middle:], row_type, reports)
         else:
             reports.sent(len(rows))
 
-    def _values(self, table: sa.Table, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _values(self, table: sa.Table, rows: list[dict[str, Any]], row_type: pa.StructType) -> list[dict[str, Any]]:
         """Return the values of rows; of those with one key only the last: a statement may not change a row twice."""
-        types = {name: table.columns[name].type for name in self.job.columns}
         values = []
         last_of_key = {}
         try:
             for row in rows:
-                row_values = {name: _value(row["_row"][name], kind) for name, kind in types.items()}
+                row_values = {}
+                for name in self.job.columns:
+                    row_values[name] = _value(row["_row"][name], row_type.field(name).type, table.columns[name].type)
                 values.append(row_values)
                 # By repr: values of some types cannot be keys of a dict.
                 last_of_key[tuple(repr(row_values[name]) for name in self.job.key)] = row_values
@@ -288,27 +297,104 @@ def _state(error: Exception) -> str:
     return str(state or "")
 
 
-def _value(value: Any, kind: sa.types.TypeEngine[Any]) -> Any:
-    """Return a value as a column of this type takes it."""
-    if isinstance(value, (dict, list)):
-        plain = _plain(value)
-        return plain if isinstance(kind, (sa.JSON, sa.ARRAY)) else json.dumps(plain)
-    if isinstance(value, datetime) and value.tzinfo and isinstance(kind, sa.DateTime) and not kind.timezone:
-        return value.astimezone(timezone.utc).replace(tzinfo=None)
+class _JsonText(sa.types.TypeDecorator[str]):
+    """A JSON type of a database that gets JSON as text, so that nothing encodes it a second time."""
+
+    impl = sa.JSON
+    cache_ok = True
+
+    def __init__(self, column_type: sa.types.TypeEngine[Any]) -> None:
+        super().__init__()
+        self.column_type = column_type
+
+    def load_dialect_impl(self, dialect: sa.Dialect) -> sa.types.TypeEngine[Any]:
+        """Return the type that the database itself has reported."""
+        return dialect.type_descriptor(self.column_type)
+
+    def bind_processor(self, dialect: sa.Dialect) -> None:
+        """Return None: a text is bound as it is, and None is NULL. The type itself would make JSON of both."""
+        return
+
+
+def _with_json_as_text(column_type: sa.types.TypeEngine[Any]) -> sa.types.TypeEngine[Any]:
+    """Return the type of a column, with `_JsonText` for JSON, also below arrays and domains."""
+    if isinstance(column_type, postgresql.DOMAIN):
+        return _with_json_as_text(column_type.data_type)
+    if isinstance(column_type, sa.JSON):
+        return _JsonText(column_type)
+    if isinstance(column_type, sa.ARRAY):
+        column_type.item_type = _with_json_as_text(column_type.item_type)
+    return column_type
+
+
+def _value(value: Any, arrow_type: pa.DataType, column_type: sa.types.TypeEngine[Any]) -> Any:
+    """Return a value of an Arrow type as a column of a database's type takes it."""
+    if value is None:
+        return None
     if isinstance(value, str) and "\x00" in value:
         raise ValueError("a text has the character NUL, which databases do not take")
+    if isinstance(column_type, _JsonText):
+        return _json_text(value, arrow_type)
+    if isinstance(column_type, sa.ARRAY) and pa.types.is_list(arrow_type):
+        return _array(value, arrow_type.value_type, column_type)
+    if pa.types.is_nested(arrow_type):
+        return _json_text(value, arrow_type)
+    if isinstance(value, datetime) and value.tzinfo and isinstance(column_type, sa.DateTime):
+        return value if column_type.timezone else value.astimezone(timezone.utc).replace(tzinfo=None)
     return value
 
 
-def _plain(value: Any) -> Any:
-    """Return what JSON can hold: a map comes from Arrow as pairs, a time as an object."""
-    if isinstance(value, dict):
-        return {name: _plain(field) for name, field in value.items()}
-    if isinstance(value, list):
-        is_map = bool(value) and all(isinstance(entry, tuple) and len(entry) == 2 for entry in value)
-        if is_map:
-            return {str(key): _plain(entry) for key, entry in value}
-        return [_plain(entry) for entry in value]
-    if value is None or isinstance(value, (bool, int, float, str)):
+def _array(values: list[Any], arrow_type: pa.DataType, column_type: sa.ARRAY[Any]) -> list[Any]:
+    """Return the elements of an array, which are of the Arrow type given."""
+    element_type = column_type.item_type
+    # A database reports the innermost type only, whether an array has one dimension or several.
+    if pa.types.is_list(arrow_type) and not isinstance(element_type, _JsonText):
+        element_type = column_type
+    return [_value(value, arrow_type, element_type) for value in values]
+
+
+def _json_text(value: Any, arrow_type: pa.DataType) -> str:
+    """Return a value as JSON, in the formats of the encoder `to_json`; a field that is null is written as null."""
+    if value is None:
+        return "null"
+    # By the type: an empty map and an empty list look the same.
+    if pa.types.is_struct(arrow_type):
+        fields = []
+        for number in range(arrow_type.num_fields):
+            field = arrow_type.field(number)
+            fields.append(f"{json.dumps(field.name)}: {_json_text(value[field.name], field.type)}")
+        return "{" + ", ".join(fields) + "}"
+    if pa.types.is_map(arrow_type):
+        entries = []
+        for key, entry in value:
+            key_text = _json_text(key, arrow_type.key_type)
+            if not key_text.startswith('"'):
+                key_text = json.dumps(key_text)
+            entries.append(f"{key_text}: {_json_text(entry, arrow_type.item_type)}")
+        return "{" + ", ".join(entries) + "}"
+    if pa.types.is_list(arrow_type):
+        elements = [_json_text(element, arrow_type.value_type) for element in value]
+        return "[" + ", ".join(elements) + "]"
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    return json.dumps(_json_scalar(value))
+
+
+def _json_scalar(value: Any) -> Any:
+    """Return a value that is no list, map, struct or decimal as the number, text or boolean of its JSON."""
+    if isinstance(value, float):
+        if math.isnan(value):
+            return "NaN"
+        if math.isinf(value):
+            return "Infinity" if value > 0 else "-Infinity"
         return value
-    return value.hex() if isinstance(value, bytes) else str(value)
+    if isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            return value.isoformat(timespec="microseconds")
+        in_utc = value.astimezone(timezone.utc).replace(tzinfo=None)
+        return f"{in_utc.isoformat(timespec='microseconds')}Z"
+    return str(value)

@@ -342,7 +342,7 @@ def maintain(file: Path, pattern: str, dry_run: bool, plugin_files: tuple[Path, 
             return sessions.enter_context(session_on_lake(config))
 
         # Spark is started for the first table that needs it, if any does.
-        maintenance = TableMaintenance(lake, start_spark, plans, detached_outboxes(config))
+        maintenance = TableMaintenance(lake, start_spark, plans, detached_outboxes(config), views=config.views)
         tell = sessions.enter_context(progress_line(config.name, "tables"))
         tables = [*lake.every_table()]
         for done, table in enumerate(tables):

@@ -627,10 +627,19 @@ class Maintenance(Model):
         default=(), description="columns that all rows of a table are sorted by, every time"
     )
     statistics: bool = Field(default=True, description="read files that came without statistics, and note them")
-    retention: Interval = Field(default="168 h", description="unreferenced files are deleted after this time")
-    log_commits: int = Field(default=1000, ge=20, description="the newest commits, which a table's log keeps")
+    retention: Interval = Field(
+        default="168 h", description="files that no version refers to, of failed attempts, are deleted after this time"
+    )
+    log_commits: int | None = Field(
+        default=None,
+        ge=20,
+        description="the newest versions can be read: their commits and files stay; default: 1000, and no number for "
+        "tables that merges and views rewrite",
+    )
     log_retention: Interval | None = Field(
-        default=None, description="younger commits are also kept; default: 1 h on a disk, 168 h in an object store"
+        default=None,
+        description="younger versions can be read also; default: 1 h, and 168 h in an object store for tables that are "
+        "appended to; twice the longest `every` of a view if that is more",
     )
     enabled: bool = Field(default=True, description="false: the tables are left alone")
     unsafe: bool = Field(default=False, description="let `retention` be less than 168 h")

@@ -7,8 +7,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 from pyarrow import fs
@@ -16,6 +18,7 @@ from pyarrow import fs
 from router.delta.commit import retry_on_conflict
 from router.delta.constraints import unmergeable
 from router.delta.file_statistics import without_bounds_of_floats
+from router.delta.keyed.key_property import KEYED_BY
 from router.delta.keyed.row_versions import DELETIONS, deletions_table
 from router.delta.widening import made_here
 from router.errors import TableError
@@ -34,10 +37,13 @@ class MaintenanceOptions:
     """How a table is maintained.
 
     - `file_bytes`: about the size of the files that small ones become. `zorder`: columns to sort the rows by.
-    - `retention`: how long a file stays after the last version that refers to it.
+    - `retention`: how long a file stays that no version refers to: what failed attempts have left.
     - `statistics`: count the files that have none.
-    - `log_commits`, `log_retention`: the log keeps the newest so many commits, and all that are younger than that
-      (None: `log_age`).
+    - `log_commits`, `log_retention`: the log keeps the newest so many commits, and all that are younger than that.
+      Versions before it cannot be read, so the files that only they refer to are deleted (`delete_unreadable`). None:
+      `LOG_COMMITS` and `log_age`, or no number and `LOG_AGE` for a table that merges or views rewrite.
+    - `rewritten`: views rewrite the table. That merges do, it says itself.
+    - `followed`: readers come back after this time, and read what has changed since.
     - `gradual`: let files grow in steps, so that a row is rewritten about four times, not with every compaction.
     - `unasked`: no person named the table, so the files of one that others made are left alone.
     """
@@ -46,8 +52,10 @@ class MaintenanceOptions:
     zorder: tuple[str, ...] = ()
     retention: timedelta = SAFE
     statistics: bool = True
-    log_commits: int = 1000
+    log_commits: int | None = None
     log_retention: timedelta | None = None
+    rewritten: bool = False
+    followed: timedelta = timedelta(0)
     gradual: bool = False
     unasked: bool = False
 
@@ -109,7 +117,9 @@ def maintain(lake: Lake, table: str, options: MaintenanceOptions, *, dry: bool =
                 handle.vacuum(options.hours, dry_run=False, enforce_retention_duration=False, full=True)
             # The log can be shortened up to a checkpoint only.
             handle.create_checkpoint()
-            shorten_log(lake, table, handle, options)
+            unreadable = shorten_log(lake, table, handle, options)
+            old += [path for path, _ in unreadable]
+            freed += sum(size for _, size in unreadable)
     except (DeltaError, OSError) as error:
         raise TableError(table, f"it could not be maintained: {error}") from error
     return MaintenanceResult(
@@ -124,43 +134,65 @@ def maintain(lake: Lake, table: str, options: MaintenanceOptions, *, dry: bool =
 
 LOG_RETENTION = "delta.logRetentionDuration"
 CLEANUP = "delta.enableExpiredLogCleanup"
+CHANGE_FEED = "delta.enableChangeDataFeed"
 LOG_FILE = re.compile(r"\.?(\d{20})\.(json|crc|json\.crc|checkpoint.*)")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet")
+LOG_COMMITS = 1000
 LOG_AGE = timedelta(hours=1)
 LOG_AGE_OF_OBJECTS = SAFE
 
 
 def log_age(lake: Lake, table: str) -> timedelta:
-    """Return how long a log keeps every commit.
+    """Return how long the log of a table that is appended to keeps every commit.
 
     On a disk every commit lists the whole folder of the log, so that is short; an object store lists from a name on.
     """
     return LOG_AGE if lake.on_disk(table) else LOG_AGE_OF_OBJECTS
 
 
+def _kept_of_log(lake: Lake, table: str, handle: DeltaTable, options: MaintenanceOptions) -> tuple[int, timedelta]:
+    """Return how many of the newest commits a log keeps, and how young the others are that it also keeps."""
+    # Each commit of a merge or of a view rewrites files, often the whole table: a number of commits would keep as many
+    # copies of it. A change feed is for readers that follow the table, and may pause.
+    properties = handle.metadata().configuration
+    is_rewritten = options.rewritten or table.endswith(DELETIONS) or KEYED_BY in properties
+    if properties.get(CHANGE_FEED) == "true":
+        is_rewritten = False
+    commits = options.log_commits
+    if commits is None:
+        commits = 0 if is_rewritten else LOG_COMMITS
+    retention = options.log_retention
+    if retention is None:
+        retention = max(LOG_AGE if is_rewritten else log_age(lake, table), options.followed)
+    return commits, retention
+
+
 def shorten_log(
     lake: Lake, table: str, handle: DeltaTable, options: MaintenanceOptions, before: int | None = None
-) -> int:
-    """Delete the files of a table's log that are no longer needed, and return how many.
+) -> list[tuple[str, int]]:
+    """Delete the files of a table's log that are no longer needed, and the data files that only they refer to.
+
+    Returns the data files, each with its bytes.
 
     The newest checkpoint that is old enough becomes the beginning of the log; with `before`, of a version up to that
     one. If the table has properties for it, or others made it, delta-rs shortens the log by its properties instead.
     """
     properties = handle.metadata().configuration
     if properties.get(CLEANUP) == "false":
-        return 0
+        return []
     features = handle.protocol().reader_features or ()
     if not made_here(handle, table) or LOG_RETENTION in properties or "v2Checkpoint" in features:
         if before is None:
             handle.cleanup_metadata()
-        return 0
-    retention = log_age(lake, table) if options.log_retention is None else options.log_retention
+        return []
+    commits, retention = _kept_of_log(lake, table, handle, options)
     written_before = (datetime.now(timezone.utc) - retention).timestamp()
-    newest = handle.version() - options.log_commits
+    newest = handle.version() - commits
     if before is not None:
         newest = min(newest, before)
 
     files: list[tuple[int, str]] = []
+    checkpoints: set[int] = set()
     begin = 0
     for entry in lake.files.get_file_info(fs.FileSelector(f"{table.replace('.', '/')}/_delta_log")):
         name = LOG_FILE.fullmatch(entry.base_name)
@@ -169,13 +201,63 @@ def shorten_log(
         version = int(name[1])
         files.append((version, entry.path))
         is_old = entry.mtime is not None and entry.mtime.timestamp() < written_before
-        if _CHECKPOINT.fullmatch(entry.base_name) and version <= newest and is_old:
-            begin = max(begin, version)
+        if _CHECKPOINT.fullmatch(entry.base_name):
+            checkpoints.add(version)
+            if version <= newest and is_old:
+                begin = max(begin, version)
     old = sorted(path for version, path in files if version < begin)
+    # The data files first: a process that is killed finds them again by the former begin of the log.
+    unreadable: list[tuple[str, int]] = []
+    if old and not table.startswith(("outbox.", "quarantine.")):
+        # A log that begins with its first commit was never shortened, and none of the files is deleted.
+        first = min(version for version, _ in files)
+        former_begin = first if first in checkpoints else None
+        unreadable = delete_unreadable(lake, table, handle, begin=begin, former_begin=former_begin)
     for path in old:  # oldest first: a process that is killed leaves no gap
         with suppress(FileNotFoundError):
             lake.files.delete_file(path)
-    return len(old)
+    return unreadable
+
+
+def delete_unreadable(
+    lake: Lake, table: str, handle: DeltaTable, *, begin: int, former_begin: int | None
+) -> list[tuple[str, int]]:
+    """Delete the data files that only versions before `begin`, a checkpoint, refer to; return them with their bytes.
+
+    A vacuum of delta-rs takes whole hours, lists all of the table's folder, and makes two commits. Checkpoints name the
+    files that were removed up to them; those of `former_begin`, a checkpoint where the log began before, are deleted
+    already.
+    """
+    removed = _removed_up_to(lake, table, begin)
+    if former_begin is not None:
+        removed -= _removed_up_to(lake, table, former_begin)
+    # RESTORE refers to removed files again.
+    actions: Any = pa.table(handle.get_add_actions())
+    removed -= {unquote(path) for path in actions.column("path").to_pylist()}
+    paths = sorted(removed)
+    folder = table.replace(".", "/")
+    deleted = []
+    entries = lake.files.get_file_info([f"{folder}/{path}" for path in paths])
+    for path, entry in zip(paths, entries, strict=True):
+        if entry.type is not fs.FileType.File:
+            continue
+        with suppress(FileNotFoundError):
+            lake.files.delete_file(entry.path)
+        deleted.append((path, entry.size or 0))
+    return deleted
+
+
+def _removed_up_to(lake: Lake, table: str, version: int) -> set[str]:
+    """Return the paths of the files that commits up to a checkpoint have removed, below the table's folder."""
+    path = f"{table.replace('.', '/')}/_delta_log/{version:020d}.checkpoint.parquet"
+    with lake.files.open_input_file(path) as stream:
+        actions = pq.read_table(stream, columns=["remove"])
+    removed = set()
+    for action in actions.column("remove").to_pylist():
+        # A clone refers to files of another table, by their address.
+        if action is not None and action["path"] and "://" not in action["path"] and action["path"][0] != "/":
+            removed.add(unquote(action["path"]))
+    return removed
 
 
 def delete_older(lake: Lake, table: str, before: datetime, version: int, more: str = "true") -> int:

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from router.engine.label.layout import Layout
     from router.engine.label.planner import Plan, Planner
     from router.engine.steps import Watch
+    from router.engine.topic_ids import TopicIds
     from router.parts import BatchReport
 
 log = logging.getLogger("router")
@@ -64,7 +65,7 @@ class Batches:
     """The batches of one query.
 
     `fingerprint` is that of the configuration. `prepared` is a planner that may have planned before. `tables` opens
-    tables; if it is None, the batches open them through a cache of their own.
+    tables; if it is None, the batches open them through a cache of their own. A stream from Kafka has `topics`.
     """
 
     config: Config
@@ -78,6 +79,7 @@ class Batches:
     prepared: Planner | None = None
     executors: Executors = field(default_factory=Executors)
     tables: Any = None
+    topics: TopicIds | None = None
 
     def __post_init__(self) -> None:
         config = self.config
@@ -126,7 +128,8 @@ class Batches:
                 manifest_to_finish = self._manifest_to_finish(earlier_manifest)
             arrival = arrival_of(self.ordinal, batch)
             # 1 read, 2 decode, 3 label: lazy. A decided batch needs no new schemas: its rows are staged already.
-            plan = self.decider.plan(raw, arrival, refresh=manifest_to_finish is None)
+            records = self.topics.without_held(raw) if self.topics else raw
+            plan = self.decider.plan(records, arrival, refresh=manifest_to_finish is None)
         if manifest_to_finish is not None:
             return self.carry_out(manifest_to_finish, plan, steps, replay=True)
 
@@ -135,6 +138,11 @@ class Batches:
             self.decider.forget_released(self.quarantine.blocked())
         frozen_before = self.decider.demands.frozen
         decision = self.decider.land_and_decide(plan, steps, self.destination)  # 4 land, 5 decide
+        # A topic that was made again before its records were read: without it the batch lands again.
+        while self.topics and self.topics.compare({partition.topic for partition in decision.partitions}):
+            self.decider.landing.discard(decision.landed)
+            plan = self.decider.plan(self.topics.without_held(raw), arrival, refresh=False)
+            decision = self.decider.land_and_decide(plan, steps, self.destination)
         self._log_frozen_columns(decision.plan.layout, frozen_before)
         manifest = self._write_manifest(decision, steps, new=earlier_manifest is None)
         self.unknown.report(self.config.name, manifest.partitions)
@@ -239,6 +247,8 @@ class Batches:
                 frozen=frozen_as_text(demands.frozen),
                 lookups=self.decider.planner.lookups.versions(),
                 quarantined=self._outboxes_behind_quarantine(commits),
+                topic_ids=dict(self.topics.noted) if self.topics else {},
+                held_topics=tuple(sorted(self.topics.held)) if self.topics else (),
             )
             with steps.step("manifest"):
                 self.quarantine.block(demands.blocked)

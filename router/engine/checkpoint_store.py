@@ -90,7 +90,8 @@ class Manifest:
     counted. The configuration of a later start may be another one. `quarantined`: place (ROUTE/SINK/TABLE) ->
     why a table could not be written after all, so that the rows of its commit go to the quarantine. `lookups`: the
     version of each table that events were looked up in. `tries`: place -> how often the commit has failed for what can
-    never pass, if the rows have no quarantine of their own.
+    never pass, if the rows have no quarantine of their own. `topic_ids`: the id that each topic had when its first
+    record was read, for all topics so far; `held_topics` have another one now, and none of their records are read.
     """
 
     batch: int
@@ -104,6 +105,8 @@ class Manifest:
     quarantined: dict[str, str] = field(default_factory=dict)
     lookups: dict[str, str] = field(default_factory=dict)
     tries: dict[str, int] = field(default_factory=dict)
+    topic_ids: dict[str, str] = field(default_factory=dict)
+    held_topics: tuple[str, ...] = ()
 
     @property
     def moved(self) -> Counter[str]:
@@ -155,8 +158,19 @@ class Manifest:
             "targets": tuple(content["targets"]),
             "commits": tuple(commits),
             "partitions": tuple(Partition(**partition) for partition in content["partitions"]),
+            "held_topics": tuple(content.get("held_topics", ())),
         }
         return cls(**fields)
+
+
+def held_topics(topics: Iterable[str]) -> str:
+    """Return what is wrong with held topics, and what to do."""
+    names = ", ".join(sorted(topics))
+    return (
+        f"{names} was deleted and created again, so none of its records are read: their offsets are those of records "
+        "that were read before. Read it with a configuration of another name and checkpoint, and take it out of this "
+        "one"
+    )
 
 
 def frozen_as_text(frozen: dict[str, dict[str, pa.DataType | None]]) -> dict[str, dict[str, str | None]]:

@@ -102,7 +102,11 @@ class Destination:
             applied=applied,
         )
         rows += ledger.of_moved(self.config.name, self.run, manifest)
-        return [{**row, "configuration": manifest.config} for row in rows]
+        for row in rows:
+            row["configuration"] = manifest.config
+            if row.get("route") is None:
+                row["topic_id"] = manifest.topic_ids.get(row.get("topic", ""))
+        return rows
 
     def follow(self, done: CarriedOut, steps: Steps) -> None:
         """Do what comes after a batch is in the ledger."""

@@ -3,7 +3,8 @@
 The stream lists the files of a batch, and their rows are read here, a batch of files at a time: Spark fixes the columns
 of a stream when it starts, and files get new ones while it runs. The known columns are in the store of the checkpoint,
 under the name `rows`, where the decoder `rows` reads them before each batch. Known columns keep their type. A value
-that does not fit into it without loss, and a line that is no row, are kept as text in the field `_rescued`.
+that does not fit into it without loss, decided row by row, and a line that is no row, are kept as text in the field
+`_rescued`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from router.columns import TIMES
-from router.engine.lossless_cast import FRACTIONS, TIME_TYPES, cast_text, cast_value, in_json
+from router.engine.lossless_cast import NESTED, as_text, cast_column, cast_text, keeps_all, parse_nested, type_of_texts
 from router.errors import StartError, first_line
 
 if TYPE_CHECKING:
@@ -177,23 +178,28 @@ class FileRows:
         )
 
     def _read_again_as_text(self, part: DataFrame, known: T.StructType, paths: list[str]) -> DataFrame:
-        """Return the rows of JSON files with numbers, and columns that change their type, as the text in the files.
+        """Return the rows of JSON files with nested values, numbers, and columns that change their type, as text.
 
-        Spark makes doubles of numbers before a cast can find out whether something is lost.
+        Spark infers one type for a column in all of the files. With it, it makes doubles of numbers, and null of a
+        nested value in which another one has another type, before a cast can find out whether something is lost.
         """
-        kinds = {field.name.lower(): field.dataType for field in known}
+        types = {field.name.lower(): field.dataType for field in known}
+        read = {BROKEN: T.StringType(), **{field.name: field.dataType for field in part.schema}}
+        names = {_name(name).lower() for name in read}
+        # Spark infers no type from empty arrays and objects, and leaves out a column that has nothing else.
+        for field in known:
+            if field.name != RESCUED and field.name.lower() not in names:
+                read[field.name] = T.NullType()
+
         fields = []
-        for field in part.schema:
-            if field.name in FILE_COLUMNS:
+        for name, inferred in read.items():
+            if name in FILE_COLUMNS:
                 continue
-            kind = kinds.get(_name(field.name).lower(), field.dataType)
-            is_exact = kind == field.dataType and not isinstance(kind, T.DoubleType)
-            are_nested = isinstance(kind, NESTED) and isinstance(field.dataType, NESTED)
-            is_known = type(kind) in PLAIN or isinstance(kind, NESTED)
-            if is_known and not is_exact and not are_nested and field.name != BROKEN:
-                fields.append(T.StructField(field.name, T.StringType()))
-            else:
-                fields.append(field)
+            kind = types.get(_name(name).lower(), inferred)
+            changes = kind != inferred or isinstance(kind, T.DoubleType)
+            if isinstance(kind, NESTED) or (type(kind) in PLAIN and changes):
+                kind = T.StringType()
+            fields.append(T.StructField(name, kind))
         return _with_file_columns(self._json_reader().schema(T.StructType(fields)).load(paths))
 
     def _parquet(self, paths: list[str]) -> list[DataFrame]:
@@ -256,9 +262,7 @@ class FileRows:
             if column is None:
                 columns[name.lower()] = T.StructField(name, _keepable(field.dataType))
                 continue
-            kind = common_kind(column.dataType, field.dataType)
-            if kind is not None:
-                columns[name.lower()] = T.StructField(column.name, kind)
+            columns[name.lower()] = T.StructField(column.name, _with_new_fields(column.dataType, field.dataType))
 
     def _rows(self, part: DataFrame, known: T.StructType) -> DataFrame:
         """Return the rows of files as raw records, with what does not fit into the known columns in `_rescued`."""
@@ -273,14 +277,20 @@ class FileRows:
             known_column = known_columns.get(_name(field.name).lower())
             # Two columns of a file may have names that differ by case only: the second one is rescued.
             if field.name == BROKEN or known_column is None or known_column.name in values:
-                rescued[field.name] = _text(column, field.dataType)
+                rescued[field.name] = as_text(column, field.dataType)
                 continue
-            value, loses = _cast_to_known(
-                column, field.dataType, known_column.dataType, hinted=known_column.name.lower() in hinted_names
-            )
-            values[known_column.name] = value
-            if loses is not None:
-                rescued[field.name] = F.when(loses, _text(column, field.dataType))
+            kind = known_column.dataType
+            is_hinted = known_column.name.lower() in hinted_names
+            if isinstance(field.dataType, T.StringType) and isinstance(kind, NESTED):
+                value = parse_nested(column, kind)
+                cast, fits = cast_column(value, type_of_texts(kind), kind, hinted=is_hinted)
+                # A text of another shape is null as soon as it is parsed.
+                fits = column.isNull() | (value.isNotNull() & fits)
+            else:
+                cast, fits = cast_column(column, field.dataType, kind, hinted=is_hinted)
+            values[known_column.name] = F.when(fits, cast)
+            if not keeps_all(field.dataType, kind):
+                rescued[field.name] = F.when(~fits, as_text(column, field.dataType))
         if rescued:
             pairs = []
             for name, text in rescued.items():
@@ -376,85 +386,37 @@ def _guess_types(part: DataFrame, fields: list[T.StructField]) -> list[T.StructF
     return guessed
 
 
-def common_kind(old: T.DataType, new: T.DataType) -> T.DataType | None:
-    """Return the type that holds the values of both as they are, with fields of both; None if there is none."""
-    if old == new:
-        return old
-    if isinstance(old, T.StructType) and isinstance(new, T.StructType):
-        fields = {field.name: field.dataType for field in old}
-        for field in new:
-            kind: T.DataType | None = field.dataType
-            if field.name in fields:
-                kind = common_kind(fields[field.name], field.dataType)
-            if kind is None:
-                return None
-            fields[field.name] = kind
-        return T.StructType([T.StructField(name, kind) for name, kind in fields.items()])
-    if isinstance(old, T.ArrayType) and isinstance(new, T.ArrayType):
-        kind = common_kind(old.elementType, new.elementType)
-        return None if kind is None else T.ArrayType(kind)
-    if isinstance(old, T.MapType) and isinstance(new, T.MapType) and old.keyType == new.keyType:
-        kind = common_kind(old.valueType, new.valueType)
-        return None if kind is None else T.MapType(old.keyType, kind)
-    return None
+def _with_new_fields(known: T.DataType, found: T.DataType) -> T.DataType:
+    """Return a known type with the fields that structs have in files besides; what it has keeps its type."""
+    if isinstance(known, T.StructType) and isinstance(found, T.StructType):
+        fields = {field.name.lower(): field for field in known}
+        for field in found:
+            former = fields.get(field.name.lower())
+            if former is None:
+                fields[field.name.lower()] = T.StructField(field.name, _keepable(field.dataType))
+                continue
+            kind = _with_new_fields(former.dataType, field.dataType)
+            fields[field.name.lower()] = T.StructField(former.name, kind)
+        return T.StructType([*fields.values()])
+    if isinstance(known, T.ArrayType) and isinstance(found, T.ArrayType):
+        return T.ArrayType(_with_new_fields(known.elementType, found.elementType))
+    if isinstance(known, T.MapType) and isinstance(found, T.MapType):
+        return T.MapType(known.keyType, _with_new_fields(known.valueType, found.valueType))
+    return known
 
 
 def _keepable(kind: T.DataType) -> T.DataType:
-    """Return the type that a new column gets: text if the decoder has no type for it."""
+    """Return the type that a new column gets, also inside: text if the decoder has no type for it."""
+    if isinstance(kind, T.StructType) and kind.fields:
+        return _with_new_fields(T.StructType([]), kind)
+    if isinstance(kind, T.ArrayType):
+        return T.ArrayType(_keepable(kind.elementType))
+    if isinstance(kind, T.MapType) and isinstance(kind.keyType, T.StringType):
+        return T.MapType(kind.keyType, _keepable(kind.valueType))
     if isinstance(kind, T.ByteType):
         return T.ShortType()
-    return kind if _decodes(kind) else T.StringType()
-
-
-def _decodes(kind: T.DataType) -> bool:
-    if isinstance(kind, T.StructType):
-        return bool(kind.fields) and all(_decodes(field.dataType) for field in kind)
-    if isinstance(kind, T.ArrayType):
-        return _decodes(kind.elementType)
-    if isinstance(kind, T.MapType):
-        return isinstance(kind.keyType, T.StringType) and _decodes(kind.valueType)
-    return type(kind) in PLAIN
+    return kind if type(kind) in PLAIN else T.StringType()
 
 
 PLAIN = {T.StringType, T.BinaryType, T.BooleanType, T.ShortType, T.IntegerType, T.LongType, T.FloatType, T.DoubleType}
 PLAIN |= {T.DecimalType, T.DateType, T.TimestampType, T.TimestampNTZType}
-NESTED = (T.StructType, T.ArrayType, T.MapType)
-
-
-def _text(column: Column, kind: T.DataType) -> Column:
-    """Return a value as text: nested ones as JSON, bytes that are no text as base64."""
-    if isinstance(kind, NESTED):
-        return F.to_json(column, TIMES)
-    text = column.cast("string")
-    if isinstance(kind, T.BinaryType):
-        return F.when(F.is_valid_utf8(text), text).otherwise(F.base64(column))
-    return text
-
-
-def _cast_to_known(
-    column: Column, found: T.DataType, known: T.DataType, *, hinted: bool
-) -> tuple[Column, Column | None]:
-    """Return a column in its known type, and whether a row loses something by it: its value is null then.
-
-    `found` is the type in the files. The second column is None if no row can lose anything.
-    """
-    if common_kind(known, found) is not None:
-        if not isinstance(found, (*FRACTIONS, *TIME_TYPES)):
-            return column, None
-        fits = in_json(column, found)
-        return F.when(fits, column), column.isNotNull() & ~fits
-    if isinstance(known, T.StringType):
-        if not isinstance(found, T.BinaryType):
-            return _text(column, found), None
-        fits = F.is_valid_utf8(column.cast("string"))
-        return F.when(fits, column.cast("string")), column.isNotNull() & ~fits
-    if isinstance(known, NESTED) or isinstance(found, NESTED):
-        return F.lit(None).cast("string"), column.isNotNull()
-    if type(known) not in PLAIN:  # a variant, by a hint
-        cast = column.try_cast(known)
-        fits = cast.isNotNull()
-    elif isinstance(found, T.StringType):
-        cast, fits = cast_text(column, known, hinted=hinted)
-    else:
-        cast, fits = cast_value(column, found, known)
-    return F.when(fits, cast), column.isNotNull() & ~F.coalesce(fits, F.lit(False))

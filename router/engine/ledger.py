@@ -68,6 +68,7 @@ SCHEMA = pa.schema(
         ("unknown_fields", pa.map_(pa.string(), pa.int64())),
         ("violated", pa.map_(pa.string(), pa.int64())),
         ("configuration", pa.string()),
+        ("topic_id", pa.string()),
         ("finished", pa.timestamp("us", "UTC")),
     ]
 )
@@ -81,7 +82,8 @@ to send them (its batches stand here with its own run). `frozen` rows landed wit
 lacks; `released` ones left the quarantine, up to the batch of the row here; `parked` ones the sink keeps to send them
 later. `in_doubt` counts applied rows that may have been sent twice, because of a crash. `violated` has the
 expectations that did not hold, each with its events: of the route, so that all sinks of it have the same.
-`configuration` is the fingerprint of that under which the batch was decided.
+`configuration` is the fingerprint of that under which the batch was decided. `topic_id` is Kafka's id of the topic, in
+rows without a route: a topic that is deleted and created again has another one.
 
 A replay has a row without a batch, of what it changed: more rows are `applied`, and as many fewer are `parked` or
 `dead`. So the sums over all rows are the state of today, and the rows of batches that of their time.
@@ -90,7 +92,7 @@ A replay has a row without a batch, of what it changed: more rows are `applied`,
 
 VIOLATED = "violated "
 """The prefix of the names of expectations among a report's counts of a route."""
-OPTIONAL_COLUMNS = {"unknown", "unknown_fields", "violated", "configuration"}
+OPTIONAL_COLUMNS = {"unknown", "unknown_fields", "violated", "configuration", "topic_id"}
 """Columns that the ledger of an older version may lack: the next append adds them. Without any other one the start is
 refused."""
 READ = ("read", "decoded", "failed", "bare", "unmatched")
@@ -406,6 +408,17 @@ def totals(config: Config) -> dict[tuple[str | None, str | None], dict[str, int]
             for name in names:
                 counts[name] += row[f"{name}_sum"] or 0
     return sums
+
+
+def topic_ids(lake: Lake, config: Config) -> dict[str, str]:
+    """Return the id that each topic of a query had in its last batch that noted one."""
+    table = lake.open(config.ledger)
+    if table is None or "topic_id" not in {column.name for column in table.schema().fields}:
+        return {}
+    has_id = (pc.field("query") == config.name) & pc.field("topic_id").is_valid()
+    rows = dataset_of(table).to_table(columns=["topic", "topic_id", "finished"], filter=has_id)
+    latest = rows.group_by(["topic", "topic_id"]).aggregate([("finished", "max")]).sort_by("finished_max")
+    return {row["topic"]: row["topic_id"] for row in latest.to_pylist()}
 
 
 _BATCH = ("run", "route", "sink", "batch_id")

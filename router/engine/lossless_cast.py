@@ -17,22 +17,33 @@ here comes with a condition.
 
 A column whose type was inferred takes no number with a plus sign or a leading zero: `007` may be a name. Blanks
 around a text do not count. Years are 1 to 9999, as in JSON.
+
+An array, a struct or a map fits if all values in it fit. A struct may lack fields of its column, and has no others. A
+text fits if it is the JSON of such a value: its leaves are texts then, as they are written.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from router.columns import TIMES
+
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pyspark.sql import Column
 
 _INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
 FRACTIONS = (T.FloatType, T.DoubleType)
 TIME_TYPES = (T.DateType, T.TimestampType, T.TimestampNTZType)
+NESTED = (T.StructType, T.ArrayType, T.MapType)
 
 _BLANKS = r"[ \t\r\n]*"
 EXPONENT = r"(?:[eE][-+]?[0-9]{1,9})?"
@@ -72,6 +83,9 @@ FORMS: dict[type[T.DataType], str] = {
 """What a text looks like that goes into a column whose type was inferred; `HINTED_FORMS` are for one with a hint."""
 _NUMBER = rf"\A{_BLANKS}[-+]?([0-9]*)\.?([0-9]*)(?:[eE]([-+]?[0-9]{{1,9}}))?{_BLANKS}\z"
 LONGS = float(2**63)
+_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ARRAY = msgspec.json.Decoder(list[msgspec.Raw])
+_STRING = msgspec.json.Decoder(str)
 
 
 @dataclass(frozen=True)
@@ -109,6 +123,193 @@ class _NumberText:
 
     def equals(self, other: _NumberText) -> Column:
         return (self.digits == other.digits) & (self.decimals == other.decimals)
+
+
+def cast_column(column: Column, found: T.DataType, kind: T.DataType, *, hinted: bool) -> tuple[Column, Column]:
+    """Return a column of files in a type, and whether nothing of a row's value is lost; of null nothing is.
+
+    `found` is the type in the files.
+    """
+    if keeps_all(found, kind):
+        return column if found == kind else as_text(column, found), F.lit(True)
+    if isinstance(kind, NESTED):
+        return _cast_nested(column, found, kind, hinted=hinted)
+    if isinstance(found, NESTED) and not isinstance(kind, T.VariantType):
+        return F.lit(None).cast(kind), column.isNull()
+    cast = column
+    if found == kind:
+        fits = in_json(column, found)
+    elif isinstance(kind, T.StringType):
+        cast = column.cast("string")
+        fits = F.is_valid_utf8(cast)
+    elif isinstance(kind, T.VariantType):
+        cast = column.try_cast(kind)
+        fits = cast.isNotNull()
+    elif isinstance(found, T.StringType):
+        cast, fits = cast_text(column, kind, hinted=hinted)
+    else:
+        cast, fits = cast_value(column, found, kind)
+    return cast, column.isNull() | F.coalesce(fits, F.lit(False))
+
+
+def keeps_all(found: T.DataType, kind: T.DataType) -> bool:
+    """Return whether no value of the first type loses anything in the second one."""
+    if isinstance(kind, T.StringType):
+        return not isinstance(found, T.BinaryType)
+    return found == kind and not isinstance(found, (*NESTED, *FRACTIONS, *TIME_TYPES))
+
+
+def _cast_nested(column: Column, found: T.DataType, kind: T.DataType, *, hinted: bool) -> tuple[Column, Column]:
+    """Return an array, a struct or a map in another type of the same kind, and whether nothing is lost."""
+
+    def cast_inner(inner: Column, found: T.DataType, kind: T.DataType) -> tuple[Column, Column]:
+        return cast_column(inner, found, kind, hinted=hinted)
+
+    if isinstance(found, T.StructType) and isinstance(kind, T.StructType):
+        return _cast_struct(column, found, kind, hinted=hinted)
+    if isinstance(found, T.ArrayType) and isinstance(kind, T.ArrayType):
+        types = (found.elementType, kind.elementType)
+        cast = F.transform(column, lambda element: cast_inner(element, *types)[0])
+        fits = F.forall(column, lambda element: cast_inner(element, *types)[1])
+        return cast, F.coalesce(fits, F.lit(True))
+    if isinstance(found, T.MapType) and isinstance(kind, T.MapType) and found.keyType == kind.keyType:
+        types = (found.valueType, kind.valueType)
+        cast = F.transform_values(column, lambda _, value: cast_inner(value, *types)[0])
+        fits = F.forall(F.map_values(column), lambda value: cast_inner(value, *types)[1])
+        return cast, F.coalesce(fits, F.lit(True))
+    return F.lit(None).cast(kind), column.isNull()
+
+
+def _cast_struct(column: Column, found: T.StructType, kind: T.StructType, *, hinted: bool) -> tuple[Column, Column]:
+    sources = {field.name.lower(): field for field in found}
+    if len(sources) < len(found):  # Spark could not tell the fields apart
+        return F.lit(None).cast(kind), column.isNull()
+    fits = F.lit(True)
+    fields = []
+    for field in kind:
+        source = sources.pop(field.name.lower(), None)
+        cast = F.lit(None).cast(field.dataType)
+        if source is not None:
+            inner = column.getField(source.name)
+            cast, inner_fits = cast_column(inner, source.dataType, field.dataType, hinted=hinted)
+            fits = fits & inner_fits
+        fields.append(cast.alias(field.name))
+    for source in sources.values():
+        fits = fits & column.getField(source.name).isNull()
+    return F.when(column.isNotNull(), F.struct(*fields)), fits
+
+
+def as_text(column: Column, kind: T.DataType) -> Column:
+    """Return a value as text: nested ones as JSON, bytes that are no text as base64."""
+    if isinstance(kind, NESTED):
+        return F.to_json(column, TIMES)
+    text = column.cast("string")
+    if isinstance(kind, T.BinaryType):
+        return F.when(F.is_valid_utf8(text), text).otherwise(F.base64(column))
+    return text
+
+
+# Arrays, structs and maps in text
+
+
+def parse_nested(text: Column, kind: T.DataType) -> Column:
+    """Return a text with the JSON of an array, a struct or a map as `type_of_texts(kind)`; null if it is none."""
+    with_texts = F.udf(partial(leaves_to_texts, kind=kind), "string", useArrow=True)
+    return F.from_json(with_texts(text), type_of_texts(kind).json())
+
+
+def type_of_texts(kind: T.DataType) -> T.DataType:
+    """Return a type with texts in place of all plain types inside."""
+    if isinstance(kind, T.StructType):
+        return T.StructType([T.StructField(field.name, type_of_texts(field.dataType)) for field in kind])
+    if isinstance(kind, T.ArrayType):
+        return T.ArrayType(type_of_texts(kind.elementType))
+    if isinstance(kind, T.MapType):
+        return T.MapType(T.StringType(), type_of_texts(kind.valueType))
+    if isinstance(kind, T.VariantType):
+        return kind
+    return T.StringType()
+
+
+def leaves_to_texts(text: str | None, kind: T.DataType) -> str | None:
+    """Return JSON with a text in place of each number, and of what else has a plain type; None if it has another shape.
+
+    Spark parses numbers before it makes texts of them: 9007199254740993.0 would lose a digit. Runs on executors.
+    """
+    if text is None:
+        return None
+    try:
+        return msgspec.json.encode(_texts_of(text, kind)).decode()
+    except (ValueError, RecursionError, msgspec.MsgspecError):
+        return None
+
+
+def _texts_of(text: str, kind: T.DataType) -> Any:
+    if isinstance(kind, T.StructType):
+        return _texts_of_fields(text, kind)
+    if isinstance(kind, T.ArrayType):
+        return [_texts_of_value(value, kind.elementType) for value in _ARRAY.decode(text)]
+    if isinstance(kind, T.MapType):
+        values = _OBJECT.decode(text)
+        _refuse_keys_that_come_twice(text, values)
+        return {key: _texts_of_value(value, kind.valueType) for key, value in values.items()}
+    return text
+
+
+def _texts_of_fields(text: str, kind: T.StructType) -> dict[str, Any]:
+    values = _OBJECT.decode(text)
+    _refuse_keys_that_come_twice(text, values)
+    fields = {field.name.lower(): field for field in kind}
+    texts: dict[str, Any] = {}
+    for key, value in values.items():
+        field = fields.get(key.lower())
+        if field is None:
+            # A field that had nothing but empty values so far has no type: no column can have it.
+            if not _is_empty(msgspec.json.decode(value)):
+                raise ValueError(f"no field {key}")
+            continue
+        if field.name in texts:
+            raise ValueError(f"{key} comes twice")
+        texts[field.name] = _texts_of_value(value, field.dataType)
+    return texts
+
+
+def _texts_of_value(value: msgspec.Raw, kind: T.DataType) -> Any:
+    text = bytes(value).decode()
+    if text == "null":
+        return None
+    if isinstance(kind, T.VariantType):
+        return value
+    if text.startswith('"'):
+        text = _STRING.decode(text)
+    return _texts_of(text, kind)
+
+
+def _refuse_keys_that_come_twice(text: str, values: Mapping[str, Any]) -> None:
+    """Raise ValueError if an object has more members than `values`, which has the last one of each key."""
+    if text.count(":") == len(values):
+        return
+    members: list[tuple[str, Any]] = []
+
+    def keep(pairs: list[tuple[str, Any]]) -> None:
+        # The outer object ends last.
+        members[:] = pairs
+
+    json.loads(text, object_pairs_hook=keep, parse_int=str)
+    if len(members) > len(values):
+        raise ValueError("a key comes twice")
+
+
+def _is_empty(value: Any) -> bool:
+    """Return whether Spark infers no type from a value: null, and arrays and objects of nothing else."""
+    if isinstance(value, dict):
+        return all(_is_empty(child) for child in value.values())
+    if isinstance(value, list):
+        return all(_is_empty(child) for child in value)
+    return value is None
+
+
+# Plain values
 
 
 def cast_text(text: Column, kind: T.DataType, *, hinted: bool) -> tuple[Column, Column]:

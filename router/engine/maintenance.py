@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, TypeVar
 
@@ -28,6 +29,7 @@ from router.delta.maintenance import (
 )
 from router.delta.replace_by_spark import CONFLICTS
 from router.errors import TableError, first_line
+from router.locations import makes
 from router.spark_internals import recompute_statistics
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from router.config.models import Maintenance
+    from router.config.models import Maintenance, View
     from router.delta.lake import Lake
     from router.delta.maintenance_process import MaintenanceProcess
 
@@ -50,9 +52,9 @@ class TableMaintenance:
     """The maintenance of a query's tables, when it is due. Each process counts from zero.
 
     With `in_thread` no batch waits for it: a thread maintains one table at a time. With a `process` delta-rs does its
-    part there. The tables in `excluded` are the outboxes of detached sinks. A detached query reads each commit with new
-    rows, and a compaction has none: rows that are not sent yet would be deleted with the old files. It compacts the
-    rows that it has read by itself.
+    part there. `views` read and rewrite tables. The tables in `excluded` are the outboxes of detached sinks. A detached
+    query reads each commit with new rows, and a compaction has none: rows that are not sent yet would be deleted with
+    the old files. It compacts the rows that it has read by itself.
     """
 
     lake: Lake
@@ -61,6 +63,7 @@ class TableMaintenance:
     excluded: frozenset[str] = frozenset()
     in_thread: bool = False
     process: MaintenanceProcess | None = None
+    views: tuple[View, ...] = ()
     commits: Counter[str] = field(default_factory=Counter)
     last: dict[str, float] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -116,6 +119,9 @@ class TableMaintenance:
             statistics=plan.statistics,
             log_commits=plan.log_commits,
             log_retention=interval(plan.log_retention) if plan.log_retention else None,
+            rewritten=any(makes(view.into, table) for view in self.views),
+            # A refresh reads what has changed since the one before, and takes its time.
+            followed=2 * timedelta(seconds=max((view.seconds or 0.0 for view in self.views), default=0.0)),
             gradual=plan is UNASKED,
             unasked=plan is UNASKED,
         )

@@ -278,7 +278,7 @@ def complete_offsets(spark: SparkSession, kafka: KafkaSource, resume: Offsets) -
 
     A partition that nothing was read from yet begins with its earliest record. Runs on the driver, asks the brokers.
     """
-    with _admin(spark, kafka) as admin:
+    with _opened_admin(spark, kafka) as admin:
         topics = [topic for topic in admin.listTopics().names().get() if _is_read(spark, kafka, topic)]
         described = admin.describeTopics(topics).allTopicNames().get()
         offsets: Offsets = {}
@@ -312,7 +312,7 @@ def retained_offsets(
             if number in existing.get(topic, {}):
                 partitions.append((topic, number))
 
-    with _admin(spark, kafka) as admin:
+    with _opened_admin(spark, kafka) as admin:
         first = _listed_offsets(spark, admin, partitions, "earliest")
         end = _listed_offsets(spark, admin, partitions, "latest")
     spans: dict[str, dict[int, tuple[int, int]]] = {}
@@ -337,15 +337,19 @@ def _listed_offsets(
     return offsets
 
 
-@contextmanager
-def _admin(spark: SparkSession, kafka: KafkaSource) -> Iterator[Any]:
-    """Open Kafka's admin client in the driver's JVM, with the settings of the source."""
+def open_admin(spark: SparkSession, kafka: KafkaSource) -> Any:
+    """Open Kafka's admin client in the driver's JVM, with the settings of the source. Close it after use."""
     jvm = spark_internals.jvm(spark)
     settings = {}
     for name, value in kafka_options(kafka).items():
         if name.startswith("kafka."):
             settings[name.removeprefix("kafka.")] = value
-    admin = jvm.org.apache.kafka.clients.admin.AdminClient.create(settings)
+    return jvm.org.apache.kafka.clients.admin.AdminClient.create(settings)
+
+
+@contextmanager
+def _opened_admin(spark: SparkSession, kafka: KafkaSource) -> Iterator[Any]:
+    admin = open_admin(spark, kafka)
     try:
         yield admin
     finally:

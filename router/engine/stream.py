@@ -53,6 +53,7 @@ from router.engine.status.api_states import api_states_noted
 from router.engine.status.board import StatusBoard
 from router.engine.status.webhook import failures_reported
 from router.engine.stream_destination import stream_batches
+from router.engine.topic_ids import TopicIds
 from router.engine.views.schedule import ViewSchedule, in_order, refresher
 from router.errors import SessionLost, StartError, TableError, first_line
 from router.moments import parse_moment
@@ -210,8 +211,12 @@ def _run(
                 probe=probe,
                 trouble=trouble,
             )
-            with stream.consumer_group():
-                return stream.until_done(since)
+            try:
+                with stream.consumer_group():
+                    return stream.until_done(since)
+            finally:
+                if stream.topics:
+                    stream.topics.close()
 
 
 def _checked(loaded: Loaded, spark: SparkSession, at: tuple[TableCache, Lake], accept: Accept) -> source.Offsets | None:
@@ -288,6 +293,7 @@ class _StreamRun:
     detached: DetachedSinks | None = None
     group: ConsumerGroup | None = None
     views: ViewSchedule | None = None
+    topics: TopicIds | None = None
     pauses: GrowingPauses = field(default_factory=GrowingPauses)
 
     @cached_property
@@ -316,6 +322,8 @@ class _StreamRun:
         # After all else is done: a view that fails holds up no batch and no sink.
         if self._once and self.views:
             self.views.raise_failure()
+        if self._once and self.topics and self.topics.held:
+            raise StartError(self.topics.sentence())
         return list(self.reports)
 
     @contextmanager
@@ -364,6 +372,9 @@ class _StreamRun:
             self.config = opened(self.config, self.spark, self.folder, trial=self.config.debug)
             self.open = True
             self._open_detached_sinks()
+        if self.topics is None:
+            by_ledger = begin is not None
+            self.topics = TopicIds.of(self.spark, self.config, self.lake, self.checkpoint, by_ledger=by_ledger)
         self._release()
         self.planner = self.planner or Planner(self.config, self.config.decode, at_start=True)
         self.planner.check_routes()
@@ -547,6 +558,7 @@ class _StreamRun:
             views=self.views,
             dead_letter_limit=self._dead_letter_limit,
             status=self.status,
+            topics=self.topics,
         )
 
     def _watch(self, batch: int, step: str, done: int, of: int) -> None:

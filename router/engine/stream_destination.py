@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from router.engine.destination import CarriedOut
     from router.engine.label.planner import Planner
     from router.engine.steps import Steps, Watch
+    from router.engine.topic_ids import TopicIds
     from router.engine.views.schedule import ViewSchedule
 
 log = logging.getLogger("router")
@@ -110,6 +111,7 @@ def stream_batches(
     views: ViewSchedule | None = None,
     dead_letter_limit: DeadLetterLimit | None = None,
     status: StatusBoard | None = None,
+    topics: TopicIds | None = None,
 ) -> Batches:
     """Return the batches of a stream. `store` names its run.
 
@@ -137,7 +139,13 @@ def stream_batches(
         executors=executors,
     )
     maintenance = TableMaintenance(
-        lake, lambda: spark, plans, detached_outboxes(config), in_thread=True, process=MaintenanceProcess()
+        lake,
+        lambda: spark,
+        plans,
+        detached_outboxes(config),
+        in_thread=True,
+        process=MaintenanceProcess(),
+        views=config.views,
     )
     destination = StreamDestination(
         config=config,
@@ -163,4 +171,5 @@ def stream_batches(
         prepared=planner,
         executors=executors,
         tables=tables,
+        topics=topics,
     )

@@ -9,7 +9,7 @@ from confluent_kafka.admin import AdminClient
 from router import StartError
 from router.engine import ledger
 from router.engine.retryable_errors import passing
-from router.engine.start.lost_records import LostRecords
+from router.engine.start.spark_checkpoint import SparkNotes
 from tests.chaos import lakes
 from tests.chaos.conftest import PARTITIONS, configuration
 
@@ -92,17 +92,17 @@ def test_lost_records_stop_the_stream_until_they_are_accepted(drain, expired, tm
 @pytest.mark.parametrize("step", ["ledger", "commits"])
 def test_going_on_after_lost_records_may_be_cut_off(drain, expired, tmp_path, monkeypatch, step):
     config, _ = expired
-    original = LostRecords._write
+    original = SparkNotes.write
 
     def crash(*_):
         raise CrashError
 
-    def write(self, folder, batch, text):
-        if folder == step:
+    def write(self, path, text):
+        if path.partition("/")[0] == step:
             raise CrashError
-        original(self, folder, batch, text)
+        original(self, path, text)
 
-    monkeypatch.setattr(LostRecords, "_write", write)
+    monkeypatch.setattr(SparkNotes, "write", write)
     if step == "ledger":
         monkeypatch.setattr(ledger, "append", crash)
     with pytest.raises(CrashError):

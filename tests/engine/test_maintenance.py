@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, Schema, write_deltalake
 from deltalake.transaction import AddAction
 
-from router.config.models import Maintenance
+from router.config.models import UNASKED, Maintenance, View
 from router.delta.keyed.upsert import TableUpsert, upsert
 from router.delta.maintenance import MaintenanceOptions, MaintenanceResult, maintain
 from router.delta.maintenance_process import MaintenanceProcess
+from router.delta.replace import PROPERTIES, made_as
 from router.engine import maintenance as module
 from router.engine.maintenance import TableMaintenance
 from router.errors import TableError
@@ -207,3 +210,22 @@ def test_files_without_statistics_get_them(lake: Lake, spark: SparkSession) -> N
     bounds = pa.table(handle.get_add_actions(flatten=True)).to_pylist()
     assert sorted((row["num_records"], row["min.k"], row["max.k"]) for row in bounds) == [(1, 1, 1), (1000, 7, 1006)]
     assert care.maintain("silver.a", plan).without_statistics == 0
+
+
+@pytest.mark.parametrize(("every", "cleaned"), [("60 s", True), ("3 h", False)])
+def test_what_a_view_replaced_goes_with_its_versions(lake: Lake, every: str, cleaned: bool) -> None:
+    """Without it a view of 1.3 MB that is refreshed every 10 s has 150 GB after a week."""
+    place = Path(lake.address("gold.sums"))
+    rows = pa.table({"k": [1]})
+    DeltaTable.create(place, Schema.from_arrow(rows.schema), name=made_as("gold.sums"), configuration=PROPERTIES)
+    for _ in range(45):
+        write_deltalake(place, rows, mode="overwrite")
+    then = time.time() - 2 * 3600
+    for file in (place / "_delta_log").iterdir():
+        os.utime(file, (then, then))
+
+    about = {"name": "sums", "from": "silver.*", "sql": "SELECT 1", "into": "gold.sums", "every": every}
+    view = View.model_validate(about)
+    TableMaintenance(lake, no_session, (), views=(view,)).maintain("gold.sums", UNASKED)
+    assert (len(list(place.glob("*.parquet"))) < 10) is cleaned
+    assert files(lake, "gold.sums") == 1

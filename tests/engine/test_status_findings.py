@@ -38,8 +38,9 @@ def test_a_stream_that_is_well_has_none(state: str) -> None:
         ),
         ("running", {"sinks": (SinkStatus("r", "api", circuit_open=True),)}, ("look", "router doctor games.yaml")),
         ("running", {"views": (ViewStatus("v", "gold.v", failed="gone"),)}, ("look", "router views games.yaml")),
+        ("running", {"held_topics": ("uno",)}, ("look", "")),
     ],
-    ids=["failed", "down", "stuck", "waiting", "blocked", "quarantined", "circuit", "view"],
+    ids=["failed", "down", "stuck", "waiting", "blocked", "quarantined", "circuit", "view", "topic"],
 )
 def test_what_is_wrong_has_the_next_step(state: str, fields: dict[str, Any], expected: tuple[str, str]) -> None:
     """Without it an operator knows that something is wrong, and not what to type."""

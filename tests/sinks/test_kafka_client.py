@@ -89,6 +89,68 @@ def test_a_record_that_is_too_large_is_refused_by_itself(broker: EmbeddedKafka, 
     assert sender.send(records("sent-small", 10, first=3000)) == {}, "the sender goes on"
 
 
+@pytest.mark.parametrize(
+    ("config", "key", "size", "padding", "reason"),
+    [
+        pytest.param({"max.message.bytes": "1048588"}, b"k0", 20, 1_100_000, "too large", id="above the limit"),
+        pytest.param(
+            {"segment.bytes": "1048576", "max.message.bytes": "5000000"},
+            *(b"k0", 20, 1_200_000, "segment size"),
+            id="above the size of a segment",
+        ),
+        pytest.param({"cleanup.policy": "compact"}, None, 20_000, 0, "failed to validate", id="without its key"),
+    ],
+)
+def test_a_final_refusal_never_holds_up_a_send(
+    broker: EmbeddedKafka,
+    sender: Sender,
+    config: dict[str, str],
+    key: bytes | None,
+    size: int,
+    padding: int,
+    reason: str,
+) -> None:
+    """Without it records that return to the producer's queue are never reported, and the batch goes out again."""
+    topic = f"sent-with-one-refusal-{padding}"
+    broker.create_topic(topic, partitions=2, config=config)
+    bad_numbers = []
+    # Whether records return to the queue depends on how fast the broker answers, so one send proves little.
+    for first in range(0, 1600, 200):
+        sent = records(topic, 200, size=size, first=first)
+        bad_numbers.append(first + 100)
+        value = sent[100][2] + b"x" * padding
+        sent[100] = (topic, key, value, [])
+
+        refused = sender.send(sent)
+
+        assert list(refused) == [100]
+        assert reason in refused[100]
+    arrived = numbers(broker.servers, topic)
+    assert arrived == wanted(1600, tuple(bad_numbers)), "the neighbours are there in order, each once"
+
+
+def test_records_with_a_timestamp_that_the_topic_forbids_are_refused(broker: EmbeddedKafka, sender: Sender) -> None:
+    """Without it a topic with narrow limits for timestamps, or a clock that is wrong, holds up all other topics."""
+    # Only a record that arrives in the millisecond of its timestamp is taken.
+    broker.create_topic("sent-too-late", config={"message.timestamp.before.max.ms": "0"})
+    broker.create_topic("sent-beside-too-late", partitions=2)
+    for first in range(0, 400, 200):
+        sent = []
+        for too_late, neighbour in zip(
+            records("sent-too-late", 200, size=20_000, first=first),
+            records("sent-beside-too-late", 200, first=first),
+            strict=True,
+        ):
+            sent.extend([too_late, neighbour])
+
+        refused = sender.send(sent)
+
+        assert refused
+        assert all(position % 2 == 0 for position in refused), "only records for the topic with the limits"
+        assert all("timestamp" in reason for reason in refused.values()), refused
+    assert numbers(broker.servers, "sent-beside-too-late") == wanted(400)
+
+
 def test_a_batch_that_is_too_large_for_the_topic_is_sent_in_smaller_ones(broker: EmbeddedKafka, sender: Sender) -> None:
     """Without it a topic with a small limit refuses good records."""
     broker.create_topic("sent-narrow", config={"max.message.bytes": "5000"})

@@ -153,6 +153,137 @@ def test_every_value_arrives_as_it_is(database: Database) -> None:
         assert one == (when, date(1, 1, 1), Decimal("1234567890.1234"), True, 0.1, "odd")
 
 
+NESTED = pa.struct(
+    {
+        "amount": pa.decimal128(38, 18),
+        "at": pa.timestamp("us", "UTC"),
+        "local": pa.timestamp("us"),
+        "day": pa.date32(),
+        "raw": pa.binary(),
+        "ratio": pa.float64(),
+        "points": pa.map_(pa.string(), pa.decimal128(4, 2)),
+        "pairs": pa.list_(pa.list_(pa.int64())),
+        "note": pa.string(),
+    }
+)
+NESTED_ROW = {
+    "amount": Decimal("12345678901234567890.123456789012345678"),
+    "at": BEGIN,
+    "local": BEGIN.replace(year=1, tzinfo=None),
+    "day": date(1, 1, 1),
+    "raw": b"\xff\x00",
+    "ratio": float("nan"),
+    "points": [("a", Decimal("1.50")), ("b", None)],
+    "pairs": [[1, 2], []],
+    "note": HOSTILE[4],
+}
+NESTED_JSON = {
+    "amount": Decimal("12345678901234567890.123456789012345678"),
+    "at": "2026-01-01T12:00:00.123456Z",
+    "local": "0001-01-01T12:00:00.123456",
+    "day": "0001-01-01",
+    "raw": "/wA=",
+    "ratio": "NaN",
+    "points": {"a": Decimal("1.50"), "b": None},
+    "pairs": [[1, 2], []],
+    "note": HOSTILE[4],
+}
+AS_JSON = [
+    pytest.param(pa.map_(pa.string(), pa.int64()), [], {}, id="empty map"),
+    pytest.param(pa.list_(pa.int64()), [], [], id="empty list"),
+    pytest.param(pa.map_(pa.int64(), pa.string()), [(1, "a"), (2, None)], {"1": "a", "2": None}, id="map"),
+    pytest.param(NESTED, NESTED_ROW, NESTED_JSON, id="struct"),
+    pytest.param(pa.string(), '{"a": 1}', '{"a": 1}', id="text that looks like JSON"),
+    pytest.param(pa.string(), "null", "null", id="text null"),
+    pytest.param(pa.int64(), 2**62, 2**62, id="number"),
+    pytest.param(pa.bool_(), True, True, id="boolean"),
+    pytest.param(pa.decimal128(20, 4), Decimal("0.1000"), Decimal("0.1"), id="decimal"),
+    pytest.param(pa.float64(), float("-inf"), "-Infinity", id="infinity"),
+    pytest.param(pa.timestamp("us", "UTC"), BEGIN, "2026-01-01T12:00:00.123456Z", id="time"),
+]
+
+
+@pytest.mark.parametrize(("arrow_type", "value", "wanted"), AS_JSON)
+def test_a_json_column_has_each_value_encoded_once_by_its_type(
+    database: Database, arrow_type: pa.DataType, value: Any, wanted: Any
+) -> None:
+    """Without it a NOT NULL column takes nulls, an empty map is a list, and numbers are texts."""
+    column_types = ["JSON"]
+    if database.engine.dialect.name == "postgresql":
+        database.does("CREATE DOMAIN document AS JSONB")
+        column_types += ["JSONB", "document"]
+    schema = pa.schema([("n", pa.int64()), ("j", arrow_type)])
+    rows = [{"n": 1, "j": value}, {"n": 2, "j": None}]
+    for column_type in column_types:
+        may_be_null, never_null = f"wins_{column_type}", f"never_{column_type}"
+        database.does(
+            f'CREATE TABLE "{may_be_null}" (n BIGINT, j {column_type})',
+            f'CREATE TABLE "{never_null}" (n BIGINT, j {column_type} NOT NULL)',
+        )
+
+        reports = database.inserts(rows, schema, may_be_null)
+        reports_of_never = database.inserts(rows, schema, never_null)
+
+        assert counted(reports) == {"sent": 2}, reports
+        assert counted(reports_of_never) == {"sent": 1, "refused": 1}, "a null is NULL, which the column forbids"
+        with database.engine.connect() as connection:
+            rows_as_text = connection.execute(sa.text(f'SELECT n, CAST(j AS TEXT) FROM "{may_be_null}"'))
+            texts = dict(map(tuple, rows_as_text))
+        assert texts.pop(2) is None
+        assert json.loads(texts.pop(1), parse_float=Decimal) == wanted
+
+
+@pytest.mark.parametrize(("arrow_type", "value", "wanted"), AS_JSON[:4])
+def test_a_text_column_has_the_same_json(database: Database, arrow_type: pa.DataType, value: Any, wanted: Any) -> None:
+    """Without it the same struct is written in two ways."""
+    database.does("CREATE TABLE wins (n BIGINT, j TEXT)")
+    schema = pa.schema([("n", pa.int64()), ("j", arrow_type)])
+
+    assert counted(database.inserts([{"n": 1, "j": value}, {"n": 2, "j": None}], schema)) == {"sent": 2}
+
+    first, second = database.rows("wins", "n", "j")
+    assert json.loads(first[1], parse_float=Decimal) == wanted
+    assert second[1] is None
+
+
+@NEEDS_SERVER
+def test_arrays_have_values_of_their_type(server: postgres.Postgres) -> None:
+    """Without it the elements of an array are texts, and a null in one of JSON is a JSON null."""
+    database = Database(server.url)
+    database.does(
+        "DROP TABLE IF EXISTS wins",
+        "CREATE TABLE wins (amounts NUMERIC(20,4)[], times TIMESTAMP[], grid BIGINT[], cards JSONB[], "
+        "key BIGINT PRIMARY KEY)",
+    )
+    schema = pa.schema(
+        {
+            "amounts": pa.list_(pa.decimal128(20, 4)),
+            "times": pa.list_(pa.timestamp("us", "UTC")),
+            "grid": pa.list_(pa.list_(pa.int64())),
+            "cards": pa.list_(pa.map_(pa.string(), pa.int64())),
+            "key": pa.int64(),
+        }
+    )
+    row = {
+        "amounts": [Decimal("0.1000"), None],
+        "times": [BEGIN],
+        "grid": [[1, 2], [3, 4]],
+        "cards": [[("a", 1)], [], None],
+        "key": 1,
+    }
+
+    reports = database.inserts([row], schema, key=("key",))
+
+    assert counted(reports) == {"sent": 1}, reports
+    ((amounts, times, grid),) = database.rows("wins", "amounts", "times", "grid")
+    assert amounts == [Decimal("0.1000"), None]
+    assert times == [BEGIN.replace(tzinfo=None)]
+    assert grid == [[1, 2], [3, 4]]
+    with database.engine.connect() as connection:
+        cards = connection.execute(sa.text("SELECT c::text FROM wins, unnest(cards) AS c")).scalars().all()
+    assert cards == ['{"a": 1}', "{}", None]
+
+
 def test_a_row_that_is_refused_leaves_its_neighbours(database: Database) -> None:
     """Without it one bad row keeps five hundred others out, or the stream stops."""
     database.does("CREATE TABLE wins (n BIGINT NOT NULL UNIQUE CHECK (n <> 13), name VARCHAR(20))")

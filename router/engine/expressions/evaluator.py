@@ -19,9 +19,11 @@ from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from router.delta.unreadable_values import is_text, not_utf8
 from router.engine.expressions import casts, functions, text
 from router.engine.expressions.tree import (
     TIME_TYPES,
@@ -314,14 +316,40 @@ def _apply(node: Node, values: list[Any]) -> tuple[Any, Any]:
     # The functions of operations take arrays: constants become arrays of one row.
     if constant:
         values = [repeat(value, 1) for value in values]
-    value = _OPERATIONS[node.op](node, *values)
+    no_text = None
+    try:
+        value = _OPERATIONS[node.op](node, *values)
+    except (pa.ArrowInvalid, UnicodeDecodeError):
+        # Spark's texts may hold any bytes. On some of them a kernel raises for the whole batch: leave these rows out.
+        values, no_text = _without_broken_texts(values)
+        if no_text is None:
+            raise
+        value = _OPERATIONS[node.op](node, *values)
     failed = None
     if isinstance(value, tuple):
         value, failed = value
+    failed = _either(failed, no_text)
     if constant:
         value = value[0]
         failed = None if failed is None else failed[0]
     return value, failed
+
+
+def _without_broken_texts(values: list[Any]) -> tuple[list[Any], pa.BooleanArray | None]:
+    """Return values that are null on each row with a text that is not UTF-8, and these rows; None if there are none."""
+    arrays = [value for value in values if isinstance(value, pa.Array)]
+    broken = np.zeros(len(arrays[0]) if arrays else 0, bool)
+    for array in arrays:
+        if is_text(array.type):
+            broken |= not_utf8(array)
+    if not broken.any():
+        return values, None
+    rows = pa.array(broken)
+    valid = []
+    for value in values:
+        is_array = isinstance(value, pa.Array)
+        valid.append(pc.if_else(rows, pa.scalar(None, value.type), value) if is_array else value)
+    return valid, rows
 
 
 def _all(node: Node, of: list[_Result]) -> _Result:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from router.decoding import decode_batch
+from router.delta.unreadable_values import replace_bad_bytes
 from router.engine.expressions.evaluator import Node, evaluate
 from router.engine.expressions.tree import in_type, repeat
 from router.engine.label.layout import DEAD_SCHEMA, MERGED_COORDINATES, UNMET, Layout, RouteLabels, Target
@@ -245,7 +246,7 @@ class _Labels:
         name, _ = evaluate(node, columns, self.rows)
         coded = pc.if_else(lands, name, pa.scalar(None, pa.string())).dictionary_encode()
         # A string of Spark may hold any bytes, a dead letter must be readable.
-        names = [raw.decode(errors="replace") for raw in coded.dictionary.cast(pa.binary()).to_pylist()]
+        names = replace_bad_bytes(coded.dictionary).to_pylist()
         tables = [self._table_of(name) for name in names]
         self.columns[target.destination] = pa.array(tables, pa.string()).take(coded.indices)
         bad = pc.and_not(lands, self.columns[target.destination].is_valid())
@@ -280,7 +281,7 @@ class _Labels:
         values = []
         for value in (stage, reason, route, sink):
             if isinstance(value, pa.Array):
-                values.append(value.take(pa.array(row_numbers)))
+                values.append(replace_bad_bytes(value.take(pa.array(row_numbers))))
             else:
                 values.append(pa.array([value] * len(row_numbers), pa.string()))
         self.dead_rows.append(row_numbers)

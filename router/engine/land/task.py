@@ -19,6 +19,7 @@ from router.decoding import keep_archives
 from router.delta.casting import cast_down, cast_to, has_value
 from router.delta.parquet_writer import attempt
 from router.delta.schema_diff import too_wide
+from router.delta.unreadable_values import unreadable_values
 from router.delta.widening import KEEPS
 from router.engine.balance import BRONZE, add_named
 from router.engine.expressions.evaluator import evaluate
@@ -417,15 +418,19 @@ class _Task:
         part, at = self._cast_to_frozen(rows, target, table, (part, at))
         if not part.num_rows:
             return
+        if target.outbox:
+            values = {"_table": whose, "_query": self.work.query, "_batch_id": self.work.batch, "_cause": cause}
+            part = _with_coordinates(rows, target, (part, at), values)
+        # Before the constraints: Arrow cannot evaluate them on a text that is not UTF-8.
+        part, at = self._readable(rows, target, whose or table, (part, at))
+        if not part.num_rows:
+            return
         part, at = self._satisfying(rows, target, table, (part, at))
         if not part.num_rows:
             return
         rows.add("landed", target.key, at)
         if not whose:  # rows in a quarantine are not where they belong
             self._count_ages(target.place(table), at)
-        if target.outbox:
-            values = {"_table": whose, "_query": self.work.query, "_batch_id": self.work.batch, "_cause": cause}
-            part = _with_coordinates(rows, target, (part, at), values)
         demands = self.work.demands
         place = target.place(table)
         kinds = {column.name: column.type for column in target.schema}
@@ -542,6 +547,25 @@ class _Task:
         else:
             rows.add("frozen", target.key, index[lost])
         return part, at if len(index) == have[0].num_rows else index
+
+    def _readable(
+        self, rows: Rows, target: Target, table: str, have: tuple[pa.RecordBatch, _Numbers | None]
+    ) -> tuple[pa.RecordBatch, _Numbers | None]:
+        """Turn the rows with a value that readers of the table refuse into dead letters: it would cost the whole file.
+
+        All rows that tasks write pass here, whatever has made their values. `table` is the one that they are for.
+        """
+        part, at = have
+        index = rows.where(at)
+        refused = np.zeros(part.num_rows, bool)
+        for name, column in zip(part.schema.names, part.columns, strict=True):
+            for values in unreadable_values(name, column):
+                # A row has one dead letter, which names its first such column.
+                self._refuse(rows, target, index[values.rows & ~refused], "schema", f"table {table}: {values.reason}")
+                refused |= values.rows
+        if not refused.any():
+            return have
+        return part.filter(pa.array(~refused)), index[~refused]
 
     def _satisfying(
         self, rows: Rows, target: Target, table: str, have: tuple[pa.RecordBatch, _Numbers | None]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from router.config.models import interval
+from router.delta.maintenance import LOG_AGE
 from router.errors import StartError
 from router.registry import parts_in
 from router.sinks import ApplyingSink, MergingSink, TableSink
@@ -220,6 +221,11 @@ def _cost_drivers(
         )
     if _merges(config):
         yield "what upserts cost beyond appending is not counted: `router bench` measures a merge of your keys"
+        copies = math.ceil(LOG_AGE.total_seconds() / every)
+        yield (
+            f"a batch may rewrite the tables that it merges into, and old versions stay for an hour: on disk up to "
+            f"{copies:,} times their size; a longer `trigger: {{every: ...}}` makes that less"
+        )
     if config.views:
         yield "views are not counted: each costs what its query costs, as often as it is refreshed"
     if _merges(config) and load.table_rows:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from router.config.models import Config
     from router.delta.lake import Lake
+    from router.engine.checkpoint_store import Manifest
     from router.engine.source import Offsets
     from router.registry import Registry
 
@@ -81,6 +82,13 @@ class Checkpoint:
         notes = SparkNotes(place)
         decided = max(notes.numbers("offsets"), default=-1)
         return cls(run, decided=decided, last=max(notes.numbers("commits"), default=-1))
+
+
+def last_manifest(checkpoint: Lake) -> Manifest | None:
+    """Return the manifest of the last batch that was decided; None before the first."""
+    past = Checkpoint.read(checkpoint)
+    store = CheckpointStore(checkpoint, past.run or "")
+    return store.manifest(past.decided) or store.manifest(past.last)
 
 
 def examine(lake: Lake, ledger: str, name: str, checkpoint: Checkpoint, accept: Accept = "") -> None:

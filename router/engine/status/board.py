@@ -241,6 +241,7 @@ class StatusBoard(logging.Handler):
                     committer=committed_by.get(table),
                 )
             self._add_ages(manifest, committed)
+            self._snapshot = replace(self._snapshot, held_topics=manifest.held_topics)
             self._expectations = with_batch(self._expectations, manifest, committed)
             for part in manifest.partitions:
                 self._move(part.topic, part.partition, position=part.last + 1)

@@ -6,6 +6,8 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from router.engine.checkpoint_store import held_topics
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -50,6 +52,8 @@ def findings(snapshot: StreamSnapshot, file: str, stuck_after: float, now: float
     if snapshot.state == "waiting":
         text = f"It waits, and continues by itself: {snapshot.cause}"
         found.append(StreamFinding("look", text, f"router doctor {file}"))
+    if snapshot.held_topics:
+        found.append(StreamFinding("look", held_topics(snapshot.held_topics)))
     blocked = {table.table: table.blocked for table in snapshot.tables if table.blocked}
     if blocked:
         rows = sum(waiting.rows for waiting in snapshot.quarantined if waiting.table in blocked)

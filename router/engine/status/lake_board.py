@@ -19,6 +19,7 @@ from router.engine.audit.dead_letters import DeadLetterSelection, dead_letter_gr
 from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
 from router.engine.preflight.explain import written_tables
 from router.engine.quarantine.table import blocked_places, quarantined
+from router.engine.start.checks import last_manifest
 from router.engine.start.run_lock import is_run_active
 from router.engine.status.background import BackgroundThread
 from router.engine.status.board import BATCHES, installed_version
@@ -88,6 +89,7 @@ class LakeBoard(BackgroundThread):
         reading = _Reading()
         subjects = {
             "lock": self._read_lock,
+            "manifest": self._read_held_topics,
             "ledger": self._read_ledger,
             "tables": self._read_tables,
             "dead letters": self._read_dead_letters,
@@ -112,6 +114,11 @@ class LakeBoard(BackgroundThread):
             return {"state": "running", "cause": "the stream has no page, this is what its lake says"}
         # A stream that drains its source and ends does not have to run.
         return {"state": "ended" if self.config.trigger.once else "down", "cause": ""}
+
+    def _read_held_topics(self) -> dict[str, Any]:
+        _, checkpoint = lake_and_checkpoint(self.config)
+        manifest = last_manifest(checkpoint)
+        return {"held_topics": manifest.held_topics if manifest else ()}
 
     def _read_ledger(self) -> dict[str, Any]:
         lake, _ = lake_and_checkpoint(self.config)

@@ -234,7 +234,7 @@ class StreamSnapshot:
     last step. `records` has totals since the start by outcome, `routes` those of each route. `finished` batches there
     were since the start, and `batches` are the last of them, the newest first. `read` says when what stands in files
     was read last: `dead_letters`, `outboxes`, `quarantine`, `views`. Without `ui` the first three are not known, no
-    `freshness` is, and of `views` only what this process has refreshed.
+    `freshness` is, and of `views` only what this process has refreshed. `held_topics` were deleted and created again.
     """
 
     query: str
@@ -261,6 +261,7 @@ class StreamSnapshot:
     freshness: FreshnessStatus | None = None
     read: dict[str, float] = field(default_factory=dict)
     warnings: tuple[Warned, ...] = ()
+    held_topics: tuple[str, ...] = ()
 
     @property
     def lag(self) -> int | None:

@@ -15,9 +15,9 @@ from deltalake.exceptions import DeltaError
 
 from router.config.models import Ui, interval
 from router.engine import ledger
-from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
+from router.engine.checkpoint_store import CheckpointStore, held_topics, lake_and_checkpoint
 from router.engine.quarantine.table import blocked_places, quarantined
-from router.engine.start.checks import Checkpoint
+from router.engine.start.checks import Checkpoint, last_manifest
 from router.engine.start.run_lock import is_run_active
 from router.engine.status.expectations import expectations_of_lake
 from router.engine.status.file_reader import quarantine_status, waiting_in_outboxes
@@ -42,7 +42,8 @@ class StreamSummary:
     `StreamSnapshot`, or `down`. `dead_letters` are by stage since the start of the stream, or of the last batch by
     what refused them. `committers` has what commits to each table, which only the stream itself reports; `views` and
     `expectations` are those of a `StreamSnapshot`, as JSON has them. `waiting_sinks` says by
-    ROUTE/SINK why a sink's batch failed and is tried again. `unread` says what could not be read, and why.
+    ROUTE/SINK why a sink's batch failed and is tried again. `held_topics` were deleted and created again. `unread` says
+    what could not be read, and why.
     """
 
     name: str
@@ -72,6 +73,7 @@ class StreamSummary:
     open_circuits: list[str] = field(default_factory=list)
     waiting_sinks: dict[str, str] = field(default_factory=dict)
     warning: str = ""
+    held_topics: tuple[str, ...] = ()
     unread: list[str] = field(default_factory=list)
 
     def is_down(self, config: Config, max_age: timedelta | None, now: float) -> str:
@@ -100,6 +102,8 @@ class StreamSummary:
         troubles: list[str] = []
         if self.state == "waiting":
             troubles.append(f"it waits: {self.cause}")
+        if self.held_topics:
+            troubles.append(held_topics(self.held_topics))
         if self.blocked:
             troubles.append(f"tables that cannot be written: {len(self.blocked)}")
         if self.quarantined:
@@ -185,6 +189,7 @@ def _of_status(status: dict[str, Any], address: str) -> StreamSummary:
         # A stream of an older version has none of these.
         views=status.get("views", []),
         expectations=status.get("expectations", []),
+        held_topics=tuple(status.get("held_topics", ())),
     )
     for table in status["tables"]:
         if table.get("committer") is not None:
@@ -252,6 +257,9 @@ def _read_checkpoint(config: Config, summary: StreamSummary) -> None:
     _, checkpoint = lake_and_checkpoint(config)
     last = Checkpoint.read(checkpoint).last
     summary.batch = last if last >= 0 else None
+    manifest = last_manifest(checkpoint)
+    if manifest is not None:
+        summary.held_topics = manifest.held_topics
 
 
 def _read_ledger(config: Config, summary: StreamSummary) -> None:
