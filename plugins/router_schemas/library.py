@@ -16,6 +16,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from router_schemas.model import (
+    HOLD,
     VALUE_HEADER,
     ResolvedSchema,
     SchemaInfo,
@@ -37,9 +38,6 @@ if TYPE_CHECKING:
     from router_schemas.resolver import SchemaResolver, Unknown
 
     Open = Callable[[Kind], "RegistryLibrary[Any, Any]"]
-
-HOLD = 60.0
-"""Seconds for which a schema that a registry does not give stays unknown before it is asked for again."""
 
 
 class NamedUse(Protocol):
@@ -153,7 +151,7 @@ class RegistryLibrary(Library[M], Generic[U, M]):
         wanted = list(wanted)
         polled = list(polled)
         if is_in_batch is None:
-            is_in_batch = bool(wanted)
+            is_in_batch = bool(wanted) and self.made is not None
         # Unknown schemas are only forgotten between batches: within one, a record would want its schema without end.
         if not is_in_batch:
             now = self.clock()
@@ -407,7 +405,7 @@ class AnyFormat(Library[Formats]):
         wanted = list(wanted)
         named = set(wanted)
         polled: list[str] = []
-        if not wanted:
+        if not wanted or self._made is None:
             polled = [str(WriterSchema(schema_id)) for schema_id in sorted(self._schemas.poll(self._subjects))]
         made = self._learn([*wanted, *polled], named)
         refused = list(chain.from_iterable(library.faults for library in self._libraries.values()))

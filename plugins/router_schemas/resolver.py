@@ -25,8 +25,7 @@ from uuid import UUID
 
 from pydantic import TypeAdapter, ValidationError
 
-from router_schemas.library import HOLD
-from router_schemas.model import LARGEST_ID, ResolvedSchema, WriterSchema
+from router_schemas.model import HOLD, LARGEST_ID, ResolvedSchema, WriterSchema
 from router_schemas.registry_client import AT_ONCE, RegistryClient
 from router_schemas.registry_options import NotFound, RegistryAway, RegistryRefuses, UnusableSchema
 from router_schemas.subject_names import context_of, qualify
@@ -449,8 +448,10 @@ class CachedLookup(Generic[K, V]):
         for key, recalled in ask_all(self._recall, candidates).items():
             if recalled is None:
                 missing.append(key)
+            elif isinstance(recalled, FAULTS):
+                raise recalled
             else:
-                meanings[key] = recalled  # type: ignore[assignment] - `recall` raises nothing
+                meanings[key] = recalled
         for key, answer in self._ask(missing).items():
             meanings[key] = self._meaning(key, answer)
         return meanings

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tests.schemas.faulty import FaultyRegistry
 
 GARBAGE = range(2**31 - 100, 2**31)
-AGAIN = "decoding it again"
+AGAIN = "the batch is read again"
 
 
 def no_sample(rows: int) -> DataFrame:

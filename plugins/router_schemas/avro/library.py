@@ -48,8 +48,8 @@ from router_schemas.avro.model import (
 )
 from router_schemas.avro.parser import parse, parse_text
 from router_schemas.avro.spark_types import mapped
-from router_schemas.library import HOLD, EventMaking, Library, RegistryLibrary
-from router_schemas.model import VALUE_HEADER, SchemaInfo, SchemaOrigin, WriterSchema, schema_file
+from router_schemas.library import EventMaking, Library, RegistryLibrary
+from router_schemas.model import HOLD, VALUE_HEADER, SchemaInfo, SchemaOrigin, WriterSchema, schema_file
 from router_schemas.wire_format import schema_bytes
 
 if TYPE_CHECKING:

@@ -166,10 +166,11 @@ class LandingJob:
             # had no room to report all that its rows want, the others are still to be asked for.
             is_complete = all(len(count.get("wanted") or ()) < WANTED for count in landed.counts)
             if planner.decoder is decoder and is_complete:
-                log.info("%s, batch %d: records become dead letters, as nobody has %s", name, batch, some(wanted))
+                message = "%s, batch %d: records name %s, which cannot be found: they become dead letters"
+                log.info(message, name, batch, some(wanted))
                 return plan, landed
             self.discard(landed)
-            log.info("%s, batch %d: decoding it again, for its records name %s", name, batch, some(wanted))
+            log.info("%s, batch %d: records name %s, new here: the batch is read again", name, batch, some(wanted))
             with step("plan"):
                 plan = planner.plan(plan.raw, plan.arrival)
 
