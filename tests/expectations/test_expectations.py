@@ -36,11 +36,12 @@ RENAMES = saved.Renames(
 NEW_COLUMNS = {
     "ops.ledger": (
         *("lost bigint", "unknown bigint", "unknown_fields map<string,bigint>", "violated map<string,bigint>"),
-        "configuration string",
+        *("configuration string", "topic_id string"),
     )
 }
 """Columns that tables have got since, wherever the table is: records that Kafka deleted before they were read, those
-with fields that the schema lacks, expectations that do not hold, and the configuration of a batch."""
+with fields that the schema lacks, expectations that do not hold, the configuration of a batch, and
+Kafka's id of a topic."""
 
 CASES = [
     *[
