@@ -61,9 +61,30 @@ def decode_batch(records: pa.RecordBatch, decoding: ArrowDecoding) -> pa.RecordB
     PluginError if the function breaks its contract. Runs on executors.
     """
     pieces = _decode_or_halve(records, decoding)
-    if len(pieces) == 1 and not isinstance(pieces[0], str):
-        return pieces[0]
-    return _join(pieces, decoding)
+    decoded = pieces[0]
+    if len(pieces) > 1 or isinstance(decoded, str):
+        decoded = _join(pieces, decoding)
+    return _with_reasons(decoded)
+
+
+def _with_reasons(decoded: pa.RecordBatch) -> pa.RecordBatch:
+    """Return decoded rows; one that wants something and has neither an event nor an `_error` gets an `_error`.
+
+    If what it wants is never found, it would be a record that nobody decodes, and no dead letter.
+    """
+    import pyarrow.compute as pc  # noqa: PLC0415 - `import router` is quick without pyarrow
+
+    names = decoded.schema.names
+    if not {"_wanted", "_error", "event"}.issubset(names):
+        return decoded
+    wanted = decoded.column("_wanted")
+    errors = decoded.column("_error")
+    without_reason = pc.and_(pc.is_valid(wanted), pc.and_(pc.is_null(errors), pc.is_null(decoded.column("event"))))
+    if not pc.any(without_reason).as_py():
+        return decoded
+    texts = pc.binary_join_element_wise("nobody has", pc.cast(wanted, errors.type), " ")
+    number = names.index("_error")
+    return decoded.set_column(number, decoded.schema.field(number), pc.if_else(without_reason, texts, errors))
 
 
 def _decode_or_halve(records: pa.RecordBatch, decoding: ArrowDecoding) -> list[Any]:

@@ -175,9 +175,9 @@ class Decoder(Part, ABC):
         """Return the decoder for the next batch; itself if nothing has changed. Runs on the driver.
 
         Called at the start of every batch with an empty set. If rows of the batch then have a value in `_wanted`, it
-        is called again with these values, and the batch is decoded a second time. A value that can never be fetched
-        must not be wanted twice: its rows get an `_error`. Raise an OSError if it cannot be fetched now: the stream
-        waits.
+        is called again with these values. Return another object if one of them was found: the batch is decoded a second
+        time. If none was, return itself: the rows keep the `_error` that they have. Raise an OSError if a value cannot
+        be fetched now: the stream waits.
         """
         return self
 
@@ -199,7 +199,8 @@ class Decoder(Part, ABC):
 
         Further columns that a decoder may add:
 
-        - `_wanted` (string): in rows that need something that `refresh` can fetch, its name; else null.
+        - `_wanted` (string): in rows that need something that `refresh` may fetch, its name; else null. The `_error` of
+          such a row is what a dead letter says if it is not found.
         - `_unknown` (array of strings): in rows with fields that the schema lacks, their names if they are few; else
           null.
         - `schema_id` and `schema_version` (int), `subject` and `message` (string): for rules and projections.

@@ -150,6 +150,7 @@ class AnyFormatRows:
     header: str
     parts: dict[str, ArrowDecoding]
     event: T.StructType
+    absence: str = ""
 
 
 def combine(known: Formats, decodings: Mapping[Kind, ArrowDecoding]) -> ArrowDecoding:
@@ -168,7 +169,9 @@ def combine(known: Formats, decodings: Mapping[Kind, ArrowDecoding]) -> ArrowDec
     parts: dict[str, ArrowDecoding] = {kind: replace(decoding, before=None) for kind, decoding in decodings.items()}
     return ArrowDecoding(
         function=any_format_events,
-        argument=AnyFormatRows(written=known.written, header=known.header, parts=parts, event=event),
+        argument=AnyFormatRows(
+            written=known.written, header=known.header, parts=parts, event=event, absence=known.absence
+        ),
         adds=T.StructType([T.StructField("event", event), *ADDED_FIELDS, UNKNOWN]),
         before=in_turn([decoding.before for decoding in decodings.values() if decoding.before]),
     )
@@ -206,7 +209,7 @@ def any_format_events(records: pa.RecordBatch, known: AnyFormatRows) -> pa.Recor
     # A row without a writer has the group -1: the last one.
     format_of_row = np.array([*formats, None], object)[rows.groups]
     columns = _decode_by_format(records, format_of_row, known)
-    columns["_error"] = pc.coalesce(why(rows, written), columns["_error"])
+    columns["_error"] = pc.coalesce(why(rows, written, absence=known.absence), columns["_error"])
     columns["_wanted"] = pc.coalesce(wanted(rows, written), columns["_wanted"])
     # A row that no format decodes may still name an id.
     named_ids = about(rows, written)[0]

@@ -139,7 +139,13 @@ class Avro(RegistryDecoder):
         added = list(ADDED_FIELDS)
         if known.only:  # one file reads everything: there is no schema to want
             added = [field for field in added if field.name != "_wanted"]
-        rows = AvroRows(written=known.written, wire_format=known.wire_format, header=known.header, only=known.only)
+        rows = AvroRows(
+            written=known.written,
+            wire_format=known.wire_format,
+            header=known.header,
+            only=known.only,
+            absence=known.absence,
+        )
         adds = T.StructType([T.StructField("event", known.event), *added])
         return ArrowDecoding(avro_events, rows, adds, before=lambda raw: with_records(raw, known))
 
@@ -349,6 +355,7 @@ class AvroRows:
     wire_format: WireFormat
     header: str
     only: str
+    absence: str = ""
 
 
 def avro_events(records: pa.RecordBatch, known: AvroRows) -> pa.RecordBatch:
@@ -365,7 +372,7 @@ def avro_events(records: pa.RecordBatch, known: AvroRows) -> pa.RecordBatch:
     written = [_writer_schema(writer, known) for writer in rows.writers]
     from_avro_results = records.column(READ)
     # What the prefix and the schema tell comes before what from_avro could not read.
-    reasons = pc.coalesce(why(rows, written), pc.struct_field(from_avro_results, "reason"))
+    reasons = pc.coalesce(why(rows, written, absence=known.absence), pc.struct_field(from_avro_results, "reason"))
     added = [reasons, wanted(rows, written), *about(rows, written)]
     columns = {"event": pc.struct_field(from_avro_results, "event")}
     columns.update(zip(ADDED.names, added, strict=True))

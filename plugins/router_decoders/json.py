@@ -369,4 +369,4 @@ class JsonSchema(RegistryDecoder):
         named = table_type(known.struct)
         adds = T.StructType([T.StructField("event", nullable(named)), *ADDED_FIELDS, UNKNOWN])
         options = JsonEvents(shape(known.struct, named), session_zone())
-        return ArrowDecoding(framed_events, FramedObjects(options, known.written, known.header), adds)
+        return ArrowDecoding(framed_events, FramedObjects(options, known.written, known.header, known.absence), adds)

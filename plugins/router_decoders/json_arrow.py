@@ -490,13 +490,14 @@ class FramedObjects:
     options: JsonEvents
     written: dict[bytes, SchemaInfo]
     header: str
+    absence: str = ""
 
 
 def framed_events(records: pa.RecordBatch, known: FramedObjects) -> pa.RecordBatch:
     """Return `event`, the columns of ADDED and `_unknown` for records with the columns of `RAW_SCHEMA`, as `events`."""
     rows = framed_rows(records, "confluent", known.header, indexed=False)
     written = [known.written.get(schema_bytes(WriterSchema.of(writer))) for writer in rows.writers]
-    unread = why(rows, written)
+    unread = why(rows, written, absence=known.absence)
     payloads = rows.payloads
     if unread.null_count < len(unread):
         payloads = pc.if_else(unread.is_valid(), pa.scalar(None, payloads.type), payloads)

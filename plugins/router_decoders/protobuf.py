@@ -13,6 +13,7 @@ from router import ArrowDecoding, Preparation
 from router_decoders.registry_decoder import RegistryDecoder
 from router_schemas.model import FULL_NAME
 from router_schemas.protobuf import EXTRAS, needed
+from router_schemas.subject_names import check_one_context
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,6 +59,7 @@ class Wrapper(BaseModel):
             raise ValueError("subjects go with schema_id; payloads with a name are of the outer message's schema")
         if self.schema_id is not None and self.messages:
             raise ValueError("messages go with a name; of schemas with ids give the subjects")
+        check_one_context(self.subjects)
         return self
 
 
@@ -146,6 +148,9 @@ class Protobuf(RegistryDecoder):
             if wrapper is None:
                 return outer
             counted = self.counted_subjects(preparation, wrapper.subjects)
+            # The subjects of payloads may be of another context than those of the outer messages.
+            if wrapper.subjects:
+                schemas = self.schemas(preparation, wrapper.subjects)
             inner = Messages(schemas, memory, subjects=wrapper.subjects, counted=counted, keep="payloads")
         else:
             files = Files.read(preparation.folder / str(self.descriptor_file or self.proto_file))

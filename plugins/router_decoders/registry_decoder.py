@@ -10,7 +10,7 @@ from pydantic import Field, PrivateAttr, model_validator
 from router import ArrowDecoder, Preparation, Server, StartError
 from router_schemas.model import KEY_HEADER, VALUE_HEADER
 from router_schemas.registry_options import RegistryAway, RegistryOptions
-from router_schemas.subject_names import CountedSubjects, Strategy
+from router_schemas.subject_names import CountedSubjects, Strategy, check_one_context
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -85,6 +85,7 @@ class RegistryDecoder(ArrowDecoder):
             raise ValueError("subject_name_strategy is for a registry without `subjects`: leave one of them out")
         if self.subjects and self.registry is None:
             raise ValueError(f"subjects are those of a registry; leave them out with {set_sources[0]}")
+        check_one_context(self.subjects)
         return self
 
     def _set_sources(self) -> list[str]:
@@ -121,14 +122,18 @@ class RegistryDecoder(ArrowDecoder):
         tested._files = self.on_disk(schemas)
         return tested
 
-    def schemas(self, preparation: Preparation) -> SchemaResolver:
-        """Return the schemas of the registry, or of the files that stand for it."""
+    def schemas(self, preparation: Preparation, subjects: tuple[str, ...] = ()) -> SchemaResolver:
+        """Return the schemas of the registry, or of the files that stand for it.
+
+        Ids are those of the context of `subjects`; without any, of that of the decoder's own.
+        """
         from router_schemas.resolver import SchemaResolver
 
         if self._files is not None:
             return SchemaResolver(self._files, preparation.memory)
         assert self.registry is not None  # callers have a registry
-        return SchemaResolver.opened(self.registry, preparation.folder, preparation.memory)
+        subject = next(iter(subjects or self.subjects), "")
+        return SchemaResolver.opened(self.registry, preparation.folder, preparation.memory, subject)
 
     def counted_subjects(self, preparation: Preparation, named: tuple[str, ...] | None = None) -> CountedSubjects:
         """Return the subjects that count: those of the configuration, or `named`, or those of the strategy."""

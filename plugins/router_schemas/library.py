@@ -16,6 +16,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from router_schemas.model import (
+    HOLD,
     VALUE_HEADER,
     ResolvedSchema,
     SchemaInfo,
@@ -37,9 +38,6 @@ if TYPE_CHECKING:
     from router_schemas.resolver import SchemaResolver, Unknown
 
     Open = Callable[[Kind], "RegistryLibrary[Any, Any]"]
-
-HOLD = 30.0
-"""Seconds for which a writer's schema stays unknown before it is asked for again."""
 
 
 class NamedUse(Protocol):
@@ -109,6 +107,7 @@ class RegistryLibrary(Library[M], Generic[U, M]):
     """Writers' schemas that records named, in this run or a former one; others are from the subjects."""
     faults: dict[str, str] = field(default_factory=dict)
     unknown: dict[str, tuple[str, float]] = field(default_factory=dict)
+    """Why the registry gives no schema, and until when that holds. Ids that it lacks are left out: tasks know why."""
     made: M | None = None
     taken: Taken = field(default_factory=dict)
     """The fields of other formats, if records of several formats become one event."""
@@ -143,25 +142,32 @@ class RegistryLibrary(Library[M], Generic[U, M]):
         """Return why writers' schemas cannot be read."""
         return {**self.faults, **{writer: reason for writer, (reason, _) in self.unknown.items()}}
 
-    def refreshed(self, wanted: Iterable[str] = (), polled: Iterable[str] = ()) -> M:
-        """Return how to read all known schemas, those that records want, and those that the caller has `polled`."""
+    def refreshed(self, wanted: Iterable[str] = (), polled: Iterable[str] = (), is_in_batch: bool | None = None) -> M:
+        """Return how to read all known schemas, those that records want, and those that the caller has `polled`.
+
+        `is_in_batch`: the batch has begun, so that new versions were looked for already; None: if records want some.
+        """
         before = self._writers()
         wanted = list(wanted)
         polled = list(polled)
+        if is_in_batch is None:
+            is_in_batch = bool(wanted) and self.made is not None
         # Unknown schemas are only forgotten between batches: within one, a record would want its schema without end.
-        if not wanted and not polled:
+        if not is_in_batch:
             now = self.clock()
             self.unknown = {writer: held for writer, held in self.unknown.items() if held[1] > now}
-        self.learn([*wanted, *polled])
+            # Within a batch the registry is asked only for what records want: a slow one holds up every batch twice.
+            polled += self._new_versions()
+        self.learn(wanted, polled)
         if self.made is None or before != self._writers():
             self.made = self.make()
             self.named.update(writer for writer in wanted if writer in self.uses)
             keep_named_by_records(self.memory, self._name, self.named)
         return self.made
 
-    def learn(self, wanted: list[str]) -> None:
-        """Learn the wanted schemas, and new versions of subjects."""
-        self._learn([*wanted, *self._new_versions()])
+    def learn(self, wanted: list[str], polled: list[str]) -> None:
+        """Learn the schemas that records want, and those of subjects."""
+        self._learn([*wanted, *polled])
 
     @property
     def _name(self) -> str:
@@ -191,7 +197,8 @@ class RegistryLibrary(Library[M], Generic[U, M]):
 
     def _take(self, text: str, writer: WriterSchema, resolved: ResolvedSchema | Unknown) -> None:
         if not isinstance(resolved, ResolvedSchema):
-            self.unknown[text] = resolved.reason, self.clock() + HOLD
+            if not resolved.is_absent:
+                self.unknown[text] = resolved.reason, self.clock() + HOLD
             return
         if resolved.schema.kind != self.kind:
             self.faults[text] = f"schema {resolved.schema.id} is {resolved.schema.kind}, not {self.kind}"
@@ -354,6 +361,7 @@ class Formats:
     header: str = VALUE_HEADER
     wire_format: str = "confluent"
     only: str = ""
+    absence: str = ""
 
 
 class AnyFormat(Library[Formats]):
@@ -394,15 +402,17 @@ class AnyFormat(Library[Formats]):
 
     def refreshed(self, wanted: Iterable[str] = ()) -> Formats:
         """Return how to read all known schemas and the wanted ones."""
-        polled = [str(WriterSchema(schema_id)) for schema_id in sorted(self._schemas.poll(self._subjects))]
         wanted = list(wanted)
         named = set(wanted)
+        polled: list[str] = []
+        if not wanted or self._made is None:
+            polled = [str(WriterSchema(schema_id)) for schema_id in sorted(self._schemas.poll(self._subjects))]
         made = self._learn([*wanted, *polled], named)
         refused = list(chain.from_iterable(library.faults for library in self._libraries.values()))
         if not self._is_known(refused):  # a subject of one format has a version of another
             made = self._learn(refused, named)
         if self._made is None or not _is_same(self._made.made, made):
-            self._made = Formats(made, self._written(made), self._header)
+            self._made = Formats(made, self._written(made), self._header, absence=self._schemas.absence)
         return self._made
 
     def _learn(self, texts: list[str], named: set[str]) -> dict[Kind, Any]:
@@ -427,7 +437,7 @@ class AnyFormat(Library[Formats]):
             of_kind = [*by_kind.get(kind, ()), *unknown]
             wanted = [text for text in of_kind if text in named]
             polled = [text for text in of_kind if text not in named]
-            made[kind] = library.refreshed(wanted, polled)
+            made[kind] = library.refreshed(wanted, polled, is_in_batch=bool(named))
             unknown = []  # the first library has them
             taken = {**self._fields(kind, made[kind]), **taken}
         return made

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 
 Kind = Literal["AVRO", "PROTOBUF", "JSON"]
+HOLD = 60.0
+"""Seconds for which a schema that a registry does not give stays unknown before it is asked for again."""
 LARGEST_ID = 2**31 - 1
 """Ids are Java's int; some registries answer nonsense to others, which any garbage can contain."""
 

@@ -20,12 +20,14 @@ from urllib.parse import quote, urljoin, urlsplit
 
 import requests
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from requests.adapters import HTTPAdapter
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from router import Server, StartError
 from router_http.client import Away, BearerAuth, ClientCredentialsAuth, NoAuth, Refuses, Tokens, basic_auth, busy, send
 from router_schemas.model import LARGEST_ID, Kind, Reference, RegisteredSchema, schema_file
-from router_schemas.registry_options import NotFound, RegistryAway, RegistryError, RegistryRefuses
+from router_schemas.registry_options import NotFound, RegistryAway, RegistryError, RegistryRefuses, WrongKind
+from router_schemas.subject_names import context_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+AT_ONCE = 16
+"""Requests that a registry gets at the same time: garbage can look like prefixes with as many ids as there are rows."""
 MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
 UNKNOWN = {40401, 40402, 40403}
 """Codes for no such subject, version, schema. A 404 without one comes from a proxy or a wrong path, not from a registry
@@ -64,15 +68,26 @@ LONGEST_PAUSE = 5.0
 class RegistryClient:
     """A client of one registry; it keeps only which of its URLs responded. For the driver; any thread may use it.
 
+    `subject` goes along with every request for an id: if it is of a context (`:.games:orders-value`), ids are those of
+    that context. In another one the same id means another schema.
+
     Every method raises NotFound, RegistryAway (after the rounds of `registry.attempts`) or RegistryRefuses; no message
     holds a secret. `sleep` takes the seconds between two rounds.
     """
 
-    def __init__(self, registry: RegistryOptions, *, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self, registry: RegistryOptions, *, subject: str = "", sleep: Callable[[float], None] = time.sleep
+    ) -> None:
         self._registry = registry
+        self._subject = subject
+        self.context = context_of(subject)
+        """What qualifies the subjects of the context that ids are of, `:.games:`; empty if the URL decides."""
         self._answering = 0
         self._session = requests.Session()
         self._session.auth = login(registry)
+        # Without room for all connections requests would close and open some for each answer.
+        for scheme in ("http://", "https://"):
+            self._session.mount(scheme, HTTPAdapter(pool_maxsize=AT_ONCE))
         # not compressed: a few bytes could grow to any length
         self._session.headers.update({"Accept": f"{MEDIA_TYPE}, application/json", "Accept-Encoding": "identity"})
         self._session.headers.update({name: value.get_secret_value() for name, value in registry.headers.items()})
@@ -95,8 +110,17 @@ class RegistryClient:
 
     @property
     def name(self) -> str:
-        """Return the first URL, the name under which a registry's schemas can be remembered."""
-        return self._registry.url[0]
+        """Return the first URL, and the context of the subject: the name under which ids can be remembered."""
+        return self._registry.url[0] + (f" in the context {self.context.strip(':')}" if self.context else "")
+
+    @property
+    def absence(self) -> str:
+        """Return why the registry does not give an id that it does not have, with `{id}` in the place of the id."""
+        return f"it answers 404 ({self._registry.url[0]}/schemas/ids/{{id}})"
+
+    def _of_subject(self, separator: str) -> str:
+        """Return the parameter of a request for an id that names the context; nothing without one."""
+        return f"{separator}subject={quote(self._subject, safe='')}" if self.context else ""
 
     def close(self) -> None:
         """Close the connections; a later request opens new ones."""
@@ -108,12 +132,15 @@ class RegistryClient:
 
     def by_id(self, schema_id: int) -> RegisteredSchema:
         """Return the schema of an id, without its subjects."""
-        return _registered(schema_id, self._ask(f"/schemas/ids/{schema_id:d}", SCHEMA), self.name)
+        return _registered(
+            schema_id, self._ask(f"/schemas/ids/{schema_id:d}{self._of_subject('?')}", SCHEMA), self.name
+        )
 
     def subjects_of(self, schema_id: int) -> tuple[tuple[str, int], ...]:
         """Return every (subject, version) of an id, also deleted ones; none if the registry has no such route."""
         try:
-            pairs = self._ask(f"/schemas/ids/{schema_id:d}/versions?deleted=true", PAIRS)
+            route = f"/schemas/ids/{schema_id:d}/versions?deleted=true{self._of_subject('&')}"
+            pairs = self._ask(route, PAIRS)
         except NotFound:
             return ()
         except RegistryRefuses as refusal:
@@ -123,7 +150,7 @@ class RegistryClient:
         return tuple(sorted((pair.subject, pair.version) for pair in pairs))
 
     def id_of(self, guid: UUID) -> int:
-        """Return the id that a GUID has in the context of the url.
+        """Return the id that a GUID has in the context of the subject, or of the url.
 
         Raises NotFound if it has none, and for a registry that does not know GUIDs.
         """
@@ -140,10 +167,10 @@ class RegistryClient:
             )
             raise NotFound(refusal.where, problem, refusal.status) from None
         ids = {pair.context: pair.id for pair in answer}
-        context = _context(self.name)
+        context = self.context.strip(":") or _context(self._registry.url[0])
         if context not in ids:
             others = f", only in {', '.join(sorted(ids))[:200]}" if ids else ""
-            raise NotFound(self.name + route, f"there is none in the context {context}{others}", 404)
+            raise NotFound(self._registry.url[0] + route, f"there is none in the context {context}{others}", 404)
         return ids[context]
 
     def versions(self, subject: str) -> tuple[int, ...]:
@@ -201,7 +228,7 @@ class RegistryClient:
         if len(faults) == 1:
             raise faults[0]
         problem = "; ".join(f"{_origin(fault.where)}: {fault.what}" for fault in faults)
-        raise RegistryAway(self.name + route, f"none of {len(urls)} URLs answers: {problem}")
+        raise RegistryAway(self._registry.url[0] + route, f"none of {len(urls)} URLs answers: {problem}")
 
     def _ask_url(self, url: str, kind: TypeAdapter[T], method: str, body: Any) -> T:
         answer = self._send(method, url, body)
@@ -366,10 +393,10 @@ CONTEXT_IDS = TypeAdapter(tuple[_ContextId, ...])
 
 
 def _registered(schema_id: int, answer: _Schema, url: str) -> RegisteredSchema:
-    """Return the schema of an answer; raise NotFound, with the registry's `url`, for one of another type."""
+    """Return the schema of an answer; raise WrongKind, with the registry's `url`, for one of another type."""
     kind = answer.kind or "AVRO"  # the first registries knew nothing else, and still leave it out
     if kind not in get_args(Kind):
-        raise NotFound(url, f"schema {schema_id} is of the type {kind[:40]!r}; {', '.join(get_args(Kind))} are read")
+        raise WrongKind(url, f"schema {schema_id} is of the type {kind[:40]!r}; {', '.join(get_args(Kind))} are read")
     return RegisteredSchema(schema_id, kind, answer.text, answer.references or ())  # type: ignore[arg-type]
 
 
@@ -392,6 +419,8 @@ class OfflineRegistry:
     """
 
     name = "the files of the test"
+    context = ""
+    absence = f"none has the id {{id}} ({name})"
 
     def __init__(
         self,

@@ -25,6 +25,10 @@ class NotFound(RegistryError):  # noqa: N818 - the three names say what happened
     """The registry has no such schema, or one that is of no use here."""
 
 
+class WrongKind(NotFound):
+    """The registry has the schema, and nothing here reads its type."""
+
+
 class RegistryAway(RegistryError):  # noqa: N818
     """The registry cannot respond now: try again later. Says nothing about the schema."""
 

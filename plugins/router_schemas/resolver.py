@@ -4,8 +4,10 @@ What a registry has, and what it does not have, is kept:
 
 - Schemas, ids of GUIDs and versions of subjects are cached for ever, next to the checkpoint, so that a restart needs no
   registry (SchemaCache).
-- An id or GUID that the registry does not have is asked for a few times, because it may have been registered just now,
-  and is then left alone for HOLD seconds (CachedLookup).
+- An id or GUID that the registry does not have is left alone for HOLD seconds. Near the largest known id it is asked
+  for a few times, and by every batch, because it may have been registered just now (CachedLookup).
+- An id that the registry refuses is the one that is wrong if the registry gives another one at that moment. Otherwise
+  the registry is waited for.
 """
 
 from __future__ import annotations
@@ -14,17 +16,19 @@ import hashlib
 import logging
 import time
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
 from threading import Event, Lock
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 from uuid import UUID
 
 from pydantic import TypeAdapter, ValidationError
 
-from router_schemas.model import LARGEST_ID, ResolvedSchema, WriterSchema
-from router_schemas.registry_client import RegistryClient
-from router_schemas.registry_options import NotFound, RegistryAway, UnusableSchema
+from router_schemas.model import HOLD, LARGEST_ID, ResolvedSchema, WriterSchema
+from router_schemas.registry_client import AT_ONCE, RegistryClient
+from router_schemas.registry_options import NotFound, RegistryAway, RegistryRefuses, UnusableSchema
+from router_schemas.subject_names import context_of, qualify
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -45,11 +49,18 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 PAUSES = (0.1, 0.3, 0.6)
-"""Seconds before what is not there is asked for again: a schema registered just now may not be visible yet."""
-HOLD = 30.0
-"""Seconds for which what was not there stays unknown."""
-AT_ONCE = 8
-"""Requests that a registry gets at the same time: garbage can look like prefixes with as many ids as there are rows."""
+"""Seconds before an id near the known ones is asked for again: one registered just now may not be visible yet."""
+NEAR = 1000
+"""How far an id may be from the largest known one to be one that was registered just now. Garbage is mostly farther."""
+NEAR_HOLD = 1.0
+"""Seconds for which such an id stays unknown."""
+POLL_PAUSE = 30.0
+"""Seconds for which a registry that does not answer is not asked for new versions."""
+CONTROLS = 3
+"""Known ids that are asked for to tell a refused id from a registry that refuses all."""
+Fault: TypeAlias = "NotFound | UnusableSchema | RegistryRefuses"
+FAULTS = (NotFound, UnusableSchema, RegistryRefuses)
+"""What a request raises if it tells something about its key alone."""
 
 
 class SchemaResolver:
@@ -74,22 +85,37 @@ class SchemaResolver:
         self._clock = clock
         self._lock = Lock()
         self._known: dict[int | UUID, ResolvedSchema] = {}
-        self._by_id: CachedLookup[int, ResolvedSchema] = CachedLookup(self._recall, self._fetch, clock, sleep)
-        self._by_guid: CachedLookup[UUID, int] = CachedLookup(self._kept.guid, self._fetch_guid, clock, sleep)
+        self._by_id: CachedLookup[int, ResolvedSchema] = CachedLookup(
+            recall=self._recall, fetch=self._fetch, is_near=self._is_near, check=self._check, clock=clock, sleep=sleep
+        )
+        # No garbage has a GUID: each may be of a schema that was registered just now.
+        self._by_guid: CachedLookup[UUID, int] = CachedLookup(
+            recall=self._kept.guid,
+            fetch=self._fetch_guid,
+            is_near=lambda guid: True,
+            check=self._check,
+            clock=clock,
+            sleep=sleep,
+        )
         self._versions: dict[str, dict[int, int]] = {}
         self._away_until = 0.0
+        self._refused_until: dict[str, float] = {}
 
     @staticmethod
-    def opened(registry: RegistryOptions, folder: Path, memory: Memory) -> SchemaResolver:
-        """Return the schemas of a registry; its files are looked for in `folder`, the configuration's."""
-        return SchemaResolver(RegistryClient(registry.beside(folder)), memory)
+    def opened(registry: RegistryOptions, folder: Path, memory: Memory, subject: str = "") -> SchemaResolver:
+        """Return the schemas of a registry, in the context of a subject.
+
+        Files of the options are looked for in `folder`, the configuration's.
+        """
+        return SchemaResolver(RegistryClient(registry.beside(folder), subject=subject), memory)
 
     def resolved(self, names: Iterable[int | UUID]) -> dict[int | UUID, ResolvedSchema | Unknown]:
         """Return what each id or GUID means, in the order given.
 
-        One that the registry does not have is asked for a few times, within about a second for all together, and is
-        then Unknown for 30 s. Raises RegistryAway when one was never seen and the registry cannot be asked: wait and
-        call again, for the rows may be good. Raises RegistryRefuses when the configuration must change.
+        One that the registry does not have is Unknown for a minute; near the largest known id it is asked for again
+        within a second. Raises RegistryAway when one was never seen and the registry cannot be asked, or refuses also
+        what it gave before: wait and call again, for the rows may be good. Raises RegistryRefuses when nothing is known
+        and the configuration may be wrong.
         """
         wanted = list(dict.fromkeys(names))
         missing = [name for name in wanted if name not in self._known]
@@ -102,9 +128,9 @@ class SchemaResolver:
     def poll(self, subjects: Iterable[str], *, wait: bool = False) -> frozenset[int]:
         """Return the ids of all versions of subjects; only versions not seen yet are fetched.
 
-        While the registry is unavailable, the versions known so far are returned, and it is not asked again for 30 s;
-        with `wait` that raises RegistryAway. A subject that does not exist (yet) has no ids. Raises RegistryRefuses
-        when the configuration must change.
+        While the registry is unavailable or refuses a subject, the versions known so far are returned, and that is not
+        asked for again for 30 s; with `wait` that raises RegistryAway. A subject that does not exist (yet) has no ids.
+        Raises RegistryRefuses when nothing is known and the configuration may be wrong.
         """
         ids: set[int] = set()
         with self._lock:
@@ -113,6 +139,11 @@ class SchemaResolver:
                     self._complete(schema_id, subject, version)
                     ids.add(schema_id)
         return frozenset(ids)
+
+    @property
+    def absence(self) -> str:
+        """Return why the registry does not give an id that it does not have, with `{id}` in the place of the id."""
+        return self._client.absence
 
     def _resolve(self, names: list[int | UUID]) -> dict[int | UUID, ResolvedSchema | Unknown]:
         """Return the meaning of each; the lock is held."""
@@ -138,7 +169,10 @@ class SchemaResolver:
     def _fetch(self, schema_id: int) -> ResolvedSchema:
         """Ask the registry for an id and keep the answer."""
         schema = self._client.by_id(schema_id)
-        imports = self._references.imports(schema)
+        try:
+            imports = self._references.imports(schema)
+        except NotFound as fault:
+            raise UnusableSchema(f"{fault.what} ({fault.where})") from None
         return self._keep(ResolvedSchema(replace(schema, subjects=self._client.subjects_of(schema_id)), imports))
 
     def _fetch_guid(self, guid: UUID) -> int:
@@ -146,6 +180,26 @@ class SchemaResolver:
         schema_id = self._client.id_of(guid)
         self._kept.keep_guid(guid, schema_id)
         return schema_id
+
+    def _is_near(self, schema_id: int) -> bool:
+        """Return whether an id may be one that was registered just now; if no id is known, each may be."""
+        known = self._known_ids()
+        return not known or abs(schema_id - known[-1]) <= NEAR
+
+    def _known_ids(self) -> list[int]:
+        return sorted(name for name in self._known if isinstance(name, int))
+
+    def _check(self, refusal: RegistryRefuses) -> None:
+        """Raise RegistryAway if the registry gives no known id either; the refusal itself if no id is known."""
+        known = self._known_ids()[-CONTROLS:]
+        if not known:
+            raise refusal
+        for schema_id in known:
+            with suppress(NotFound, RegistryRefuses):
+                self._client.by_id(schema_id)
+                self._client.subjects_of(schema_id)
+                return
+        raise RegistryAway(refusal.where, f"{refusal.what}; it refuses known schemas also", refusal.status)
 
     def _keep(self, resolved: ResolvedSchema) -> ResolvedSchema:
         self._kept.keep_schema(resolved)
@@ -156,14 +210,24 @@ class SchemaResolver:
         """Return version -> id of a subject, as new as possible; the lock is held."""
         if subject not in self._versions:
             self._versions[subject] = self._kept.versions(subject)
-        if wait or self._clock() >= self._away_until:
-            try:
-                self._versions[subject] = self._refresh_versions(subject)
-            except RegistryAway as away:
-                self._away_until = self._clock() + HOLD
-                if wait:
-                    raise
-                log.warning("new schemas are not seen for now: %s", away)
+        quiet_until = max(self._away_until, self._refused_until.get(subject, 0.0))
+        if not wait and self._clock() < quiet_until:
+            return self._versions[subject]
+        try:
+            self._versions[subject] = self._refresh_versions(subject)
+        except RegistryAway as away:
+            self._away_until = self._clock() + POLL_PAUSE
+            if wait:
+                raise
+            log.warning("new schemas are not seen for now: %s", away)
+        except RegistryRefuses as refusal:
+            # If nothing was ever known, the configuration is wrong. Known schemas need no registry.
+            if not self._known and not self._versions[subject]:
+                raise
+            self._refused_until[subject] = self._clock() + POLL_PAUSE
+            if wait:
+                raise RegistryAway(refusal.where, refusal.what, refusal.status) from None
+            log.warning("new schemas of %s are not seen for now: %s", subject, refusal)
         return self._versions[subject]
 
     def _refresh_versions(self, subject: str) -> dict[int, int]:
@@ -213,7 +277,7 @@ class References:
         """
         chosen: dict[str, tuple[Reference, RegisteredSchema]] = {}
         seen: set[Reference] = set()
-        level = list(schema.references)
+        level = _qualified(schema.references, self._client.context)
         for _ in range(DEEPEST):
             fresh = [reference for reference in dict.fromkeys(level) if reference not in seen]
             seen.update(fresh)
@@ -223,7 +287,7 @@ class References:
             for reference in fresh:
                 referent = self._referent(reference)
                 _choose(chosen, reference, referent)
-                level += referent.references
+                level += _qualified(referent.references, context_of(reference.subject))
         if not seen.issuperset(level):
             raise UnusableSchema(f"its references are more than {DEEPEST} deep")
         return {name: chosen[name][1].text for name in _ordered(chosen)}
@@ -234,6 +298,11 @@ class References:
             if key not in self._referents:
                 self._referents[key] = self._client.version(*key)
             return self._referents[key]
+
+
+def _qualified(references: Iterable[Reference], context: str) -> list[Reference]:
+    """Return references with their subjects' contexts: most are registered without, and are of the referrer's."""
+    return [replace(reference, subject=qualify(reference.subject, context)) for reference in references]
 
 
 def _choose(
@@ -273,9 +342,10 @@ _ID: TypeAdapter[int] = TypeAdapter(int)
 class SchemaCache:
     """The schemas of one registry that were fetched, a file for each id, GUID and subject.
 
-    `registry` is the name of the registry, its first URL. A write that has returned survives a crash; one
-    that has not leaves the old content or the new one, never a part. Names are `[a-z0-9.-]+` and hold hashes:
-    nothing from the registry or from the data becomes part of a path. A file that cannot be read counts as missing.
+    `registry` is the name of the registry, its first URL and the context of ids. A write that has returned survives a
+    crash; one that has not leaves the old content or the new one, never a part. Names are `[a-z0-9.-]+` and hold
+    hashes: nothing from the registry or from the data becomes part of a path. A file that cannot be read counts
+    as missing.
     """
 
     def __init__(self, memory: Memory, registry: str) -> None:
@@ -324,75 +394,117 @@ class SchemaCache:
 
 @dataclass(frozen=True)
 class Unknown:
-    """An id or GUID that the registry does not have, or whose schema is unusable; `reason` is for dead letters."""
+    """An id or GUID that gives no schema; `reason` is for dead letters.
+
+    `is_absent`: the registry has looked, and has no such id. Tasks name that reason themselves, so nothing is decoded
+    again for it. Otherwise the registry refused the request, or has a schema that is unusable.
+    """
 
     reason: str
+    is_absent: bool = False
 
 
 class CachedLookup(Generic[K, V]):
     """A lookup of the meaning of ids or GUIDs: in the cache, then in the registry.
 
-    `recall` returns what is known without asking, `fetch` asks: several threads call it, and it raises NotFound or
-    UnusableSchema; any other error tells nothing about the key. `clock` and `sleep` are in seconds. The caller holds a
-    lock.
+    `recall` returns what is known without asking, `fetch` asks: several threads call both. `fetch` raises NotFound,
+    UnusableSchema or RegistryRefuses; any other error tells nothing about the key. `is_near` returns whether a key may
+    have been registered just now. `check` is called if all of a look-up's answers may be the registry's own fault; it
+    raises if they are. `clock` and `sleep` are in seconds. The caller holds a lock.
     """
 
     def __init__(
         self,
         recall: Callable[[K], V | Unknown | None],
         fetch: Callable[[K], V],
+        is_near: Callable[[K], bool],
+        check: Callable[[RegistryRefuses], None],
         clock: Callable[[], float],
         sleep: Callable[[float], None],
     ) -> None:
         self._recall: Callable[[K], V | Unknown | None] = recall
         self._fetch: Callable[[K], V] = fetch
+        self._is_near: Callable[[K], bool] = is_near
+        self._check = check
         self._clock = clock
         self._sleep = sleep
         self._unknown: dict[K, tuple[Unknown, float]] = {}
+        """Key -> why it has no meaning, and when the registry was asked."""
 
     def look_up(self, keys: Iterable[K]) -> dict[K, V | Unknown]:
-        """Return the meaning of each key: from memory, or from the registry, about a second for all together."""
+        """Return the meaning of each key: from memory, or from the registry."""
         now = self._clock()
-        self._unknown = {key: held for key, held in self._unknown.items() if held[1] > now}
+        self._unknown = {key: held for key, held in self._unknown.items() if now < held[1] + HOLD}
         meanings: dict[K, V | Unknown] = {}
-        missing: list[K] = []
+        candidates: list[K] = []
         for key in dict.fromkeys(keys):
-            cached = self._unknown[key][0] if key in self._unknown else self._recall(key)
-            if cached is None:
-                missing.append(key)
+            if self._is_held(key, now):
+                meanings[key] = self._unknown[key][0]
             else:
-                meanings[key] = cached
+                candidates.append(key)
 
-        # A schema that was registered just now may not be visible yet: keys that are not there are asked for again.
-        absent: dict[K, NotFound] = {}
-        for pause in (0.0, *PAUSES):
-            if missing and pause:
-                self._sleep(pause)
-            absent = {}
-            for key, answer in ask_all(self._fetch, missing).items():
-                if isinstance(answer, NotFound):
-                    absent[key] = answer
-                elif isinstance(answer, UnusableSchema):
-                    meanings[key] = self._hold(key, f"{WriterSchema(key)} cannot be used: {answer}")
-                else:
-                    meanings[key] = answer
-            missing = list(absent)
-        for key, fault in absent.items():
-            meanings[key] = self._hold(key, _absence(key, fault))
+        # The memory may be an object store: many ids are read at once there as well.
+        missing: list[K] = []
+        for key, recalled in ask_all(self._recall, candidates).items():
+            if recalled is None:
+                missing.append(key)
+            elif isinstance(recalled, FAULTS):
+                raise recalled
+            else:
+                meanings[key] = recalled
+        for key, answer in self._ask(missing).items():
+            meanings[key] = self._meaning(key, answer)
         return meanings
 
     def forget(self, key: K) -> None:
         """Forget that a key was not there, so that it is asked for again."""
         self._unknown.pop(key, None)
 
-    def _hold(self, key: K, reason: str) -> Unknown:
-        """Remember for a short time that there is nothing."""
-        unknown = Unknown(reason)
-        self._unknown[key] = unknown, self._clock() + HOLD
+    def _is_held(self, key: K, now: float) -> bool:
+        """Return whether a key without a meaning is not to be asked for again yet."""
+        if key not in self._unknown:
+            return False
+        unknown, asked = self._unknown[key]
+        if unknown.is_absent and self._is_near(key):
+            return now < asked + NEAR_HOLD
+        return now < asked + HOLD
+
+    def _ask(self, keys: list[K]) -> dict[K, V | Fault]:
+        """Return the registry's answers; raise if it refuses keys and may be what is wrong itself."""
+        answers = ask_all(self._fetch, keys)
+        # A producer may be ahead of the registry's replica: what may have been registered just now is asked for again,
+        # for a second at most, and only by the first batch that has it.
+        answered = self._clock()
+        for pause in PAUSES:
+            again = []
+            for key, answer in answers.items():
+                if type(answer) is NotFound and key not in self._unknown and self._is_near(key):
+                    again.append(key)
+            if not again or self._clock() >= answered + sum(PAUSES):
+                break
+            self._sleep(pause)
+            answers.update(ask_all(self._fetch, again))
+
+        refusals = [answer for answer in answers.values() if isinstance(answer, RegistryRefuses)]
+        if refusals and all(isinstance(answer, FAULTS) for answer in answers.values()):
+            self._check(refusals[0])
+        return answers
+
+    def _meaning(self, key: K, answer: V | Fault) -> V | Unknown:
+        """Return the meaning of an answer, and remember for a while that there is none."""
+        if isinstance(answer, UnusableSchema):
+            unknown = Unknown(f"{WriterSchema(key)} cannot be used: {answer}")
+        elif isinstance(answer, (NotFound, RegistryRefuses)):
+            # The URL is at the end, for long reasons are cut off.
+            reason = f"the registry does not give {WriterSchema(key)}: {answer.what} ({answer.where})"
+            unknown = Unknown(reason, is_absent=type(answer) is NotFound and isinstance(key, int))
+        else:
+            return answer
+        self._unknown[key] = unknown, self._clock()
         return unknown
 
 
-def ask_all(ask: Callable[[A], B], keys: list[A]) -> dict[A, B | NotFound | UnusableSchema]:
+def ask_all(ask: Callable[[A], B], keys: list[A]) -> dict[A, B | Fault]:
     """Return the answer for each key, in the order of the keys, with AT_ONCE requests at a time.
 
     An error that tells nothing about a key, such as RegistryAway, is raised, and no more keys are asked for.
@@ -400,12 +512,12 @@ def ask_all(ask: Callable[[A], B], keys: list[A]) -> dict[A, B | NotFound | Unus
 
     over = Event()
 
-    def answer(key: A) -> B | NotFound | UnusableSchema:
+    def answer(key: A) -> B | Fault:
         if over.is_set():
             raise CancelledError
         try:
             return ask(key)
-        except (NotFound, UnusableSchema) as fault:
+        except FAULTS as fault:
             return fault
         except BaseException:
             over.set()
@@ -426,8 +538,3 @@ def ask_all(ask: Callable[[A], B], keys: list[A]) -> dict[A, B | NotFound | Unus
         if fault is not None and not isinstance(fault, CancelledError):
             raise fault
     return {key: future.result() for key, future in answers.items()}
-
-
-def _absence(key: int | UUID, fault: NotFound) -> str:
-    """Return the reason of an absent key; the URL is at its end, for long reasons are cut off."""
-    return f"the registry does not give {WriterSchema(key)}: {fault.what} ({fault.where})"

@@ -19,6 +19,28 @@ CONTEXT = re.compile(r"^:[^:]*:")
 """What stands before a subject of a context of the registry: `:.staging:orders-value`."""
 
 
+def context_of(subject: str) -> str:
+    """Return what qualifies a subject of a context, `:.staging:`; an empty text if nothing does."""
+    match = CONTEXT.match(subject)
+    return match[0] if match else ""
+
+
+def qualify(subject: str, context: str) -> str:
+    """Return a subject with its context; one without is of the `context` of what refers to it."""
+    return subject if context_of(subject) else f"{context}{subject}"
+
+
+def check_one_context(subjects: Iterable[str]) -> None:
+    """Raise ValueError if subjects are of several contexts: an id of a record does not say of which it is."""
+    contexts = dict.fromkeys(context_of(subject) for subject in subjects)
+    if len(contexts) > 1:
+        names = " and ".join(context or "none" for context in contexts)
+        raise ValueError(
+            f"subjects are of one context of the registry, and these are of {names}: an id would mean several schemas; "
+            "use a decoder for each context (`by_topic`)"
+        )
+
+
 def _no_topic(topic: str) -> bool:
     return False
 

@@ -16,6 +16,7 @@ of ABOUT and `reason` for each of the `writers`, or None if nothing is known of 
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -475,18 +476,36 @@ ADDED_FIELDS: tuple[T.StructField, ...] = tuple(to_spark_columns(ADDED))
 """The same as Spark's fields."""
 
 
-def why(rows: FramedRows, written: Sequence[Any], only: str = "") -> pa.StringArray:
+_ID = re.compile(r"(?:^| of )(schema (\d{1,10}))$")
+"""The id in the name of a writer's schema."""
+
+
+def why(rows: FramedRows, written: Sequence[Any], only: str = "", absence: str = "") -> pa.StringArray:
     """Return why rows have no event, as far as their prefixes and schemas tell; null for the others.
 
-    `only` is the name of the message that is read if ids do not count.
+    `only` is the name of the message that is read if ids do not count. `absence` is the reason for an id that the
+    registry does not have, with `{id}` in the place of the id.
     """
-    problem = "is not known yet"
-    if only:
-        problem = f"is not {only}, the only message that is read here"
     reasons = []
     for writer, info in zip(rows.writers, written, strict=True):
-        reasons.append(f"{writer} {problem}" if info is None else info.reason)
+        if info is not None:
+            reasons.append(info.reason)
+        elif only:
+            reasons.append(f"{writer} is not {only}, the only message that is read here")
+        else:
+            reasons.append(_unknown_reason(writer, absence))
     return pc.coalesce(rows.reasons, _by_group(rows, reasons, pa.string()))
+
+
+def _unknown_reason(writer: str, absence: str) -> str:
+    """Return why a row of an unknown writer has no event.
+
+    The row keeps it if the registry has no such id. If it has one, the row is decoded again.
+    """
+    match = _ID.search(writer)
+    if match is None or not absence:
+        return f"{writer} is not known yet"
+    return f"the registry does not give {match[1]}: {absence.replace('{id}', match[2])}"
 
 
 def wanted(rows: FramedRows, written: Sequence[Any], only: str = "") -> pa.StringArray:

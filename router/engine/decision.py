@@ -16,7 +16,7 @@ from router.engine.balance import partitions
 from router.engine.commit.schema_evolution import SchemaEvolution
 from router.engine.label.layout import Demands
 from router.engine.label.planner import Planner
-from router.engine.land.job import LandingJob, UndecodedError
+from router.engine.land.job import LandingJob
 from router.engine.spark.executors import Executors
 from router.errors import BatchError
 
@@ -159,10 +159,7 @@ class BatchDecider:
         raise self._error(steps, f"tables changed {_TRIES} times while the batch was landed; find who writes them")
 
     def _land(self, plan: Plan, steps: Steps) -> tuple[Plan, Landed]:
-        try:
-            return self.landing.run_decoded(self.planner, plan, self.demands, steps.batch, steps.step)
-        except UndecodedError as error:
-            raise self._error(steps, str(error)) from error
+        return self.landing.run_decoded(self.planner, plan, self.demands, steps.batch, steps.step)
 
     def _decide(self, plan: Plan, landed: Landed, steps: Steps, destination: Destination) -> BatchDecision | None:
         """Return the decision about staged files; None if tables demand that the batch lands otherwise."""

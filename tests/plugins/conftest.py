@@ -56,7 +56,7 @@ def opened(tmp_path: Path) -> Open:
 
 @pytest.fixture
 def stream(spark: SparkSession) -> Stream:
-    """Decode values as a stream does: what is wanted is fetched, and all are decoded anew."""
+    """Decode values as a stream does: what is wanted is fetched, and if some is found, all are decoded anew."""
 
     def stream(decoder: Decoder, values: Sequence[bytes | None], headers: Headers = ()) -> list[dict[str, Any]]:
         given = [*headers, *[None] * (len(values) - len(headers))]
@@ -66,12 +66,13 @@ def stream(spark: SparkSession) -> Stream:
         ]
         raw, wanted = spark.createDataFrame(rows, RAW_SCHEMA), frozenset[str]()
         for _ in range(4):
-            decoder = decoder.refresh(wanted)
+            before, decoder = decoder, decoder.refresh(wanted)
+            if wanted and decoder is before:
+                break  # nothing was found: rows keep their errors
             found = decoder.decode(raw).toArrow().to_pylist()
             wanted = frozenset(row["_wanted"] for row in found if row["_wanted"])
             if not wanted:
                 break
-        assert not wanted
         assert [row["value"] for row in sorted(found, key=lambda row: row["offset"])] == list(values)
         return sorted(found, key=lambda row: int(row["offset"]))
 

@@ -99,3 +99,21 @@ def test_a_decoder_that_breaks_its_contract_is_named(function: Any, word: str) -
 
     assert caught.value.provider == __name__
     assert function.__name__ in caught.value.what
+
+
+def wanting(records: pa.RecordBatch, argument: Any) -> pa.RecordBatch:
+    """Want a schema for each value that begins with `?`, without a reason for those that end with `!`."""
+    values = [value.decode() for value in records.column("value").to_pylist()]
+    events = [None if value.startswith("?") else {"n": 1, "of": value} for value in values]
+    errors = ["no schema" if value.startswith("?") and not value.endswith("!") else None for value in values]
+    wanted = [value.strip("?!") if value.startswith("?") else None for value in values]
+    columns = [pa.array(events, EVENT), pa.array(errors, pa.string()), pa.array(wanted, pa.string())]
+    return pa.RecordBatch.from_arrays(columns, names=ADDS.names)
+
+
+def test_a_row_that_wants_something_and_gives_no_reason_is_no_silent_one() -> None:
+    """Without it a record whose schema is never found is in bronze only, and no dead letter says why."""
+    records = raw([b"good", b"?one", b"?two!"])
+    decoded = decode_batch(records, ArrowDecoding(wanting, None, ADDS))
+    assert decoded.column("_error").to_pylist() == [None, "no schema", "nobody has two"]
+    assert decoded.column("_wanted").to_pylist() == [None, "one", "two"]

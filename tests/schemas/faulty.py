@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import ssl
 import threading
@@ -62,7 +63,7 @@ class Book:
 
 
 class FaultyRegistry:
-    """Serve a book of schemas in a `with` block.
+    """Serve a book of schemas in a `with` block; `contexts` have books of their own, with ids from 1 on.
 
     `fault` is one of: "" (none), "silent" (never answers), "drip" (a byte now and then, for ever), "endless" (as much
     as anybody reads), "garbage" (200, HTML), "wrong" (200, JSON of another kind), "cut" (less than announced), "hangup"
@@ -71,8 +72,14 @@ class FaultyRegistry:
 
     def __init__(self, certificate: Path | None = None, *, ask_for_certificate: bool = False) -> None:
         self.book = Book()
+        self.contexts: dict[str, Book] = {}
+        """Context (`.games`) -> its book; subjects there begin with `:.games:`."""
         self.fault = ""
         self.times = -1
+        self.refused: dict[str, int] = {}
+        """Beginning of a path -> the status that its requests get, in a body without a registry's code."""
+        self.delay = 0.0
+        """Seconds before each answer."""
         self.elsewhere = ""
         self.repeats = ""
         """Text that error bodies repeat."""
@@ -118,6 +125,11 @@ class FaultyRegistry:
     @property
     def url(self) -> str:
         return f"{self._scheme}://127.0.0.1:{self._server.server_address[1]}"
+
+    def book_of(self, subject: str) -> Book:
+        """Return the book of a subject's context, as a registry finds it by the qualified name."""
+        match = re.match(r":([^:]*):", subject)
+        return self.contexts.get(match[1], Book()) if match else self.book
 
     @property
     def paths(self) -> list[str]:
@@ -165,6 +177,7 @@ def _handler(registry: FaultyRegistry) -> type[BaseHTTPRequestHandler]:
 
 class _Handler(BaseHTTPRequestHandler):
     registry: FaultyRegistry
+    book: Book
     protocol_version = "HTTP/1.1"
     wbufsize = -1  # head and body in one packet, or the kernel waits 40 ms between the two
 
@@ -204,9 +217,13 @@ class _Handler(BaseHTTPRequestHandler):
             self.registry.enter(-1)
 
     def reply(self, body: bytes) -> None:
+        self.registry.wait(self.registry.delay)
         fault = self.registry.next_fault()
+        refused = [status for path, status in self.registry.refused.items() if self.path.startswith(path)]
         if fault:
             self.misbehave(fault)
+        elif refused:
+            self.answer(refused[0], b"<html>not for you</html>")
         elif self.registry.logins is not None and self.headers.get("Authorization") not in self.registry.logins:
             self.answer(401, {"error_code": 40101, "message": f"Unauthorized {self.registry.repeats}"})
         else:
@@ -221,7 +238,11 @@ class _Handler(BaseHTTPRequestHandler):
         """Return status and content for a route of a registry."""
         parts = urlsplit(self.path)
         route = [unquote(part) for part in parts.path.strip("/").split("/")]
-        deleted = parse_qs(parts.query).get("deleted") == ["true"]
+        query = parse_qs(parts.query)
+        deleted = query.get("deleted") == ["true"]
+        # The subject in the path, or else the parameter, names the context that an id is of.
+        subject_of_path = route[1] if route[0] == "subjects" and len(route) > 1 else ""
+        self.book = self.registry.book_of(subject_of_path or query.get("subject", [""])[0])
         told: tuple[int, Any] = 404, {"error": "no route"}
         match self.command, *route:
             case "GET", "schemas", "ids", number if ID not in self.registry.lacks:
@@ -243,11 +264,11 @@ class _Handler(BaseHTTPRequestHandler):
         return told
 
     def schema(self, number: int) -> tuple[int, Any]:
-        schema = self.registry.book.schemas.get(number)
+        schema = self.book.schemas.get(number)
         return _missing("schema") if schema is None else (200, schema)
 
     def pairs(self, number: int, deleted: bool) -> tuple[int, Any]:
-        book = self.registry.book
+        book = self.book
         found = [
             {"subject": subject, "version": version}
             for subject, versions in book.subjects.items()
@@ -257,18 +278,18 @@ class _Handler(BaseHTTPRequestHandler):
         return (200, found) if number in book.schemas else _missing("schema")
 
     def ids(self, guid: str) -> tuple[int, Any]:
-        book = self.registry.book
-        return 200, [
-            {"context": self.registry.context, "id": one} for one in book.schemas if str(book.guid(one)) == guid
-        ]
+        told = []
+        for context, book in ((self.registry.context, self.registry.book), *self.registry.contexts.items()):
+            told += [{"context": context, "id": one} for one in book.schemas if str(book.guid(one)) == guid]
+        return 200, told
 
     def versions(self, subject: str) -> tuple[int, Any]:
-        book = self.registry.book
+        book = self.book
         known = subject in book.subjects and subject not in book.deleted
         return (200, list(book.subjects[subject])) if known else _missing("subject")
 
     def version(self, subject: str, version: int, deleted: bool) -> tuple[int, Any]:
-        book = self.registry.book
+        book = self.book
         if subject not in book.subjects or (subject in book.deleted and not deleted):
             return _missing("subject")
         number = book.subjects[subject].get(version)
@@ -280,10 +301,10 @@ class _Handler(BaseHTTPRequestHandler):
         if body["schema"] == "incompatible":
             return 409, {"error_code": 409, "message": "incompatible: field 3 changed"}
         references = [(one["name"], one["subject"], one["version"]) for one in body["references"]]
-        return 200, {"id": self.registry.book.add(subject, body["schema"], body["schemaType"], references)}
+        return 200, {"id": self.book.add(subject, body["schema"], body["schemaType"], references)}
 
     def lookup(self, subject: str, body: dict[str, Any]) -> tuple[int, Any]:
-        book = self.registry.book
+        book = self.book
         if subject not in book.subjects:
             return _missing("subject")
         for version, number in book.subjects[subject].items():

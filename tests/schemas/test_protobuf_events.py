@@ -73,13 +73,16 @@ def read(library: Messages, *values: bytes | None) -> list[dict[str, Any]]:
     """Decode values as a stream does: what is wanted is fetched, and all are decoded anew."""
     records = raw(values)
     wanted: list[str] = []
-    for _ in range(3):
-        known: Events = library.refreshed(wanted)
+    known: Events | None = None
+    for _ in range(4):
+        before, known = known, library.refreshed(wanted)
+        if wanted and known is before:
+            break  # nothing was found: rows keep their errors
+        assert known is not None
         found = events(records, known)
         wanted = found.column("_wanted").drop_null().unique().to_pylist()
         if not wanted:
             break
-    assert not wanted
     rows: list[dict[str, Any]] = found.to_pylist()
     return rows
 

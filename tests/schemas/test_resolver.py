@@ -17,8 +17,18 @@ from hypothesis import strategies as st
 from router_schemas.model import RegisteredSchema, ResolvedSchema
 from router_schemas.registry_client import RegistryClient
 from router_schemas.registry_options import RegistryAway, RegistryOptions, RegistryRefuses
-from router_schemas.resolver import AT_ONCE, DEEPEST, HOLD, MOST_IMPORTS, PAUSES, SchemaResolver, Unknown
-from tests.schemas.faulty import FaultyRegistry
+from router_schemas.resolver import (
+    AT_ONCE,
+    DEEPEST,
+    HOLD,
+    MOST_IMPORTS,
+    NEAR,
+    PAUSES,
+    POLL_PAUSE,
+    SchemaResolver,
+    Unknown,
+)
+from tests.schemas.faulty import Book, FaultyRegistry
 from tests.schemas.folder_memory import FolderMemory
 
 if TYPE_CHECKING:
@@ -62,8 +72,9 @@ def start(faulty: FaultyRegistry, time: Time, memory: FolderMemory) -> Iterator[
     """Start as a new process would, with the memory that the last one left."""
     made: list[RegistryClient] = []
 
-    def start(memory: Memory = memory, url: str = faulty.url) -> SchemaResolver:
-        client = RegistryClient(RegistryOptions(url=(url,), attempts=2, timeout=30), sleep=lambda seconds: None)
+    def start(memory: Memory = memory, url: str = faulty.url, subject: str = "") -> SchemaResolver:
+        options = RegistryOptions(url=(url,), attempts=2, timeout=30)
+        client = RegistryClient(options, subject=subject, sleep=lambda seconds: None)
         made.append(client)
         return SchemaResolver(client, memory, clock=time.clock, sleep=time.sleep)
 
@@ -167,22 +178,154 @@ def test_a_registry_that_refuses_stops_the_stream(faulty: FaultyRegistry, start:
         start().poll(["event"])
 
 
-def test_an_id_that_is_not_there_is_unknown_after_a_second_and_only_for_a_while(
+GARBAGE = 2**31 - 1
+
+
+def test_an_id_far_from_all_known_ones_is_asked_for_once_a_minute(
     faulty: FaultyRegistry, start: Start, time: Time
 ) -> None:
+    """Garbage looks like ids: no batch may wait for it, and no registry hear of it from every batch."""
+    number = faulty.book.add("event", "the event")
     schemas = start()
-    assert "40403" in unknown(schemas, 1).reason
-    assert sum(time.pauses) == pytest.approx(1)
-    asked = len(faulty.seen)
-    assert asked == 1 + len(PAUSES)
+    closed(schemas, number)
+    faulty.seen.clear()
 
-    faulty.book.add("event", "the event")
-    time.now += HOLD - 1
-    unknown(schemas, 1)
-    assert len(faulty.seen) == asked
+    for _ in range(3):
+        found = unknown(schemas, GARBAGE)
+        assert found.is_absent
+        time.now += HOLD / 3 - 0.1
+    assert faulty.paths == [f"/schemas/ids/{GARBAGE}"]
+    assert time.pauses == []
 
     time.now += 1
-    assert closed(schemas, 1).schema.text == "the event"
+    unknown(schemas, GARBAGE)
+    assert len(faulty.seen) == 2
+
+
+@pytest.mark.parametrize(("distance", "again"), [(1, True), (NEAR, True), (NEAR + 1, False)])
+def test_an_id_near_the_largest_known_one_is_asked_for_again_within_a_second(
+    faulty: FaultyRegistry, start: Start, time: Time, distance: int, again: bool
+) -> None:
+    """A producer may be ahead of the registry's replica: its good records must not become dead letters."""
+    number = faulty.book.add("event", "the event")
+    schemas = start()
+    closed(schemas, number)
+    late = number + distance
+
+    def register() -> None:
+        faulty.book.schemas[late] = {"schema": "the next event"}
+
+    time.awake = register
+    found = schemas.resolved([late])[late]
+
+    assert isinstance(found, ResolvedSchema) == again
+    assert sum(time.pauses) <= 1
+
+
+def test_an_id_near_the_largest_known_one_is_found_by_a_later_batch(
+    faulty: FaultyRegistry, start: Start, time: Time
+) -> None:
+    """A replica may be behind for longer than a second; only the first batch waits for it."""
+    number = faulty.book.add("event", "the event")
+    schemas = start()
+    closed(schemas, number)
+    unknown(schemas, number + 1)
+    assert sum(time.pauses) == pytest.approx(1)
+
+    time.now += 2
+    unknown(schemas, number + 1)
+    faulty.book.add("event", "the next event")
+    time.now += 2
+    assert closed(schemas, number + 1).schema.text == "the next event"
+    assert sum(time.pauses) == pytest.approx(1)
+
+
+REFUSALS = [400, 401, 403, 404, 405, 410, 414, 422]
+
+
+@pytest.mark.parametrize("status", REFUSALS)
+@pytest.mark.parametrize("route", ["", "/versions"], ids=["schema", "versions"])
+def test_an_id_that_is_refused_is_unknown_while_others_are_answered(
+    faulty: FaultyRegistry, start: Start, time: Time, status: int, route: str
+) -> None:
+    """Without it one record whose id is refused ends the stream, at every start."""
+    known, refused, new = (faulty.book.add("event", f"event {index}") for index in range(3))
+    first = start()
+    closed(first, known)
+    faulty.refused[f"/schemas/ids/{refused}{route}"] = status
+    if route and status in {404, 405}:
+        assert closed(start(), refused).schema.subjects == ()
+        return
+
+    for schemas in (first, start()):  # the second one has the known id beside the checkpoint only
+        closed(schemas, known)
+        found = unknown(schemas, refused)
+        assert not found.is_absent
+        assert f"it answers {status}" in found.reason
+    asked = len(faulty.seen)
+    unknown(first, refused)
+    assert len(faulty.seen) == asked
+    assert closed(start(), new).schema.text == "event 2"  # without a known id, the one that is found counts
+    together = start().resolved([refused, new])
+    assert isinstance(together[refused], Unknown)
+    assert isinstance(together[new], ResolvedSchema)
+
+    faulty.refused.clear()
+    time.now += HOLD
+    assert closed(first, refused).schema.text == "event 1"
+
+
+def test_a_guid_that_is_refused_is_unknown_while_ids_are_answered(faulty: FaultyRegistry, start: Start) -> None:
+    known = faulty.book.add("event", "the event")
+    schemas = start()
+    closed(schemas, known)
+    guid = UUID(int=7)
+    faulty.refused[f"/schemas/guids/{guid}"] = 422
+
+    found = schemas.resolved([guid])[guid]
+
+    assert isinstance(found, Unknown)
+    assert "it answers 422" in found.reason
+
+
+@pytest.mark.parametrize("status", REFUSALS)
+def test_a_registry_that_also_refuses_a_known_id_is_waited_for(
+    faulty: FaultyRegistry, start: Start, status: int
+) -> None:
+    """A proxy in front, or a right that is gone: good records must not become dead letters, nor the stream end."""
+    known, new = faulty.book.add("event", "the event"), faulty.book.add("event", "the next event")
+    schemas = start()
+    closed(schemas, known)
+    faulty.fails(str(status))
+
+    with pytest.raises(RegistryAway, match=f"it answers {status}"):
+        schemas.resolved([new, GARBAGE])
+    assert closed(schemas, known).schema.text == "the event"
+    faulty.fails("")
+    assert closed(schemas, new).schema.text == "the next event"
+
+
+@pytest.mark.parametrize("status", REFUSALS)
+def test_a_refused_poll_holds_nothing_up_once_a_schema_is_known(
+    faulty: FaultyRegistry, start: Start, time: Time, status: int
+) -> None:
+    """Known schemas need no registry, whatever it answers, and one refused subject hides no other."""
+    number = faulty.book.add("event", "the event")
+    start().poll(["event"])
+    closed(start(), number)
+    faulty.refused["/subjects/event/"] = status
+
+    schemas = start()
+    assert schemas.poll(["event"]) == {number}
+    faulty.seen.clear()
+    other = faulty.book.add("other", "the other")
+    assert schemas.poll(["event", "other"]) == {number, other}
+    assert not [path for path in faulty.paths if path.startswith("/subjects/event/")]
+
+    faulty.refused.clear()
+    second = faulty.book.add("event", "the next event")
+    time.now += POLL_PAUSE
+    assert schemas.poll(["event"]) == {number, second}
 
 
 def test_a_reason_says_first_what_is_missing(faulty: FaultyRegistry, start: Start) -> None:
@@ -219,6 +362,7 @@ def test_a_guid_that_is_not_there_is_unknown_for_a_while(faulty: FaultyRegistry,
     asked = len(faulty.seen)
     schemas.resolved([guid])
     assert len(faulty.seen) == asked
+    assert not found.is_absent
 
 
 def test_a_guid_never_seen_waits_for_a_registry_that_is_away(faulty: FaultyRegistry, start: Start) -> None:
@@ -264,7 +408,7 @@ def test_many_ids_are_asked_for_at_once_but_not_all(faulty: FaultyRegistry, star
     found = start().resolved(numbers)
 
     assert [one.schema.text for one in found.values() if isinstance(one, ResolvedSchema)] == [
-        f"event {n}" for n in range(32)
+        f"event {n}" for n in range(4 * AT_ONCE)
     ]
     assert max(faulty.at_once) == AT_ONCE
     faulty.gathering = None
@@ -449,6 +593,53 @@ def test_two_registries_share_a_memory_without_mixing_their_ids(faulty: FaultyRe
         assert closed(start(), 1).schema.text == "the event"
 
 
+def in_games(faulty: FaultyRegistry) -> Book:
+    """Return the book of the context .games, whose ids mean other schemas than those of the default context."""
+    return faulty.contexts.setdefault(".games", Book())
+
+
+def test_an_id_has_the_schema_of_its_subjects_context(faulty: FaultyRegistry, start: Start) -> None:
+    """Without it records are decoded with another context's schema: wrong rows, and nobody notices."""
+    number = faulty.book.add("event", "of the default context")
+    assert in_games(faulty).add(":.games:event", "of games") == number
+
+    for subject, text in (("", "of the default context"), (":.games:event", "of games"), ("event", "of the default")):
+        schemas = start(subject=subject)
+        assert closed(schemas, number).schema.text.startswith(text)
+    of_games = start(subject=":.games:event")
+    assert of_games.poll([":.games:event"]) == {number}
+    assert closed(of_games, number).schema.subjects == ((":.games:event", 1),)
+    faulty.stop()
+    assert closed(start(subject=":.games:other"), number).schema.text == "of games"
+    assert closed(start(), number).schema.text == "of the default context"
+
+
+def test_a_guid_has_the_id_of_its_subjects_context(faulty: FaultyRegistry, start: Start) -> None:
+    faulty.book.add("event", "first")
+    faulty.book.add("event", "of games")
+    number = in_games(faulty).add(":.games:event", "of games")
+    guid = in_games(faulty).guid(number)
+
+    found = start(subject=":.games:event").resolved([guid])[guid]
+
+    assert isinstance(found, ResolvedSchema)
+    assert (found.schema.id, found.schema.text) == (number, "of games")
+    assert closed(start(), 2).schema.text == "of games"
+    other = start().resolved([guid])[guid]
+    assert isinstance(other, ResolvedSchema)
+    assert other.schema.id == 2
+
+
+@pytest.mark.parametrize("subject", ["money", ":.games:money"])
+def test_a_reference_is_of_the_context_of_what_refers_to_it(faulty: FaultyRegistry, start: Start, subject: str) -> None:
+    """References are kept as they were registered: mostly without the context."""
+    faulty.book.add("money", "money of the default context")
+    in_games(faulty).add(":.games:money", "money of games")
+    number = in_games(faulty).add(":.games:event", "event", references=[("money.proto", subject, 1)])
+
+    assert closed(start(subject=":.games:event"), number).imports == {"money.proto": "money of games"}
+
+
 def test_a_schema_of_10_megabytes_is_remembered(faulty: FaultyRegistry, start: Start) -> None:
     number = faulty.book.add("event", "é" * 10_000_000)
     before = closed(start(), number)
@@ -487,7 +678,7 @@ def test_a_poll_of_a_registry_that_is_away_holds_nothing_up(faulty: FaultyRegist
     assert len(faulty.seen) == 2  # the two attempts of one request
     faulty.fails("")
     second = faulty.book.add("event", "the next event")
-    time.now += HOLD
+    time.now += POLL_PAUSE
     assert schemas.poll(["event"]) == {number, second}
 
 
@@ -521,7 +712,7 @@ def test_a_schema_of_no_use_is_not_fetched_for_every_batch(faulty: FaultyRegistr
     unknown(schemas, number)
 
     assert faulty.paths == ["/subjects/event/versions"]
-    assert time.pauses == list(PAUSES)
+    assert time.pauses == []
 
 
 def test_an_id_that_a_second_subject_shares_later_has_both(faulty: FaultyRegistry, start: Start) -> None:

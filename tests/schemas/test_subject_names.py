@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pydantic import ValidationError
 
+from router_decoders import Protobuf
 from router_schemas.avro.library import Writers
 from router_schemas.json_schema.library import Documents
 from router_schemas.library import AnyFormat, RegistryLibrary
@@ -220,3 +222,17 @@ def test_which_subjects_count(counted: CountedSubjects, subject: str, counts: bo
 def test_a_record_without_a_name_has_no_subject_of_that_name() -> None:
     assert not CountedSubjects(strategy="record_name").includes("None", None)
     assert not CountedSubjects((), "topic_record_name", reads("orders")).includes("orders-", "")
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"wrapper": {"payload": "data", "schema_id": "number"}}], ids=["plain", "inside"]
+)
+def test_subjects_of_two_contexts_are_refused(options: dict[str, Any]) -> None:
+    """A record has an id and no context: one of the two would be read with the other one's schemas."""
+    subjects = [":.games:bets-value", "bets-value"]
+    where = {"subjects": subjects}
+    if options:
+        where = {"wrapper": {**options["wrapper"], "subjects": subjects}}
+
+    with pytest.raises(ValidationError, match=r"one context of the registry, and these are of :\.games: and none"):
+        Protobuf.model_validate({"registry": "http://registry.test", **where})

@@ -48,8 +48,8 @@ from router_schemas.avro.model import (
 )
 from router_schemas.avro.parser import parse, parse_text
 from router_schemas.avro.spark_types import mapped
-from router_schemas.library import HOLD, EventMaking, Library, RegistryLibrary
-from router_schemas.model import VALUE_HEADER, SchemaInfo, SchemaOrigin, WriterSchema, schema_file
+from router_schemas.library import EventMaking, Library, RegistryLibrary
+from router_schemas.model import HOLD, VALUE_HEADER, SchemaInfo, SchemaOrigin, WriterSchema, schema_file
 from router_schemas.wire_format import schema_bytes
 
 if TYPE_CHECKING:
@@ -102,6 +102,8 @@ class Records:
     wire_format: WireFormat = "confluent"
     header: str = VALUE_HEADER
     only: str = ""
+    absence: str = ""
+    """Why the registry does not give an id that it does not have, with `{id}` in the place of the id."""
     origins: dict[str, str] = field(default_factory=dict)
     """Field of the event -> the record and version that it comes from."""
 
@@ -142,7 +144,7 @@ class Writers(RegistryLibrary[RecordUse, Records]):
         """Return one reader's schema per record, and the schema of every prefix."""
         uses = {schema_bytes(WriterSchema.of(writer)): use for writer, use in self.uses.items()}
         reasons = {schema_bytes(WriterSchema.of(writer)): reason for writer, reason in self.reasons.items()}
-        return replace(records_of(uses, reasons, self.taken), header=self.header)
+        return replace(records_of(uses, reasons, self.taken), header=self.header, absence=self.schemas.absence)
 
 
 @dataclass
@@ -151,11 +153,12 @@ class SingleObjects(Writers):
 
     keep: str = "objects"
 
-    def learn(self, wanted: list[str]) -> None:
+    def learn(self, wanted: list[str], polled: list[str]) -> None:
         """Learn all versions of the subjects; a wanted fingerprint that none of them has is unknown."""
         if wanted:
             self.schemas.poll(self.subjects, wait=True)
-        super().learn([])
+            polled = self._new_versions()
+        super().learn([], polled)
         until = self.clock() + HOLD
         for text in wanted:
             self.unknown[text] = f"no version of {', '.join(self.subjects)} has the {text}", until

@@ -46,6 +46,8 @@ class Objects:
     header: str = VALUE_HEADER
     wire_format: str = "confluent"
     only: str = ""
+    absence: str = ""
+    """Why the registry does not give an id that it does not have, with `{id}` in the place of the id."""
     origins: dict[str, str] = field(default_factory=dict)
     """Property -> the version that shaped it."""
 
@@ -77,4 +79,4 @@ class Documents(RegistryLibrary[ObjectUse, Objects]):
             written[schema_bytes(WriterSchema.of(writer))] = SchemaInfo.of(use.origin, use.title, reason)
         for writer, reason in self.reasons.items():
             written[schema_bytes(WriterSchema.of(writer))] = SchemaInfo(reason=reason)
-        return Objects(merged.struct, written, self.header, origins=merged.origins)
+        return Objects(merged.struct, written, self.header, absence=self.schemas.absence, origins=merged.origins)

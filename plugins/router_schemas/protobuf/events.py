@@ -47,6 +47,8 @@ class Events:
     wire_format: WireFormat = "confluent"
     header: str = VALUE_HEADER
     only: str = ""
+    absence: str = ""
+    """Why the registry does not give an id that it does not have, with `{id}` in the place of the id."""
     indexed: bool | frozenset[int | bytes] = True
     """Which schemas have a message index in their prefixes: all, or these ids and GUIDs."""
     origins: dict[str, str] = field(default_factory=dict)
@@ -70,7 +72,7 @@ def read(rows: FramedRows, known: Events) -> pa.RecordBatch:
     """Return the columns of `events` for records whose schemas and payloads are found."""
     infos = [known.written.get(writer) for writer in rows.writers]
     decoded, faults = _decode_rows(rows, known, infos)
-    reasons = why(rows, infos, known.only)
+    reasons = why(rows, infos, known.only, known.absence)
     if faults:
         has_fault = np.zeros(len(reasons), bool)
         has_fault[list(faults)] = True

@@ -104,7 +104,8 @@ class Messages(RegistryLibrary[MessageUse, Events]):
 
     def make(self) -> Events:
         """Return one reader per message, and the reader of each schema."""
-        made = replace(events_of(self.uses, self.reasons, self.taken), header=self.header)
+        made = events_of(self.uses, self.reasons, self.taken)
+        made = replace(made, header=self.header, absence=self.schemas.absence)
         if not self.among_others:
             return made
         # Only values of Protobuf have a message index: here are the ids and GUIDs that are.

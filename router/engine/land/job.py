@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from router.delta.commit import StagedFile
 from router.delta.parquet_writer import Staging
 from router.engine.land.record_ages import TableAges
-from router.engine.land.task import LandingWork, landing_task
+from router.engine.land.task import WANTED, LandingWork, landing_task
 from router.engine.spark.executors import Executors, refusal
 from router.engine.spark.session import BATCH_BYTES, UNBOUNDED
 
@@ -45,10 +45,6 @@ BIG_SHARE = 0.01
 JVM time in landing, and without the bound 10 000 rows of 5 MB are one batch that kills the JVM. So the bound is off
 and the first job leaves out the rare records above BIG_ROW bytes: a second job of the same code lands them with the
 bound on. Where more than BIG_SHARE of a batch is big, the next batch is one job with the bound on."""
-
-
-class UndecodedError(Exception):
-    """The error of a decoder that wants a schema which it was given."""
 
 
 @dataclass(frozen=True)
@@ -119,15 +115,18 @@ class LandingJob:
     executors: Executors = field(default_factory=Executors)
     counts_ages: bool = False
 
-    def run(self, plan: Plan, demands: Demands, batch: int) -> Landed:
-        """Stage the files of a batch; see `Batches of bytes` for the second job that it may take."""
+    def run(self, plan: Plan, demands: Demands, batch: int, asked: frozenset[str] = frozenset()) -> Landed:
+        """Stage the files of a batch; see `Batches of bytes` for the second job that it may take.
+
+        Tasks do not report again that they want what is in `asked`.
+        """
         began = time.time()  # one moment for both jobs: their ages are added up
         if self.measured:
-            landed = self._land(plan, plan.raw, demands, batch, began, bounded=True)
+            landed = self._land(plan, plan.raw, demands, batch, began, asked, bounded=True)
         else:
-            landed = self._land(plan, _without_big(plan.raw), demands, batch, began)
+            landed = self._land(plan, _without_big(plan.raw), demands, batch, began, asked)
             if landed.big:
-                landed += self._land(plan, plan.raw.filter(_big()), demands, batch, began, bounded=True)
+                landed += self._land(plan, plan.raw.filter(_big()), demands, batch, began, asked, bounded=True)
         self.measured = landed.big > BIG_SHARE * max(1, sum(count["read"] for count in landed.counts))
         tables, rows = len({file.table for file in landed.files}), sum(file.rows for file in landed.files)
         self.tiny = (
@@ -143,26 +142,37 @@ class LandingJob:
         batch: int,
         step: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext(),
     ) -> tuple[Plan, Landed]:
-        """Stage the files of a batch, and again while its rows need schemas that the decoder can fetch.
+        """Stage the files of a batch, and again while the decoder finds schemas that its rows need.
 
-        Raises UndecodedError if the decoder requests a schema again after getting it. `step` times `land` and `plan`.
+        Rows whose schemas it does not find keep the `_error` that they have. `step` times `land` and `plan`.
         """
-        fetched: frozenset[str] = frozenset()
+        name = self.query.partition(":")[0]
+        asked: frozenset[str] = frozenset()
         while True:
             with step("land"):
-                landed = self.run(plan, demands, batch)
+                landed = self.run(plan, demands, batch, asked)
             wanted = landed.collected("wanted")
             if not wanted:
                 return plan, landed
+            decoder = planner.decoder
+            try:
+                with step("plan"):
+                    planner.refresh(wanted)
+            except BaseException:
+                self.discard(landed)
+                raise
+            asked |= wanted
+            # A decoder that has found nothing is the same object, and would decode every row as before. Only if a task
+            # had no room to report all that its rows want, the others are still to be asked for.
+            is_complete = all(len(count.get("wanted") or ()) < WANTED for count in landed.counts)
+            if planner.decoder is decoder and is_complete:
+                message = "%s, batch %d: records name %s, which cannot be found: they become dead letters"
+                log.info(message, name, batch, some(wanted))
+                return plan, landed
             self.discard(landed)
-            if not wanted - fetched:
-                part = planner.decoder.part_name
-                raise UndecodedError(f"the decoder {part} requests again what it has received: {some(wanted)}")
-            log.info("%s, batch %d: decoding again, with %s", self.query.partition(":")[0], batch, some(wanted))
+            log.info("%s, batch %d: records name %s, new here: the batch is read again", name, batch, some(wanted))
             with step("plan"):
-                planner.refresh(wanted - fetched)
                 plan = planner.plan(plan.raw, plan.arrival)
-            fetched |= wanted
 
     def discard(self, landed: Landed) -> None:
         """Delete files that will not be committed."""
@@ -184,7 +194,15 @@ class LandingJob:
         return self.spark.sparkContext.defaultParallelism
 
     def _land(
-        self, plan: Plan, raw: DataFrame, demands: Demands, batch: int, began: float, *, bounded: bool = False
+        self,
+        plan: Plan,
+        raw: DataFrame,
+        demands: Demands,
+        batch: int,
+        began: float,
+        asked: frozenset[str],
+        *,
+        bounded: bool = False,
     ) -> Landed:
         by_table = self.options.spread == "by_table" or (self.tiny and self.options.spread != "keep")
         by_table = by_table and plan.spreads
@@ -203,6 +221,7 @@ class LandingJob:
             only=self.only,
             began=began_for_ages,
             arrival=plan.arrival,
+            asked=asked,
         )
         task = self.executors.guarded(landing_task(work), reports=True)
         self.spark.conf.set(BATCH_BYTES, str(BOUNDED) if bounded else UNBOUNDED)

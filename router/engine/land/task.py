@@ -154,10 +154,15 @@ class Rows:
             counted = zip(names, of_source, strict=True)
             add_named(count.unknown_fields, {name: events for name, events in counted if events})
 
-    def want(self, values: list[str]) -> None:
-        """Note the schemas that the decoder lacks, under the first source partition; the driver fetches each once."""
+    def want(self, values: list[str], asked: frozenset[str]) -> None:
+        """Note the schemas that the decoder lacks, under the first source partition, except those `asked` for already.
+
+        The driver asks for each once.
+        """
         noted = self.of[0].wanted
-        noted += [value for value in values[: WANTED - len(noted)] if value not in noted]
+        known = {*noted, *asked}
+        new = [value for value in values if value not in known]
+        noted += new[: WANTED - len(noted)]
 
     def name(self, key: str, tables: list[str]) -> None:
         """Note the tables that rows of an outbox are for, under the first source partition: the driver adds all up."""
@@ -240,7 +245,8 @@ def groups(rows: Rows, target: Target) -> Iterator[tuple[str, _Numbers | None, p
 class LandingWork:
     """What every task of a landing job is given. `only` are the tables that get rows, also by way of an outbox, None
     for all: nothing else lands then, no dead letter either. `began` is when the batch began, in seconds since 1970, if
-    tasks are to count how old records are. Records without an arrival get `arrival`, unless it is None.
+    tasks are to count how old records are. Records without an arrival get `arrival`, unless it is None. `asked` is what
+    the decoder was asked for already in this batch.
     """
 
     labelling: Labelling
@@ -251,6 +257,7 @@ class LandingWork:
     only: frozenset[str] | None = None
     began: float | None = None
     arrival: int | None = None
+    asked: frozenset[str] = frozenset()
 
 
 def landing_task(work: LandingWork) -> Any:
@@ -331,7 +338,7 @@ class _Task:
         if layout.unknown:
             rows.add_unknown(rows.batch.column("_unknown"))
         if layout.wanted:
-            rows.want(pc.unique(rows.batch.column("_wanted").drop_null()).to_pylist())
+            rows.want(pc.unique(rows.batch.column("_wanted").drop_null()).to_pylist(), self.work.asked)
         dropped = rows.all[:0]
         if layout.drops_nulls:
             nulls = rows.batch.column("value").is_null().to_numpy(zero_copy_only=False)
