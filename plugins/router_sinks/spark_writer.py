@@ -20,6 +20,9 @@ TAKEN = {
 }
 """Options that belong to the sink, and what to do instead."""
 
+SECRET = re.compile(r"(?i)pass|secret|token|credential|key|auth")
+"""The names of options whose values are secrets."""
+
 
 class SparkWriter(ApplyingSink):
     """Write the rows of each batch by a data source of Spark: jdbc, mongodb, parquet, whatever is on the class path.
@@ -83,13 +86,14 @@ class SparkWriter(ApplyingSink):
         named = [line for line in lines if "Exception" in line or "Error" in line]
         text = (named or lines or [type(error).__name__])[0]
         # The longest first: a short value may be a part of a longer one.
-        values = {secret.get_secret_value() for secret in self.options.values()}
-        for value in sorted(values, key=len, reverse=True):
+        values = [(name, secret.get_secret_value()) for name, secret in self.options.items()]
+        for name, value in sorted(values, key=lambda option: len(option[1]), reverse=True):
             if len(value) <= 3:
                 continue
             pattern = re.escape(value)
-            # A value of letters only, such as the name of a table, may also be a part of a longer word.
-            if value.isalpha():
+            # A value of letters only, such as the name of a table, may also be a part of a longer word. A secret is
+            # masked there also: it may stand in a URL, behind an escape.
+            if value.isalpha() and not SECRET.search(name):
                 pattern = rf"(?<![^\W\d_]){pattern}(?![^\W\d_])"
             text = re.sub(pattern, "***", text)
         return text[:500]

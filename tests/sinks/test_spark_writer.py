@@ -13,3 +13,12 @@ def test_masked_values_do_not_cut_words() -> None:
     text = sink._masked(RuntimeError("Exception: no driver for drive, xp4ssx, p4ss-and-more"))
 
     assert text == "Exception: no driver for ***, x***x, ***"
+
+
+def test_a_secret_is_masked_wherever_it_stands() -> None:
+    """Without it a password of letters is readable behind an escape in a URL."""
+    sink = SparkWriter.model_validate({"format": "jdbc", "options": {"dbtable": "wins", "Password": "hunter"}})
+
+    text = sink._masked(RuntimeError("Exception: jdbc:x?p%3Dhunter&wins of bigwins hunters"))
+
+    assert text == "Exception: jdbc:x?p%3D***&*** of bigwins ***s"
