@@ -290,6 +290,14 @@ def test_keys_of_several_columns_and_types_are_found() -> None:
     assert KeyIndex([pa.array([], pa.int64())]).find([pa.array([1, None], pa.int32())]).to_pylist() == [None, None]
 
 
+def test_nan_is_the_newest_as_in_spark() -> None:
+    """Without it a lookup takes another row than the same query in Spark."""
+    at = pa.chunked_array([[1.0, float("nan")], [float("inf"), None]])
+    table = pa.table({"k": ["a"] * 4, "v": [1, 2, 3, 4], "at": at})
+    assert choose_rows(table, ["k"], "at")[0].select(["k", "v"]).to_pylist() == [{"k": "a", "v": 2}]
+    assert choose_rows(table.slice(2), ["k"], "at")[0].column("v").to_pylist() == [3]
+
+
 def test_of_several_rows_the_newest_is_chosen() -> None:
     table = pa.table({"k": ["a", "a", None, "b"], "at": [1, 3, 9, None]})
     assert choose_rows(table, ["k"], None)[1] == {"k": "a"}

@@ -23,7 +23,7 @@ as does everything below `DEEPEST` messages.
 | message | struct | null if absent |
 | message without fields | struct<_present boolean> | `_present` is true; no table can have a struct of nothing |
 | message that a path already went through; more than 16 levels | binary | its bytes |
-| repeated, map | array, map | empty if absent, never null; maps are sorted by key |
+| repeated, map | array, map | empty if absent, never null; entries in the order of google's encoder |
 | oneof | its members side by side | all but one are null |
 | google.protobuf.Timestamp | timestamp | microseconds, rounded down; outside the years 1 to 9999: a dead letter |
 | google.protobuf.Duration | bigint | microseconds, rounded to zero: Delta has no durations; 10 000 years at most |

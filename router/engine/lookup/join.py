@@ -86,7 +86,7 @@ def choose_rows(table: pa.Table, keys: Sequence[str], newest_by: str | None) -> 
     Rows with a null in their key are left out. Of rows that are equally new, null included, the first counts.
     """
     if newest_by:
-        table = table.sort_by([(newest_by, "descending")])
+        table = _newest_first(table, newest_by)
     codes = KeyIndex([_one_array(table.column(name)) for name in keys]).codes
     different_codes, first_rows = np.unique(codes, return_index=True)
     first_rows = np.sort(first_rows[different_codes >= 0])
@@ -94,6 +94,17 @@ def choose_rows(table: pa.Table, keys: Sequence[str], newest_by: str | None) -> 
         return table.take(pa.array(first_rows)), None
     further_rows = np.setdiff1d(np.flatnonzero(codes >= 0), first_rows)
     return table, {name: table.column(name)[int(further_rows[0])].as_py() for name in keys}
+
+
+def _newest_first(table: pa.Table, newest_by: str) -> pa.Table:
+    """Return a table with its largest values of a column first, and null last."""
+    values = table.column(newest_by)
+    is_nan = pa.repeat(False, len(values))
+    # NaN is the largest number for Spark; Arrow sorts it behind all others.
+    if pa.types.is_floating(values.type):
+        is_nan = pc.fill_null(pc.is_nan(values), False)
+    order = pa.table({"is_nan": is_nan, "value": values})
+    return table.take(pc.sort_indices(order, [("is_nan", "descending"), ("value", "descending")]))
 
 
 @dataclass(frozen=True)
