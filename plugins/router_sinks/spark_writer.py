@@ -20,7 +20,7 @@ TAKEN = {
 }
 """Options that belong to the sink, and what to do instead."""
 
-SECRET = re.compile(r"(?i)pass|secret|token|credential|key|auth")
+SECRET = re.compile(r"(?i)pass|pwd|secret|token|credential|key|auth")
 """The names of options whose values are secrets."""
 
 
@@ -88,12 +88,13 @@ class SparkWriter(ApplyingSink):
         # The longest first: a short value may be a part of a longer one.
         values = [(name, secret.get_secret_value()) for name, secret in self.options.items()]
         for name, value in sorted(values, key=lambda option: len(option[1]), reverse=True):
-            if len(value) <= 3:
+            is_secret = SECRET.search(name) is not None
+            if not value or (len(value) <= 3 and not is_secret):
                 continue
             pattern = re.escape(value)
             # A value of letters only, such as the name of a table, may also be a part of a longer word. A secret is
             # masked there also: it may stand in a URL, behind an escape.
-            if value.isalpha() and not SECRET.search(name):
+            if value.isalpha() and not is_secret:
                 pattern = rf"(?<![^\W\d_]){pattern}(?![^\W\d_])"
             text = re.sub(pattern, "***", text)
         return text[:500]

@@ -22,3 +22,6 @@ def test_a_secret_is_masked_wherever_it_stands() -> None:
     text = sink._masked(RuntimeError("Exception: jdbc:x?p%3Dhunter&wins of bigwins hunters"))
 
     assert text == "Exception: jdbc:x?p%3D***&*** of bigwins ***s"
+
+    short = SparkWriter.model_validate({"format": "jdbc", "options": {"pwd": "p/w", "token": "", "mode": "w"}})
+    assert short._masked(RuntimeError("Exception: jdbc:x?p=p/w")) == "Exception: jdbc:x?p=***"
