@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("router")
 NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 """Kafka's id of zeros: the broker gives none. Source: org.apache.kafka.common.Uuid.ZERO_UUID."""
+NO_ANSWER = "errors.TimeoutException"
+"""Kafka's exception after `default.api.timeout.ms` without an answer, a minute."""
 COMPARED = ("key", "value", "timestamp")
 """The columns in which a record is compared with bronze."""
 
@@ -79,10 +81,14 @@ class TopicIds:
         return topics
 
     def current(self, topics: Iterable[str]) -> dict[str, str]:
-        """Return the ids that topics have now. Those that the brokers do not have, or give no id, are left out."""
+        """Return the ids that topics have now. Those that the brokers do not have, or give no id, are left out.
+
+        Raises ConnectionError if no broker answers.
+        """
+        kafka = self.config.source.kafka
+        assert kafka is not None
         if self._admin is None:
-            assert self.config.source.kafka is not None
-            self._admin = source.open_admin(self.spark, self.config.source.kafka)
+            self._admin = source.open_admin(self.spark, kafka)
         answers = self._admin.describeTopics([*topics]).topicNameValues()
         ids = {}
         for topic in answers:
@@ -91,6 +97,8 @@ class TopicIds:
             except Py4JJavaError as error:
                 if NO_TOPIC in str(error):
                     continue
+                if NO_ANSWER in str(error):
+                    raise ConnectionError(f"no broker answers at {kafka.servers}") from error
                 raise
             if topic_id != NO_ID:
                 ids[topic] = topic_id
@@ -103,7 +111,11 @@ class TopicIds:
         again later is found with the next batch.
         """
         before = set(self.held)
-        for topic, topic_id in self.current(set(topics) - self.held).items():
+        # A batch without records has no topics: nothing is to be asked.
+        names = set(topics) - self.held
+        if not names:
+            return False
+        for topic, topic_id in self.current(names).items():
             if self.noted.setdefault(topic, topic_id) != topic_id:
                 self.held.add(topic)
         if self.held == before:
