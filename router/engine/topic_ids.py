@@ -66,12 +66,16 @@ class TopicIds:
         if config.source.kafka is None:
             return None
         noted: dict[str, str] = {}
+        if not by_ledger:
+            # The ledger has what stood in a damaged manifest. That of a batch that was cut off is refused later.
+            try:
+                manifest = last_manifest(checkpoint)
+            except StartError:
+                by_ledger = True
+            else:
+                noted = manifest.topic_ids if manifest else {}
         if by_ledger:
             noted = ledger.topic_ids(lake, config)
-        else:
-            manifest = last_manifest(checkpoint)
-            if manifest is not None:
-                noted = manifest.topic_ids
         topics = cls(spark, config, noted)
         topics.compare(noted)
         if not noted:

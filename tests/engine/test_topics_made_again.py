@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,8 +22,6 @@ from router.engine.stream import RunOptions, run
 from router.registry import load_registry
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import SparkSession
 
     from router_demo.kafka import EmbeddedKafka
@@ -151,6 +150,27 @@ def test_a_lost_checkpoint_does_not_continue_a_topic_made_again(
     with pytest.raises(StartError, match=r"again-lost .*another name and checkpoint"):
         run(configuration, REGISTRY, spark, RunOptions(accept="lost-checkpoint"))
     assert lives(spark, tmp_path, "again-lost") == {"first": 10}
+
+
+def test_a_damaged_manifest_of_a_finished_batch_stops_nothing(
+    spark: SparkSession, broker: EmbeddedKafka, tmp_path: Path
+) -> None:
+    """Without it a start is refused for a file that is needed no more; or the ids are forgotten with it."""
+    broker.create_topic("again-damaged")
+    send(broker, "again-damaged", 10, "first")
+    configuration = configured(tmp_path, broker, "topics: [again-damaged]")
+    run(configuration, REGISTRY, spark)
+    for manifest in Path(configuration.config.checkpoint_path()).glob("store/manifests/*/*.json"):
+        manifest.write_bytes(b'{"cut')
+    send(broker, "again-damaged", 1, "first")
+    run(configuration, REGISTRY, spark)
+    assert lives(spark, tmp_path, "again-damaged") == {"first": 11}
+
+    for manifest in Path(configuration.config.checkpoint_path()).glob("store/manifests/*/*.json"):
+        manifest.write_bytes(b'{"cut')
+    create_again(broker, "again-damaged", 15)
+    with pytest.raises(StartError, match=r"again-damaged .*another name and checkpoint"):
+        run(configuration, REGISTRY, spark)
 
 
 def test_a_broker_without_ids(
