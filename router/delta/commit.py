@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from router.delta.lake import Lake
     from router.sinks import Widening
 
+_CHANGED_MEANWHILE = "the commit failed: another writer has changed the table meanwhile"
+
 
 @dataclass(frozen=True)
 class StagedFile:
@@ -134,8 +136,9 @@ def commit(lake: Lake, work: TableCommit, notes: dict[str, str], table: DeltaTab
     ids = {work.app_id: work.version}
     try:
         if handle is None:
-            create_with_files(lake, work.table, work.columns, work.files, ids=ids, notes=notes)
-            return True
+            handle = _create_or_open(lake, work, notes)
+            if handle is None:
+                return True
         if isinstance(handle, LogTail) and handle.appends and not work.added:
             return handle.append([add_action(file) for file in work.files], (work.app_id, work.version), notes)
         opened_version = handle.version()
@@ -145,13 +148,31 @@ def commit(lake: Lake, work: TableCommit, notes: dict[str, str], table: DeltaTab
         if is_committed(handle, work):
             return False
         if handle.version() != opened_version:  # the rows were staged for another schema, perhaps
-            raise TableError(work.table, "the commit failed: another writer has changed the table meanwhile")
+            raise TableError(work.table, _CHANGED_MEANWHILE)
         if work.added:
             add_columns(handle, work.added)
         append_files(handle, work.files, ids=ids, notes=notes)
     except (DeltaError, OSError) as error:
         raise TableError(work.table, f"the commit failed: {first_line(error)}") from error
     return True
+
+
+def _create_or_open(lake: Lake, work: TableCommit, notes: Mapping[str, str]) -> DeltaTable | None:
+    """Create a table with the files; return the open table instead if another writer has created it meanwhile.
+
+    Several sinks have their receipts in one table, and all of them may have found none. Raises TableError if that table
+    lacks columns of the files, and DeltaError.
+    """
+    try:
+        create_with_files(lake, work.table, work.columns, work.files, ids={work.app_id: work.version}, notes=notes)
+    except DeltaError:
+        made = lake.open(work.table)
+        if made is None:
+            raise
+        if not set(names(work.columns)) <= set(to_arrow(made).names):
+            raise TableError(work.table, _CHANGED_MEANWHILE) from None
+        return made
+    return None
 
 
 def is_committed(table: DeltaTable, work: TableCommit) -> bool:

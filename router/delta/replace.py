@@ -120,8 +120,8 @@ def create_with_files(
     """Create a table with staged files, in its first commit; `schema` is Delta's JSON.
 
     `options` are those of the table: partitions, properties, comment. Properties that only Delta on Spark can set are
-    left to `finish`. If another writer has created the table meanwhile, the files are appended to it; with `exclusive`
-    DeltaError is raised instead.
+    left to `finish`. If another writer creates the table meanwhile, DeltaError is raised, or the files are appended to
+    it; with `exclusive` they are not appended to a table that is there when the call begins.
     """
     all_properties = dict(properties or {})
     partition_by: list[str] = []

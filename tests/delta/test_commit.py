@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from router import TableError
+from router.delta import commit as commits
 from router.delta.commit import commit, row_count
 
 if TYPE_CHECKING:
@@ -96,6 +97,32 @@ def test_a_commit_of_somebody_else_in_between_is_no_conflict(
     assert commit(lake, land(lake, TABLE, pa.table({"id": [4]}), 8), {}, handle)
 
     assert [row["id"] for row in stored(lake)] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("same_columns", [True, False])
+def test_a_table_that_another_writer_creates_meanwhile_is_appended_to(
+    lake: Lake, land: Callable[..., TableCommit], monkeypatch: pytest.MonkeyPatch, same_columns: bool
+) -> None:
+    """Without it the first batch of two sinks that share a table of receipts stops one of them."""
+    ours = land(lake, TABLE, pa.table({"id": [2]}), 0, target="other/sink")
+    theirs = land(lake, TABLE, FIRST if same_columns else pa.table({"other": [1]}), 7)
+    create = commits.create_with_files
+    waiting = [theirs]
+
+    def create_after_the_other(*args: Any, **options: Any) -> None:
+        if waiting:
+            assert commit(lake, waiting.pop(), {})
+        create(*args, **options)
+
+    monkeypatch.setattr(commits, "create_with_files", create_after_the_other)
+
+    if same_columns:
+        assert commit(lake, ours, {})
+        assert sorted(row["id"] for row in stored(lake)) == [1, 2, 2]
+        assert not commit(lake, ours, {})
+    else:
+        with pytest.raises(TableError, match="another writer has changed the table meanwhile"):
+            commit(lake, ours, {})
 
 
 def test_new_columns_and_nested_fields_come_before_the_rows(
