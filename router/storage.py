@@ -321,7 +321,8 @@ class ObjectFiles(fs.FileSystemHandler):  # type: ignore[misc]
         with failures():
             for chunk in _obstore().list(self.store, folder, offset=after, chunk_size=1000):
                 for head in chunk:
-                    stamps[head["path"]] = str(head["e_tag"])
+                    if head["path"] > after:  # Azurite ignores where a list is to begin
+                        stamps[head["path"]] = str(head["e_tag"])
         return stamps
 
     def delete(self, paths: Iterable[str]) -> None:
@@ -539,7 +540,12 @@ def _open_client(kind: Any, root: str, bucket: str, prefix: str | None, options:
 
 def for_delta(place: str, options: Mapping[str, str]) -> dict[str, str] | None:
     """Return the options that delta-rs takes: it knows no profiles, so it gets the keys that belong to one just now."""
-    if is_local(place) or SCHEMES[place.partition("://")[0]] != "s3":
+    if is_local(place):
+        return dict(options) or None
+    kind = SCHEMES[place.partition("://")[0]]
+    if kind == "azure":
+        return _for_emulator(options) or None
+    if kind != "s3":
         return dict(options) or None
     named = _lower(options)
     provider = _take_provider(place, named)
@@ -551,6 +557,21 @@ def for_delta(place: str, options: Mapping[str, str]) -> dict[str, str] | None:
     if keys.get("token"):
         named["aws_session_token"] = keys["token"]
     return named
+
+
+def _for_emulator(options: Mapping[str, str]) -> dict[str, str]:
+    """Return options of Azure, by which delta-rs knows an emulator: the account is in the path of its endpoint.
+
+    Azurite ignores where a list is to begin (`startFrom`). delta-rs then meets commits that it has read, and writes to
+    no table a second time. In the list of an emulator it leaves them out itself. It takes the address of an emulator
+    from the environment only.
+    """
+    named = _lower(options)
+    endpoint, _, account = named.get("azure_endpoint", "").rstrip("/").rpartition("/")
+    if account and account == named.get("azure_storage_account_name"):
+        os.environ["AZURITE_BLOB_STORAGE_URL"] = endpoint
+        return {**options, "azure_storage_use_emulator": "true"}
+    return dict(options)
 
 
 def _take_provider(root: str, options: dict[str, str]) -> Any:
@@ -595,6 +616,7 @@ def _lower(options: Mapping[str, str]) -> dict[str, str]:
 
 OTHER_NAMES = {
     "account_name": "azure_storage_account_name",
+    "azure_storage_endpoint": "azure_endpoint",
     "profile": "aws_profile",
     "access_key_id": "aws_access_key_id",
     "secret_access_key": "aws_secret_access_key",

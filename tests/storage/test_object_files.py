@@ -263,6 +263,18 @@ def test_spark_gets_the_rights_of_the_router() -> None:
     assert storage.for_spark("/lake", {}) == "/lake"
 
 
+def test_an_emulator_of_azure_is_known_by_its_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it delta-rs writes each table of Azurite once: its lists begin where they are not to begin."""
+    monkeypatch.setenv("AZURITE_BLOB_STORAGE_URL", "http://before")
+    azure = {"account_name": "acc", "azure_storage_endpoint": "http://azurite:10000/acc/"}
+
+    assert storage.for_delta("az://c/x", azure) == {**azure, "azure_storage_use_emulator": "true"}
+    assert os.environ["AZURITE_BLOB_STORAGE_URL"] == "http://azurite:10000"
+    for other in ({}, {"azure_endpoint": "https://acc.blob.core.windows.net"}):
+        options = {"account_name": "acc", **other}
+        assert storage.for_delta("abfss://c@acc.dfs.core.windows.net/x", options) == options
+
+
 def test_files_are_read_as_a_dataset(bucket: Lake) -> None:
     """Without it rows of a quarantine in a bucket are never released."""
     paths = [f"silver/uno/{number}.parquet" for number in range(3)]
