@@ -24,6 +24,7 @@ from datetime import timezone
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 from pyarrow import fs
@@ -566,10 +567,9 @@ def _for_emulator(options: Mapping[str, str]) -> dict[str, str]:
     no table a second time. In the list of an emulator it leaves them out itself. It takes the address of an emulator
     from the environment only.
     """
-    named = _lower(options)
-    endpoint, _, account = named.get("azure_endpoint", "").rstrip("/").rpartition("/")
-    if account and account == named.get("azure_storage_account_name"):
-        os.environ["AZURITE_BLOB_STORAGE_URL"] = endpoint
+    endpoint = urlsplit(_lower(options).get("azure_endpoint", ""))
+    if endpoint.path.strip("/"):
+        os.environ["AZURITE_BLOB_STORAGE_URL"] = f"{endpoint.scheme}://{endpoint.netloc}"
         return {**options, "azure_storage_use_emulator": "true"}
     return dict(options)
 
