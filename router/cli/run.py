@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from router.cli import config_argument, master_option, plugin_option
 from router.cli.session import spark_session, stopped_by_signals
+from router.errors import TableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -128,6 +129,24 @@ def run(
                 status=board,
             )
             run_stream(loaded, registry, spark, options)
+        if (options.trigger or config.trigger).once and not stop.is_set():
+            _refuse_waiting_rows(config)
+
+
+def _refuse_waiting_rows(config: Config) -> None:
+    """Raise TableError if rows wait for a table after a source is drained: by its exit code a scheduler notices."""
+    from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
+    from router.engine.quarantine.table import waiting_places
+
+    _, checkpoint = lake_and_checkpoint(config)
+    causes = {
+        place.rpartition("/")[2]: why for place, why in waiting_places(config, CheckpointStore(checkpoint)).items()
+    }
+    if causes:
+        table = min(causes)
+        others = f", and for {len(causes) - 1} other tables" if len(causes) > 1 else ""
+        what = f"rows wait for it{others}, and every start tries them again: {causes[table]}"
+        raise TableError(table, what)
 
 
 def ui_at(ui: Ui | None, address: str, option: str) -> Ui:

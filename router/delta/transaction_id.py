@@ -19,7 +19,7 @@ NAME:RUN; a replay or a backfill has a run of its own. The number is that of a b
 | discard | QUERY/discard/ROUTE/SINK/TABLE | dead letters: rows that a person discarded from the quarantine |
 | refuse | QUERY/refuse/REASON/ROUTE/SINK/TABLE | dead letters: rows that TABLE refused when they were released |
 | ledger | QUERY/ledger | the ledger: a batch |
-| ledger_move | QUERY/ledger/REASON/ROUTE/SINK/TABLE | the ledger: rows that left the quarantine |
+| ledger_move | QUERY/ledger/REASON/ROUTE/SINK/TABLE | the ledger: rows that left the quarantine, or a backlog |
 | repair | QUERY/repair/TABLE | a table: content replaced by a repair; the number is a time |
 | spark_repair | QUERY/repair | the same, by Delta on Spark |
 | widening | QUERY/wider | a table: its rows rewritten with wider types; the number is a time |
@@ -106,7 +106,7 @@ _VALUES = {
     "sink": "[a-z][a-z0-9_]*",
     "view": "[a-z][a-z0-9_]*",
     "table": r"[A-Za-z0-9][A-Za-z0-9_]*\.[A-Za-z0-9][A-Za-z0-9_]*",
-    "reason": "release|unblock|held|discard|repair",
+    "reason": "release|unblock|held|discard|repair|backlog",
     "part": "0|[1-9][0-9]*",
 }
 """The pattern of each field of a format: the configuration's rules for names, and the rule for names of tables."""
@@ -129,7 +129,8 @@ class TransactionId:
     """A transaction id of the router, parsed; `str` gives its text. A field that its kind does not have is empty.
 
     `query` is the query with its run, NAME:RUN; a view has the `name` of its query only. `reason` is why rows left the
-    quarantine: the kind of their release, `discard` or `repair`. Raises ValueError for other fields than the kind's.
+    quarantine: the kind of their release, `discard` or `repair`; or `backlog`, if they left an outbox at a start.
+    Raises ValueError for other fields than the kind's.
     """
 
     kind: IdKind

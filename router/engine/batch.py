@@ -176,7 +176,7 @@ class Batches:
             plan=plan,
             applied=applied.counts,
             tables=tables,
-            blocked=self.decider.demands.blocked,
+            blocked={**self.decider.demands.blocked, **self.outboxes.waiting()},
             merged=applied.merged,
             committed_by=self.committers.committed_by,
         )

@@ -42,7 +42,7 @@ from router.engine.retryable_errors import (
     says_lost,
 )
 from router.engine.spark.session import alive, quiet_failures, quiet_gateway
-from router.engine.start.checks import Checkpoint, begin, executors_of, reach, refuse_speculation
+from router.engine.start.checks import Checkpoint, begin, executors_of, reach, refuse_speculation, was_cut_off
 from router.engine.start.killed_repairs import clear_killed_repairs
 from router.engine.start.lost_records import LostRecords
 from router.engine.start.missing_topics import NO_TOPIC, refuse_missing_topics, wait_for_topics
@@ -376,6 +376,7 @@ class _StreamRun:
             by_ledger = begin is not None
             self.topics = TopicIds.of(self.spark, self.config, self.lake, self.checkpoint, by_ledger=by_ledger)
         self._release()
+        self._merge_backlogs()
         self.planner = self.planner or Planner(self.config, self.config.decode, at_start=True)
         self.planner.check_routes()
         self.planner.lookups.load(self.spark)  # waits for a table that is unavailable, before anything is read
@@ -500,12 +501,21 @@ class _StreamRun:
         finally:
             self.releasing.release()
 
+    def _merge_backlogs(self) -> None:
+        """Merge rows that wait for tables of upserts, unless a batch was cut off: it merges them."""
+        if not self.config.debug and not was_cut_off(self.lake, CheckpointStore(self.checkpoint), self.config):
+            self._outboxes().merge_backlogs()
+
     def _deliver(self, key: str, query: str, last: int, rows: DataFrame) -> Applied | None:
         """Give rows of an outbox that left the quarantine to their sink, while no batch is running."""
+        return self._outboxes().deliver(key, query, last, rows)
+
+    def _outboxes(self) -> Outboxes:
+        """Return the sinks with outboxes, for rows that are in no batch of this process."""
         of_run = f"{self.config.name}:{Checkpoint.read(self.checkpoint).run}"
         store = CheckpointStore(self.checkpoint)
         about = self.lake, store, of_run, self._committers, self.options.stop, self.executors
-        return Outboxes(self.config, self.spark, *about).deliver(key, query, last, rows)
+        return Outboxes(self.config, self.spark, *about)
 
     def _end(self, query: StreamingQuery) -> None:
         """Stop the query between two batches, and report the last ones."""

@@ -17,7 +17,7 @@ from router.delta.keyed import upsert as module
 from router.delta.keyed.upsert import TableUpsert, upsert
 from router.delta.lake import Lake
 from router.engine.checkpoint_store import CheckpointStore
-from router.engine.merge.coordinator import Backlog, BacklogStore
+from router.engine.merge.backlog import Backlog, BacklogStore
 from router.engine.preflight.explain import explain
 from router.registry import load_registry
 from router.sinks import KeyedTable

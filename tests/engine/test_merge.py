@@ -125,7 +125,7 @@ def test_refused_rows_become_files_of_dead_letters(lake: Lake, job: MergeJob) ->
     """Without it a row without its key is gone, with no word of it."""
     found = done(job, rows(("silver.a", record(None, 7, 5)), ("silver.a", record("x", 8, 8))))
 
-    (file,) = found.files
+    (file,) = found.files["silver.a"]
     assert (file.table, file.target, file.rows) == ("ops.dead", "/dead_letters", 1)
     (letter,) = pq.read_table(f"{lake.root}/{file.path}").to_pylist()
     assert {name: letter[name] for name in ("stage", "reason", "route", "sink", "topic", "offset", "batch_id")} == {

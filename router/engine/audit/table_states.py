@@ -19,7 +19,8 @@ from router.engine import ledger
 from router.engine.audit.verify import OWN_LAYERS, Verification
 from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
 from router.engine.label.layout import merge_options, outbox_of
-from router.engine.merge.coordinator import BacklogStore, MergedTables
+from router.engine.merge.backlog import BacklogStore
+from router.engine.merge.coordinator import MergedTables
 from router.engine.preflight.explain import fixed_table
 from router.engine.quarantine.table import pending_releases, quarantined
 from router.sinks import KeyedTable, MergingSink

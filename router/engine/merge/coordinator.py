@@ -9,8 +9,8 @@ import json
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from deltalake.exceptions import DeltaError
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -22,8 +22,10 @@ from router.delta.keyed.upsert import LARGE, merge_engine
 from router.delta.parquet_writer import Staging
 from router.delta.replace_by_spark import outbox_rows
 from router.delta.table_cache import THREADS
-from router.delta.transaction_id import TransactionId, merge_refusals_id
+from router.delta.transaction_id import TransactionId, merge_refusals_id, table_id
+from router.engine import ledger
 from router.engine.label.layout import DEAD_SCHEMA, TABLE, merge_options, with_order_columns
+from router.engine.merge.backlog import Backlog, BacklogStore, MergedBacklog, extended
 from router.engine.merge.delta_rs import MergeJob, MergeOutcomes, is_small, merge_by_tasks, merge_here
 from router.engine.merge.delta_spark import SparkMerger
 from router.engine.spark.executors import on_one_machine
@@ -31,14 +33,16 @@ from router.errors import SinkError
 from router.sinks import Applied
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from router.config.models import Landing as Options
+    from router.delta.commit import StagedFile
     from router.delta.lake import Lake
     from router.engine.balance import Partition
     from router.engine.checkpoint_store import CheckpointStore
     from router.engine.commit.committers import Committers
     from router.engine.label.layout import Target
+    from router.engine.merge.backlog import Spans
     from router.engine.spark.executors import Executors
     from router.sinks import KeyedTable, MergingSink
 
@@ -72,8 +76,8 @@ class MergeCoordinator:
     """The merges of a query. `query` is the query with its run: transaction ids begin with it.
 
     `tables` are those merged since it was cleared, each with its sink (ROUTE/SINK). By sink: `known` are the tables
-    that it has merged into, `merged` those of this process with the last batch that they have, and `left` those that it
-    leaves to Delta on Spark, with the reason.
+    that it has merged into, `merged` those of this process with the last batch that they have, `left` those that it
+    leaves to Delta on Spark, with the reason, and `waiting` those that cannot be written, with their backlog.
     """
 
     query: str
@@ -83,11 +87,13 @@ class MergeCoordinator:
     committers: Committers
     options: Options
     dead_letters: str
+    ledger: str
     executors: Executors
     tables: dict[str, str] = field(default_factory=dict)
     known: dict[str, MergedTables] = field(default_factory=dict)
     left: dict[str, dict[str, str]] = field(default_factory=dict)
     merged: dict[str, dict[str, int]] = field(default_factory=dict)
+    waiting: dict[str, dict[str, Backlog]] = field(default_factory=dict)
 
     def merge(self, sink: MergingSink, rows: OutboxRows) -> Applied:
         """Merge the rows of one outbox into their tables; return the counts of rows.
@@ -101,16 +107,9 @@ class MergeCoordinator:
         before = backlogs.before(self.query, work.version)
         outcomes = self._merge_tables(sink, rows, before)
         backlog = self._new_backlog(outcomes, rows, before)
-        self._commit_dead_letters(outcomes, work, rows.notes)
-
-        # No row may vanish: each is merged, a dead letter or in the backlog.
-        applied = outcomes.counts.get("applied", 0)
-        dead = outcomes.counts.get("refused", 0)
-        all_rows = work.rows + _count_rows(before)
-        waiting = _count_rows(backlog)
-        if applied + dead + waiting != all_rows:
-            problem = f"of {all_rows} rows {applied} were merged, {dead} refused, and {waiting} wait"
-            raise SinkError(self.query, work.version, target.route, target.sink, problem)
+        refused_files = [file for files in outcomes.files.values() for file in files]
+        self._commit_dead_letters(merge_refusals_id(work.app_id), work.version, refused_files, rows.notes)
+        counts = self._balanced(outcomes, rows, before, backlog)
 
         # The mark is last: until it is written, the next start merges the batch again, with the same backlog.
         self.tables.update(dict.fromkeys(outcomes.tables, target.key))
@@ -118,11 +117,67 @@ class MergeCoordinator:
         self._merged_tables(target).note(outcomes.tables)
         if before or backlog:
             backlogs.note(self.query, work.version, before, backlog)
-        counts = Applied(applied, dead)
+        self.waiting[target.key] = backlog
         self.store.mark_applied(work.version, target.key, counts, outcomes.committed)
         self.merged.setdefault(target.key, {}).update(dict.fromkeys(outcomes.committed, work.version))
         changes = ", ".join(f"{outcomes.counts.get(name, 0)} {name}" for name in _CHANGES)
         log.info("batch %d, %s: %d tables, %s", work.version, target.key, len(outcomes.tables), changes)
+        return counts
+
+    def merge_backlog(self, sink: MergingSink, target: Target) -> None:
+        """Merge the backlog of a sink while no batch is under way, under the id of the last batch that is in it.
+
+        So a batch that follows finds these rows in their tables, or in the backlog. Can be repeated from any step:
+        each table, its dead letters and its counts in the ledger have a transaction id.
+        """
+        backlogs = BacklogStore(self.store, target.key)
+        self._book(target, backlogs.unbooked())
+        before = backlogs.now()
+        if not before:
+            return
+        query, batch = backlogs.last()
+        of_query = replace(self, query=query)
+        notes = {"router.query": query, "router.batch": str(batch)}
+        work = TableCommit(target.key, str(target.table), "", batch, (), to_delta(target.schema))
+        outbox = outbox_rows(self.spark, self.lake, work.table)
+        rows = OutboxRows(target, work, outbox.filter(F.lit(False)), (), notes)
+        outcomes = of_query._merge_tables(sink, rows, before)
+        backlog = of_query._new_backlog(outcomes, rows, before)
+        app = str(TransactionId("sink", query, target.route, target.sink))
+        for table, files in outcomes.files.items():
+            self._commit_dead_letters(merge_refusals_id(table_id(app, table)), batch, files, notes)
+        self._balanced(outcomes, rows, before, backlog)
+
+        self._merged_tables(target).note(outcomes.tables)
+        merged = []
+        for table in sorted(outcomes.tables):
+            counts = outcomes.by_table[table]
+            merged.append(MergedBacklog(table, query, batch, counts["applied"], counts["refused"]))
+        # First the note, then the ledger: a table that cannot be written again in between would count its rows twice.
+        backlogs.note(query, batch, before, backlog, merged)
+        self._book(target, merged)
+        self.waiting[target.key] = backlog
+
+    def _book(self, target: Target, merged: Iterable[MergedBacklog]) -> None:
+        """Append to the ledger what became of backlogs, once for each table."""
+        for of_table in merged:
+            name, _, run = of_table.query.rpartition(":")
+            counts = Applied(of_table.applied, of_table.dead)
+            row = {"query": name, "run": run, "batch_id": of_table.batch, **ledger.of_sink(target.key, counts)}
+            app_id = TransactionId("ledger_move", of_table.query, target.route, target.sink, of_table.table, "backlog")
+            entry = ledger.LedgerEntry(self.ledger, str(app_id), of_table.batch)
+            ledger.append(self.committers, entry, [row])
+
+    def _balanced(
+        self, outcomes: MergeOutcomes, rows: OutboxRows, before: dict[str, Backlog], backlog: dict[str, Backlog]
+    ) -> Applied:
+        """Return the counts of a merge. Raises SinkError if a row is not merged, a dead letter or in the backlog."""
+        counts = Applied(outcomes.counts.get("applied", 0), outcomes.counts.get("refused", 0))
+        all_rows = rows.work.rows + _count_rows(before)
+        waiting = _count_rows(backlog)
+        if counts.done + waiting != all_rows:
+            problem = f"of {all_rows} rows {counts.applied} were merged, {counts.dead} refused, and {waiting} wait"
+            raise SinkError(self.query, rows.work.version, rows.target.route, rows.target.sink, problem)
         return counts
 
     def _merge_tables(self, sink: MergingSink, rows: OutboxRows, before: dict[str, Backlog]) -> MergeOutcomes:
@@ -218,7 +273,8 @@ class MergeCoordinator:
         target = rows.target
         batch = rows.work.version
         if outcomes.forbidden:
-            self._delete_dead_letters(outcomes)  # the next try writes them again
+            for files in outcomes.files.values():
+                self._delete(files)  # the next try writes them again
             table = min(outcomes.forbidden)
             problem = f"table {table}: {outcomes.failed[table]}"
             raise SinkError(self.query, batch, target.route, target.sink, problem)
@@ -229,29 +285,29 @@ class MergeCoordinator:
 
         backlog = {}
         for table, why in outcomes.failed.items():
-            spans: _Spans = {}
+            spans: Spans = {}
             if table in before:
                 spans = before[table].spans
             backlog[table] = Backlog(outcomes.left[table], extended(spans, rows.partitions), why)
         return backlog
 
-    def _commit_dead_letters(self, outcomes: MergeOutcomes, work: TableCommit, notes: dict[str, str]) -> None:
-        """Commit the dead letters that the merges have written."""
-        if not outcomes.files:
+    def _commit_dead_letters(self, app_id: str, batch: int, files: Sequence[StagedFile], notes: dict[str, str]) -> None:
+        """Commit the dead letters that merges have written."""
+        if not files:
             return
         dead = TableCommit(
             target="/dead_letters",
             table=self.dead_letters,
-            app_id=merge_refusals_id(work.app_id),
-            version=work.version,
-            files=tuple(outcomes.files),
+            app_id=app_id,
+            version=batch,
+            files=tuple(files),
             columns=to_delta(DEAD_SCHEMA),
         )
         if not self.committers.commit((dead,), {}, notes):
-            self._delete_dead_letters(outcomes)  # an earlier try has committed others of the same rows
+            self._delete(files)  # an earlier try has committed others of the same rows
 
-    def _delete_dead_letters(self, outcomes: MergeOutcomes) -> None:
-        for file in outcomes.files:
+    def _delete(self, files: Iterable[StagedFile]) -> None:
+        for file in files:
             self.lake.files.delete_file(file.path)
 
 
@@ -282,81 +338,12 @@ class MergedTables:
         return f"known/{self.key.replace('/', '__')}.json"
 
 
-_Spans = dict[str, dict[int, tuple[int, int]]]
-"""Topic -> partition -> first and last offset."""
-
-
-@dataclass(frozen=True)
-class Backlog:
-    """The backlog of one table: the number of rows, the offsets that they came from, and why they wait."""
-
-    rows: int
-    spans: _Spans
-    why: str
-
-
-@dataclass(frozen=True)
-class BacklogStore:
-    """The backlog of one outbox by table, in the checkpoint store."""
-
-    store: CheckpointStore
-    key: str
-
-    def before(self, query: str, batch: int) -> dict[str, Backlog]:
-        """Return the backlog by table when a batch began, also if that batch was finished before."""
-        note = self._read()
-        was_finished = note["after"] == [query, batch]
-        return _by_table(note["before"] if was_finished else note["now"])
-
-    def now(self) -> dict[str, Backlog]:
-        """Return the backlog by table."""
-        return _by_table(self._read()["now"])
-
-    def note(self, query: str, batch: int, before: dict[str, Backlog], now: dict[str, Backlog]) -> None:
-        """Write the backlog after a batch."""
-        note = {
-            "after": [query, batch],
-            "before": {table: asdict(backlog) for table, backlog in before.items()},
-            "now": {table: asdict(backlog) for table, backlog in now.items()},
-        }
-        self.store.write(self._path, json.dumps(note).encode())
-
-    def _read(self) -> dict[str, Any]:
-        note: dict[str, Any] = self.store.load(self._path) or {"after": [], "before": {}, "now": {}}
-        return note
-
-    @property
-    def _path(self) -> str:
-        return f"backlog/{self.key.replace('/', '__')}.json"
-
-
-def _by_table(note: dict[str, Any]) -> dict[str, Backlog]:
-    """Return the backlog by table from its note, in which JSON has made texts of partitions and lists of spans."""
-    backlogs = {}
-    for table, backlog in note.items():
-        spans: _Spans = {}
-        for topic, by_partition in backlog["spans"].items():
-            spans[topic] = {int(partition): (first, last) for partition, (first, last) in by_partition.items()}
-        backlogs[table] = Backlog(backlog["rows"], spans, backlog["why"])
-    return backlogs
-
-
-def extended(spans: _Spans, partitions: Iterable[Partition]) -> _Spans:
-    """Return spans extended by those of a later batch."""
-    longer = {topic: dict(by_partition) for topic, by_partition in spans.items()}
-    for part in partitions:
-        of_topic = longer.setdefault(part.topic, {})
-        first, _ = of_topic.get(part.partition, (part.first, 0))
-        of_topic[part.partition] = (first, part.last)
-    return longer
-
-
 def is_backlog(backlog: dict[str, Backlog]) -> Column:
     """Return whether a row of an outbox belongs to its backlog."""
     return any_of((F.col(TABLE) == table) & within(waiting.spans) for table, waiting in backlog.items())
 
 
-def within(spans: _Spans) -> Column:
+def within(spans: Spans) -> Column:
     """Return whether a row's record is within some spans of offsets."""
     conditions = []
     for topic, by_partition in spans.items():

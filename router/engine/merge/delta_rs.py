@@ -89,7 +89,7 @@ class MergeJob:
 
 @dataclass
 class MergeOutcomes:
-    """The reports of merges, collected: the counts of rows, and the files of the refused ones.
+    """The reports of merges, collected: the counts of rows, also by table, and the files of the refused ones by table.
 
     `spark` are the tables that are left to Delta on Spark, with the reason; `failed` those that could not be written,
     with the number of rows that are `left` for each; `forbidden` are those of them that would have to change and must
@@ -97,8 +97,9 @@ class MergeOutcomes:
     """
 
     counts: dict[str, int] = field(default_factory=dict)
+    by_table: dict[str, dict[str, int]] = field(default_factory=dict)
     tables: set[str] = field(default_factory=set)
-    files: list[StagedFile] = field(default_factory=list)
+    files: dict[str, list[StagedFile]] = field(default_factory=dict)
     spark: dict[str, str] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     left: dict[str, int] = field(default_factory=dict)
@@ -108,7 +109,7 @@ class MergeOutcomes:
     def add(self, report: dict[str, Any]) -> None:
         """Add one report of a task."""
         if "path" in report:  # a file of refused rows
-            self.files.append(StagedFile.of(report))
+            self.files.setdefault(report.pop("refused_by"), []).append(StagedFile.of(report))
             return
         table = report["table"]
         if "spark" in report:
@@ -122,6 +123,7 @@ class MergeOutcomes:
             self.tables.add(table)
             if report["committed"]:
                 self.committed.add(table)
+            self.by_table[table] = report["counts"]
             for name, count in report["counts"].items():
                 self.counts[name] = self.counts.get(name, 0) + count
 
@@ -186,14 +188,15 @@ def _staged_rows(lake: Lake, work: TableCommit) -> pa.Table:
 
 def reports(job: MergeJob, merges: Iterable[Merge]) -> list[dict[str, Any]]:
     """Return a report of each table, and of each file of refused rows; those files are written here."""
-    dead = job.staging.writer(job.batch, f"refused-{attempt()}")
     table_reports: list[dict[str, Any]] = []
-    for table, report, refused in merges:
+    file_reports: list[dict[str, Any]] = []
+    for number, (table, report, refused) in enumerate(merges):
         table_reports.append({"table": table, **report})
         if refused is not None and len(refused):
+            dead = job.staging.writer(job.batch, f"refused-{attempt()}-{number}")
             dead.hold("/dead_letters", job.dead_letters, as_dead_letters(refused, job.route, job.sink, job.batch))
-            dead.flush()
-    return [*table_reports, *(asdict(file) for file in dead.close())]
+            file_reports += [{**asdict(file), "refused_by": table} for file in dead.close()]
+    return [*table_reports, *file_reports]
 
 
 def rows_by_table(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, pa.Table]]:

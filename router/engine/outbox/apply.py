@@ -24,6 +24,7 @@ from router.engine.commit.committers import Committers
 from router.engine.json_rows import from_json
 from router.engine.label.layout import COORDINATES, RECORD_SCHEMA, outbox_of
 from router.engine.label.planner import Planner
+from router.engine.merge.backlog import BacklogStore
 from router.engine.merge.coordinator import MergeCoordinator, OutboxRows
 from router.engine.outbox.retention import OutboxRetention
 from router.engine.spark.executors import Executors, refusal
@@ -89,6 +90,7 @@ class Outboxes:
             committers=self.committers,
             options=config.landing,
             dead_letters=config.dead_letters,
+            ledger=config.ledger,
             executors=self.executors,
         )
         self.sinks: dict[str, Sink] = {f"{route}/{name}": sink for route, name, sink in config.all_sinks()}
@@ -115,6 +117,33 @@ class Outboxes:
         if self.applier.sends:
             self.retention.after_batch(target for target in targets.values() if not self._is_detached(target.key))
         return AppliedBatch(counts, dict(self.merger.tables))
+
+    def merge_backlogs(self) -> None:
+        """Merge the rows that wait for tables of upserts, while no batch is under way: see `merge_backlog`."""
+        pending = set()
+        for key, sink in self.sinks.items():
+            if isinstance(sink, MergingSink) and BacklogStore(self.store, key).is_pending():
+                pending.add(key)
+        if not pending:
+            return
+        for target in layout_of(self.config, self.spark).targets:
+            if target.key not in pending or not target.outbox:
+                continue
+            sink = self.sinks[target.key]
+            assert isinstance(sink, MergingSink)
+            try:
+                self.merger.merge_backlog(sink, target)
+            except Exception as error:  # the stream must not stop for rows that wait
+                text = "%s: the rows that wait for tables of %s cannot be merged now, they are with the next batch: %s"
+                log.warning(text, self.config.name, target.key, first_line(error))
+
+    def waiting(self) -> dict[str, str]:
+        """Return why rows of this process's batches wait for tables of upserts, by place."""
+        places = {}
+        for key, backlog in self.merger.waiting.items():
+            for table, of_table in backlog.items():
+                places[f"{key}/{table}"] = of_table.why
+        return places
 
     def unapplied(self, manifest: Manifest) -> list[TableCommit]:
         """Return the commits of a batch whose staged files a sink still has to read."""

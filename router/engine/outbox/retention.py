@@ -19,7 +19,7 @@ from router.config.models import interval
 from router.delta.constraints import unsupported
 from router.delta.maintenance import MaintenanceOptions, delete_older
 from router.engine.label.layout import TABLE
-from router.engine.merge.coordinator import BacklogStore
+from router.engine.merge.backlog import BacklogStore
 from router.errors import TableError, first_line
 from router.sinks import ApplyingSink, Batch
 

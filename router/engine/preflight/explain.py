@@ -17,7 +17,7 @@ from router.delta.keyed.upsert import merge_engine
 from router.delta.transaction_id import batch_id
 from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
 from router.engine.label.layout import merge_options
-from router.engine.merge.coordinator import BacklogStore
+from router.engine.merge.backlog import BacklogStore
 from router.engine.start.checks import Checkpoint
 from router.errors import TableError
 from router.sinks import MergingSink, Sink, TableSink

@@ -25,7 +25,8 @@ from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.commit.lost_tables import tables_of_newest_batches
 from router.engine.label.layout import outbox_of, quarantine_of
-from router.engine.merge.coordinator import BacklogStore, MergedTables
+from router.engine.merge.backlog import BacklogStore
+from router.engine.merge.coordinator import MergedTables
 from router.engine.merge.key_checks import changed_keys
 from router.engine.quarantine.table import quarantined_in
 from router.engine.start.checks import Checkpoint, examine, refuse_moved, refuse_other_source, refuse_shared

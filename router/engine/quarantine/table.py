@@ -43,7 +43,9 @@ from router.engine.label.layout import (
     SCHEMA_COLUMNS,
     quarantine_of,
 )
+from router.engine.merge.backlog import BacklogStore
 from router.errors import TableError
+from router.sinks import MergingSink
 from router.spark_internals import to_spark_columns
 
 if TYPE_CHECKING:
@@ -229,6 +231,16 @@ def pending_releases(store: CheckpointStore, folder: str = "approvals") -> list[
 def blocked_places(store: CheckpointStore) -> dict[str, str]:
     """Return why tables cannot be written, by place."""
     return {str(note.place): note.cause for note in pending_releases(store, "blocked")}
+
+
+def waiting_places(config: Config, store: CheckpointStore) -> dict[str, str]:
+    """Return why rows wait for tables, by place: those of upserts in their outboxes, all others in quarantines."""
+    places = blocked_places(store)
+    for route, sink_name, sink in config.all_sinks():
+        if isinstance(sink, MergingSink):
+            for table, backlog in BacklogStore(store, f"{route}/{sink_name}").now().items():
+                places[f"{route}/{sink_name}/{table}"] = backlog.why
+    return places
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ from router.engine.quarantine.table import (
 )
 from router.engine.reprocess.records import bronze_tables
 from router.engine.spark.executors import Executors
-from router.engine.start.checks import Checkpoint
+from router.engine.start.checks import Checkpoint, was_cut_off
 from router.errors import TableError, first_line
 from router.sinks import Applied, TableSink
 from router.spark_internals import to_spark_columns
@@ -112,14 +112,7 @@ class Release:
         due = self.due()
         if not due:
             return set()
-        # A batch that was cut off has a manifest, but is not in the ledger yet.
-        run = Checkpoint.read(self.store.checkpoint).run
-        table = self.lake.open(self.config.ledger)
-        last_batch = None
-        if table is not None:
-            last_batch = table.transaction_version(str(TransactionId("ledger", f"{self.config.name}:{run}")))
-        next_batch = 0 if last_batch is None else last_batch + 1
-        if self.store.read(f"manifests/{run}/{next_batch:010d}.json") is not None:
+        if was_cut_off(self.lake, self.store, self.config):
             return set()
         return self.carry_out(due)
 

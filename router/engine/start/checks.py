@@ -17,6 +17,7 @@ from router.delta.dataset import dataset_of
 from router.delta.history import commit_notes
 from router.delta.located_files import note_path
 from router.delta.table_cache import THREADS, TableCache
+from router.delta.transaction_id import TransactionId
 from router.engine import source
 from router.engine.checkpoint_store import REPLAY, CheckpointStore
 from router.engine.commit.lost_tables import refuse_lost_tables
@@ -91,6 +92,17 @@ def last_manifest(checkpoint: Lake) -> Manifest | None:
     return store.manifest(past.decided) or store.manifest(past.last)
 
 
+def was_cut_off(lake: Lake, store: CheckpointStore, config: Config) -> bool:
+    """Return whether a batch was cut off: it has a manifest, but is not in the ledger yet."""
+    run = Checkpoint.read(store.checkpoint).run
+    table = lake.open(config.ledger)
+    last_batch = None
+    if table is not None:
+        last_batch = table.transaction_version(str(TransactionId("ledger", f"{config.name}:{run}")))
+    next_batch = 0 if last_batch is None else last_batch + 1
+    return store.read(f"manifests/{run}/{next_batch:010d}.json") is not None
+
+
 def examine(lake: Lake, ledger: str, name: str, checkpoint: Checkpoint, accept: Accept = "") -> None:
     """Raise StartError if lake and checkpoint do not belong together, unless just that is accepted.
 
@@ -149,15 +161,18 @@ def _last_batches(lake: Lake, name: str) -> dict[str, tuple[str, int]]:
     """Return the last commit of a query in each table that has one: table -> (run, batch)."""
     tables = lake.every_table()
     with ThreadPoolExecutor(THREADS) as pool:
-        batches = pool.map(lambda table: _last_batch(lake.open(table), name), tables)
+        batches = pool.map(lambda table: _last_batch(lake, table, name), tables)
         return {table: batch for table, batch in zip(tables, batches, strict=True) if batch}
 
 
-def _last_batch(table: DeltaTable | None, name: str) -> tuple[str, int] | None:
-    """Return run and batch of the last commit of a query to a table."""
-    if table is None:
+def _last_batch(lake: Lake, table: str, name: str) -> tuple[str, int] | None:
+    """Return run and batch of the last commit of a query to a table; None also if its log is damaged."""
+    try:
+        handle = lake.open(table)
+        commits = handle.history(RECENT) if handle else []
+    except DeltaError:  # it may be another's; the first batch that writes it reports what is wrong
         return None
-    for entry in table.history(RECENT):
+    for entry in commits:
         if entry.get("operation") == "RESTORE":
             return None  # the operator who restored the table has decided about older commits
         note = commit_notes(entry)

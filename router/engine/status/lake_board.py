@@ -18,7 +18,7 @@ from router.engine import ledger
 from router.engine.audit.dead_letters import DeadLetterSelection, dead_letter_groups
 from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
 from router.engine.preflight.explain import written_tables
-from router.engine.quarantine.table import blocked_places, quarantined
+from router.engine.quarantine.table import quarantined, waiting_places
 from router.engine.start.checks import last_manifest
 from router.engine.start.run_lock import is_run_active
 from router.engine.status.background import BackgroundThread
@@ -191,7 +191,7 @@ class LakeBoard(BackgroundThread):
     def _read_tables(self) -> dict[str, Any]:
         """Read the tables of each sink, with their rows, and which of them cannot be written."""
         _, checkpoint = lake_and_checkpoint(self.config)
-        causes = blocked_places(CheckpointStore(checkpoint))
+        causes = waiting_places(self.config, CheckpointStore(checkpoint))
         tables = []
         for written in written_tables(self.config):
             cause = printable(causes.pop(f"{written.target}/{written.table}", ""))

@@ -112,9 +112,7 @@ TABLE_COMMITTED = MetricDefinition(
 TABLE_NEWEST = MetricDefinition(
     "router_table_newest_record_timestamp_seconds", "gauge", "The time of the newest record in a table.", ("table",)
 )
-BLOCKED = MetricDefinition(
-    "router_blocked_tables", "gauge", "Tables that cannot be written now; their rows are quarantined."
-)
+BLOCKED = MetricDefinition("router_blocked_tables", "gauge", "Tables that cannot be written now; their rows wait.")
 COMMITTERS = MetricDefinition(
     "router_tables",
     "gauge",

@@ -16,7 +16,7 @@ from deltalake.exceptions import DeltaError
 from router.config.models import Ui, interval
 from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore, held_topics, lake_and_checkpoint
-from router.engine.quarantine.table import blocked_places, quarantined
+from router.engine.quarantine.table import quarantined, waiting_places
 from router.engine.start.checks import Checkpoint, last_manifest
 from router.engine.start.run_lock import is_run_active
 from router.engine.status.expectations import expectations_of_lake
@@ -291,7 +291,7 @@ def _read_ledger(config: Config, summary: StreamSummary) -> None:
 
 def _read_blocked(config: Config, summary: StreamSummary) -> None:
     _, checkpoint = lake_and_checkpoint(config)
-    for place, cause in blocked_places(CheckpointStore(checkpoint)).items():
+    for place, cause in waiting_places(config, CheckpointStore(checkpoint)).items():
         summary.blocked[place.rpartition("/")[2]] = cause
 
 

@@ -110,7 +110,7 @@ class FailureWebhook:
         released = {table: cause for table, cause in self._blocked.items() if table not in state.blocked}
         self._blocked = state.blocked
         if blocked:
-            self._report("blocked", "tables cannot be written, their rows are quarantined", blocked)
+            self._report("blocked", "tables cannot be written, their rows wait", blocked)
         if released:
             self._report("recovered", "", released)
 
