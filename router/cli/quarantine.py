@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from router.config.models import Config
     from router.engine.checkpoint_store import CheckpointStore
-    from router.engine.quarantine.table import Quarantined
+    from router.engine.quarantine.table import Place, Quarantined
 
 
 def waiting_rows(command: Callable[..., None]) -> Callable[..., None]:
@@ -82,16 +82,18 @@ def release(waiting: _Waiting) -> None:
     expectation does not hold for them."""
     from router.engine.quarantine.table import try_now
 
-    if not waiting.show(waiting.rows):
-        return
+    waiting.show(waiting.rows)
     # Rows of a blocked table need no approval: the stream tries its release by itself, only later.
     needs_approval = []
     for quarantined in waiting.rows:
         if quarantined.kind != "unblock":
             needs_approval.append(quarantined)
             continue
-        try_now(waiting.store, quarantined)
+        try_now(waiting.store, quarantined.place)
         click.echo(f"tried next: {waiting.describe(quarantined)}")
+    for place in waiting.blocked_without_rows:
+        try_now(waiting.store, place)
+        click.echo(f"tried next: {place.table}, no rows wait for it")
     waiting.approve(needs_approval)
 
 
@@ -99,7 +101,10 @@ def release(waiting: _Waiting) -> None:
 @waiting_rows
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def discard(waiting: _Waiting, yes: bool) -> None:
-    """Make rows that wait dead letters, counted in the ledger as refused."""
+    """Make rows that wait dead letters, counted in the ledger as refused.
+
+    Of this, `release` and `approve` the last one counts, until a stream has begun to carry out another.
+    """
     from router.engine.quarantine.table import approve
 
     if not waiting.show(waiting.rows):
@@ -108,37 +113,46 @@ def discard(waiting: _Waiting, yes: bool) -> None:
         click.confirm("Make these rows dead letters?", abort=True)
     for quarantined in waiting.rows:
         approve(waiting.store, quarantined, discard=True)
-        click.echo(f"discarded: {quarantined.rows:,} rows for {quarantined.place.table}")
+        click.echo(f"will be dead letters: {waiting.describe(quarantined)}")
 
 
 @dataclass(frozen=True)
 class _Waiting:
-    """The quarantined rows that a command is about. `chosen_by` says in words which options choose them."""
+    """The quarantined rows that a command is about. `chosen_by` says in words which options choose them.
+
+    `blocked_without_rows`: tables that cannot be written, and have no rows in the quarantine.
+    """
 
     config: Config
     store: CheckpointStore
     rows: list[Quarantined]
+    blocked_without_rows: list[Place]
     chosen_by: str
 
     @classmethod
     def read(cls, file: Path, plugin_files: tuple[Path, ...], route: str | None, table: str | None) -> _Waiting:
         """Read what waits, of a route and for a table if these are named."""
         from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
-        from router.engine.quarantine.table import quarantined
+        from router.engine.quarantine.table import pending_releases, quarantined
 
         config = load(file, load_registry(plugin_files)).config
         lake, checkpoint = lake_and_checkpoint(config)
+        store = CheckpointStore(checkpoint)
         identity, _ = config.identity_of(route, None)
-        chosen = []
-        for rows in quarantined(config, lake):
-            if identity in (None, rows.place.route) and table in (None, rows.place.table):
-                chosen.append(rows)
+
+        def is_chosen(place: Place) -> bool:
+            return identity in (None, place.route) and table in (None, place.table)
+
+        chosen = [rows for rows in quarantined(config, lake) if is_chosen(rows.place)]
+        with_rows = {rows.place for rows in chosen}
+        blocked = [note.place for note in pending_releases(store, "blocked") if is_chosen(note.place)]
+        without_rows = [place for place in blocked if place not in with_rows]
         chosen_by = ""
         if route:
             chosen_by += f" on route {route}"
         if table:
             chosen_by += f" for {table}"
-        return cls(config, CheckpointStore(checkpoint), chosen, chosen_by)
+        return cls(config, store, chosen, without_rows, chosen_by)
 
     def show(self, rows: list[Quarantined]) -> bool:
         """Print rows; say whether there are any."""

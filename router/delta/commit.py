@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from router.delta.lake import Lake
     from router.sinks import Widening
 
+ACCEPT_LOST = "`router run FILE --once --accept lost-tables`"
+"""The command after which a table may lack batches. It also carries out what was decided about quarantined rows."""
 _CHANGED_MEANWHILE = "the commit failed: another writer has changed the table meanwhile"
 
 
@@ -110,6 +112,14 @@ class TableCommit:
     def place(self) -> str:
         """Return target and table as one text, a key for what is noted about a commit."""
         return f"{self.target}/{self.table}"
+
+
+def without_lost_batches(tables: Sequence[str]) -> str:
+    """Return the commands that continue without batches that tables have lost, and then rebuild the tables."""
+    as_they_are = "them as they are" if len(tables) > 1 else "it as it is"
+    return (
+        f"{ACCEPT_LOST} continues with {as_they_are}, then `router repair FILE {' '.join(tables)}` rebuilds from bronze"
+    )
 
 
 def to_delta(schema: pa.Schema) -> str:

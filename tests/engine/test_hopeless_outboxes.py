@@ -112,7 +112,7 @@ def test_an_outbox_that_can_never_take_rows_holds_back_nobody(
     assert sums(after, sink) == {"matched": 5, "landed": 2, "quarantined": 3, "applied": 2}
 
     harm.undo()
-    try_now(after.store, waiting)
+    try_now(after.store, waiting.place)
     after.batches.destination.release.carry_out(after.batches.destination.release.due())
     assert quarantined(after.config, after.lake) == []
     if sink == "copy":

@@ -58,7 +58,7 @@ def test_posts_in_order_stay_in_order_behind_rows_that_are_quarantined(
     harm.undo()
     (waiting,) = quarantined(after.config, after.lake)
     assert waiting.rows == len(second) + len(third)
-    try_now(after.store, waiting)
+    try_now(after.store, waiting.place)
     release = after.batches.destination.release
     release.carry_out(release.due())
     after.take(records(last, first=30))

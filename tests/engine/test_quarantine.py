@@ -273,7 +273,9 @@ def test_an_approval_is_carried_out_at_the_next_start(spark: SparkSession, tmp_p
     start("n int, b string", '{"n": 3}')
     assert "is empty" in command(of=("quarantine", "list"))
     assert "tried next: silver.all, 1 rows" in command(of=("quarantine", "release"))
-    assert "discarded: 1 rows for silver.all" in command("--yes", of=("quarantine", "discard"))
+    assert "will be dead letters: silver.all, 1 rows of all" in command("--yes", of=("quarantine", "discard"))
+    assert "tried next: silver.all, 1 rows" in command(of=("quarantine", "release"))
+    assert "will be dead letters: silver.all, 1 rows of all" in command("--yes", of=("quarantine", "discard"))
     start("n int, b string")
     assert command(of=("quarantine", "list")) == "no rows of games wait"
     assert lake.open("ops.dead").to_pyarrow_table(columns=["value"]).to_pylist() == [{"value": b'{"n":3}'}]

@@ -478,7 +478,7 @@ def test_a_damaged_table_is_repaired_while_its_rows_go_to_the_quarantine(
     done = repaired(query, spark, "silver.go")
     assert (done.rows, ids(query, "go")) == (12, expected(4))
     for found in quarantined(query.config, query.lake):
-        try_now(query.store, found)
+        try_now(query.store, found.place)
     query.take(batch(5))
     query.take(batch(6))
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from router.delta.casting import Mask, does_not_fit, type_within, would_lose
+from router.delta.change_feed import taken_by_feed
 from router.delta.keyed.row_order import ARRIVAL, DELETED, OUTBOX_ONLY, REFUSED, order_names
 from router.delta.keyed.scd import HISTORY_COLUMNS, time_name
 from router.delta.schema_diff import SchemaDiff, compare, delta_schema, delta_type, too_wide
@@ -65,13 +66,20 @@ class Refusals:
 
 
 def check_rows(
-    rows: pa.Table, have: pa.Schema | None, table: str, keyed: KeyedTable, *, widens: bool = True
+    rows: pa.Table,
+    have: pa.Schema | None,
+    table: str,
+    keyed: KeyedTable,
+    *,
+    widens: bool = True,
+    feed: bool = False,
 ) -> CheckedRows:
     """Compare rows with a table and its sink's options, and split them into accepted and refused ones.
 
     `have` is the table's schema, None if there is no table yet. With `widens` false the table keeps its types, and rows
-    with a value that does not fit are refused. The rows must come from `comparable`. Raises EvolutionForbidden if the
-    table would have to change and must not, and TableError if a person has to repair it first.
+    with a value that does not fit are refused. `feed`: the table has, or will have, a change data feed. The rows must
+    come from `comparable`. Raises EvolutionForbidden if the table would have to change and must not, and TableError if
+    a person has to repair it first.
     """
     if have is not None:
         refuse_lost_keys(have, table, keyed)
@@ -82,9 +90,14 @@ def check_rows(
         time_column = rows.column(time_name(rows.schema, keyed))
         checked.refuse(np.asarray(time_column.is_null()), "a history needs times, and this record has none")
     wanted = wanted_columns(rows, keyed)
+    in_table = have.names if have is not None else []
+    taken = taken_by_feed([column for column in wanted if column.name not in in_table], feed=feed)
+    for name, reason in taken.items():
+        checked.refuse(np.asarray(rows.column(name).is_valid()) & ~checked.deletes, reason)
+    wanted = pa.schema([column for column in wanted if column.name not in taken])
     if have is None:
         accepted, refused = checked.split()
-        return CheckedRows(accepted, refused, added=wanted, widened=pa.schema([]))
+        return CheckedRows(accepted.drop_columns([*taken]), refused, added=wanted, widened=pa.schema([]))
     _refuse_nulls(checked, have, keyed)
 
     diff = compare(delta_schema(have), wanted)
@@ -107,7 +120,7 @@ def check_rows(
         checked.refuse(to_refuse, reason)
     accepted, refused = checked.split()
     return CheckedRows(
-        rows=accepted.drop_columns([*diff.conflicts]),
+        rows=accepted.drop_columns([*diff.conflicts, *taken]),
         refused=refused,
         added=pa.schema(diff.added),
         widened=pa.schema(diff.widened),

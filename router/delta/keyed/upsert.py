@@ -20,6 +20,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from pyarrow import fs
 
 from router.delta.casting import cast_to
+from router.delta.change_feed import has_feed
 from router.delta.commit import (
     conflict_error,
     has_transaction,
@@ -27,6 +28,7 @@ from router.delta.commit import (
     stored_bytes,
     to_arrow,
     to_delta,
+    without_lost_batches,
 )
 from router.delta.constraints import unmergeable
 from router.delta.file_statistics import without_bounds_of_floats
@@ -145,7 +147,8 @@ def _upsert(lake: Lake, work: TableUpsert, rows: pa.Table) -> UpsertResult:
     if table is not None:
         widening_way = way(table, work.table, work.keyed.widening)
         have = to_arrow(table)
-    checked = check_rows(rows, have, work.table, work.keyed, widens=widening_way is not None)
+    feed = has_feed(table.metadata().configuration if table is not None else work.keyed.properties)
+    checked = check_rows(rows, have, work.table, work.keyed, widens=widening_way is not None, feed=feed)
     if checked.widened:
         why = f"wider types are needed for {', '.join(checked.widened.names)}"
         if widening_way == "rewrite":
@@ -261,10 +264,8 @@ def refuse_older(table: DeltaTable, work: TableUpsert) -> None:
         return
     if not has_transaction(table, Transaction(work.app_id, work.merged)):
         problem = "which was merged into it: an older copy was put back, or another table stands in its place"
-        choice = f"Restore it, rebuild it from bronze by `router repair FILE {work.table}`, or start with --accept"
-        raise TableError(
-            work.table, f"it lacks batch {work.merged}, {problem}. {choice} lost-tables to continue with it as it is"
-        )
+        way_on = f"Restore it; or {without_lost_batches([work.table])}"
+        raise TableError(work.table, f"it lacks batch {work.merged}, {problem}. {way_on}")
 
 
 LARGE = 4 << 30

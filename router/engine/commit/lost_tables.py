@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from router.delta.commit import ACCEPT_LOST, without_lost_batches
 from router.delta.keyed.upsert import EXPIRES
 from router.delta.table_cache import TABLES
 from router.delta.transaction_id import batch_id
@@ -58,10 +59,7 @@ class LostTable:
     @property
     def blocks(self) -> str:
         """Return why nothing is written to the table, and what a person can do."""
-        return (
-            f"{self.cause}. Restore it, rebuild it from bronze by `router repair FILE {self.table}`, or continue "
-            f"with it as it is by `router quarantine release FILE --table {self.table}`"
-        )
+        return f"{self.cause}. Restore it; or {without_lost_batches([self.table])}"
 
     def __str__(self) -> str:
         return f"{self.table}: {self.cause}"
@@ -179,13 +177,11 @@ def _refusal(config: Config, lost: Mapping[str, LostTable]) -> str:
         if bronze and name in bronze:
             continue
         repairable.append(name)
-    repair = ""
+    way_on = f"{ACCEPT_LOST} continues with them as they are"
     if repairable and config.bronze:
-        repair = f"rebuild what bronze has by `router repair FILE {' '.join(repairable[:_SHOWN])}`; or "
-    return (
-        f"{config.name}: tables were deleted or put back from an older copy: {_listed(lost)}. Restore them; or "
-        f"{repair}run with --accept lost-tables to continue with them as they are"
-    )
+        way_on = without_lost_batches(repairable[:_SHOWN])
+    listed = _listed(lost)
+    return f"{config.name}: tables were deleted or put back from an older copy: {listed}. Restore them; or {way_on}"
 
 
 def accept_lost(store: CheckpointStore, committed: CommittedBatches, lost: Mapping[str, LostTable]) -> None:

@@ -16,7 +16,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from router.delta.casting import type_within
-from router.delta.commit import StagedFile, TableCommit, to_arrow, to_arrow_schema, to_delta
+from router.delta.change_feed import has_feed, taken_by_feed
+from router.delta.commit import ACCEPT_LOST, StagedFile, TableCommit, to_arrow, to_arrow_schema, to_delta
 from router.delta.constraints import computed, constraints
 from router.delta.nesting import too_deep
 from router.delta.schema_diff import SchemaDiff, compare, delta_schema, delta_type, limited_to
@@ -147,8 +148,7 @@ class SchemaEvolution:
             elif never_passes(handle) or any(place in before for place in places):
                 handles[table] = None
             elif table in lost:
-                choice = "Restore it, or start with --accept lost-tables to continue with it as it is"
-                raise StartError(f"{lost[table]}. {choice}")
+                raise StartError(f"{lost[table]}. Restore it; or {ACCEPT_LOST} continues with it as it is")
             else:
                 raise handle
         return handles, blocked, {table: targets for table, targets in by_table.items() if table in handles}
@@ -348,7 +348,14 @@ class _TableDemands:
             difference = compare(have, come)
         # A column that no table can have must not reach the manifest: its commit would fail for ever. The rows that
         # have it become dead letters.
-        faults = {**too_deep(come), **too_deep(difference.widened, widened=True)}
+        new = come if have is None else difference.added
+        options = self.options.get(target)
+        properties = handle.metadata().configuration if handle is not None else (options.properties if options else {})
+        faults = {
+            **too_deep(come),
+            **too_deep(difference.widened, widened=True),
+            **taken_by_feed(new, feed=has_feed(properties)),
+        }
         if faults:
             come = pa.schema([column for column in come if column.name not in faults])
             if have is not None:

@@ -20,6 +20,7 @@ from pyspark.sql.types import BooleanType, StringType, StructField, StructType
 
 from router.columns import holds
 from router.decoding import ArrowDecoding
+from router.delta.change_feed import has_feed, taken_by_feed
 from router.delta.nesting import too_deep
 from router.engine.expressions.evaluator import Node, Untranslatable, translate
 from router.engine.label.labels import Decoding, Labelling, decoding_task
@@ -30,9 +31,10 @@ from router.engine.lookup.loading import Lookups
 from router.errors import StartError, first_line
 from router.parts import Decoder
 from router.registry import call_part, part_error
+from router.sinks import MergingSink, TableSink
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from pyspark.sql import Column, SparkSession
 
@@ -153,7 +155,7 @@ class Planner:
         """Make the stages ahead of the first batch; a batch that comes meanwhile waits for them."""
         with self.preparing, suppress(Exception):  # the batch gets the same error, and reports it
             self._prepared(spark)
-        self._refuse_deep_columns()
+        self._refuse_impossible_columns()
 
     def check_routes(self) -> None:
         """Call the methods of rules and sinks once; raise PluginError, naming the plugin, for a broken one.
@@ -183,20 +185,26 @@ class Planner:
         """
         with self.preparing:
             stages = self._prepared(raw.sparkSession)
-        self._refuse_deep_columns()
+        self._refuse_impossible_columns()
         self._log_stages(stages)
         return Plan(raw, stages, arrival)
 
-    def _refuse_deep_columns(self) -> None:
-        """Raise StartError for a column that is nested deeper than any table can have it, if this is a start.
+    def _refuse_impossible_columns(self) -> None:
+        """Raise StartError for a column that its table can never have, if this is a start.
 
         A column that the decoder learns later stops nothing: its rows become dead letters (`SchemaEvolution`).
         """
         if self.stages is None or not self.checks_depth:
             return
+        sinks = {f"{route}/{name}": sink for route, name, sink in self.config.all_sinks()}
         for route in self.stages.labelling.layout.routes:
             for target in route.targets:
+                sink = sinks.get(target.key)
+                properties: Mapping[str, str] = sink.properties if isinstance(sink, TableSink) else {}
+                if isinstance(sink, MergingSink):
+                    properties = sink.keyed().properties
                 faults = [*too_deep(target.schema).values()]
+                faults += taken_by_feed(target.schema, feed=has_feed(properties)).values()
                 if faults:
                     raise StartError(f"route {route.name}, sink {target.sink}: {faults[0]}")
         self.checks_depth = False

@@ -23,6 +23,7 @@ from pyspark.sql.types import IntegralType, LongType
 
 from router.columns import holds, quoted
 from router.delta.casting import cast_to
+from router.delta.change_feed import has_feed, taken_by_feed
 from router.delta.commit import conflict_error, has_transaction, retry_on_conflict, to_arrow, to_delta
 from router.delta.constraints import computed
 from router.delta.keyed import row_versions
@@ -196,6 +197,7 @@ class TableMerge:
             sink=self.job.sink,
             batch=self.job.batch,
             widens=widens,
+            feed=has_feed(handle.metadata().configuration),
         )
         # Kept in memory: the report, the changes, the deletions and the dead letters are each read from it.
         answered = self._answers(decision).persist()
@@ -222,6 +224,10 @@ class TableMerge:
         rows = comparable(delta_schema(to_arrow_columns(self.rows.schema)).empty_table(), keyed)
         wanted = wanted_schema(rows.schema, self.summary.valued, keyed)
         handle = self.lake.open(self.work.table)
+        in_table = [] if handle is None else to_arrow(handle).names
+        feed = has_feed(keyed.properties if handle is None else handle.metadata().configuration)
+        taken = taken_by_feed([column for column in wanted if column.name not in in_table], feed=feed)
+        wanted = pa.schema([column for column in wanted if column.name not in taken])
         if handle is None:
             refuse_absent(self.lake, self.work)
             self._create(wanted)
@@ -432,6 +438,7 @@ class DecisionInput:
     sink: str
     batch: int
     widens: bool = True
+    feed: bool = False
 
     @property
     def answers(self) -> pa.Schema:
@@ -459,7 +466,9 @@ def answers(decision: DecisionInput, task_rows: pa.Table) -> Iterator[pa.Table]:
     held = task_rows.column(HELD_VERSION)
     rows = comparable(task_rows.filter(pc.is_null(held)).drop_columns([HELD_VERSION]), decision.keyed)
     try:
-        checked = check_rows(rows, decision.have, decision.table, decision.keyed, widens=decision.widens)
+        checked = check_rows(
+            rows, decision.have, decision.table, decision.keyed, widens=decision.widens, feed=decision.feed
+        )
     except TableError as error:
         failure = {"failed": error.what, "forbidden": isinstance(error, EvolutionForbidden)}
         yield _answer(decision, REPORT, pa.table({REPORT_JSON: [json.dumps(failure)]}))

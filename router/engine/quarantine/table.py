@@ -186,7 +186,10 @@ class PendingRelease:
 
 
 def approve(store: CheckpointStore, waiting: Quarantined, *, discard: bool = False) -> None:
-    """Write an approval; the running or the next stream carries it out."""
+    """Write an approval in place of an earlier decision; the running or the next stream carries it out.
+
+    Raises TableError if another decision about these rows is being carried out.
+    """
     approval = PendingRelease(
         place=waiting.place,
         upto=waiting.upto,
@@ -196,14 +199,36 @@ def approve(store: CheckpointStore, waiting: Quarantined, *, discard: bool = Fal
         blocked=waiting.kind == "unblock",
         held=waiting.kind == "held",
     )
+    _withdraw(store, approval)
     write(store, approval)
 
 
-def try_now(store: CheckpointStore, waiting: Quarantined) -> None:
-    """Let the release of a blocked table be tried next, whatever its pause."""
+def try_now(store: CheckpointStore, place: Place) -> None:
+    """Let the release of a blocked table be tried next, whatever its pause, in place of an earlier decision.
+
+    Raises TableError if its rows are being discarded.
+    """
+    _withdraw(store, PendingRelease(place, blocked=True))
     for note in pending_releases(store, "blocked"):
-        if note.place == waiting.place:
+        if note.place == place:
             write(store, replace(note, due=0.0, tries=0, forced=True))
+
+
+def _withdraw(store: CheckpointStore, newer: PendingRelease) -> None:
+    """Delete earlier approvals for the rows of a newer decision: the last one counts.
+
+    Raises TableError if one that decides otherwise has begun, since its rows are counted already.
+    """
+    notes = pending_releases(store, "blocked") if newer.blocked else []
+    for earlier in [*pending_releases(store), *notes]:
+        if (earlier.place, earlier.kind, earlier.held) != (newer.place, newer.kind, newer.held):
+            continue
+        if earlier.decided and earlier.discard != newer.discard:
+            done = "discarded" if earlier.discard else "released"
+            problem = f"its rows are being {done}, which the next batch or start ends"
+            raise TableError(newer.place.table, f"{problem}; then see `router quarantine list FILE`")
+        if not earlier.decided and not earlier.cause:
+            store.delete(earlier.path)
 
 
 def try_mended(store: CheckpointStore, table: str) -> None:

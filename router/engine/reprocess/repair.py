@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from deltalake.exceptions import DeltaError
 
-from router.delta.commit import row_count
+from router.delta.commit import ACCEPT_LOST, row_count
 from router.delta.constraints import unmergeable, unsupported
 from router.delta.history import log_commits, log_versions
 from router.engine.audit.verify import RecordedCounts
@@ -196,15 +196,20 @@ class Repair(RepairTarget):
         held_rows = sum(rows.rows for rows in waiting if rows.kind == "held")
         if held_rows:
             problem = f"{held_rows:,} rows wait because of an expectation, which may hold for them by now"
-            release = f"router quarantine release FILE --table {self.table}"
-            raise TableError(self.table, f"{problem}; `{release}` or `discard` them first")
+            raise TableError(self.table, f"{problem}; {self._decide_first('quarantine release')}")
         # Rows of a blocked table come by the repair, as all do that wait for one which is gone or cannot be read: see
         # `ContentReplacement`. What brings new columns to a table that can be read waits for a person.
         unapproved_rows = sum(rows.rows for rows in waiting if rows.kind != "unblock")
         if unapproved_rows and self.handle is not None:
             problem = f"{unapproved_rows:,} rows wait for it in the quarantine, and need columns that it lacks"
-            approve = f"router approve FILE --table {self.table}"
-            raise TableError(self.table, f"{problem}; `{approve}`, or discard them first")
+            raise TableError(self.table, f"{problem}; {self._decide_first('approve')}")
+
+    def _decide_first(self, command: str) -> str:
+        """Return the commands that decide about rows that wait, one of two, and carry it out."""
+        return (
+            f"`router {command} FILE --table {self.table}` lets them in, `router quarantine discard FILE --table "
+            f"{self.table}` does not; a running stream carries it out, or {ACCEPT_LOST}; then repair it"
+        )
 
     def _refuse_full(self, handle: DeltaTable) -> None:
         """Raise TableError if a rebuild with other columns would lose a constraint, or cannot be committed."""

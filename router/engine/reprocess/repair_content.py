@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError
 
 from router.delta.casting import cast_to
-from router.delta.commit import StagedFile, staged_file, to_arrow, to_arrow_schema, to_delta
+from router.delta.commit import ACCEPT_LOST, StagedFile, staged_file, to_arrow, to_arrow_schema, to_delta
 from router.delta.constraints import unsupported
 from router.delta.parquet_writer import staged_again
 from router.delta.replace import add_columns, create_with_files, made_by_spark, replace_content
@@ -310,8 +310,7 @@ class ContentReplacement:
             raise TableError(self.table, NEEDS_SPARK)
         if target.waiting_rows():
             problem = "rows wait for it in the quarantine, and only Delta on Spark can replace it"
-            todo = "start with `--accept lost-tables`, which lets them in, then repair it"
-            raise TableError(self.table, f"{problem}: {todo}")
+            raise TableError(self.table, f"{problem}: {ACCEPT_LOST} lets them in; then repair it")
         ends = self._ends(rebuilt, [], handle)
         behind = [key for key, batch in ends.items() if target.is_behind(key, batch, handle)]
         if len(behind) > 1:

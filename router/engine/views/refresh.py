@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from deltalake.exceptions import DeltaError
 from pyspark.errors import PySparkException
 
+from router.delta.change_feed import FEED, taken_by_feed
 from router.delta.commit import TableCommit, to_delta
 from router.delta.history import log_commits
 from router.delta.parquet_writer import Staging
@@ -63,7 +64,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("router")
 WAY_IF_REMOVED: dict[Way, Way] = {"merge": "keys", "keys": "keys", "rows": "tables", "tables": "tables", "full": "full"}
 """The way to follow removed rows, by the way to follow added ones."""
-_CHANGES = "delta.enableChangeDataFeed"
 VERSIONS_SHOWN = 50
 """If a view has more sources, its commits do not contain their versions; the note does."""
 
@@ -410,6 +410,10 @@ class _Commits:
 
     def make(self, staged: Mapping[str, StagedTable], targets: Mapping[str, Snapshot]) -> dict[str, ViewTarget]:
         """Commit every table; return how each was left. Raises the ViewError of the first that failed."""
+        taken = [*taken_by_feed(self.schema, feed=self.view.changes).values()]
+        if taken:
+            _discard(self.tables, staged)
+            raise ViewError(self.view.name, taken[0])
         existing = self.tables.opened(self.view, staged.keys() - targets.keys())
         for name, snapshot in existing.items():
             if snapshot.table.transaction_version(str(self._id(name))) is None:
@@ -440,7 +444,7 @@ class _Commits:
                 staged.files,
                 ids=ids,
                 notes=self.notes,
-                properties={_CHANGES: "true"} if self.view.changes else {},
+                properties={FEED: "true"} if self.view.changes else {},
                 comment=self.view.comment,
             )
         else:

@@ -1,0 +1,34 @@
+"""Keep columns out of tables whose names are taken by Delta's change data feed.
+
+The feed of a table adds three columns to its rows. A table that has one of them already takes rows, and nobody can read
+its feed. Source: the Delta protocol, "Reader Requirements for Change Data Feed".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    import pyarrow as pa
+
+FEED = "delta.enableChangeDataFeed"
+_CHANGE_COLUMNS = frozenset({"_change_type", "_commit_version", "_commit_timestamp"})
+
+
+def has_feed(properties: Mapping[str, str]) -> bool:
+    """Return whether a table with these properties has a change data feed."""
+    return properties.get(FEED, "false").lower() == "true"
+
+
+def taken_by_feed(columns: Iterable[pa.Field], *, feed: bool) -> dict[str, str]:
+    """Return by name the columns that a table with a feed must not get, with the reason. Names ignore the case."""
+    faults: dict[str, str] = {}
+    for column in columns:
+        if feed and column.name.lower() in _CHANGE_COLUMNS:
+            faults[column.name] = (
+                f"column {column.name}: the table's change data feed has a column of this name; give it another one "
+                f"in `select`, or the table no `{FEED}`"
+            )
+    return faults
