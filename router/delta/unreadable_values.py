@@ -25,6 +25,9 @@ FIRST_DAY = -719_162
 """0001-01-01, in days since 1970."""
 LAST_DAY = 2_932_896
 """9999-12-31, in days since 1970."""
+NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+"""The name of a partition without a value. Spark and pyarrow read null where a text of this name was written."""
+TAKEN_BY_NULL = f"the text {NULL_PARTITION} would be read as null there: a table is partitioned by it"
 _UNITS_PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000}
 
 
@@ -71,6 +74,14 @@ def unreadable_values(path: str, array: pa.Array) -> Iterator[UnreadableValues]:
         rows = _far(array)
         if rows.any():
             yield UnreadableValues(path, FAR_DATE if pa.types.is_date32(kind) else FAR_TIME, rows)
+
+
+def read_as_null(array: pa.Array) -> Mask:
+    """Return which values of a column, by which a table is partitioned, would be read as null."""
+    if not is_text(array.type):
+        return np.zeros(len(array), dtype=bool)
+    is_name = pc.fill_null(pc.equal(array, pa.scalar(NULL_PARTITION, array.type)), False)
+    return np.asarray(is_name, dtype=bool)
 
 
 def may_be_unreadable(kind: pa.DataType) -> bool:

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from router import Decoder
 from router.config.models import Route
-from router.delta.unreadable_values import unreadable_values
+from router.delta.unreadable_values import NULL_PARTITION, unreadable_values
 from router_decoders import Json
 from router_sinks import Delta, Upsert
 from tests.engine.conftest import EITHER
@@ -187,3 +187,22 @@ OFFSETS = pa.array([0, 2, None, 2, 5, 5], pa.int32())
 def test_the_rows_with_unreadable_values_are_found(array: pa.Array, rows: dict[str, list[int]]) -> None:
     """Without it a row is refused for its neighbour, or lands with a value that no reader takes."""
     assert _faulty_rows(array) == rows
+
+
+@pytest.mark.parametrize("commit", EITHER)
+@pytest.mark.parametrize("kind", ["delta", "upsert"])
+def test_a_text_that_is_null_as_a_partition_is_a_dead_letter(
+    make_query: Any, tmp_path: Path, commit: str, kind: str
+) -> None:
+    """Without it the text is null in the table for every reader, and nobody is told."""
+    sink: Any = Delta(table="silver.t", partition_by=["event.game"])
+    if kind == "upsert":
+        sink = Upsert(table="silver.t", keys=["event.id"], partition_by=["event.game"])
+    routes = (Route(name="all", match=Where(sql="true"), sinks=(sink,)),)
+    query = make_query(tmp_path, decode=Json(schema="id int, game string"), routes=routes, commit=commit)
+    query.take(records([{"id": 1, "game": "uno"}, {"id": 2, "game": NULL_PARTITION}, {"id": 3}]))
+
+    assert query.rows("silver.t", "id", "game") == [{"id": 1, "game": "uno"}, {"id": 3, "game": None}]
+    ((reason, offset),) = query.letters("reason", "offset")
+    assert f"game: the text {NULL_PARTITION} would be read as null" in reason
+    assert offset == 1

@@ -14,6 +14,7 @@ from router.delta.change_feed import taken_by_feed
 from router.delta.keyed.row_order import ARRIVAL, DELETED, OUTBOX_ONLY, REFUSED, order_names
 from router.delta.keyed.scd import HISTORY_COLUMNS, time_name
 from router.delta.schema_diff import SchemaDiff, compare, delta_schema, delta_type, too_wide
+from router.delta.unreadable_values import TAKEN_BY_NULL, read_as_null
 from router.delta.widening import KEEPS
 from router.errors import TableError
 
@@ -86,6 +87,9 @@ def check_rows(
     checked = Refusals(rows)
     for key in keyed.keys:
         checked.refuse(np.asarray(rows.column(key).is_null()), f"key {key} is null")
+    for name in keyed.partition_by:
+        if name in rows.column_names:
+            checked.refuse(read_as_null(rows.column(name)) & ~checked.deletes, f"{name}: {TAKEN_BY_NULL}")
     if keyed.history:
         time_column = rows.column(time_name(rows.schema, keyed))
         checked.refuse(np.asarray(time_column.is_null()), "a history needs times, and this record has none")

@@ -19,7 +19,7 @@ from router.decoding import keep_archives
 from router.delta.casting import cast_down, cast_to, has_value
 from router.delta.parquet_writer import attempt
 from router.delta.schema_diff import too_wide
-from router.delta.unreadable_values import unreadable_values
+from router.delta.unreadable_values import TAKEN_BY_NULL, read_as_null, unreadable_values
 from router.delta.widening import KEEPS
 from router.engine.balance import BRONZE, add_named
 from router.engine.expressions.evaluator import evaluate
@@ -563,6 +563,12 @@ class _Task:
                 # A row has one dead letter, which names its first such column.
                 self._refuse(rows, target, index[values.rows & ~refused], "schema", f"table {table}: {values.reason}")
                 refused |= values.rows
+        for name in target.partition_by:
+            if name in part.schema.names:
+                nulled = read_as_null(part.column(name)) & ~refused
+                if nulled.any():
+                    self._refuse(rows, target, index[nulled], "schema", f"table {table}: {name}: {TAKEN_BY_NULL}")
+                refused |= nulled
         if not refused.any():
             return have
         return part.filter(pa.array(~refused)), index[~refused]
