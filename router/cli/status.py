@@ -81,7 +81,10 @@ def _document(summary: StreamSummary, code: int, reasons: list[str]) -> dict[str
 
 
 def _as_datetime(moment: float | None) -> datetime | None:
-    return None if moment is None else datetime.fromtimestamp(moment, timezone.utc)
+    try:
+        return None if moment is None else datetime.fromtimestamp(moment, timezone.utc)
+    except (OverflowError, ValueError):  # the time of a record may be any
+        return None
 
 
 def _headline(summary: StreamSummary, now: float) -> str:

@@ -7,7 +7,7 @@ error: its strings may hold any bytes (`CAST(key AS string)`), and its dates rea
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -74,6 +74,26 @@ def unreadable_values(path: str, array: pa.Array) -> Iterator[UnreadableValues]:
         rows = _far(array)
         if rows.any():
             yield UnreadableValues(path, FAR_DATE if pa.types.is_date32(kind) else FAR_TIME, rows)
+
+
+def as_rows(table: pa.Table) -> list[dict[str, Any]]:
+    """Return rows as `to_pylist` does; dates and times of columns for which Python has none are texts.
+
+    A record of Kafka may have any time: a producer that sends microseconds as milliseconds is in the year 55,840.
+    """
+    columns = {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        values = column.combine_chunks()
+        is_time = pa.types.is_date32(values.type) or pa.types.is_timestamp(values.type)
+        far = _far(values) if is_time and values.null_count < len(values) else None
+        if far is None or not far.any():
+            columns[name] = values.to_pylist()
+            continue
+        near = pc.if_else(pa.array(far), pa.scalar(None, values.type), values).to_pylist()
+        for row in np.flatnonzero(far):
+            near[row] = str(values[int(row) : int(row) + 1].to_numpy(zero_copy_only=False)[0])
+        columns[name] = near
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def read_as_null(array: pa.Array) -> Mask:

@@ -107,6 +107,18 @@ def test_dead_letters_are_counted_by_stage_route_sink_and_reason(run: Run, write
     assert (second["stage"], second["route"], second["sink"], second["count"]) == ("decode", None, None, 2)
 
 
+def test_times_of_any_year_are_shown(run: Run, write: Any) -> None:
+    """Without it one producer that sends microseconds as milliseconds leaves nobody a way to see what is refused."""
+    times = {1: 1_700_000_000_000_000_000, 2: -(10**18), 3: 0}
+    write(letter(offset, timestamp=time) for offset, time in times.items())
+
+    (group,) = groups(run("--json", "--samples", "3"))
+
+    assert (group["first"], group["last"]) == ("-29719-04-05T22:13:20.000000", "55840-11-08T22:13:20.000000")
+    assert [sample["offset"] for sample in group["samples"]] == [1, 3, 2]
+    assert "55840-11-08T22:13:20" in run("--samples", "3").output
+
+
 def test_what_a_replay_took_is_not_counted_unless_asked_for(run: Run, write: Any) -> None:
     """An operator who has sent dead letters again would look for them a second time."""
     write([letter(1)])

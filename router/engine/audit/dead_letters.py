@@ -7,6 +7,7 @@ reasons are one group for each stage, route and sink.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ import pyarrow.dataset as ds
 from deltalake.exceptions import DeltaError
 
 from router.delta.dataset import dataset_of
+from router.delta.unreadable_values import as_rows
 from router.engine.checkpoint_store import lake_and_checkpoint
 from router.errors import TableError, first_line
 
@@ -77,7 +79,8 @@ class DeadLetterSelection:
 class DeadLetterGroup:
     """Dead letters of one stage, route, sink and reason; if the reason is None, those with all other reasons.
 
-    `first` and `last` are the times of the records. `samples` are the newest records, with `_SAMPLE`.
+    `first` and `last` are the times of the records, texts beyond the years 1 to 9999. `samples` are the newest records,
+    with `_SAMPLE`.
     """
 
     stage: str
@@ -85,8 +88,8 @@ class DeadLetterGroup:
     sink: str | None
     reason: str | None
     count: int
-    first: datetime | None
-    last: datetime | None
+    first: datetime | str | None
+    last: datetime | str | None
     samples: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -102,7 +105,7 @@ def dead_letter_groups(config: Config, selection: DeadLetterSelection, samples: 
             return []
         letters = dataset_of(table, "stage", "route", "sink", "reason", "timestamp", "replayed")
         counted, reasons = _count(letters, selection)
-        rows = counted.to_pylist()
+        rows = as_rows(counted)
         rows.sort(
             key=lambda row: (-row["count"], row["stage"], row["route"] or "", row["sink"] or "", row["reason"] or "")
         )
@@ -214,7 +217,7 @@ def _add_samples(
         rows = _newest(_without_rare_reasons(part, reasons), most)
         number = rows.schema.get_field_index("value")
         rows = rows.set_column(number, "value", pc.binary_slice(rows["value"], 0, VALUE_BYTES))
-        for row in rows.to_pylist():
+        for row in as_rows(rows):
             key = tuple(row.pop(name) for name in _GROUP)
             if key in by_group:
                 by_group[key].append(row)
@@ -225,7 +228,11 @@ def _add_samples(
 
 def _age(sample: dict[str, Any]) -> tuple[float, int]:
     time = sample["timestamp"]
-    return (time.timestamp() if time else 0.0, sample["offset"] or 0)
+    if isinstance(time, str):  # after the year 9999, or before the year 1
+        seconds = -math.inf if time.startswith("-") else math.inf
+    else:
+        seconds = time.timestamp() if time else 0.0
+    return (seconds, sample["offset"] or 0)
 
 
 def _newest(rows: pa.Table, most: int) -> pa.Table:

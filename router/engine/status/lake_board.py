@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -210,7 +211,7 @@ class LakeBoard(BackgroundThread):
         shows_records = self.config.ui is not None and self.config.ui.samples
         for group in dead_letter_groups(self.config, DeadLetterSelection(), SAMPLES if shows_records else 0):
             reason = None if group.reason is None else printable(group.reason)
-            last = 0.0 if group.last is None else group.last.timestamp()
+            last = group.last.timestamp() if isinstance(group.last, datetime) else 0.0
             letters.append(
                 DeadLetterStatus(
                     stage=group.stage or "",
