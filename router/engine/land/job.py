@@ -101,7 +101,8 @@ class LandingJob:
     The files and records of one batch decide how the next one is landed: whether rows are shuffled by table (`tiny`),
     and whether Spark bounds its Arrow batches in bytes (`measured`). `only` are the tables that get rows, None for all.
     `run` raises StartError if an executor lacks something that the driver has; nothing is staged there then. With
-    `counts_ages` tasks count how old records are.
+    `counts_ages` tasks count how old records are. `not_found` are the schemas that the last batch with such records
+    named in vain: the log says it once.
     """
 
     spark: SparkSession
@@ -114,6 +115,7 @@ class LandingJob:
     only: frozenset[str] | None = None
     executors: Executors = field(default_factory=Executors)
     counts_ages: bool = False
+    not_found: frozenset[str] = frozenset()
 
     def run(self, plan: Plan, demands: Demands, batch: int, asked: frozenset[str] = frozenset()) -> Landed:
         """Stage the files of a batch; see `Batches of bytes` for the second job that it may take.
@@ -166,8 +168,10 @@ class LandingJob:
             # had no room to report all that its rows want, the others are still to be asked for.
             is_complete = all(len(count.get("wanted") or ()) < WANTED for count in landed.counts)
             if planner.decoder is decoder and is_complete:
-                message = "%s, batch %d: records name %s, which cannot be found: they become dead letters"
-                log.info(message, name, batch, some(wanted))
+                if not wanted <= self.not_found:
+                    message = "%s, batch %d: records name %s, which cannot be found: they become dead letters"
+                    log.info(message, name, batch, some(wanted))
+                self.not_found = wanted
                 return plan, landed
             self.discard(landed)
             log.info("%s, batch %d: records name %s, new here: the batch is read again", name, batch, some(wanted))
