@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200)]  # up to ten starts of Spark, one after the other
 
 CONFIGURATION = """
 name: games
