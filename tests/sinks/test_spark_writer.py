@@ -1,8 +1,23 @@
-"""The sink `spark`: what its messages show."""
+"""The sink `spark`: what its messages show, and the way out if a data source does not take its rows."""
 
 from __future__ import annotations
 
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from router.config.loader import load
+from router.config.models import Trigger
+from router.engine.stream import RunOptions, run
+from router.registry import load_registry
 from router_sinks.spark_writer import SparkWriter
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
 
 
 def test_masked_values_do_not_cut_words() -> None:
@@ -25,3 +40,59 @@ def test_a_secret_is_masked_wherever_it_stands() -> None:
 
     short = SparkWriter.model_validate({"format": "jdbc", "options": {"pwd": "p/w", "token": "", "mode": "w"}})
     assert short._masked(RuntimeError("Exception: jdbc:x?p=p/w")) == "Exception: jdbc:x?p=***"
+
+
+CONFIGURATION = """
+name: games
+lake: {folder}/lake
+source: {{files: {{path: {folder}/in}}}}
+decode: {{json: {{schema: "n int, more struct<a: int>"}}}}
+dead_letters: ops.dead
+routes:
+  - name: all
+    match: {{sql: "true"}}
+    select: {select}
+    sinks: [{{spark: {{format: {format}, path: "{folder}/{format}"{options}}}}}]
+"""
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [pytest.param({"options": ", without: [more]"}, id="without"), pytest.param({"format": "json"}, id="target")],
+)
+def test_a_sink_that_was_held_up_goes_on(
+    spark: SparkSession,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    changed: dict[str, str],
+) -> None:
+    """Without it rows that a data source does not take hold up a sink for good, whatever its page says."""
+    registry = load_registry()
+    before = {"folder": str(tmp_path), "format": "csv", "select": "[event.n, event.more]", "options": ""}
+
+    def start(values: dict[str, str], stop: threading.Event | None = None) -> None:
+        loaded = load(tmp_path / "games.yaml", registry, text=CONFIGURATION.format_map(values))
+        run(loaded, registry, spark, RunOptions(trigger=Trigger(once=True), stop=stop or threading.Event()))
+
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/1.json").write_text('{"n": 1, "more": {"a": 1}}\n{"n": 2}\n')
+    stop = threading.Event()
+    held = threading.Thread(target=start, args=(before, stop))
+    held.start()
+    deadline = time.monotonic() + 200
+    while held.is_alive() and "the format csv does not take the rows" not in caplog.text:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    stop.set()
+    held.join()
+    assert "the format csv does not take the rows" in caplog.text
+
+    after = {**before, **changed}
+    start(after)
+
+    lines = [line for file in (tmp_path / after["format"]).glob("part-*") for line in file.read_text().split()]
+    if after["format"] == "csv":
+        assert sorted(lines) == ["1", "2"]
+    else:
+        assert sorted(lines) == ['{"n":1,"more":{"a":1}}', '{"n":2}']
