@@ -135,13 +135,9 @@ def run(
 
 def _refuse_waiting_rows(config: Config) -> None:
     """Raise TableError if rows wait for a table after a source is drained: by its exit code a scheduler notices."""
-    from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
-    from router.engine.quarantine.table import waiting_places
+    from router.engine.quarantine.table import waiting_tables
 
-    _, checkpoint = lake_and_checkpoint(config)
-    causes = {
-        place.rpartition("/")[2]: why for place, why in waiting_places(config, CheckpointStore(checkpoint)).items()
-    }
+    causes = waiting_tables(config)
     if causes:
         table = min(causes)
         others = f", and for {len(causes) - 1} other tables" if len(causes) > 1 else ""

@@ -42,7 +42,7 @@ from router.engine.checkpoint_store import KEPT, CheckpointStore, Manifest, lake
 from router.engine.label.layout import outbox_of, quarantine_of
 from router.engine.merge.coordinator import MergedTables
 from router.engine.preflight.explain import fixed_table
-from router.engine.quarantine.table import waiting_places
+from router.engine.quarantine.table import waiting_tables
 from router.engine.start.checks import Checkpoint
 from router.engine.views.note import Note, ViewTarget, view_note_path
 from router.errors import StartError, TableError, first_line
@@ -359,23 +359,24 @@ class Verification:
                 # The sums have them: of thousands of tables they would take too much memory.
                 audit.counted = {}
         if chosen:
-            return self._with_waiting(audits)
+            return self._with_waiting(audits, chosen)
         broken = {audit.table for audit in audits if audit.wrong}
         for path, damage in self.recorded.damaged.items():
             audits.append(TableAudit("manifest" if path.startswith("manifests/") else "note", [damage]))
-        return [*self._with_waiting(audits), *self._check_sums(sums, since, broken)]
+        return [*self._with_waiting(audits, chosen), *self._check_sums(sums, since, broken)]
 
-    def _with_waiting(self, audits: list[TableAudit]) -> list[TableAudit]:
-        """Add to the audits of tables that rows wait for them: what is in the tables may balance without these."""
-        _, checkpoint = lake_and_checkpoint(self.config)
-        causes: dict[str, str] = {}
-        for place, cause in waiting_places(self.config, CheckpointStore(checkpoint)).items():
-            causes[place.rpartition("/")[2]] = cause
-        for audit in audits:
-            cause = causes.get(audit.table, "")
-            if cause:
-                audit.wrong.append(f"rows wait for it, as it cannot be written: {cause}")
-        return audits
+    def _with_waiting(self, audits: list[TableAudit], chosen: set[str]) -> list[TableAudit]:
+        """Add to the audits that rows wait for tables: what is in those may balance without them, or none may exist."""
+        by_table = {audit.table: audit for audit in audits}
+        without_audit: list[TableAudit] = []
+        for table, cause in waiting_tables(self.config).items():
+            if chosen and table not in chosen:
+                continue
+            if table not in by_table:
+                by_table[table] = TableAudit(table)
+                without_audit.append(by_table[table])
+            by_table[table].wrong.append(f"rows wait for it, as it cannot be written: {cause}")
+        return [*audits, *without_audit]
 
     def tables(self) -> set[str]:
         """Return the names of all tables of the lake, and of those that the router has recorded."""

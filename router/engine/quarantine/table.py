@@ -34,6 +34,7 @@ from router.delta.schema_diff import SchemaDiff, compare, delta_schema
 from router.delta.table_cache import SparkTable, TableCache
 from router.delta.transaction_id import ReleaseKind, TransactionId, moved_rows_id
 from router.delta.widening import rewrite, way
+from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
 from router.engine.commit.violations import CONSTRAINT_CAUSE, Conditions
 from router.engine.json_rows import ROW, as_json
 from router.engine.label.layout import (
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
     from router.config.models import Config
     from router.delta.commit import StagedFile
     from router.delta.lake import Lake
-    from router.engine.checkpoint_store import CheckpointStore, Manifest
+    from router.engine.checkpoint_store import Manifest
     from router.engine.commit.committers import Committers
 
 log = logging.getLogger("router")
@@ -266,6 +267,12 @@ def waiting_places(config: Config, store: CheckpointStore) -> dict[str, str]:
             for table, backlog in BacklogStore(store, f"{route}/{sink_name}").now().items():
                 places[f"{route}/{sink_name}/{table}"] = backlog.why
     return places
+
+
+def waiting_tables(config: Config) -> dict[str, str]:
+    """Return why rows of a configuration wait for tables, by table."""
+    _, checkpoint = lake_and_checkpoint(config)
+    return {Place.of(place).table: why for place, why in waiting_places(config, CheckpointStore(checkpoint)).items()}
 
 
 @dataclass(frozen=True)

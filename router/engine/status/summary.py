@@ -15,8 +15,8 @@ from deltalake.exceptions import DeltaError
 
 from router.config.models import Ui, interval
 from router.engine import ledger
-from router.engine.checkpoint_store import CheckpointStore, held_topics, lake_and_checkpoint
-from router.engine.quarantine.table import quarantined, waiting_places
+from router.engine.checkpoint_store import held_topics, lake_and_checkpoint
+from router.engine.quarantine.table import quarantined, waiting_tables
 from router.engine.start.checks import Checkpoint, last_manifest
 from router.engine.start.run_lock import is_run_active
 from router.engine.status.expectations import expectations_of_lake
@@ -290,9 +290,7 @@ def _read_ledger(config: Config, summary: StreamSummary) -> None:
 
 
 def _read_blocked(config: Config, summary: StreamSummary) -> None:
-    _, checkpoint = lake_and_checkpoint(config)
-    for place, cause in waiting_places(config, CheckpointStore(checkpoint)).items():
-        summary.blocked[place.rpartition("/")[2]] = cause
+    summary.blocked.update(waiting_tables(config))
 
 
 def _read_quarantine(config: Config, summary: StreamSummary) -> None:
