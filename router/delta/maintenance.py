@@ -95,7 +95,7 @@ def maintain(lake: Lake, table: str, options: MaintenanceOptions, *, dry: bool =
         maintain(lake, f"{table}.{DELETIONS}", replace(options, zorder=(), unasked=False))
     try:
         if options.unasked and not made_here(handle, table):
-            shorten_log(lake, table, handle, options)
+            shorten_log(lake, table, handle, options, dry=dry)
             return MaintenanceResult(table, files=0, into=0, deleted=0, freed=0)
         features = unmergeable(handle)
         if features:
@@ -117,9 +117,11 @@ def maintain(lake: Lake, table: str, options: MaintenanceOptions, *, dry: bool =
                 handle.vacuum(options.hours, dry_run=False, enforce_retention_duration=False, full=True)
             # The log can be shortened up to a checkpoint only.
             handle.create_checkpoint()
-            unreadable = shorten_log(lake, table, handle, options)
-            old += [path for path, _ in unreadable]
-            freed += sum(size for _, size in unreadable)
+        unreadable = dict(shorten_log(lake, table, handle, options, dry=dry))
+        # In a dry run a file of a failed merge may be in both.
+        for path in unreadable.keys() - set(old):
+            freed += unreadable[path]
+            old.append(path)
     except (DeltaError, OSError) as error:
         raise TableError(table, f"it could not be maintained: {error}") from error
     return MaintenanceResult(
@@ -140,6 +142,11 @@ _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet")
 LOG_COMMITS = 1000
 LOG_AGE = timedelta(hours=1)
 LOG_AGE_OF_OBJECTS = SAFE
+REPLACED_TIMES = 4
+"""What merges and views replaced may have so many times the bytes of a table's newest version for `LOG_AGE`: if it has
+more, it goes after `LEAST_AGE`."""
+LEAST_AGE = timedelta(minutes=10)
+"""The longest query of such a table, or a batch, that needs no longer `log_retention`."""
 
 
 def log_age(lake: Lake, table: str) -> timedelta:
@@ -150,8 +157,16 @@ def log_age(lake: Lake, table: str) -> timedelta:
     return LOG_AGE if lake.on_disk(table) else LOG_AGE_OF_OBJECTS
 
 
-def _kept_of_log(lake: Lake, table: str, handle: DeltaTable, options: MaintenanceOptions) -> tuple[int, timedelta]:
-    """Return how many of the newest commits a log keeps, and how young the others are that it also keeps."""
+@dataclass(frozen=True)
+class _Kept:
+    """What a log keeps: the newest `commits`, all younger than `age`, or `least_age` if those are too large."""
+
+    commits: int
+    age: timedelta
+    least_age: timedelta
+
+
+def _kept_of_log(lake: Lake, table: str, handle: DeltaTable, options: MaintenanceOptions) -> _Kept:
     # Each commit of a merge or of a view rewrites files, often the whole table: a number of commits would keep as many
     # copies of it. A change feed is for readers that follow the table, and may pause.
     properties = handle.metadata().configuration
@@ -161,18 +176,26 @@ def _kept_of_log(lake: Lake, table: str, handle: DeltaTable, options: Maintenanc
     commits = options.log_commits
     if commits is None:
         commits = 0 if is_rewritten else LOG_COMMITS
-    retention = options.log_retention
-    if retention is None:
-        retention = max(LOG_AGE if is_rewritten else log_age(lake, table), options.followed)
-    return commits, retention
+    if options.log_retention is not None:
+        return _Kept(commits, options.log_retention, options.log_retention)
+    if is_rewritten:
+        return _Kept(commits, max(LOG_AGE, options.followed), max(LEAST_AGE, options.followed))
+    age = max(log_age(lake, table), options.followed)
+    return _Kept(commits, age, age)
 
 
 def shorten_log(
-    lake: Lake, table: str, handle: DeltaTable, options: MaintenanceOptions, before: int | None = None
+    lake: Lake,
+    table: str,
+    handle: DeltaTable,
+    options: MaintenanceOptions,
+    *,
+    before: int | None = None,
+    dry: bool = False,
 ) -> list[tuple[str, int]]:
     """Delete the files of a table's log that are no longer needed, and the data files that only they refer to.
 
-    Returns the data files, each with its bytes.
+    Returns the data files, each with its bytes; with `dry` nothing is deleted.
 
     The newest checkpoint that is old enough becomes the beginning of the log; with `before`, of a version up to that
     one. If the table has properties for it, or others made it, delta-rs shortens the log by its properties instead.
@@ -182,29 +205,29 @@ def shorten_log(
         return []
     features = handle.protocol().reader_features or ()
     if not made_here(handle, table) or LOG_RETENTION in properties or "v2Checkpoint" in features:
-        if before is None:
+        if before is None and not dry:
             handle.cleanup_metadata()
         return []
-    commits, retention = _kept_of_log(lake, table, handle, options)
-    written_before = (datetime.now(timezone.utc) - retention).timestamp()
-    newest = handle.version() - commits
+    kept = _kept_of_log(lake, table, handle, options)
+    newest = handle.version() - kept.commits
     if before is not None:
         newest = min(newest, before)
 
     files: list[tuple[int, str]] = []
-    checkpoints: set[int] = set()
-    begin = 0
+    checkpoints: dict[int, datetime | None] = {}
     for entry in lake.files.get_file_info(fs.FileSelector(f"{table.replace('.', '/')}/_delta_log")):
         name = LOG_FILE.fullmatch(entry.base_name)
         if name is None:
             continue
         version = int(name[1])
         files.append((version, entry.path))
-        is_old = entry.mtime is not None and entry.mtime.timestamp() < written_before
         if _CHECKPOINT.fullmatch(entry.base_name):
-            checkpoints.add(version)
-            if version <= newest and is_old:
-                begin = max(begin, version)
+            checkpoints[version] = entry.mtime
+    begin = _newest_before(kept.age, checkpoints, newest)
+    if kept.least_age < kept.age and checkpoints:
+        replaced = _replaced_bytes(lake, table, since=begin, until=max(checkpoints))
+        if replaced > REPLACED_TIMES * sum(_file_sizes(handle)):
+            begin = _newest_before(kept.least_age, checkpoints, newest)
     old = sorted(path for version, path in files if version < begin)
     # The data files first: a process that is killed finds them again by the former begin of the log.
     unreadable: list[tuple[str, int]] = []
@@ -212,51 +235,81 @@ def shorten_log(
         # A log that begins with its first commit was never shortened, and none of the files is deleted.
         first = min(version for version, _ in files)
         former_begin = first if first in checkpoints else None
-        unreadable = delete_unreadable(lake, table, handle, begin=begin, former_begin=former_begin)
+        unreadable = delete_unreadable(lake, table, handle, begin=begin, former_begin=former_begin, dry=dry)
+    if dry:
+        return unreadable
     for path in old:  # oldest first: a process that is killed leaves no gap
         with suppress(FileNotFoundError):
             lake.files.delete_file(path)
     return unreadable
 
 
+def _newest_before(age: timedelta, checkpoints: dict[int, datetime | None], newest: int) -> int:
+    """Return the newest checkpoint that is older than an age, up to a version; 0 if none is."""
+    written_before = datetime.now(timezone.utc) - age
+    begin = 0
+    for version, written in checkpoints.items():
+        if version <= newest and written is not None and written < written_before:
+            begin = max(begin, version)
+    return begin
+
+
+def _replaced_bytes(lake: Lake, table: str, since: int, until: int) -> int:
+    """Return the bytes of the files that were removed after a checkpoint, 0 for the first version, up to another."""
+    replaced = _removed_up_to(lake, table, until)
+    before = _removed_up_to(lake, table, since) if since else {}
+    return sum(size for path, size in replaced.items() if path not in before)
+
+
 def delete_unreadable(
-    lake: Lake, table: str, handle: DeltaTable, *, begin: int, former_begin: int | None
+    lake: Lake, table: str, handle: DeltaTable, *, begin: int, former_begin: int | None, dry: bool = False
 ) -> list[tuple[str, int]]:
     """Delete the data files that only versions before `begin`, a checkpoint, refer to; return them with their bytes.
+
+    With `dry` they are only returned.
+
 
     A vacuum of delta-rs takes whole hours, lists all of the table's folder, and makes two commits. Checkpoints name the
     files that were removed up to them; those of `former_begin`, a checkpoint where the log began before, are deleted
     already.
     """
     removed = _removed_up_to(lake, table, begin)
-    if former_begin is not None:
-        removed -= _removed_up_to(lake, table, former_begin)
-    # RESTORE refers to removed files again.
-    actions: Any = pa.table(handle.get_add_actions())
-    removed -= {unquote(path) for path in actions.column("path").to_pylist()}
-    paths = sorted(removed)
+    former = _removed_up_to(lake, table, former_begin) if former_begin is not None else {}
+    # RESTORE refers to removed files again, and a commit that marks rows as deleted to the file that it removes.
+    oldest = DeltaTable(lake.address(table), version=begin, storage_options=lake.delta_options(table))
+    needed = _files_of(handle) | _files_of(oldest)
+    paths = sorted(removed.keys() - former.keys() - needed)
     folder = table.replace(".", "/")
     deleted = []
     entries = lake.files.get_file_info([f"{folder}/{path}" for path in paths])
     for path, entry in zip(paths, entries, strict=True):
         if entry.type is not fs.FileType.File:
             continue
-        with suppress(FileNotFoundError):
-            lake.files.delete_file(entry.path)
+        if not dry:
+            with suppress(FileNotFoundError):
+                lake.files.delete_file(entry.path)
         deleted.append((path, entry.size or 0))
     return deleted
 
 
-def _removed_up_to(lake: Lake, table: str, version: int) -> set[str]:
-    """Return the paths of the files that commits up to a checkpoint have removed, below the table's folder."""
+def _files_of(handle: DeltaTable) -> set[str]:
+    """Return the paths of a version's files, below the table's folder."""
+    actions: Any = pa.table(handle.get_add_actions())
+    return {unquote(path) for path in actions.column("path").to_pylist()}
+
+
+def _removed_up_to(lake: Lake, table: str, version: int) -> dict[str, int]:
+    """Return the files that commits up to a checkpoint have removed: path below the table's folder -> bytes."""
     path = f"{table.replace('.', '/')}/_delta_log/{version:020d}.checkpoint.parquet"
     with lake.files.open_input_file(path) as stream:
-        actions = pq.read_table(stream, columns=["remove"])
-    removed = set()
-    for action in actions.column("remove").to_pylist():
+        # Of these two columns only: a table that is rewritten each second has some 100 000 of them in a day.
+        removals = pq.ParquetFile(stream).read(columns=["remove.path", "remove.size"]).column("remove").combine_chunks()
+    removed = {}
+    paths, sizes = removals.flatten()
+    for path, size in zip(paths.to_pylist(), sizes.to_pylist(), strict=True):
         # A clone refers to files of another table, by their address.
-        if action is not None and action["path"] and "://" not in action["path"] and action["path"][0] != "/":
-            removed.add(unquote(action["path"]))
+        if path and "://" not in path and path[0] != "/":
+            removed[unquote(path)] = size or 0
     return removed
 
 

@@ -24,6 +24,7 @@ from router.delta.maintenance import (
     MaintenanceOptions,
     MaintenanceResult,
     maintain,
+    shorten_log,
     size_of,
     small_files,
 )
@@ -211,14 +212,22 @@ class SparkMaintenance:
         result = replace(result, deleted=len(old_paths), freed=freed)
         if self.dry:
             files, into = small_files(handle, self.options)
-            return replace(result, files=files, into=into)
+            return self._shorten_log(replace(result, files=files, into=into))
         optimize = f"OPTIMIZE delta.{quoted(address)}"
         # Delta refuses to order the rows of a table that is clustered.
         if self.options.zorder and "clustering" not in result.by_spark:
             optimize += f" ZORDER BY ({', '.join(map(quoted, self.options.zorder))})"
         (metrics,) = self._retry(lambda: session.sql(optimize).select("metrics.*").collect())
         session.sql(vacuum).collect()
-        return replace(result, files=metrics["numFilesRemoved"], into=metrics["numFilesAdded"])
+        return self._shorten_log(replace(result, files=metrics["numFilesRemoved"], into=metrics["numFilesAdded"]))
+
+    def _shorten_log(self, result: MaintenanceResult) -> MaintenanceResult:
+        """Delete what only old versions refer to, up to a checkpoint of Spark: it makes one in ten commits."""
+        handle = self.lake.open(self.table)
+        assert handle is not None
+        unreadable = shorten_log(self.lake, self.table, handle, self.options, dry=self.dry)
+        freed = result.freed + sum(size for _, size in unreadable)
+        return replace(result, deleted=result.deleted + len(unreadable), freed=freed)
 
     def _session(self) -> SparkSession:
         session = self.spark.newSession()

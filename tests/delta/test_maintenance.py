@@ -314,6 +314,40 @@ def test_files_that_merges_replaced_go_with_the_versions_that_had_them(lake: Lak
     assert result.freed > 0
 
 
+def test_many_copies_of_a_small_table_go_sooner(lake: Lake) -> None:
+    """Without it an upsert of 0.2 MB that merges every second has 800 MB of copies within its hour."""
+    table = merged_often(lake, 70)
+    age_log(lake, table.name, timedelta(minutes=11))
+    table.take(Record(("a",), 100, values=(("v", 100), ("part", "a b/c%"))))
+    maintain(lake, table.name, MaintenanceOptions(gradual=True))
+    assert data_files(lake, table.name) == readable_files(lake, table.name)
+    assert len(data_files(lake, table.name)) < 15
+
+
+def test_a_few_copies_stay_for_an_hour(lake: Lake) -> None:
+    """Without it a query of half an hour over a table that is seldom rewritten finds its files gone."""
+    table = merged_often(lake, 3)
+    table.handle.create_checkpoint()
+    age_log(lake, table.name, timedelta(minutes=50))
+    kept = data_files(lake, table.name)
+    table.take(Record(("a",), 100, values=(("v", 100), ("part", "a b/c%"))))
+    maintain(lake, table.name, MaintenanceOptions(gradual=True))
+    assert data_files(lake, table.name) >= kept
+
+
+def test_a_dry_run_counts_the_files_that_go_with_the_log(lake: Lake) -> None:
+    """Without it `router maintain --dry-run` says that a table with 50 old copies would free nothing."""
+    table = merged_often(lake, 70)
+    table.handle.create_checkpoint()
+    age_log(lake, table.name, timedelta(hours=2))
+    kept = data_files(lake, table.name)
+    promised = maintain(lake, table.name, MaintenanceOptions(gradual=True), dry=True)
+    assert data_files(lake, table.name) == kept
+    result = maintain(lake, table.name, MaintenanceOptions(gradual=True))
+    assert (promised.deleted, promised.freed) == (result.deleted, result.freed)
+    assert result.deleted > 50
+
+
 def test_a_slower_reader_finds_its_versions(lake: Lake) -> None:
     """Without it a view that is refreshed every three hours computes all of its tables again each time."""
     table = merged_often(lake, 45)
