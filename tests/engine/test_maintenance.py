@@ -16,10 +16,11 @@ from deltalake import DeltaTable, Schema, write_deltalake
 from deltalake.transaction import AddAction
 
 from router.config.models import UNASKED, Maintenance, View
+from router.delta.keyed.key_property import KEYED_BY
 from router.delta.keyed.upsert import TableUpsert, upsert
 from router.delta.maintenance import MaintenanceOptions, MaintenanceResult, maintain
 from router.delta.maintenance_process import MaintenanceProcess
-from router.delta.replace import PROPERTIES, made_as
+from router.delta.replace import MADE, PROPERTIES, made_as
 from router.engine import maintenance as module
 from router.engine.maintenance import TableMaintenance
 from router.errors import TableError
@@ -190,6 +191,36 @@ def test_spark_maintains_what_only_it_may_write(
     assert (dry.files, dry.into, dry.by_spark) == (3, 1, "checkConstraints")
     assert "3 files became 1" in caplog.text
     assert files(lake, "silver.a") == 1
+
+
+@pytest.mark.slow
+def test_what_merges_of_spark_replaced_goes_with_its_versions(lake: Lake, spark: SparkSession) -> None:
+    """Without it a keyed table with deletion vectors keeps a copy of each merge for a week."""
+    place = Path(lake.address("gold.a"))
+    properties = {MADE: "gold.a", KEYED_BY: "k", "delta.enableDeletionVectors": "true"}
+    options = ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())
+    spark.sql(f"CREATE TABLE delta.`{place}` (k INT, v INT) USING delta TBLPROPERTIES ({options})")
+    spark.range(100).selectExpr("int(id) k", "0 v").coalesce(1).write.format("delta").mode("append").save(str(place))
+    for number in range(22):
+        # Deletion vectors for some, whole files for others: a file is removed and added again with fewer rows.
+        spark.sql(f"UPDATE delta.`{place}` SET v = v + 1 WHERE k = {number} OR k > {100 - 5 * number}")
+    then = time.time() - 2 * 3600
+    for file in (place / "_delta_log").iterdir():
+        os.utime(file, (then, then))
+    before = len(list(place.glob("*.parquet")))
+
+    care = TableMaintenance(lake, lambda: spark, ())
+    plan = Maintenance(tables="*.*")
+    dry = care.maintain("gold.a", plan, dry=True)
+    result = care.maintain("gold.a", plan)
+    assert dry.deleted == result.deleted > 5
+    assert len(list(place.glob("*.parquet"))) < before
+    begin = int(min(path.name[:20] for path in (place / "_delta_log").glob("*.checkpoint*.parquet")))
+    newest = spark.sql(f"DESCRIBE HISTORY delta.`{place}` LIMIT 1").first()["version"]
+    assert 0 < begin < newest
+    for version in range(begin, newest + 1):
+        reader = spark.read.format("delta").option("versionAsOf", version)
+        assert reader.load(str(place)).where("v >= 0").count() == 100
 
 
 def test_files_without_statistics_get_them(lake: Lake, spark: SparkSession) -> None:

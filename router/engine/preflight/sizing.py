@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from router.config.models import interval
-from router.delta.maintenance import LOG_AGE
+from router.delta.maintenance import LEAST_AGE, LOG_AGE, REPLACED_TIMES
 from router.errors import StartError
 from router.registry import parts_in
 from router.sinks import ApplyingSink, MergingSink, TableSink
@@ -221,10 +221,11 @@ def _cost_drivers(
         )
     if _merges(config):
         yield "what upserts cost beyond appending is not counted: `router bench` measures a merge of your keys"
-        copies = math.ceil(LOG_AGE.total_seconds() / every)
+        in_an_hour = math.ceil(LOG_AGE.total_seconds() / every)
+        copies = min(in_an_hour, max(REPLACED_TIMES, math.ceil(LEAST_AGE.total_seconds() / every)))
         yield (
-            f"a batch may rewrite the tables that it merges into, and old versions stay for an hour: on disk up to "
-            f"{copies:,} times their size; a longer `trigger: {{every: ...}}` makes that less"
+            f"a batch may rewrite the tables that it merges into, and old versions stay for ten minutes at least: on "
+            f"disk up to {copies:,} times their size; a longer `trigger: {{every: ...}}` makes that less"
         )
     if config.views:
         yield "views are not counted: each costs what its query costs, as often as it is refreshed"
