@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @click.command(short_help="Compare tables with manifests, ledger and bronze.")
 @config_argument
 @click.argument("tables", metavar="[LAYER.TABLE]...", nargs=-1)
-@click.option("--footers", is_flag=True, help="Open every file, and count its rows.")
+@click.option("--contents", is_flag=True, help="Read every file: count its rows, and find values that readers refuse.")
 @click.option(
     "--recompute",
     is_flag=True,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 def verify(
     file: Path,
     tables: tuple[str, ...],
-    footers: bool,
+    contents: bool,
     recompute: bool,
     master: str | None,
     as_json: bool,
@@ -59,7 +59,7 @@ def verify(
 
     config = load(file, load_registry(plugin_files)).config
     with progress_line(config.name, "tables") as tell:
-        audits = verify_tables(config, tables, footers=footers, tell=tell)
+        audits = verify_tables(config, tables, contents=contents, tell=tell)
     absent = sorted(set(tables) - {audit.table for audit in audits})
     if absent:
         raise click.ClickException(f"{config.name} has no rows in {', '.join(absent)}")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
@@ -18,6 +19,7 @@ from pyarrow import fs
 from router.delta.commit import retry_on_conflict
 from router.delta.constraints import unmergeable
 from router.delta.file_statistics import without_bounds_of_floats
+from router.delta.history import log_commits, log_folder
 from router.delta.keyed.key_property import KEYED_BY
 from router.delta.keyed.row_versions import DELETIONS, deletions_table
 from router.delta.widening import made_here
@@ -40,7 +42,7 @@ class MaintenanceOptions:
     - `retention`: how long a file stays that no version refers to: what failed attempts have left.
     - `statistics`: count the files that have none.
     - `log_commits`, `log_retention`: the log keeps the newest so many commits, and all that are younger than that.
-      Versions before it cannot be read, so the files that only they refer to are deleted (`delete_unreadable`). None:
+      Versions before it cannot be read, so the files that only they refer to are deleted. None:
       `LOG_COMMITS` and `log_age`, or no number and `LOG_AGE` for a table that merges or views rewrite.
     - `rewritten`: views rewrite the table. That merges do, it says itself.
     - `followed`: readers come back after this time, and read what has changed since.
@@ -147,6 +149,8 @@ REPLACED_TIMES = 4
 more, it goes after `LEAST_AGE`."""
 LEAST_AGE = timedelta(minutes=10)
 """The longest query of such a table, or a batch, that needs no longer `log_retention`."""
+CHECKPOINT_AGE = timedelta(minutes=2)
+"""Younger checkpoints may be read by someone who has listed the log."""
 
 
 def log_age(lake: Lake, table: str) -> timedelta:
@@ -225,22 +229,26 @@ def shorten_log(
             checkpoints[version] = entry.mtime
     begin = _newest_before(kept.age, checkpoints, newest)
     if kept.least_age < kept.age and checkpoints:
-        replaced = _replaced_bytes(lake, table, since=begin, until=max(checkpoints))
+        replaced = _replaced_bytes(lake, table, max(checkpoints), kept.age)
         if replaced > REPLACED_TIMES * sum(_file_sizes(handle)):
             begin = _newest_before(kept.least_age, checkpoints, newest)
     old = sorted(path for version, path in files if version < begin)
-    # The data files first: a process that is killed finds them again by the former begin of the log.
+    # The data files first: a process that is killed finds them again in the commits that are left.
     unreadable: list[tuple[str, int]] = []
     if old and not table.startswith(("outbox.", "quarantine.")):
-        # A log that begins with its first commit was never shortened, and none of the files is deleted.
-        first = min(version for version, _ in files)
-        former_begin = first if first in checkpoints else None
-        unreadable = delete_unreadable(lake, table, handle, begin=begin, former_begin=former_begin, dry=dry)
+        versions = [version for version, path in files if version <= begin and path.endswith(f"{version:020}.json")]
+        oldest = DeltaTable(lake.address(table), version=begin, storage_options=lake.delta_options(table))
+        # RESTORE refers to removed files again, and a commit that marks rows as deleted to the file that it removes.
+        needed = _files_of(handle) | _files_of(oldest)
+        unreadable = _delete_removed(lake, table, versions, needed, dry=dry)
     if dry:
         return unreadable
     for path in old:  # oldest first: a process that is killed leaves no gap
         with suppress(FileNotFoundError):
             lake.files.delete_file(path)
+    for version in _spare_checkpoints(begin, checkpoints):
+        with suppress(FileNotFoundError):
+            lake.files.delete_file(f"{log_folder(table)}/{version:020d}.checkpoint.parquet")
     return unreadable
 
 
@@ -254,31 +262,50 @@ def _newest_before(age: timedelta, checkpoints: dict[int, datetime | None], newe
     return begin
 
 
-def _replaced_bytes(lake: Lake, table: str, since: int, until: int) -> int:
-    """Return the bytes of the files that were removed after a checkpoint, 0 for the first version, up to another."""
-    replaced = _removed_up_to(lake, table, until)
-    before = _removed_up_to(lake, table, since) if since else {}
-    return sum(size for path, size in replaced.items() if path not in before)
+def _spare_checkpoints(begin: int, checkpoints: dict[int, datetime | None]) -> list[int]:
+    """Return the checkpoints that no reader needs and that will not be the beginning of the log.
 
-
-def delete_unreadable(
-    lake: Lake, table: str, handle: DeltaTable, *, begin: int, former_begin: int | None, dry: bool = False
-) -> list[tuple[str, int]]:
-    """Delete the data files that only versions before `begin`, a checkpoint, refer to; return them with their bytes.
-
-    With `dry` they are only returned.
-
-
-    A vacuum of delta-rs takes whole hours, lists all of the table's folder, and makes two commits. Checkpoints name the
-    files that were removed up to them; those of `former_begin`, a checkpoint where the log began before, are deleted
-    already.
+    Each lists all files of its version, and those removed in a day: a table with a commit each second would have 160
+    of them in an hour. The first in each ten minutes stays, and the newest two, of which readers may have been told.
     """
-    removed = _removed_up_to(lake, table, begin)
-    former = _removed_up_to(lake, table, former_begin) if former_begin is not None else {}
-    # RESTORE refers to removed files again, and a commit that marks rows as deleted to the file that it removes.
-    oldest = DeltaTable(lake.address(table), version=begin, storage_options=lake.delta_options(table))
-    needed = _files_of(handle) | _files_of(oldest)
-    paths = sorted(removed.keys() - former.keys() - needed)
+    written_before = datetime.now(timezone.utc) - CHECKPOINT_AGE
+    spare = []
+    spans = set()
+    kept = sorted(version for version in checkpoints if version >= begin)
+    for version in kept[:-2]:
+        written = checkpoints[version]
+        if written is None:
+            continue
+        span = written.timestamp() // LEAST_AGE.total_seconds()
+        if span in spans and written < written_before:
+            spare.append(version)
+        spans.add(span)
+    return spare
+
+
+def _replaced_bytes(lake: Lake, table: str, checkpoint: int, age: timedelta) -> int:
+    """Return the bytes of the files that were removed within an age before a checkpoint."""
+    with lake.files.open_input_file(f"{log_folder(table)}/{checkpoint:020d}.checkpoint.parquet") as stream:
+        columns = ["remove.deletionTimestamp", "remove.size"]
+        removals = pq.ParquetFile(stream).read(columns=columns).column("remove").combine_chunks()
+    since = (datetime.now(timezone.utc) - age).timestamp() * 1000
+    sizes = pc.struct_field(removals, "size")
+    return pc.sum(sizes.filter(pc.greater(pc.struct_field(removals, "deletionTimestamp"), since))).as_py() or 0
+
+
+def _delete_removed(
+    lake: Lake, table: str, versions: list[int], needed: set[str], *, dry: bool
+) -> list[tuple[str, int]]:
+    """Delete the data files that some commits have removed, those needed apart; return them with their bytes.
+
+    With `dry` they are only returned. A vacuum of delta-rs takes whole hours, lists all of the table's folder, and
+    makes two commits.
+    """
+    removed: set[str] = set()
+    for commit in log_commits(lake, table, versions):
+        # A clone refers to files of another table, by their address.
+        removed |= {unquote(file.path) for file in commit.removed if "://" not in file.path and file.path[0] != "/"}
+    paths = sorted(removed - needed)
     folder = table.replace(".", "/")
     deleted = []
     entries = lake.files.get_file_info([f"{folder}/{path}" for path in paths])
@@ -296,21 +323,6 @@ def _files_of(handle: DeltaTable) -> set[str]:
     """Return the paths of a version's files, below the table's folder."""
     actions: Any = pa.table(handle.get_add_actions())
     return {unquote(path) for path in actions.column("path").to_pylist()}
-
-
-def _removed_up_to(lake: Lake, table: str, version: int) -> dict[str, int]:
-    """Return the files that commits up to a checkpoint have removed: path below the table's folder -> bytes."""
-    path = f"{table.replace('.', '/')}/_delta_log/{version:020d}.checkpoint.parquet"
-    with lake.files.open_input_file(path) as stream:
-        # Of these two columns only: a table that is rewritten each second has some 100 000 of them in a day.
-        removals = pq.ParquetFile(stream).read(columns=["remove.path", "remove.size"]).column("remove").combine_chunks()
-    removed = {}
-    paths, sizes = removals.flatten()
-    for path, size in zip(paths.to_pylist(), sizes.to_pylist(), strict=True):
-        # A clone refers to files of another table, by their address.
-        if path and "://" not in path and path[0] != "/":
-            removed[unquote(path)] = size or 0
-    return removed
 
 
 def delete_older(lake: Lake, table: str, before: datetime, version: int, more: str = "true") -> int:

@@ -96,7 +96,7 @@ def test_tables_are_repaired_while_the_stream_runs(tmp_path: Path) -> None:
         stream.ended()
         stream.clear()
     assert command(tmp_path, "rest", "run", str(config), "--once")[0] == 0
-    assert command(tmp_path, "at the end", "verify", str(config), "--footers")[0] == 0
+    assert command(tmp_path, "at the end", "verify", str(config), "--contents")[0] == 0
     undisturbed = configured(tmp_path, "other", 1000)
     assert command(tmp_path, "other", "run", str(undisturbed), "--once")[0] == 0
     mine, others = lakes.contents(lake), lakes.contents(tmp_path / "other")

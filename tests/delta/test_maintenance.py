@@ -348,6 +348,21 @@ def test_a_dry_run_counts_the_files_that_go_with_the_log(lake: Lake) -> None:
     assert result.deleted > 50
 
 
+def test_checkpoints_of_the_same_minutes_go(lake: Lake) -> None:
+    """Without it a table with a commit each second has 160 checkpoints an hour, each with a day's removed files."""
+    table = merged_often(lake, 130)
+    maintain(lake, table.name, MaintenanceOptions(gradual=True))
+    log = Path(lake.address(table.name)) / "_delta_log"
+    assert len(list(log.glob("*.checkpoint.parquet"))) == 7, "the youngest stay"
+
+    age_log(lake, table.name, timedelta(minutes=5))
+    maintain(lake, table.name, MaintenanceOptions(gradual=True))
+    assert len(list(log.glob("*.checkpoint.parquet"))) == 3
+    newest = table.handle.version()
+    for version in range(1, newest + 1):
+        assert len(DeltaTable(lake.address(table.name), version=version).to_pyarrow_table()) == 2
+
+
 def test_a_slower_reader_finds_its_versions(lake: Lake) -> None:
     """Without it a view that is refreshed every three hours computes all of its tables again each time."""
     table = merged_often(lake, 45)

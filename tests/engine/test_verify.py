@@ -54,7 +54,7 @@ def wrong(lake: WrittenLake, *asked: str) -> dict[str, str]:
 
 def test_a_whole_lake_is_ok(lake: WrittenLake) -> None:
     """Without it nobody believes what is said of a broken one."""
-    found, code = told(lake, "--footers")
+    found, code = told(lake, "--contents")
 
     assert code == 0
     assert set(found) == {"bronze.events", "gold.wins", "ops.ledger", *(f"silver.{game}" for game in GAMES)}
@@ -160,7 +160,7 @@ def test_rows_that_only_a_footer_denies_are_found_on_request(lake: WrittenLake) 
     path.write_bytes(bytes(path.stat().st_size))
 
     assert wrong(lake) == {}
-    assert set(wrong(lake, "--footers")) == {"gold.wins"}
+    assert set(wrong(lake, "--contents")) == {"gold.wins"}
 
 
 def test_compacted_tables_and_batches_under_way_are_ok(lake: WrittenLake) -> None:

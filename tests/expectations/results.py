@@ -21,8 +21,10 @@ LEDGER = "ops.ledger"
 NOT_KEPT = frozenset({"query", "run", "finished", "unknown", "unknown_fields", "violated", "configuration"})
 """Columns of the ledger that say who counted, when, and by which configuration; and counts of fields that were left out
 without a count."""
-NOT_COMPARED = frozenset({"delta.checkpointInterval", "router.table", "router.keyed"})
-"""Table properties that are a matter of who committed first: delta-rs sets the one, Delta on Spark the other; and one
+NOT_COMPARED = frozenset(
+    {"delta.checkpointInterval", "delta.deletedFileRetentionDuration", "router.table", "router.keyed"}
+)
+"""Table properties that are a matter of who committed first: delta-rs sets the one, Delta on Spark the other; and those
 that came after results were saved."""
 ARRIVALS = frozenset({"arrival", "_arrival"})
 """Columns that came after results were saved: in which batch a record arrived (docs/decisions/0023). Tables that keep

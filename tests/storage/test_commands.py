@@ -44,7 +44,7 @@ def copied(bucket: Lake, server: S3Server, tmp_path: Path) -> tuple[Path, Path]:
     return written.file, far
 
 
-@pytest.mark.parametrize("command", [["verify", "--footers"], ["tables"], ["ledger"]], ids=lambda command: command[0])
+@pytest.mark.parametrize("command", [["verify", "--contents"], ["tables"], ["ledger"]], ids=lambda command: command[0])
 def test_commands_say_the_same(copied: tuple[Path, Path], command: list[str]) -> None:
     """Without it an operator of a lake in a bucket is blind."""
     near, far = (CliRunner().invoke(commands, [command[0], str(file), *command[1:]]) for file in copied)
@@ -54,7 +54,7 @@ def test_commands_say_the_same(copied: tuple[Path, Path], command: list[str]) ->
     assert "hush-hush" not in far.output
 
 
-@pytest.mark.parametrize("command", [["verify", "--footers"], ["tables"], ["ledger"]], ids=lambda command: command[0])
+@pytest.mark.parametrize("command", [["verify", "--contents"], ["tables"], ["ledger"]], ids=lambda command: command[0])
 def test_commands_say_the_same_of_tables_elsewhere(tmp_path: Path, command: list[str]) -> None:
     """Without it an operator does not see the tables that a `location` puts elsewhere."""
     for folder in ("near", "far"):

@@ -7,7 +7,7 @@
 | bronze | how many records were read, by the ledger |
 | a table of a view | how the view left it (against its query: `router.engine.views.recompute`) |
 | a table with one row per key | its keys: one row for each, or one current row with a history |
-| the files of its current version | the storage: they exist, with the size in the log; on request their footers |
+| the files of its current version | the storage: they exist, with the size in the log; on request what is in them |
 | commits of others | nothing: it lists who made them, and what they did |
 
 Needs no Spark, and may run while the stream runs: the ledger is read first, and batches after its last one are left
@@ -27,6 +27,7 @@ from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError
 from pyarrow import fs
@@ -38,6 +39,7 @@ from router.delta.keyed.row_versions import DELETIONS, deletions_table
 from router.delta.keyed.upsert import EXPIRES
 from router.delta.table_cache import THREADS
 from router.delta.transaction_id import RELEASES, IdKind, TransactionId, batch_id, parse
+from router.delta.unreadable_values import is_text, may_be_unreadable, unreadable_values
 from router.engine.checkpoint_store import KEPT, CheckpointStore, Manifest, lake_and_checkpoint
 from router.engine.label.layout import outbox_of, quarantine_of
 from router.engine.merge.coordinator import MergedTables
@@ -307,7 +309,11 @@ class TableAudit:
 
 
 def verify_tables(
-    config: Config, chosen: Iterable[str] = (), *, footers: bool = False, tell: Callable[[int, int], None] | None = None
+    config: Config,
+    chosen: Iterable[str] = (),
+    *,
+    contents: bool = False,
+    tell: Callable[[int, int], None] | None = None,
 ) -> list[TableAudit]:
     """Return the audits of the chosen tables, or of all, and of the sinks whose sums are wrong.
 
@@ -316,26 +322,26 @@ def verify_tables(
     Rows that are released from the quarantine meanwhile are in their table before they are in the ledger: if a sum is
     wrong, everything is read again.
     """
-    audits = Verification.of(config, footers=footers).audits(chosen, tell)
+    audits = Verification.of(config, contents=contents).audits(chosen, tell)
     if any(audit.sums for audit in audits):
-        return Verification.of(config, footers=footers).audits(chosen, tell)
+        return Verification.of(config, contents=contents).audits(chosen, tell)
     return audits
 
 
 @dataclass(frozen=True)
 class Verification:
-    """The verification of a query's tables. With `footers` every file is opened, and its rows are counted."""
+    """The verification of a query's tables. With `contents` every file is read."""
 
     config: Config
     lake: Lake
     recorded: RecordedCounts
-    footers: bool = False
+    contents: bool = False
 
     @classmethod
-    def of(cls, config: Config, *, footers: bool = False, pending: bool = False) -> Verification:
+    def of(cls, config: Config, *, contents: bool = False, pending: bool = False) -> Verification:
         """Return the verification of a configuration's tables."""
         lake, checkpoint = lake_and_checkpoint(config)
-        return cls(config, lake, RecordedCounts.read(config, lake, checkpoint, pending=pending), footers)
+        return cls(config, lake, RecordedCounts.read(config, lake, checkpoint, pending=pending), contents)
 
     def audits(self, chosen: Iterable[str] = (), tell: Callable[[int, int], None] | None = None) -> list[TableAudit]:
         """Return the audits of the chosen tables, or of all; those of sinks follow after those of tables."""
@@ -397,7 +403,8 @@ class Verification:
                     return None
                 self._check(audit, handle)
                 break
-            except (TableError, DeltaError, OSError) as error:
+            # Arrow raises ValueErrors of its own, and for a year beyond 9999 among the bounds of a file.
+            except (TableError, DeltaError, OSError, ValueError) as error:
                 if attempt == _TRIES - 1:
                     audit.wrong.append(self.unreadable(table, error))
         return audit
@@ -643,7 +650,7 @@ class Verification:
         audit.wrong += _some(wrong, "batches")
 
     def _check_files(self, audit: TableAudit, handle: DeltaTable) -> None:
-        actions: Any = pa.table(handle.get_add_actions())
+        actions: Any = pa.table(handle.get_add_actions(flatten=True))
         audit.files = len(actions)
         audit.rows = sum(filter(None, actions.column("num_records").to_pylist()))
         audit.wrong += self._faults_of_files(audit.table, actions)
@@ -655,7 +662,7 @@ class Verification:
             handle = deletions_table(self.lake, audit.table)
             if handle is None:
                 return
-            faults = self._faults_of_files(table, pa.table(handle.get_add_actions()))
+            faults = self._faults_of_files(table, pa.table(handle.get_add_actions(flatten=True)))
         except (DeltaError, OSError) as error:
             faults = [self.unreadable(table, error)]
         audit.wrong += [f"its remembered deletions in {self.lake.address(table)}: {fault}" for fault in faults]
@@ -665,6 +672,8 @@ class Verification:
         folder = table.replace(".", "/")
         missing: list[str] = []
         damaged: list[str] = []
+        refused: list[str] = []
+        doubtful_columns = _doubtful_columns(actions)
         # Files of a shallow clone are in the folder of another table.
         rows = actions.select(["path", "size_bytes", "num_records"]).to_pylist()
         rows = [row for row in rows if "://" not in row["path"] and not row["path"].startswith("/")]
@@ -678,14 +687,42 @@ class Verification:
                     missing.append(path)
                 elif entry.size != size:
                     damaged.append(f"{path} has {entry.size:,} bytes, {size:,} in the log")
-                elif self.footers and (fault := self._fault_of_footer(file, row["num_records"])):
+                elif self.contents and (fault := self._fault_of_footer(file, row["num_records"])):
                     damaged.append(f"{path} {fault}")
+                elif self.contents or path in doubtful_columns:
+                    columns = None if self.contents else doubtful_columns[path]
+                    refused += [f"{path}: {reason}" for reason in self._refused_values(table, file, columns)]
         faults = []
         if missing:
             faults.append(f"{_files_are(missing)} missing: {_first(missing)}")
         if damaged:
             faults.append(f"{_files_are(damaged)} damaged: {_first(damaged)}")
+        if refused:
+            faults.append(f"{_files_are(refused)} refused by readers: {_first(refused)}")
         return faults
+
+    def _refused_values(self, table: str, path: str, columns: set[str] | None) -> list[str]:
+        """Return the first column of a file, of some or of all, with values that readers refuse, and why."""
+        # The time of a record is that of its producer, and lands as it is.
+        times = {"_timestamp", "timestamp"} if table in self._raw_tables else {"_timestamp"}
+        with self.lake.files.open_input_file(path) as source:
+            file = pq.ParquetFile(source)
+            names = []
+            for column in file.schema_arrow:
+                if may_be_unreadable(column.type) and (columns is None or column.name in columns):
+                    names.append(column.name)
+            for part in file.iter_batches(columns=sorted({*names} - times)):
+                for name, values in zip(part.schema.names, part.columns, strict=True):
+                    for unreadable in unreadable_values(name, values):
+                        return [unreadable.reason]
+        return []
+
+    @cached_property
+    def _raw_tables(self) -> frozenset[str]:
+        """Return the tables that have records as they came."""
+        raw = {table for table, keys in self.fixed.items() if keys & {"/bronze", "/dead_letters"}}
+        of_topics = {table for table, by_key in self.recorded.manifests.items() if "/bronze" in by_key}
+        return frozenset(raw | of_topics)
 
     def _fault_of_footer(self, path: str, rows: int | None) -> str:
         """Return how the footer of a file differs from the log; an empty text if it does not."""
@@ -793,6 +830,29 @@ def _describe_commit(commit: LogCommit, rows: dict[str, int]) -> str:
     if more < 0:
         return f"{who} removed {-more:,} rows"
     return f"{who} changed rows"
+
+
+def _doubtful_columns(actions: pa.Table) -> dict[str, set[str]]:
+    """Return the columns of files whose bounds in the log look like values that readers refuse.
+
+    A text that is not UTF-8 is there with replacement characters, which a text may have of its own.
+    """
+    doubtful: dict[str, set[str]] = defaultdict(set)
+    paths = actions.column("path").to_pylist()
+    for name in actions.column_names:
+        bound, _, column = name.partition(".")
+        if bound not in ("min", "max"):
+            continue
+        values = actions.column(name).combine_chunks()
+        if is_text(values.type):
+            rows = pc.fill_null(pc.match_substring(values, "\ufffd"), False).to_numpy(zero_copy_only=False)
+        else:
+            rows = np.zeros(len(values), bool)
+            for unreadable in unreadable_values(column, values):
+                rows |= unreadable.rows
+        for row in np.flatnonzero(rows):
+            doubtful[paths[row]].add(column.split(".")[0])
+    return doubtful
 
 
 def _some(texts: list[str], noun: str) -> list[str]:
