@@ -117,6 +117,7 @@ class UpsertReplacement:
             frozenset({self.table}), TableSource(lambda _: None), staging=f"{STAGING}/{target.config.name}"
         )
         rebuilt = staging.stage(records, sum(batch.records for batch in batches), until)
+        rebuild.refused += rebuilt.refused
         try:
             rebuild.merge(rebuilt.commits, batches)
         finally:
