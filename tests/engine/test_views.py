@@ -525,6 +525,30 @@ def test_what_must_hold_of_rows_is_counted_dropped_or_stops_the_refresh(make_que
         lake.refresh(view(expect=({"name": "typo", "sql": "nothing > 1"},)))
 
 
+@pytest.mark.parametrize(
+    ("value", "fault"),
+    [
+        ("CAST(unhex('FF') AS string)", "the text is not UTF-8"),
+        ("date_add(DATE'9999-12-31', 1)", "the date is not within the years 1 to 9999"),
+    ],
+)
+def test_a_view_with_a_value_that_readers_refuse_leaves_its_tables_as_they_were(
+    make_query: MakeQuery, tmp_path: Path, value: str, fault: str
+) -> None:
+    """Without it one row of a source makes a table unreadable for delta-rs and pyarrow."""
+    lake = Lake(make_query, tmp_path)
+    lake.take(event("uno", 1))
+    sql = "SELECT gamer, IF(gamer = 2, {}, NULL) AS value FROM source"
+    one = view(sql=sql.format(value), into="gold.values")
+    lake.refresh(one)
+    lake.take(event("uno", 2, 2))
+    files = set(tmp_path.glob("**/gold/*/*.parquet"))
+    with pytest.raises(ViewError, match=rf"readers would refuse gold.values: value: {fault}; no table was changed"):
+        lake.refresh(one)
+    assert set(tmp_path.glob("**/gold/*/*.parquet")) == files
+    assert [row["gamer"] for row in lake.query.rows("gold.values", "gamer")] == [1]
+
+
 PAIR = pa.struct({"a": pa.int64(), "b": pa.int64()})
 LISTS = pa.struct({"a": pa.list_(pa.int64()), "b": pa.list_(pa.int64())})
 TEXTS = pa.struct({"a": pa.string(), "b": pa.string()})

@@ -303,7 +303,7 @@ class Refresher:
         number = note.number + 1
         rows = frames.rows(plan, targets)
         staged = self._stage(view, rows, number, spread=not frames.few)
-        self._refuse_violated(view, staged)
+        self._refuse(view, staged)
         unnamed = staged.pop("", StagedTable()).rows
 
         # Tables that have lost all their rows were not staged, and are emptied.
@@ -378,11 +378,17 @@ class Refresher:
         staging = Staging(self.tables.lake, options.file_bytes, options.buffer_bytes, self.folder, token=token)
         return stage_rows(view, rows, number, staging, self.executors, spread=spread)
 
-    def _refuse_violated(self, view: View, staged: Mapping[str, StagedTable]) -> None:
-        """Raise ViewError if an expectation with `otherwise: fail` is violated; delete the staged files then."""
+    def _refuse(self, view: View, staged: Mapping[str, StagedTable]) -> None:
+        """Raise ViewError if an expectation with `otherwise: fail` is violated, or readers would refuse a value.
+
+        The staged files are deleted then. A row is not left out: the tables would not be what the query gives.
+        """
         violated: Counter[str] = Counter()
-        for table in staged.values():
+        for name, table in staged.items():
             violated.update(table.violated)
+            if table.refused:
+                _discard(self.tables, staged)
+                raise ViewError(view.name, f"readers would refuse {name}: {table.refused}; no table was changed")
         counts = []
         for expectation in view.expect:
             if expectation.otherwise == "fail" and violated[expectation.name]:

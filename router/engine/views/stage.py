@@ -19,6 +19,7 @@ from pyspark.sql import functions as F
 from router.columns import quoted
 from router.delta.commit import StagedFile
 from router.delta.parquet_writer import attempt
+from router.delta.unreadable_values import unreadable_values
 from router.engine.land.task import GATHERED, gathered
 from router.engine.views.row_hash import row_hash
 from router.table_names import folded, pieces_of
@@ -44,7 +45,7 @@ class StagedTable:
     """The rows that were staged for one table of a view.
 
     `hash` is the sum of their hashes, None if they have none. `violated`: expectation -> how many rows violate it,
-    those that were `dropped` included.
+    those that were `dropped` included. `refused`: the first value that readers of the table would refuse; a text.
     """
 
     files: list[StagedFile] = field(default_factory=list)
@@ -52,6 +53,7 @@ class StagedTable:
     hash: int | None = 0
     violated: Counter[str] = field(default_factory=Counter)
     dropped: int = 0
+    refused: str = ""
 
     def add_rows(self, count: int, hash_sum: int | None) -> None:
         """Count more rows."""
@@ -69,6 +71,7 @@ class StagedTable:
         self.add_rows(report["rows"], report["hash"])
         self.violated.update(report["violated"])
         self.dropped += report["dropped"]
+        self.refused = self.refused or report.get("refused", "")
 
 
 class _Check(NamedTuple):
@@ -124,6 +127,7 @@ def _staging_task(staging: Staging, columns: list[str], target: str, number: int
                 kept = _check(batch, checks, tables)
                 for table, rows, hash_sum in _by_table(kept, columns):
                     tables[table].add_rows(rows.num_rows, hash_sum)
+                    tables[table].refused = tables[table].refused or _refused(rows)
                     if table:
                         writer.hold(target, table, rows)
                 writer.flush()
@@ -133,12 +137,22 @@ def _staging_task(staging: Staging, columns: list[str], target: str, number: int
             raise
         reports = [asdict(file) for file in files]
         for name, counted in tables.items():
-            counts = {"rows": counted.rows, "hash": counted.hash, "violated": counted.violated}
+            counts: dict[str, Any] = {"rows": counted.rows, "hash": counted.hash, "violated": counted.violated}
+            if counted.refused:
+                counts["refused"] = counted.refused
             reports.append({"table": name, "dropped": counted.dropped, **counts})
         texts = [json.dumps(report) for report in reports]
         yield pa.RecordBatch.from_arrays([pa.array(texts, pa.string())], names=["report"])
 
     return stage
+
+
+def _refused(rows: pa.RecordBatch) -> str:
+    """Return the column of the first value that readers of a table refuse, and why; an empty text for none."""
+    for name, column in zip(rows.schema.names, rows.columns, strict=True):
+        for values in unreadable_values(name, column):
+            return values.reason
+    return ""
 
 
 def _check(batch: pa.RecordBatch, checks: list[_Check], tables: dict[str, StagedTable]) -> pa.RecordBatch:
