@@ -23,7 +23,16 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from router.columns import TIMES
-from router.engine.lossless_cast import NESTED, as_text, cast_column, cast_text, keeps_all, parse_nested, type_of_texts
+from router.engine.lossless_cast import (
+    NESTED,
+    as_text,
+    cast_column,
+    cast_text,
+    is_text,
+    keeps_all,
+    parse_nested,
+    type_of_texts,
+)
 from router.errors import StartError, first_line
 
 if TYPE_CHECKING:
@@ -288,8 +297,12 @@ class FileRows:
                 fits = column.isNull() | (value.isNotNull() & fits)
             else:
                 cast, fits = cast_column(column, field.dataType, kind, hinted=is_hinted)
+            # What Spark reads from text is UTF-8; other formats give it any bytes.
+            of_texts = None if self.files.format in ("csv", "json") else is_text(column, field.dataType)
+            if of_texts is not None:
+                fits = fits & of_texts
             values[known_column.name] = F.when(fits, cast)
-            if not keeps_all(field.dataType, kind):
+            if of_texts is not None or not keeps_all(field.dataType, kind):
                 rescued[field.name] = F.when(~fits, as_text(column, field.dataType))
         if rescued:
             pairs = []

@@ -26,7 +26,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
+from operator import and_
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -200,13 +201,42 @@ def _cast_struct(column: Column, found: T.StructType, kind: T.StructType, *, hin
 
 
 def as_text(column: Column, kind: T.DataType) -> Column:
-    """Return a value as text: nested ones as JSON, bytes that are no text as base64."""
+    """Return a value as text: nested ones as JSON, bytes, also those of a string, that are no text as base64."""
     if isinstance(kind, NESTED):
         return F.to_json(column, TIMES)
     text = column.cast("string")
-    if isinstance(kind, T.BinaryType):
-        return F.when(F.is_valid_utf8(text), text).otherwise(F.base64(column))
+    if isinstance(kind, (T.BinaryType, T.StringType)):
+        return F.when(F.is_valid_utf8(text), text).otherwise(F.base64(column.cast("binary")))
     return text
+
+
+def is_text(column: Column, kind: T.DataType) -> Column | None:
+    """Return whether all strings in a value, perhaps nested ones, are UTF-8; None for a type without strings."""
+    if isinstance(kind, T.StringType):
+        return F.coalesce(F.is_valid_utf8(column), F.lit(True))
+    if isinstance(kind, T.ArrayType):
+        return _all_are_text(column, kind.elementType)
+    inner: list[Column | None] = []
+    if isinstance(kind, T.MapType):
+        inner = [_all_are_text(F.map_keys(column), kind.keyType), _all_are_text(F.map_values(column), kind.valueType)]
+    # Spark could not tell fields apart whose names differ by case only; such a struct is rescued anyway.
+    elif isinstance(kind, T.StructType) and len({field.name.lower() for field in kind}) == len(kind):
+        inner = [is_text(column.getField(field.name), field.dataType) for field in kind]
+    found = [check for check in inner if check is not None]
+    return reduce(and_, found) if found else None
+
+
+def _all_are_text(elements: Column, kind: T.DataType) -> Column | None:
+    # Asked of the type alone, since the column of an element exists within the function only.
+    if is_text(F.lit(None), kind) is None:
+        return None
+
+    def holds(element: Column) -> Column:
+        check = is_text(element, kind)
+        assert check is not None
+        return check
+
+    return F.coalesce(F.forall(elements, holds), F.lit(True))
 
 
 # Arrays, structs and maps in text

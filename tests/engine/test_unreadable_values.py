@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-from datetime import date
+import io
+import json
+from datetime import date, timedelta
 from typing import TYPE_CHECKING, Any
 
+import fastavro
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import yaml
 from pyspark.sql import functions as F
 
-from router import Decoder
+from router import Decoder, Preparation
+from router.config.loader import load
 from router.config.models import Route
+from router.delta.lake import Lake
 from router.delta.unreadable_values import NULL_PARTITION, unreadable_values
-from router_decoders import Json
+from router.engine.stream import run
+from router.registry import load_registry
+from router_decoders import Avro, Json
 from router_sinks import Delta, Upsert
 from tests.engine.conftest import EITHER
-from tests.engine.parts import Where
+from tests.engine.parts import Copy, Where, copied
 from tests.engine.query import records
+from tests.schemas.folder_memory import FolderMemory
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from tests.engine.query import Query
 
@@ -105,6 +115,92 @@ def test_a_row_of_an_upsert_that_readers_refuse_never_reaches_its_table(
     ((offset, reason),) = query.letters("offset", "reason")
     assert offset == 1
     assert ("UTF-8" if of == "key" else "9999") in reason
+
+
+@pytest.mark.parametrize("commit", EITHER)
+def test_no_row_with_such_a_value_reaches_an_outbox(make_query: Any, tmp_path: Path, commit: str) -> None:
+    """Without it a sink that sends cannot read its rows, and none of its rows goes out any more."""
+    routes = []
+    for name, expression in (("text", TEXT), ("day", DAY)):
+        sinks = (Copy(to=str(tmp_path / name)),)
+        select = ("event.id", f"{expression} AS value")
+        routes.append(Route(name=name, match=Where(sql="true"), select=select, sinks=sinks))
+    query = make_query(tmp_path, decode=DECODE, routes=tuple(routes), commit=commit)
+    query.take(records(EVENTS))
+
+    for name, fault in (("text", "value: the text is not UTF-8"), ("day", "value: the date is not within")):
+        assert sorted(row["id"] for row in copied(tmp_path / name)) == [1, 3]
+        ((offset, reason),) = query.letters("offset", "reason", route=name)
+        assert (offset, fault in reason) == (1, True)
+
+
+def test_a_day_of_avro_that_readers_refuse_is_a_dead_letter(make_query: Any, tmp_path: Path) -> None:
+    """Without it Avro lets pass what JSON and Protobuf refuse, and blocks every keyed table that takes the field."""
+    kinds = {"day": ("int", "date"), "at": ("long", "timestamp-micros"), "local": ("long", "local-timestamp-millis")}
+    fields: list[dict[str, Any]] = [{"name": "id", "type": "int"}]
+    for name, (kind, logical) in kinds.items():
+        fields.append({"name": name, "type": ["null", {"type": kind, "logicalType": logical}]})
+    schema = {"type": "record", "name": "Bet", "fields": fields}
+    (tmp_path / "bet.avsc").write_text(json.dumps(schema))
+    far = {"day": 2_932_897, "at": 253_402_300_800_000_000, "local": 253_402_300_800_000}
+    values = []
+    for number, name in enumerate([None, *far]):
+        # Without logical types: fastavro makes no day of the year 10,000.
+        written = io.BytesIO()
+        plain = {**schema, "fields": [{"name": "id", "type": "int"}]}
+        plain["fields"] += [{"name": name, "type": ["null", kind]} for name, (kind, _) in kinds.items()]
+        fastavro.schemaless_writer(written, plain, {"id": number, **({name: far[name]} if name else {})})
+        values.append(written.getvalue())
+    prepared = Preparation(tmp_path, False, lambda _: None, FolderMemory(tmp_path))
+    decode = Avro(schema_file="bet.avsc", wire_format="none").prepare(prepared).refresh(frozenset())
+    routes = (
+        Route(name="all", match=Where(sql="true"), sinks=(Delta(table="silver.all"),)),
+        Route(name="latest", match=Where(sql="true"), sinks=(Upsert(table="gold.latest", keys=["event.id"]),)),
+    )
+    query = make_query(tmp_path, decode=decode, routes=routes, bronze="bronze.all")
+    query.take(records(values))
+
+    assert [row["id"] for row in query.rows("silver.all", "id")] == [0]
+    assert [row["id"] for row in query.rows("gold.latest", "id")] == [0]
+    letters = query.letters("offset", "reason", route="all")
+    assert {(offset, reason.split(": ")[1]) for offset, reason in letters} == {(1, "day"), (2, "at"), (3, "local")}
+
+
+def test_values_of_a_file_that_readers_refuse_are_rescued(spark: SparkSession, tmp_path: Path) -> None:
+    """Without it a text of a Parquet file is altered on its way, or a day of it makes tables unreadable."""
+    days = pa.array([0, 2_932_897, 1, 2, 3], pa.int32()).cast(pa.date32())
+    texts = _texts(b"a", b"a", b"\xff", b"\xef\xbf\xbd", b"a")
+    lists = pa.ListArray.from_arrays(pa.array([0, 1, 1, 1, 1, 3], pa.int32()), _texts(b"a", b"a", b"b\xff"))
+    (tmp_path / "in").mkdir()
+    pq.write_table(
+        pa.table({"id": range(5), "day": days, "text": texts, "texts": lists}), tmp_path / "in" / "a.parquet"
+    )
+    content = {
+        "name": "files",
+        "lake": str(tmp_path / "lake"),
+        "source": {"files": {"path": str(tmp_path / "in"), "format": "parquet"}},
+        "decode": {"rows": {}},
+        "bronze": "bronze.all",
+        "dead_letters": "ops.dead",
+        "routes": [{"name": "all", "match": {"sql": "true"}, "sinks": [{"delta": "silver.all"}]}],
+        "trigger": {"once": True},
+    }
+    registry = load_registry()
+    run(load(tmp_path / "files.yaml", registry, environ={}, text=yaml.safe_dump(content)), registry, spark)
+
+    handle = Lake.at(str(tmp_path / "lake")).open("silver.all")
+    assert handle is not None
+    found = {}
+    for row in handle.to_pyarrow_table().to_pylist():
+        found[row["id"]] = (row["day"], row["text"], row["texts"], dict(row["_rescued"] or {}))
+    first = date(1970, 1, 1)
+    assert found == {
+        0: (first, "a", ["a"], {}),
+        1: (None, "a", [], {"day": "+10000-01-01"}),
+        2: (first + timedelta(1), None, [], {"text": "/w=="}),
+        3: (first + timedelta(2), "\ufffd", [], {}),
+        4: (first + timedelta(3), "a", None, {"texts": '["a","b\ufffd"]'}),
+    }
 
 
 class _Texts(Decoder):
