@@ -19,6 +19,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import functions as F
 
 from router.delta.dataset import dataset_of
+from router.delta.unreadable_values import as_rows
 from router.engine import ledger, source
 from router.engine.checkpoint_store import held_topics
 from router.engine.start.checks import last_manifest, resume
@@ -147,14 +148,14 @@ class TopicIds:
                     ends.setdefault(topic, {})[partition] = next_offset
         if not begins:
             return
-        for record in source.records_between(self.spark, kafka, begins, ends).toArrow().to_pylist():
+        for record in as_rows(source.records_between(self.spark, kafka, begins, ends).toArrow()):
             table = lake.open(bronze.of(record["topic"]))
             if table is None:
                 continue
             is_record = pc.field("topic") == record["topic"]
             for place in ("partition", "offset"):
                 is_record &= pc.field(place) == record[place]
-            kept = dataset_of(table).to_table(columns=[*COMPARED], filter=is_record).to_pylist()
+            kept = as_rows(dataset_of(table).to_table(columns=[*COMPARED], filter=is_record))
             if kept and {name: record[name] for name in COMPARED} not in kept:
                 self.held.add(record["topic"])
         if self.held:

@@ -41,11 +41,11 @@ def configured(folder: Path, broker: EmbeddedKafka, source: str) -> Loaded:
     return load(folder / "games.yaml", REGISTRY, text=text)
 
 
-def send(broker: EmbeddedKafka, topic: str, rows: int, of: str) -> None:
-    """Send records that say of which life of the topic they are."""
+def send(broker: EmbeddedKafka, topic: str, rows: int, of: str, *, at: int = 0) -> None:
+    """Send records that say of which life of the topic they are; `at` is their time, in ms, 0 now."""
     producer = Producer({"bootstrap.servers": broker.servers})
     for number in range(rows):
-        producer.produce(topic, json.dumps({"n": number, "of": of}).encode(), partition=0)
+        producer.produce(topic, json.dumps({"n": number, "of": of}).encode(), partition=0, timestamp=at)
     assert producer.flush(30) == 0
 
 
@@ -179,13 +179,17 @@ def test_a_broker_without_ids(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without it a broker before 2.8, and one that only speaks Kafka's protocol, keep the defect."""
+    """Without it a broker before 2.8, and one that only speaks Kafka's protocol, keep the defect.
+
+    The records that are compared are of the year 55,840: somebody sent microseconds as milliseconds.
+    """
+    far = 1_700_000_000_000_000
     monkeypatch.setattr("router.engine.topic_ids.TopicIds.current", lambda self, topics: {})
-    broker.create_topic("again-no-id")
-    send(broker, "again-no-id", 10, "first")
+    broker.create_topic("again-no-id", config={"message.timestamp.after.max.ms": str(2**62)})
+    send(broker, "again-no-id", 10, "first", at=far)
     configuration = configured(tmp_path, broker, "topics: [again-no-id]")
     run(configuration, REGISTRY, spark)
-    send(broker, "again-no-id", 2, "first")
+    send(broker, "again-no-id", 2, "first", at=far)
     run(configuration, REGISTRY, spark)  # the same topic continues
 
     create_again(broker, "again-no-id", 15)

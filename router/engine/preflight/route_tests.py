@@ -23,6 +23,7 @@ from router.config.models import Model
 from router.config.problems import Document, sort_problems, widths_of
 from router.config.yaml_tree import parse_yaml, plain_data
 from router.delta.lake import Lake
+from router.delta.unreadable_values import as_rows
 from router.engine.batch import Batches
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas
 from router.engine.destination import Destination
@@ -359,7 +360,7 @@ def _table_faults(lake: Lake, expected: Expected, written: set[str]) -> Iterator
 
 def _rows(lake: Lake, table: str) -> list[dict[str, Any]]:
     handle = lake.open(table)
-    return [] if handle is None else handle.to_pyarrow_table().to_pylist()
+    return [] if handle is None else as_rows(handle.to_pyarrow_table())
 
 
 def _row_faults(where: str, wanted: int | list[dict[str, Any]], rows: list[dict[str, Any]], noun: str) -> Iterator[str]:
