@@ -1,23 +1,21 @@
 """Measure what a lake grows to: `python -m benchmarks.soak [MINUTES]`.
 
-A stream of 300 events a second goes for hours into bronze, a table for each game, a table by key, and a view that is
-refreshed every five seconds. Printed are the bytes of each table's newest version and those of its folder.
+A stream of 300 events a second of `router simulate` goes for hours into bronze, a table for each game, a table by key,
+and a view that is refreshed every five seconds. Printed are the bytes of each table's newest version and of its folder.
 """
 
 from __future__ import annotations
 
-import json
-import random
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 import yaml
-from confluent_kafka import Producer
 from deltalake import DeltaTable
 
 from router_demo.kafka import EmbeddedKafka
@@ -27,8 +25,8 @@ if TYPE_CHECKING:
 
 MINUTES = 120
 EVENTS_PER_SECOND = 300
-GAMES = 7
-PLAYERS = 10_000
+WAIT_SECONDS = 10
+SCHEMA = Path(__file__).parent.parent / "routes" / "games_json.schema.json"
 REPORT_SECONDS = 600
 BAR = 5.0
 """Times the size of its tables that a lake may have at the end."""
@@ -36,30 +34,45 @@ BAR = 5.0
 
 def main(minutes: float) -> None:
     """Print the sizes every ten minutes, and how the last ones compare with the bar."""
-    with EmbeddedKafka() as kafka, tempfile.TemporaryDirectory() as name:
+    with EmbeddedKafka() as kafka, tempfile.TemporaryDirectory() as name, ExitStack() as processes:
         folder = Path(name)
-        kafka.create_topic("events")
-        (folder / "soak.yaml").write_text(yaml.safe_dump(_configuration(folder, kafka.servers)))
-        with (folder / "log").open("wb") as log:
-            stream = subprocess.Popen(
-                [sys.executable, "-m", "router", "run", str(folder / "soak.yaml")], stdout=log, stderr=log
-            )
-            try:
-                _feed(stream, kafka.servers, folder, minutes * 60)
-            finally:
-                stream.terminate()
-                code = stream.wait()
-        click.echo(f"the stream ended with {code}")
+        file = folder / "soak.yaml"
+        file.write_text(yaml.safe_dump(_configuration(folder, kafka.servers)))
+        options = f"--rate {EVENTS_PER_SECOND} --seconds {minutes * 60} --servers {kafka.servers} --topic events"
+        events = processes.enter_context(_router(folder, "simulate", *options.split()))
+        time.sleep(WAIT_SECONDS)  # for the topic
+        stream = processes.enter_context(_router(folder, "run", str(file)))
+        begin = time.monotonic()
+        next_report = float(REPORT_SECONDS)
+        while events.poll() is None:
+            if stream.poll() is not None:
+                events.terminate()
+                raise SystemExit((folder / "run.log").read_text()[-2000:])
+            time.sleep(1)
+            if (passed := time.monotonic() - begin) > next_report:
+                _report(folder / "lake", passed)
+                next_report += REPORT_SECONDS
+        stream.terminate()
+        click.echo(f"the stream ended with {stream.wait()}")
         _report(folder / "lake", minutes * 60, last=True)
 
 
+@contextmanager
+def _router(folder: Path, command: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command of the router; its output goes to a file."""
+    with (folder / f"{command}.log").open("wb") as log:
+        called = [sys.executable, "-m", "router", command, *arguments]
+        with subprocess.Popen(called, stdout=log, stderr=log) as process:
+            yield process
+
+
 def _configuration(folder: Path, servers: str) -> dict[str, object]:
-    everything = {"sql": "true"}
+    everything = {"sql": "event.game IS NOT NULL"}
     return {
         "name": "soak",
         "lake": str(folder / "lake"),
         "source": {"kafka": {"servers": servers, "topics": ["events"]}},
-        "decode": {"json": "game string, player string, amount double, ts timestamp"},
+        "decode": {"json": {"schema_file": str(SCHEMA)}},
         "bronze": "bronze.events",
         "dead_letters": "ops.dead_letters",
         "routes": [
@@ -67,8 +80,8 @@ def _configuration(folder: Path, servers: str) -> dict[str, object]:
             {
                 "name": "players",
                 "match": everything,
-                "select": ["event.player", "event.game", "event.amount", "event.ts"],
-                "sinks": [{"upsert": {"table": "gold.players", "keys": ["player"], "newest_by": "event.ts"}}],
+                "select": ["event.gamer_id", "event.game", "event.amount", "event.ts"],
+                "sinks": [{"upsert": {"table": "gold.players", "keys": ["gamer_id"], "newest_by": "event.ts"}}],
             },
         ],
         "views": [
@@ -77,38 +90,11 @@ def _configuration(folder: Path, servers: str) -> dict[str, object]:
                 "from": {"route": "games"},
                 "every": "5 s",
                 "into": "gold.totals",
-                "sql": "SELECT game, player, count(*) AS bets, sum(amount) AS amount FROM source GROUP BY game, player",
+                "sql": "SELECT table, gamer_id, count(*) AS events, sum(amount) AS amount, max(ts) AS last_ts "
+                "FROM source GROUP BY table, gamer_id",
             }
         ],
     }
-
-
-def _feed(stream: subprocess.Popen[bytes], servers: str, folder: Path, seconds: float) -> None:
-    """Send events at a steady rate while the stream runs, and report meanwhile."""
-    producer = Producer({"bootstrap.servers": servers})
-    rand = random.Random(50)
-    begin = time.monotonic()
-    sent = 0
-    next_report = float(REPORT_SECONDS)
-    while (passed := time.monotonic() - begin) < seconds:
-        if stream.poll() is not None:
-            raise SystemExit((folder / "log").read_text()[-2000:])
-        while sent < passed * EVENTS_PER_SECOND:
-            player = rand.randrange(PLAYERS)
-            event = {
-                "game": f"game_{player % GAMES}",
-                "player": f"p-{player}",
-                "amount": round(rand.expovariate(0.1), 2),
-                "ts": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            }
-            producer.produce("events", json.dumps(event))
-            sent += 1
-        producer.poll(0)
-        if passed > next_report:
-            _report(folder / "lake", passed)
-            next_report += REPORT_SECONDS
-        time.sleep(0.1)
-    producer.flush()
 
 
 def _report(lake: Path, passed: float, *, last: bool = False) -> None:
