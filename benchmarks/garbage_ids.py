@@ -1,14 +1,16 @@
 """Measure what ids that a registry does not have cost a batch: `python -m benchmarks.garbage_ids [ROUNDS]`.
 
 One run reads batches of 2,000 records in turns: all of a known schema, one with an id of random bytes, a hundred with
-such ids. No id comes twice, since one that is not found is not asked for again for a minute. Then the same with a
-registry that takes two seconds for each answer, and once more within the minute with ids that it has refused.
+such ids; once in a warm process, and once as the first batch of a process each. No id comes twice, since one that is
+not found is not asked for again for a minute. Then the same with a registry that takes two seconds for each answer, and
+once more within the minute with ids that it has refused.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
@@ -45,6 +47,7 @@ GARBAGE = (0, 1, 100)
 BARS = {1: 1.1, 100: 1.2}
 """Times a batch without garbage that one with so many ids may take."""
 ROUNDS = 8
+FIRST_ROUNDS = 3
 SLOW_SECONDS = 2.0
 SLOW_BAR = 14.0
 """Seconds that a batch with 100 ids may take with the slow registry."""
@@ -65,9 +68,9 @@ def _measure(folder: Path, kafka: EmbeddedKafka, url: str, known: int, rounds: i
     new_ids = _random_ids()
     # The first round makes tables and compiles code.
     blocks = [[next(new_ids) for _ in range(count)] for _ in range(rounds + 1) for count in GARBAGE]
-    spark = build_session(_loaded(folder, kafka, "quick", url).config)
+    spark = build_session(_loaded(folder, kafka.servers, "quick", url).config)
     _fill(kafka, "quick", blocks, known)
-    seconds = _batches(_loaded(folder, kafka, "quick", url), spark)
+    seconds = _batches(_loaded(folder, kafka.servers, "quick", url), spark)
     if len(seconds) != len(blocks):
         raise SystemExit(f"{len(seconds)} batches instead of {len(blocks)}")
     without = statistics.median(seconds[len(GARBAGE) :: len(GARBAGE)])
@@ -78,13 +81,47 @@ def _measure(folder: Path, kafka: EmbeddedKafka, url: str, known: int, rounds: i
         spread = f"{min(times):.2f} to {max(times):.2f}"
         click.echo(f"{count:4d} random ids: {median:.2f} s ({spread}), {median / without:.2f} times{bar}")
 
+    _measure_first(folder, kafka, url, known, new_ids)
     garbage = [next(new_ids) for _ in range(GARBAGE[-1])]
     with _slow(url) as slow_url:
         _fill(kafka, "slow", [[], garbage, garbage], known)
-        _, first, again = _batches(_loaded(folder, kafka, "slow", slow_url), spark)
+        _, first, again = _batches(_loaded(folder, kafka.servers, "slow", slow_url), spark)
     click.echo(
         f"registry of {SLOW_SECONDS:g} s: {len(garbage)} ids {first:.1f} s, bar {SLOW_BAR:g} s; again {again:.1f} s"
     )
+
+
+def _measure_first(folder: Path, kafka: EmbeddedKafka, url: str, known: int, new_ids: Iterator[int]) -> None:
+    """Print how long the first batch of a process takes, in turns."""
+    times: dict[int, list[float]] = {count: [] for count in GARBAGE}
+    for turn in range(FIRST_ROUNDS):
+        for count in GARBAGE:
+            topic = f"first_{turn}_{count}"
+            _fill(kafka, topic, [[next(new_ids) for _ in range(count)]], known)
+            command = [
+                sys.executable,
+                "-m",
+                "benchmarks.garbage_ids",
+                "--first",
+                str(folder),
+                kafka.servers,
+                topic,
+                url,
+            ]
+            times[count].append(float(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout.split()[-1]))
+    without = statistics.median(times[0])
+    for count, seconds in times.items():
+        median = statistics.median(seconds)
+        bar = f", bar {BARS[count]:g}" if count in BARS else ""
+        spread = f"{min(seconds):.2f} to {max(seconds):.2f}"
+        click.echo(f"first batch, {count:4d} random ids: {median:.2f} s ({spread}), {median / without:.2f} times{bar}")
+
+
+def _print_first(folder: str, servers: str, topic: str, url: str) -> None:
+    """Drain a topic in this process, and print the seconds of its only batch."""
+    loaded = _loaded(Path(folder), servers, topic, url)
+    (seconds,) = _batches(loaded, build_session(loaded.config))
+    click.echo(f"{seconds}")
 
 
 def _random_ids() -> Iterator[int]:
@@ -110,11 +147,11 @@ def _fill(kafka: EmbeddedKafka, topic: str, blocks: list[list[int]], known: int)
         producer.flush()
 
 
-def _loaded(folder: Path, kafka: EmbeddedKafka, topic: str, url: str) -> Any:
+def _loaded(folder: Path, servers: str, topic: str, url: str) -> Any:
     content = {
         "name": topic,
         "lake": str(folder / topic),
-        "source": {"kafka": {"servers": kafka.servers, "topics": [topic], "rows_per_batch": ROWS_PER_BATCH}},
+        "source": {"kafka": {"servers": servers, "topics": [topic], "rows_per_batch": ROWS_PER_BATCH}},
         "decode": {"json_schema": {"registry": url, "subjects": ["bets-value"]}},
         "bronze": "bronze.all",
         "dead_letters": "ops.dead_letters",
@@ -168,4 +205,7 @@ class _slow:  # noqa: N801 - used as a function
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS)
+    if sys.argv[1:2] == ["--first"]:
+        _print_first(*sys.argv[2:])
+    else:
+        main(int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS)
