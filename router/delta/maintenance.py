@@ -149,6 +149,8 @@ REPLACED_TIMES = 4
 more, it goes after `LEAST_AGE`."""
 LEAST_AGE = timedelta(minutes=10)
 """The longest query of such a table, or a batch, that needs no longer `log_retention`."""
+LEAST_AGE_OF_APPENDED = timedelta(minutes=30)
+"""The same for a table that is appended to, where a reader that follows it may pause for so long."""
 CHECKPOINT_AGE = timedelta(minutes=2)
 """Younger checkpoints may be read by someone who has listed the log."""
 
@@ -185,7 +187,9 @@ def _kept_of_log(lake: Lake, table: str, handle: DeltaTable, options: Maintenanc
     if is_rewritten:
         return _Kept(commits, max(LOG_AGE, options.followed), max(LEAST_AGE, options.followed))
     age = max(log_age(lake, table), options.followed)
-    return _Kept(commits, age, age)
+    # Compaction replaces each row about four times, first in files of a few rows.
+    least_age = max(LEAST_AGE_OF_APPENDED, options.followed) if lake.on_disk(table) else age
+    return _Kept(commits, age, least_age)
 
 
 def shorten_log(

@@ -503,8 +503,11 @@ class _StreamRun:
 
     def _merge_backlogs(self) -> None:
         """Merge rows that wait for tables of upserts, unless a batch was cut off: it merges them."""
-        if not self.config.debug and not was_cut_off(self.lake, CheckpointStore(self.checkpoint), self.config):
-            self._outboxes().merge_backlogs()
+        outboxes = self._outboxes()
+        # Whether a batch was cut off is asked last: that opens the ledger.
+        if self.config.debug or not outboxes.with_backlogs() or was_cut_off(self.lake, outboxes.store, self.config):
+            return
+        outboxes.merge_backlogs()
 
     def _deliver(self, key: str, query: str, last: int, rows: DataFrame) -> Applied | None:
         """Give rows of an outbox that left the quarantine to their sink, while no batch is running."""

@@ -394,6 +394,19 @@ def test_a_table_that_is_appended_to_keeps_a_thousand_versions(lake: Lake, land:
     assert data_files(lake, TABLE) >= kept
 
 
+@pytest.mark.parametrize(("minutes", "cleaned"), [(29, False), (31, True)])
+def test_small_files_that_were_joined_go_after_half_an_hour_if_they_take_too_much(
+    lake: Lake, land: Callable[..., TableCommit], minutes: int, cleaned: bool
+) -> None:
+    """Without it a table of 1 MB that gets a commit each second has 23 MB of files that nobody reads."""
+    written(lake, land, 45)
+    maintain(lake, TABLE, MaintenanceOptions(gradual=True))
+    age_log(lake, TABLE, timedelta(minutes=minutes))
+    before = data_files(lake, TABLE)
+    maintain(lake, TABLE, MaintenanceOptions(gradual=True, log_commits=0))
+    assert (len(data_files(lake, TABLE)) < len(before)) is cleaned
+
+
 class KilledError(Exception):
     """The end of a process in the middle of something."""
 

@@ -26,7 +26,7 @@ ROWS = (event("uno", "a", 1), event("uno", "b", 2, _change_type="insert"))
 def test_a_start_names_the_column(make_query: Any, sink: str, tmp_path: Any) -> None:
     """Without it the table takes rows for months, and its first reader finds that its feed cannot be read."""
     query = make_query(tmp_path, decode=DECODE, routes=route(SINKS[sink](properties=FEED)))
-    query.batches.decider.planner.checks_depth = True  # as at a start
+    query.batches.decider.planner.checks_columns = True  # as at a start
     with pytest.raises(
         StartError, match=rf"route profiles, sink {'delta' if sink == 'appended' else 'upsert'}: column _"
     ):
@@ -57,6 +57,6 @@ def test_rows_with_such_a_column_are_dead_letters(make_query: Any, sink: str, co
 def test_a_table_without_a_feed_has_such_columns(make_query: Any, tmp_path: Any) -> None:
     """Without it a stream that reads the feed of another table cannot keep what it read."""
     query = make_query(tmp_path, decode=DECODE, routes=route(Delta(table="silver.t")))
-    query.batches.decider.planner.checks_depth = True
+    query.batches.decider.planner.checks_columns = True
     query.take(raw(*ROWS))
     assert [row["_change_type"] for row in query.rows("silver.t")] == [None, "insert"]

@@ -193,7 +193,6 @@ def test_spark_maintains_what_only_it_may_write(
     assert files(lake, "silver.a") == 1
 
 
-@pytest.mark.slow
 def test_what_merges_of_spark_replaced_goes_with_its_versions(lake: Lake, spark: SparkSession) -> None:
     """Without it a keyed table with deletion vectors keeps a copy of each merge for a week."""
     place = Path(lake.address("gold.a"))

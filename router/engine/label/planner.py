@@ -140,7 +140,7 @@ class Planner:
         self.config = config
         self.decoder = decoder
         self.quiet = quiet
-        self.checks_depth = at_start
+        self.checks_columns = at_start
         self.own = frozenset({config.dead_letters, config.ledger})
         self.bronze = config.bronze_tables()
         self.lookups = Lookups(config)
@@ -194,7 +194,7 @@ class Planner:
 
         A column that the decoder learns later stops nothing: its rows become dead letters (`SchemaEvolution`).
         """
-        if self.stages is None or not self.checks_depth:
+        if self.stages is None or not self.checks_columns:
             return
         sinks = {f"{route}/{name}": sink for route, name, sink in self.config.all_sinks()}
         for route in self.stages.labelling.layout.routes:
@@ -207,7 +207,7 @@ class Planner:
                 faults += taken_by_feed(target.schema, feed=has_feed(properties)).values()
                 if faults:
                     raise StartError(f"route {route.name}, sink {target.sink}: {faults[0]}")
-        self.checks_depth = False
+        self.checks_columns = False
 
     def _prepared(self, spark: SparkSession) -> Stages:
         # A decoder that has learnt something is another object.

@@ -118,12 +118,17 @@ class Outboxes:
             self.retention.after_batch(target for target in targets.values() if not self._is_detached(target.key))
         return AppliedBatch(counts, dict(self.merger.tables))
 
-    def merge_backlogs(self) -> None:
-        """Merge the rows that wait for tables of upserts, while no batch is under way: see `merge_backlog`."""
+    def with_backlogs(self) -> set[str]:
+        """Return the keys of the upserts with rows that wait for tables."""
         pending = set()
         for key, sink in self.sinks.items():
             if isinstance(sink, MergingSink) and BacklogStore(self.store, key).is_pending():
                 pending.add(key)
+        return pending
+
+    def merge_backlogs(self) -> None:
+        """Merge the rows that wait for tables of upserts, while no batch is under way: see `merge_backlog`."""
+        pending = self.with_backlogs()
         if not pending:
             return
         for target in layout_of(self.config, self.spark).targets:
