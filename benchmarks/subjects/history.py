@@ -26,9 +26,10 @@ from benchmarks.subjects import Subject
 from benchmarks.subjects.baselines import settings
 from benchmarks.subjects.router import sweep_file, write_and_load
 from router.config.models import Config, Trigger
-from router.delta.commit import StagedFile, TableCommit, commit, to_delta
+from router.delta.commit import TableCommit, commit, to_delta
 from router.delta.file_statistics import statistics as bounds
 from router.delta.lake import Lake
+from router.delta.staged_files import StagedFile
 from router.engine.ledger import SCHEMA
 from router.engine.spark.session import build_session
 from router.engine.stream import RunOptions, run

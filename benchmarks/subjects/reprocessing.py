@@ -15,10 +15,11 @@ from benchmarks.runs import Run
 from benchmarks.subjects import Subject
 from benchmarks.subjects.baselines import settings
 from router.config.models import Config
-from router.delta.commit import StagedFile, TableCommit, to_delta
+from router.delta.commit import TableCommit, to_delta
 from router.delta.file_statistics import statistics
 from router.delta.lake import Lake
 from router.delta.replace import PROPERTIES
+from router.delta.staged_files import StagedFile
 from router.engine.label.layout import quarantine_of
 from router.engine.quarantine.table import quarantined_in
 from router.engine.reprocess.records import SPANS, with_batches

@@ -20,9 +20,9 @@ from deltalake.exceptions import DeltaError
 from pyarrow import fs
 
 from router.delta.dataset import dataset_of
-from router.delta.file_statistics import statistics
 from router.delta.log_tail import LogTail, newest
 from router.delta.replace import add_action, add_columns, append_files, create_with_files
+from router.delta.staged_files import StagedFile, staged_file
 from router.errors import TableError, first_line
 
 if TYPE_CHECKING:
@@ -35,46 +35,6 @@ if TYPE_CHECKING:
 ACCEPT_LOST = "`router run FILE --once --accept lost-tables`"
 """The command after which a table may lack batches. It also carries out what was decided about quarantined rows."""
 _CHANGED_MEANWHILE = "the commit failed: another writer has changed the table meanwhile"
-
-
-@dataclass(frozen=True)
-class StagedFile:
-    """A Parquet file in a table's folder that no commit refers to yet.
-
-    `target` is `route/sink`, `/bronze` or `/dead_letters`. `path` is relative to the lake. `statistics` is the JSON of
-    the add action. `partition`: column -> its value in all rows of the file, as Delta's log writes it; the file itself
-    does not contain these columns.
-    """
-
-    target: str
-    table: str
-    path: str
-    bytes: int
-    rows: int
-    columns: tuple[str, ...]
-    statistics: str
-    partition: dict[str, str | None] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, stored: dict[str, Any]) -> StagedFile:
-        """Return the file of a dictionary that `asdict` made and that was written as JSON."""
-        return cls(**{**stored, "columns": tuple(stored["columns"])})
-
-
-def staged_file(lake: Lake, target: str, table: str, path: str) -> StagedFile:
-    """Return an existing Parquet file as one that a commit can add. Reads its footer."""
-    with lake.files.open_input_file(path) as source:
-        footer = pq.ParquetFile(source).metadata
-        size = source.size()
-    return StagedFile(
-        target=target,
-        table=table,
-        path=path,
-        bytes=size,
-        rows=footer.num_rows,
-        columns=tuple(footer.schema.to_arrow_schema().names),
-        statistics=statistics(footer),
-    )
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark import TaskContext
 
-from router.delta.commit import StagedFile
 from router.delta.file_statistics import Leaf, leaves, statistics, with_nan
+from router.delta.staged_files import StagedFile
 from router.errors import first_line
 
 if TYPE_CHECKING:

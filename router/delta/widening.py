@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from deltalake import DeltaTable
 
-    from router.delta.commit import StagedFile
     from router.delta.lake import Lake
+    from router.delta.staged_files import StagedFile
     from router.sinks import Widening
 
 _LARGEST = 1 << 30

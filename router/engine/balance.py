@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from router.delta.commit import StagedFile
+    from router.delta.staged_files import StagedFile
     from router.engine.label.layout import Layout
 
 log = logging.getLogger("router")

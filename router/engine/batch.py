@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from router.config.models import Config
     from router.delta.commit import TableCommit
     from router.delta.lake import Lake
-    from router.engine.decision import BatchDecision
+    from router.engine.batch_decision import BatchDecision
     from router.engine.destination import Destination
     from router.engine.label.layout import Layout
     from router.engine.label.planner import Plan, Planner

@@ -33,9 +33,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyarrow import fs
 
-from router.delta.commit import StagedFile, TableCommit, to_arrow_schema, to_delta
+from router.delta.commit import TableCommit, to_arrow_schema, to_delta
 from router.delta.lake import Lake
 from router.delta.schema_diff import delta_type
+from router.delta.staged_files import StagedFile
 from router.engine.balance import Partition
 from router.engine.label.layout import Demands
 from router.errors import RunningError, StartError

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from router.delta.commit import StagedFile
     from router.delta.lake import Lake
+    from router.delta.staged_files import StagedFile
 
 log = logging.getLogger("router")
 _DEAD_LETTERS = "/dead_letters"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from router.delta.table_cache import SparkTables, TableCache
 from router.engine.balance import partitions
+from router.engine.batch_decision import BatchDecision
 from router.engine.commit.schema_evolution import SchemaEvolution
 from router.engine.label.layout import Demands
 from router.engine.label.planner import Planner
@@ -24,9 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from router.config.models import Config
-    from router.delta.commit import TableCommit
     from router.delta.lake import Lake
-    from router.engine.balance import Partition
     from router.engine.destination import Destination
     from router.engine.label.planner import Plan
     from router.engine.land.job import Landed
@@ -36,20 +35,6 @@ log = logging.getLogger("router")
 _TRIES = 5
 """How often a batch is landed again because its tables have changed, before the batch stops."""
 STAGING = "_staged"
-
-
-@dataclass(frozen=True)
-class BatchDecision:
-    """How the staged rows of a batch go into tables; nothing refers to its files yet.
-
-    `partitions` are its counts; `tables` are those that were opened to decide.
-    """
-
-    plan: Plan
-    landed: Landed
-    partitions: tuple[Partition, ...]
-    commits: tuple[TableCommit, ...]
-    tables: dict[str, Any]
 
 
 def tables_of(config: Config, spark: SparkSession, lake: Lake) -> Any:

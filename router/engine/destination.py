@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from router.config.models import Config
     from router.delta.commit import TableCommit
     from router.engine.balance import Partition
+    from router.engine.batch_decision import BatchDecision
     from router.engine.checkpoint_store import Manifest
     from router.engine.commit.committers import Committer
-    from router.engine.decision import BatchDecision
     from router.engine.label.layout import Layout
     from router.engine.label.planner import Plan
     from router.engine.land.job import Landed

@@ -14,9 +14,10 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from router.delta.commit import StagedFile, TableCommit, to_delta
+from router.delta.commit import TableCommit, to_delta
 from router.delta.dataset import dataset_of
 from router.delta.file_statistics import statistics
+from router.delta.staged_files import StagedFile
 from router.delta.transaction_id import TransactionId
 from router.engine.balance import BRONZE, COUNTS_BY_KEY, keyed, total
 from router.engine.checkpoint_store import lake_and_checkpoint

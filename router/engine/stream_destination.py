@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from router.config.models import Config
     from router.delta.lake import Lake
     from router.delta.table_cache import TableCache
+    from router.engine.batch_decision import BatchDecision
     from router.engine.checkpoint_store import CheckpointStore
-    from router.engine.decision import BatchDecision
     from router.engine.destination import CarriedOut
     from router.engine.label.planner import Planner
     from router.engine.steps import Steps, Watch

@@ -12,7 +12,8 @@ from unittest import mock
 from router.cli.graph import NO_COUNTS, graph_of
 from router.config.loader import load
 from router.config.models import Expectation, View
-from router.delta.commit import StagedFile, TableCommit
+from router.delta.commit import TableCommit
+from router.delta.staged_files import StagedFile
 from router.engine.balance import Partition
 from router.engine.checkpoint_store import Manifest
 from router.engine.land.record_ages import TableAges

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from router.delta.commit import StagedFile, TableCommit
+from router.delta.commit import TableCommit
 from router.delta.lake import Lake
+from router.delta.staged_files import StagedFile
 from router.engine.balance import Partition
 from router.engine.batch import Batches
 from router.engine.checkpoint_store import KEPT, CheckpointStore, Manifest

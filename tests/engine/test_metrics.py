@@ -10,7 +10,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.config.loader import load
-from router.delta.commit import StagedFile, TableCommit
+from router.delta.commit import TableCommit
+from router.delta.staged_files import StagedFile
 from router.engine.balance import Partition
 from router.engine.checkpoint_store import Manifest
 from router.engine.land.record_ages import TableAges

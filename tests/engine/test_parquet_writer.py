@@ -19,8 +19,8 @@ from router.storage import LocalFiles
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from router.delta.commit import StagedFile
     from router.delta.lake import Lake
+    from router.delta.staged_files import StagedFile
 
 ROWS = 1_000
 

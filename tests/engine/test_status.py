@@ -14,7 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import SecretStr, ValidationError
 
 from router.config.models import Metrics, Ui
-from router.delta.commit import StagedFile, TableCommit
+from router.delta.commit import TableCommit
+from router.delta.staged_files import StagedFile
 from router.engine.balance import Partition
 from router.engine.checkpoint_store import Manifest
 from router.engine.land.record_ages import BatchAges

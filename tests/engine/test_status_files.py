@@ -17,8 +17,9 @@ from deltalake import write_deltalake
 from router import ApiState, StartError
 from router.config.loader import load
 from router.config.models import KafkaSource, Metrics, Ui
-from router.delta.commit import StagedFile, TableCommit
+from router.delta.commit import TableCommit
 from router.delta.lake import Lake
+from router.delta.staged_files import StagedFile
 from router.engine import kafka_client
 from router.engine.balance import Partition
 from router.engine.checkpoint_store import Manifest

@@ -11,9 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from router.delta.commit import StagedFile, TableCommit, commit, to_delta
+from router.delta.commit import TableCommit, commit, to_delta
 from router.delta.file_statistics import statistics
 from router.delta.lake import Lake
+from router.delta.staged_files import StagedFile
 from router.engine import ledger
 from router.engine.balance import Partition
 from router.engine.checkpoint_store import CheckpointStore, Manifest

@@ -15,9 +15,8 @@ from pydantic import ValidationError
 from router import Encoding
 from router_encoders.outbox_rows import as_it_is
 from router_rest.delivery.batcher import LIMIT, CallSize, RowReader
-from router_rest.rate_limit.keyed_windows import KeyedWindows
 from router_rest.rate_limit.protocol import Pace
-from router_rest.rate_limit.sliding_window import RateLimit
+from router_rest.rate_limit.sliding_window import KeyedWindows, RateLimit
 from router_rest.templates import body_of
 from router_sinks import Rest
 from tests.rest import virtual

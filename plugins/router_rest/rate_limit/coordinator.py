@@ -23,9 +23,8 @@ from router_rest.rate_limit.backpressure import (
     StatedPace,
     WindowPace,
 )
-from router_rest.rate_limit.keyed_windows import KeyedWindows
 from router_rest.rate_limit.protocol import Grant, Outlook, Want
-from router_rest.rate_limit.sliding_window import SlidingWindows
+from router_rest.rate_limit.sliding_window import KeyedWindows, SlidingWindows
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from router.config.models import Config
-    from router.delta.commit import StagedFile
     from router.delta.lake import Lake
+    from router.delta.staged_files import StagedFile
     from router.table_options import TableOptions
 
 

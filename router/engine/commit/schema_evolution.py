@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 
 from router.delta.casting import type_within
 from router.delta.change_feed import has_feed, taken_by_feed
-from router.delta.commit import ACCEPT_LOST, StagedFile, TableCommit, to_arrow, to_arrow_schema, to_delta
+from router.delta.commit import ACCEPT_LOST, TableCommit, to_arrow, to_arrow_schema, to_delta
 from router.delta.constraints import computed, constraints
 from router.delta.nesting import too_deep
 from router.delta.schema_diff import SchemaDiff, compare, delta_schema, delta_type, limited_to
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from router.delta.lake import Lake
+    from router.delta.staged_files import StagedFile
     from router.engine.expressions.evaluator import Node
     from router.sinks import Evolution, Widening
     from router.table_options import TableOptions

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from pyarrow import fs
 from pyspark.sql import functions as F
 
-from router.delta.commit import StagedFile
 from router.delta.parquet_writer import Staging
+from router.delta.staged_files import StagedFile
 from router.engine.land.record_ages import TableAges
 from router.engine.land.task import WANTED, LandingWork, landing_task
 from router.engine.spark.executors import Executors, refusal

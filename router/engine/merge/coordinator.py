@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from router.config.models import Landing as Options
-    from router.delta.commit import StagedFile
     from router.delta.lake import Lake
+    from router.delta.staged_files import StagedFile
     from router.engine.balance import Partition
     from router.engine.checkpoint_store import CheckpointStore
     from router.engine.commit.committers import Committers

@@ -19,13 +19,14 @@ import pyarrow.parquet as pq
 
 from router.decoding import keep_archives
 from router.delta.casting import cast_to
-from router.delta.commit import StagedFile, to_arrow_schema
+from router.delta.commit import to_arrow_schema
 from router.delta.history import log_damage
 from router.delta.keyed.row_checks import REASON, EvolutionForbidden
 from router.delta.keyed.row_order import OUTBOX_ONLY, POSITION
 from router.delta.keyed.upsert import NeedsRewrite, NeedsSpark, TableUpsert, UpsertResult, upsert
 from router.delta.parquet_writer import attempt
 from router.delta.schema_diff import delta_schema
+from router.delta.staged_files import StagedFile
 from router.delta.table_cache import THREADS
 from router.delta.transaction_id import table_id
 from router.delta.widening import rewrite

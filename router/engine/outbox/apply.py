@@ -15,8 +15,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from router.columns import quoted, row
-from router.delta.commit import StagedParts, TableCommit, retry_on_conflict, staged_file, to_delta
+from router.delta.commit import StagedParts, TableCommit, retry_on_conflict, to_delta
 from router.delta.replace_by_spark import CONFLICTS, append_by_spark, staged_rows
+from router.delta.staged_files import staged_file
 from router.delta.transaction_id import TransactionId
 from router.engine import ledger
 from router.engine.checkpoint_store import REPLAY, Manifest

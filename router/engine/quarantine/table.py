@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from router.config.models import Config
-    from router.delta.commit import StagedFile
     from router.delta.lake import Lake
+    from router.delta.staged_files import StagedFile
     from router.engine.checkpoint_store import Manifest
     from router.engine.commit.committers import Committers
 

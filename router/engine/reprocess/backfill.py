@@ -44,10 +44,11 @@ from router.sinks import MergingSink, Sink, TableSink
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from router.delta.commit import StagedFile, TableCommit
+    from router.delta.commit import TableCommit
     from router.delta.lake import Lake
+    from router.delta.staged_files import StagedFile
+    from router.engine.batch_decision import BatchDecision
     from router.engine.checkpoint_store import Manifest
-    from router.engine.decision import BatchDecision
     from router.engine.reprocess.context import ReprocessContext
     from router.sinks import Applied
 

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from router.config.models import Config, Route
-    from router.delta.commit import StagedFile, TableCommit
+    from router.delta.commit import TableCommit
+    from router.delta.staged_files import StagedFile
     from router.engine.balance import Partition
     from router.engine.label.layout import Layout
     from router.engine.land.job import Landed

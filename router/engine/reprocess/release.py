@@ -32,10 +32,11 @@ from pyspark.sql.types import StructField, StructType
 from router.columns import quoted
 from router.decoding import keep_archives
 from router.delta.casting import cast_down, cast_to, has_value, type_within
-from router.delta.commit import StagedFile, TableCommit, to_arrow, to_delta
+from router.delta.commit import TableCommit, to_arrow, to_delta
 from router.delta.constraints import constraints
 from router.delta.parquet_writer import Staging, attempt
 from router.delta.schema_diff import SchemaDiff, common_type, compare, delta_schema, limited_to
+from router.delta.staged_files import StagedFile
 from router.delta.table_cache import TableCache
 from router.delta.transaction_id import TransactionId
 from router.delta.widening import way

@@ -25,12 +25,13 @@ import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError
 
 from router.delta.casting import cast_to
-from router.delta.commit import ACCEPT_LOST, StagedFile, staged_file, to_arrow, to_arrow_schema, to_delta
+from router.delta.commit import ACCEPT_LOST, to_arrow, to_arrow_schema, to_delta
 from router.delta.constraints import unsupported
 from router.delta.parquet_writer import staged_again
 from router.delta.replace import add_columns, create_with_files, made_by_spark, replace_content
 from router.delta.replace_by_spark import finish, replace_by_spark, staged_rows, widen
 from router.delta.schema_diff import compare, delta_schema
+from router.delta.staged_files import StagedFile, staged_file
 from router.delta.transaction_id import TransactionId, batch_id
 from router.delta.widening import way, wider_schema
 from router.engine import ledger

@@ -46,11 +46,12 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from router.config.models import Config
-    from router.delta.commit import StagedFile, TableCommit
+    from router.delta.commit import TableCommit
     from router.delta.lake import Lake
+    from router.delta.staged_files import StagedFile
     from router.engine.balance import Partition
+    from router.engine.batch_decision import BatchDecision
     from router.engine.checkpoint_store import Manifest
-    from router.engine.decision import BatchDecision
     from router.engine.reprocess.context import ReprocessContext
     from router.sinks import Applied, KeyedTable
 

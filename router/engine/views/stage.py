@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from router.columns import quoted
-from router.delta.commit import StagedFile
 from router.delta.parquet_writer import attempt
+from router.delta.staged_files import StagedFile
 from router.delta.unreadable_values import unreadable_values
 from router.engine.land.task import GATHERED, gathered
 from router.engine.views.row_hash import row_hash
