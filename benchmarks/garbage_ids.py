@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from router.parts import BatchReport
+    from router.api.parts import BatchReport
 
 RECORDS = 2_000
 GARBAGE = (0, 1, 100)

@@ -1,19 +1,9 @@
 """Route the events of a stream to hundreds of tables and services in one Spark job."""
 
-from router.columns import row, tried
-from router.decoding import ArrowDecoding, keep_archives
-from router.errors import (
-    BatchError,
-    ConfigError,
-    PluginError,
-    Problem,
-    RouterError,
-    SinkError,
-    StartError,
-    TableError,
-)
-from router.hookspecs import hookimpl
-from router.parts import (
+from router.api.columns import row, tried
+from router.api.decoding import ArrowDecoding, keep_archives
+from router.api.hookspecs import hookimpl
+from router.api.parts import (
     RAW_SCHEMA,
     ArrowDecoder,
     BatchReport,
@@ -28,8 +18,7 @@ from router.parts import (
     Server,
     ViewQuery,
 )
-from router.reader import read
-from router.sinks import (
+from router.api.sinks import (
     ApiState,
     ApplyingSink,
     Batch,
@@ -43,8 +32,19 @@ from router.sinks import (
     Sink,
     TableSink,
 )
+from router.api.table_options import check_property
+from router.errors import (
+    BatchError,
+    ConfigError,
+    PluginError,
+    Problem,
+    RouterError,
+    SinkError,
+    StartError,
+    TableError,
+)
+from router.reader import read
 from router.spark_internals import to_arrow_columns, to_spark_columns
-from router.table_options import check_property
 
 __all__ = [
     "RAW_SCHEMA",

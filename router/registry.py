@@ -31,10 +31,10 @@ from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError, P
 from pyspark import cloudpickle
 from pyspark.errors import AnalysisException, ParseException
 
-from router import hookspecs
+from router.api import hookspecs
+from router.api.parts import BatchReport, Decoder, Encoder, Part, Rule, ViewQuery
+from router.api.sinks import ApplyingSink, MergingSink, Sink, TableSink
 from router.errors import PluginError, RouterError
-from router.parts import BatchReport, Decoder, Encoder, Part, Rule, ViewQuery
-from router.sinks import ApplyingSink, MergingSink, Sink, TableSink
 
 if TYPE_CHECKING:
     from types import ModuleType

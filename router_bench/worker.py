@@ -16,12 +16,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from router.api.sinks import ApplyingSink
 from router.config.loader import load
 from router.config.models import Source, Trigger
 from router.engine.spark.session import build_session, stop_session
 from router.engine.stream import RunOptions, run
 from router.registry import load_registry
-from router.sinks import ApplyingSink
 from router.spark_internals import collect_garbage
 
 if TYPE_CHECKING:
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from router.api.parts import BatchReport
+    from router.api.sinks import Sink
     from router.config.loader import Loaded
     from router.config.models import Config, KafkaSource, Route
-    from router.parts import BatchReport
     from router.registry import Registry
-    from router.sinks import Sink
 
 SECURITY = ("kafka.security.", "kafka.sasl.", "kafka.ssl.")
 """RunOptions of the source that mean another broker than the embedded one."""

@@ -14,6 +14,7 @@ from deltalake import write_deltalake
 from benchmarks.runs import Run
 from benchmarks.subjects import Subject
 from benchmarks.subjects.baselines import settings
+from router.api.sinks import KeyedTable
 from router.config.models import Config
 from router.delta.commit import TableCommit, to_delta
 from router.delta.file_statistics import statistics
@@ -25,7 +26,6 @@ from router.engine.quarantine.table import quarantined_in
 from router.engine.reprocess.records import SPANS, with_batches
 from router.engine.reprocess.upsert_rebuild import ArrivedBatch, UpsertRebuild
 from router.engine.spark.session import build_session
-from router.sinks import KeyedTable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

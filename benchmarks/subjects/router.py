@@ -26,7 +26,7 @@ from router.config.models import Trigger
 from router.engine.checkpoint_store import LearntSchemas, lake_and_checkpoint
 from router.engine.reprocess.context import ReprocessContext
 from router.engine.reprocess.refresh import Refresh
-from router.engine.source import CONSUMER, sample
+from router.engine.source.source import CONSUMER, sample
 from router.engine.spark.session import build_session, local_master, session_builder
 from router.engine.start.checks import executors_of
 from router.engine.stream import RunOptions, run

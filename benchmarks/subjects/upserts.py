@@ -23,6 +23,7 @@ from benchmarks.runs import Run
 from benchmarks.subjects import Subject
 from benchmarks.subjects.baselines import settings
 from benchmarks.verify import compare
+from router.api.sinks import KeyedTable
 from router.config.models import Config
 from router.delta.lake import Lake
 from router.delta.parquet_writer import Staging
@@ -31,7 +32,6 @@ from router.engine.merge.delta_rs import MergeJob, MergeOutcomes, merge_by_tasks
 from router.engine.merge.delta_spark import SparkMerger
 from router.engine.spark.executors import Executors
 from router.engine.spark.session import build_session
-from router.sinks import KeyedTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable

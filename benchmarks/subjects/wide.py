@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from benchmarks.runs import Task
-    from router.parts import BatchReport
+    from router.api.parts import BatchReport
 
 
 def _session(task: Task) -> SparkSession:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
 
+from router.api.hookspecs import PROJECT
 from router.errors import StartError
-from router.hookspecs import PROJECT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -21,14 +21,14 @@ from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
+from router.api.parts import Part
+from router.api.sinks import MergingSink, TableSink
 from router.cli import config_argument, plugin_option
 from router.cli.listing import json_option, show_json
 from router.config.loader import load
 from router.config.models import as_template, names_of, reads
 from router.errors import TableError, printable
-from router.parts import Part
 from router.registry import load_registry
-from router.sinks import MergingSink, TableSink
 from router.table_names import templates_meet
 
 if TYPE_CHECKING:

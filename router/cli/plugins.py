@@ -104,7 +104,7 @@ def kind_text(annotation: object) -> str:
         return " | ".join(map(kind_text, get_args(annotation)))
     if isinstance(annotation, type) and not get_args(annotation):
         return annotation.__name__.replace("NoneType", "None")
-    # Types with arguments, such as tuple[router.parts.Rule, ...], go without the names of modules.
+    # Types with arguments, such as tuple[router.api.parts.Rule, ...], go without the names of modules.
     return re.sub(r"\b[A-Za-z_][\w.]*\.(?=\w)", "", str(annotation)).replace("NoneType", "None")
 
 

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from router.api.sinks import ApplyingSink, Resent, Sink
     from router.config.models import Config
     from router.engine.reprocess.context import ReprocessContext
     from router.engine.reprocess.replay import DeadLetterFilter, DeadLetterOutcome, DeadLetterReplay
     from router.engine.reprocess.resend import ReplayFilter, ReplayGroup, ReplayRows, Resender
     from router.engine.reprocess.run import NamedRun
     from router.registry import Registry
-    from router.sinks import ApplyingSink, Resent, Sink
 
 
 @dataclass(frozen=True)

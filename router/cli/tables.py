@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from router.api.sinks import MergingSink, TableSink
 from router.cli import config_argument, plugin_option
 from router.cli.listing import (
     Listing,
@@ -31,7 +32,6 @@ from router.cli.session import session_on_lake
 from router.config.loader import load
 from router.errors import TableError, printable
 from router.registry import load_registry
-from router.sinks import MergingSink, TableSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from router.api.table_options import CatalogOptions
     from router.config.models import Config, Maintenance
     from router.engine.audit.expectation_counts import ExpectationCounts
     from router.engine.maintenance import TableMaintenance
-    from router.table_options import CatalogOptions
 
 OFFSETS_OF_SOURCE = ("topic", "partition", "from_offset", "to_offset")
 COUNTS_OF_SOURCE = ("read", "decoded", "failed", "bare", "unmatched", "lost", "unknown")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from router.parts import BatchReport
+    from router.api.parts import BatchReport
 
 BATCH_STEPS = ("plan", "land", "decide", "manifest", "commit", "apply", "ledger", "release")
 

@@ -23,16 +23,16 @@ from pydantic import (
     model_validator,
 )
 
-from router.addresses import AddressError, normalized
+from router.api.parts import Decoder, Rule, ViewQuery
+from router.api.sinks import ApplyingSink, MergingSink, Sink, TableSink
+from router.api.table_options import TableOptions
 from router.moments import parse_moment
-from router.parts import Decoder, Rule, ViewQuery
 from router.registry import fault
-from router.sinks import ApplyingSink, MergingSink, Sink, TableSink
+from router.storage.addresses import AddressError, normalized
 from router.table_names import BronzeTables, template_pattern, templates_meet
-from router.table_options import TableOptions
 
 if TYPE_CHECKING:
-    from router.locations import Location, TableLocation
+    from router.storage.locations import Location, TableLocation
 
 _SECONDS = {
     **dict.fromkeys(("ms", "millisecond", "milliseconds"), 0.001),

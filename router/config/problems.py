@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, Secret, SecretBytes, SecretStr
 
+from router.api.parts import Part
 from router.config.models import BRONZE_PATTERN, HYPHENED_PATTERN, NAME_PATTERN, TABLE_PATTERN, Config
 from router.config.yaml_tree import Items, Keys, MappingEntry, Scalar, YamlNode, children
 from router.errors import Problem, printable
-from router.parts import Part
 from router.registry import TRUSTED, options_of, suggestion
 
 if TYPE_CHECKING:

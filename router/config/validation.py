@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import ValidationError
 
-from router.addresses import SCHEMES, is_local, normalized
+from router.api.parts import Part, Rule
+from router.api.sinks import MergingSink, Sink, TableSink
 from router.config.models import Bronze, Config, Let, Source, View, names_of, reads, shared, with_named
 from router.config.yaml_tree import Items, Keys, Scalar, YamlNode, plain_data
-from router.parts import Part, Rule
 from router.registry import suggestion
-from router.sinks import MergingSink, Sink, TableSink
+from router.storage.addresses import SCHEMES, is_local, normalized
 from router.table_names import BronzeTables, folded, may_collide, pieces_of, templates_meet, underscored
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from router.locations import Location
     from router.registry import KeyPath, Registry
+    from router.storage.locations import Location
 
 
 P = TypeVar("P", bound=Part)

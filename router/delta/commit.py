@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from datetime import datetime
 
+    from router.api.sinks import Widening
     from router.delta.lake import Lake
-    from router.sinks import Widening
 
 ACCEPT_LOST = "`router run FILE --once --accept lost-tables`"
 """The command after which a table may lack batches. It also carries out what was decided about quarantined rows."""

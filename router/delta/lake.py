@@ -15,11 +15,11 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from pyarrow import fs
 
-from router import storage
-from router.addresses import SCHEMES, is_local, normalized
 from router.delta.located_files import NOTES, LocatedFiles, note, note_path, noted
 from router.errors import StartError
-from router.locations import Location
+from router.storage import files as storage
+from router.storage.addresses import SCHEMES, is_local, normalized
+from router.storage.locations import Location
 from router.table_names import usable
 
 DAMAGED_LOG = "its log is"

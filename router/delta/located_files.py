@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyarrow import fs
 
-from router.addresses import is_local
-from router.storage import FILE_THREADS, Storage, files_at
+from router.storage.addresses import is_local
+from router.storage.files import FILE_THREADS, Storage, files_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from router.api.sinks import KeyedTable
+    from router.api.table_options import TableOptions
     from router.delta.lake import Lake
     from router.delta.staged_files import StagedFile
-    from router.sinks import KeyedTable
-    from router.table_options import TableOptions
 
 PROPERTIES: Mapping[str, str | None] = {
     "delta.checkpointInterval": "20",

@@ -20,14 +20,14 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
-from router.addresses import is_local
-from router.columns import quoted
+from router.api.columns import quoted
 from router.delta.casting import cast_to
 from router.delta.commit import names, to_arrow, to_arrow_schema
 from router.delta.replace import MADE, PROPERTIES
 from router.delta.transaction_id import widening
 from router.delta.widening import WIDENED, wider_schema
 from router.spark_internals import hadoop_lacks, to_arrow_columns, to_spark_columns
+from router.storage.addresses import is_local
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from deltalake import Transaction
     from pyspark.sql import Column, SparkSession
 
+    from router.api.sinks import KeyedTable
+    from router.api.table_options import TableOptions
     from router.delta.commit import TableCommit
     from router.delta.lake import Lake
-    from router.sinks import KeyedTable
-    from router.table_options import TableOptions
 
 
 CONFLICTS: tuple[type[Exception], ...] = (

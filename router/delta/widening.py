@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
     from deltalake import DeltaTable
 
+    from router.api.sinks import Widening
     from router.delta.lake import Lake
     from router.delta.staged_files import StagedFile
-    from router.sinks import Widening
 
 _LARGEST = 1 << 30
 """Bytes of the largest table that is rewritten."""

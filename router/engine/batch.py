@@ -32,9 +32,9 @@ from router.engine.commit.committers import Committers
 from router.engine.decision import BatchDecider
 from router.engine.destination import CarriedOut
 from router.engine.outbox.apply import Outboxes
-from router.engine.position import RecordNumbers, arrival_of
 from router.engine.quarantine.table import Quarantine
 from router.engine.retryable_errors import never_passes
+from router.engine.source.position import RecordNumbers, arrival_of
 from router.engine.spark.executors import Executors
 from router.engine.start.run_order import ordinal_of
 from router.engine.steps import Steps
@@ -43,6 +43,7 @@ from router.errors import BatchError, RunningError, StartError, TableError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from router.api.parts import BatchReport
     from router.config.models import Config
     from router.delta.commit import TableCommit
     from router.delta.lake import Lake
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from router.engine.label.planner import Plan, Planner
     from router.engine.steps import Watch
     from router.engine.topic_ids import TopicIds
-    from router.parts import BatchReport
 
 log = logging.getLogger("router")
 TRIES_WITHOUT_QUARANTINE = 3

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyarrow import fs
 
+from router.api.sinks import Applied
 from router.delta.commit import TableCommit, to_arrow_schema, to_delta
 from router.delta.lake import Lake
 from router.delta.schema_diff import delta_type
@@ -40,7 +41,6 @@ from router.delta.staged_files import StagedFile
 from router.engine.balance import Partition
 from router.engine.label.layout import Demands
 from router.errors import RunningError, StartError
-from router.sinks import Applied
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -14,6 +14,7 @@ from router.engine.balance import BRONZE, imbalances, keyed
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from router.api.sinks import Applied
     from router.config.models import Config
     from router.delta.commit import TableCommit
     from router.engine.balance import Partition
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from router.engine.label.planner import Plan
     from router.engine.land.job import Landed
     from router.engine.steps import Steps
-    from router.sinks import Applied
 
 
 @dataclass(frozen=True)

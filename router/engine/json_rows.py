@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from router.columns import TIMES, quoted
+from router.api.columns import TIMES, quoted
 from router.engine.label.layout import MERGED_COORDINATES
 
 if TYPE_CHECKING:

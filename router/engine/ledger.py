@@ -14,6 +14,8 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
+from router.api.parts import BatchReport
+from router.api.sinks import Applied
 from router.delta.commit import TableCommit, to_delta
 from router.delta.dataset import dataset_of
 from router.delta.file_statistics import statistics
@@ -21,20 +23,18 @@ from router.delta.staged_files import StagedFile
 from router.delta.transaction_id import TransactionId
 from router.engine.balance import BRONZE, COUNTS_BY_KEY, keyed, total
 from router.engine.checkpoint_store import lake_and_checkpoint
-from router.parts import BatchReport
-from router.sinks import Applied
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from datetime import datetime
 
+    from router.api.sinks import Resent
     from router.config.models import Config
     from router.delta.lake import Lake
     from router.engine.balance import Partition
     from router.engine.checkpoint_store import Manifest
     from router.engine.commit.committers import Committers
     from router.engine.label.layout import Layout, RouteLabels
-    from router.sinks import Resent
 
 SCHEMA = pa.schema(
     [

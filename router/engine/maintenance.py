@@ -15,7 +15,7 @@ from datetime import timedelta
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, TypeVar
 
-from router.columns import quoted
+from router.api.columns import quoted
 from router.config.models import UNASKED, interval
 from router.delta.commit import retry_on_conflict
 from router.delta.maintenance import (
@@ -30,8 +30,8 @@ from router.delta.maintenance import (
 )
 from router.delta.replace_by_spark import CONFLICTS
 from router.errors import TableError, first_line
-from router.locations import makes
 from router.spark_internals import recompute_statistics
+from router.storage.locations import makes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -17,8 +17,8 @@ from urllib.parse import unquote
 from tenacity import RetryCallState, wait_exponential_jitter
 from tenacity.wait import wait_base
 
-from router.addresses import SCHEME
 from router.errors import RouterError, SinkError, StartError, TableError
+from router.storage.addresses import SCHEME
 
 if TYPE_CHECKING:
     from collections.abc import Callable

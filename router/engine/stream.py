@@ -17,13 +17,12 @@ from pyspark.errors import StreamingQueryException
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_when_event_set
 from tenacity.nap import sleep_using_event
 
+from router.api.parts import BatchReport, Decoder, Preparation
 from router.config.models import interval
 from router.delta.lake import DAMAGED_LOG, Lake
 from router.delta.table_cache import TableCache
-from router.engine import source
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas, lake_and_checkpoint
 from router.engine.commit.committers import Committers
-from router.engine.consumer_group import ConsumerGroup, refuse_foreign_group
 from router.engine.dead_letter_share import DeadLetterLimit
 from router.engine.label.planner import Planner
 from router.engine.merge.key_checks import refuse_changed_keys
@@ -41,6 +40,8 @@ from router.engine.retryable_errors import (
     refusal_of_file,
     says_lost,
 )
+from router.engine.source import source
+from router.engine.source.consumer_group import ConsumerGroup, refuse_foreign_group
 from router.engine.spark.session import alive, quiet_failures, quiet_gateway
 from router.engine.start.checks import Checkpoint, begin, executors_of, reach, refuse_speculation, was_cut_off
 from router.engine.start.killed_repairs import clear_killed_repairs
@@ -57,7 +58,6 @@ from router.engine.topic_ids import TopicIds
 from router.engine.views.schedule import ViewSchedule, in_order, refresher
 from router.errors import SessionLost, StartError, TableError, first_line
 from router.moments import parse_moment
-from router.parts import BatchReport, Decoder, Preparation
 from router.registry import call_part
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from router.api.sinks import Applied
     from router.config.loader import Loaded
     from router.config.models import Config, Trigger
     from router.engine.batch import Batches
@@ -75,7 +76,6 @@ if TYPE_CHECKING:
     from router.engine.status.snapshot import StreamSnapshot
     from router.engine.steps import Watch
     from router.registry import Registry
-    from router.sinks import Applied
 
 log = logging.getLogger("router")
 _POLL_SECONDS = 0.2

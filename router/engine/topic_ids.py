@@ -20,8 +20,9 @@ from pyspark.sql import functions as F
 
 from router.delta.dataset import dataset_of
 from router.delta.unreadable_values import as_rows
-from router.engine import ledger, source
+from router.engine import ledger
 from router.engine.checkpoint_store import held_topics
+from router.engine.source import source
 from router.engine.start.checks import last_manifest, resume
 from router.engine.start.missing_topics import NO_TOPIC
 from router.errors import StartError

@@ -22,10 +22,10 @@ from pyspark import cloudpickle
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from router.columns import holds
-from router.decoding import RAISED
-from router.parts import RAW_SCHEMA
-from router.sinks import Batch, Opening
+from router.api.columns import holds
+from router.api.decoding import RAISED
+from router.api.parts import RAW_SCHEMA
+from router.api.sinks import Batch, Opening
 from router.table_names import usable
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from router.parts import Decoder, Encoder, Rule
-    from router.sinks import ApplyingSink, TableSink
+    from router.api.parts import Decoder, Encoder, Rule
+    from router.api.sinks import ApplyingSink, TableSink
 
 COORDINATES_OF_OUTBOX = "_topic string, _partition int, _offset bigint, _timestamp timestamp, _key binary"
 NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)

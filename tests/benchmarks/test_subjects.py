@@ -29,7 +29,7 @@ from benchmarks.verify import offsets_read
 from router import BatchReport
 from router.config.loader import load
 from router.config.models import KafkaSource
-from router.engine.source import CONSUMER
+from router.engine.source.source import CONSUMER
 from router.registry import load_registry
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+from router.api.parts import BatchReport
+from router.api.sinks import ApiState, Applied
 from router.cli.graph import NO_COUNTS, graph_of
 from router.config.loader import load
 from router.config.models import Expectation, View
@@ -21,9 +23,7 @@ from router.engine.status import board as board_module
 from router.engine.status.board import StatusBoard
 from router.engine.status.snapshot import QuarantineStatus, Warned
 from router.engine.views.note import Note, ViewTarget
-from router.parts import BatchReport
 from router.registry import load_registry
-from router.sinks import ApiState, Applied
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -15,6 +15,8 @@ from click.testing import CliRunner, Result
 from confluent_kafka import Producer
 from deltalake import write_deltalake
 
+from router.api.parts import BatchReport
+from router.api.sinks import ApiState, Applied
 from router.cli import commands
 from router.config.loader import load
 from router.config.models import Metrics, Ui
@@ -27,9 +29,7 @@ from router.engine.status.board import StatusBoard
 from router.engine.status.server import StatusServer
 from router.engine.status.snapshot import QuarantineStatus
 from router.engine.views.note import Note, ViewTarget, view_note_path
-from router.parts import BatchReport
 from router.registry import load_registry
-from router.sinks import ApiState, Applied
 from tests.delta.test_dataset import forget_bounds
 from tests.engine.test_status import manifest
 

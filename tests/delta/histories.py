@@ -17,10 +17,10 @@ from hypothesis.stateful import (
     rule,
 )
 
+from router.api.sinks import KeyedTable
 from router.delta.keyed import row_versions
 from router.delta.keyed.upsert import TableUpsert, upsert
 from router.delta.lake import Lake
-from router.sinks import KeyedTable
 from tests.delta.model import Model, Record, lane
 
 TABLE = "silver.profiles"

@@ -11,7 +11,7 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from router.sinks import KeyedTable
+    from router.api.sinks import KeyedTable
 
 BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
 

@@ -12,7 +12,7 @@ from tests.delta.histories import KINDS, Histories
 from tests.light import drawn
 
 if TYPE_CHECKING:
-    from router.sinks import KeyedTable
+    from router.api.sinks import KeyedTable
 
 
 @pytest.mark.parametrize("keyed", KINDS.values(), ids=KINDS)

@@ -14,7 +14,7 @@ from pyarrow import fs
 
 from router.delta.lake import Lake
 from router.delta.located_files import LocatedFiles
-from router.locations import Location
+from router.storage.locations import Location
 from router.table_names import folded
 
 if TYPE_CHECKING:

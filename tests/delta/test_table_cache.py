@@ -16,7 +16,7 @@ from router.delta.commit import commit, to_arrow
 from router.delta.lake import Lake
 from router.delta.table_cache import TableCache
 from router.errors import TableError
-from router.storage import LocalFiles
+from router.storage.files import LocalFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable

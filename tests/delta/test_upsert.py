@@ -16,13 +16,13 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, Field, Schema, write_deltalake
 
+from router.api.sinks import KeyedTable
 from router.delta.keyed import row_versions
 from router.delta.keyed.scd import OP, UPDATE
 from router.delta.keyed.upsert import NeedsSpark, TableUpsert, UpsertResult, _quote, merge_condition, upsert
 from router.delta.parquet_writer import Staging
 from router.engine.merge.delta_rs import MergeJob, merge_table
 from router.errors import TableError
-from router.sinks import KeyedTable
 from tests.delta.busy import Busy
 from tests.delta.model import Record, lane
 from tests.delta.test_dataset import forget_bounds

@@ -11,13 +11,13 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from router import StartError
+from router.api.sinks import KeyedTable
 from router.config.models import Route
 from router.delta.keyed.key_property import KEYED_BY, keyed_by, repeated_keys
 from router.delta.table_cache import TableCache
 from router.engine.audit.verify import verify_tables
 from router.engine.merge.key_checks import refuse_changed_keys
 from router.engine.reprocess.refresh import Refresh
-from router.sinks import KeyedTable
 from router_decoders import Json
 from router_rules import Sql
 from router_sinks import Upsert

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
+from router.api.sinks import Applied
 from router.delta.commit import TableCommit
 from router.delta.lake import Lake
 from router.delta.staged_files import StagedFile
@@ -19,7 +20,6 @@ from router.engine.checkpoint_store import KEPT, CheckpointStore, Manifest
 from router.engine.label.layout import Demands
 from router.engine.start.checks import Checkpoint, examine
 from router.errors import BatchError, StartError
-from router.sinks import Applied
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,8 +11,8 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Producer, To
 
 from router.config.loader import load
 from router.config.models import KafkaSource
-from router.engine.consumer_group import ConsumerGroup, refuse_foreign_group
-from router.engine.kafka_client import admin_client
+from router.engine.source.consumer_group import ConsumerGroup, refuse_foreign_group
+from router.engine.source.kafka_client import admin_client
 from router.engine.stream import RunOptions, run
 from router.errors import StartError
 from router.registry import load_registry

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from deltalake import DeltaTable, write_deltalake
 
 from router import TableError
+from router.api.sinks import KeyedTable
 from router.cli import commands
 from router.config.loader import load
 from router.delta.keyed import upsert as module
@@ -20,7 +21,6 @@ from router.engine.checkpoint_store import CheckpointStore
 from router.engine.merge.backlog import Backlog, BacklogStore
 from router.engine.preflight.explain import explain
 from router.registry import load_registry
-from router.sinks import KeyedTable
 from tests.delta.model import Record, lane
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from router.columns import tried
+from router.api.columns import tried
 from router.engine.expressions.evaluator import MAKERS, Node, Untranslatable, evaluate, translate
 
 if TYPE_CHECKING:

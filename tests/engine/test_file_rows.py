@@ -23,8 +23,8 @@ from router.config.loader import load
 from router.config.models import FilesSource, Trigger
 from router.delta.lake import Lake
 from router.engine.checkpoint_store import LearntSchemas
-from router.engine.file_rows import FileRows
 from router.engine.preflight.route_tests import load_tests, run_tests
+from router.engine.source.file_rows import FileRows
 from router.engine.stream import RunOptions, run
 from router.errors import ConfigError
 from router.registry import load_registry

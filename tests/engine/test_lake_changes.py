@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from router.api.parts import Part
     from router.config.loader import Loaded
     from router.engine.preflight.lake_changes import Change
-    from router.parts import Part
     from tests.engine.conftest import MakeQuery
 
 DDL = "game string, n int, amount double"

@@ -12,7 +12,7 @@ from benchmarks.s3_server import Fault, S3Server
 from router.config.models import Bronze, Route
 from router.engine.merge.delta_rs import SMALL_ROWS
 from router.engine.quarantine.table import pending_releases
-from router.locations import TableLocation
+from router.storage.locations import TableLocation
 from router_decoders import Json
 from router_rules import Sql
 from router_sinks import Tables, Upsert

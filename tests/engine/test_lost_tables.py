@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
+from router.api.sinks import Applied
 from router.config.models import Config, Route
 from router.delta.commit import TableCommit
 from router.delta.keyed.upsert import EXPIRES
@@ -25,7 +26,6 @@ from router.engine.ledger import SCHEMA as LEDGER
 from router.engine.merge.coordinator import MergedTables
 from router.engine.start.checks import begin
 from router.errors import StartError
-from router.sinks import Applied
 from router_decoders import Json
 from router_sinks import Delta, Upsert
 from tests.engine.parts import Where

@@ -15,6 +15,7 @@ import pytest
 from deltalake import DeltaTable, Schema, write_deltalake
 from deltalake.transaction import AddAction
 
+from router.api.sinks import KeyedTable
 from router.config.models import UNASKED, Maintenance, View
 from router.delta.keyed.key_property import KEYED_BY
 from router.delta.keyed.upsert import TableUpsert, upsert
@@ -24,7 +25,6 @@ from router.delta.replace import MADE, PROPERTIES, made_as
 from router.engine import maintenance as module
 from router.engine.maintenance import TableMaintenance
 from router.errors import TableError
-from router.sinks import KeyedTable
 from tests.delta.model import Record, lane
 
 if TYPE_CHECKING:

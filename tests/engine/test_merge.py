@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.api.sinks import KeyedTable
 from router.delta.parquet_writer import Staging
 from router.engine.label.layout import DEAD_SCHEMA
 from router.engine.merge.delta_rs import MergeJob, MergeOutcomes, merge_task, rows_by_table
@@ -26,7 +27,6 @@ from router.engine.merge.delta_spark import (
     DecisionInput,
     answers,
 )
-from router.sinks import KeyedTable
 from tests.delta.model import BEGIN, Record, lane
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from tests.delta.histories import APP, KINDS, TABLE, Histories, Killed, killed
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from router.sinks import KeyedTable
+    from router.api.sinks import KeyedTable
 
 
 class Shared(Histories):

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from router.api.parts import BatchReport
+from router.api.sinks import ApiState, Applied
 from router.config.loader import load
 from router.delta.commit import TableCommit
 from router.delta.staged_files import StagedFile
@@ -20,9 +22,7 @@ from router.engine.status.metrics import METRICS, OTHERS, metrics_text
 from router.engine.status.metrics_page import metrics_page
 from router.engine.status.snapshot import QuarantineStatus
 from router.engine.views.note import Note, ViewTarget
-from router.parts import BatchReport
 from router.registry import load_registry
-from router.sinks import ApiState, Applied
 from tests.engine.promtool import NEEDS_PROMTOOL, promtool
 
 ROOT = Path(__file__).parents[2]

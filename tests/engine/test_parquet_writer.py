@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from router.delta.parquet_writer import OPEN_FILES, SAMPLE, Staging
-from router.storage import LocalFiles
+from router.storage.files import LocalFiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

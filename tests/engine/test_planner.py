@@ -11,7 +11,7 @@ from router import RAW_SCHEMA, StartError
 from router.config.models import Config, Expectation, Route
 from router.engine.label.labels import label_records
 from router.engine.label.planner import Plan, Planner
-from router.engine.position import arrival_of
+from router.engine.source.position import arrival_of
 from router_decoders.json import Json
 from tests.engine.parts import Copy, Events, Fixed, Named, Where
 from tests.engine.query import SOURCE, records

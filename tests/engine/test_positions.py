@@ -16,9 +16,9 @@ from router.config.loader import load
 from router.config.models import Route, Trigger
 from router.delta import lake
 from router.delta.lake import Lake
-from router.engine.position import RecordNumbers
 from router.engine.reprocess.backfill import Backfill, RecordRange
 from router.engine.reprocess.context import ReprocessContext
+from router.engine.source.position import RecordNumbers
 from router.engine.stream import RunOptions, run
 from router.registry import load_registry
 from tests.engine.parts import Events, Fixed, Where
@@ -258,7 +258,7 @@ def test_numbers_are_the_same_with_other_cores(spark: SparkSession, tmp_path: Pa
     put(tmp_path / "in", "small.json", dict.fromkeys(range(3), "corrected"), modified=5)
 
     def read() -> DataFrame:
-        from router.engine import source
+        from router.engine.source import source
 
         return source._file_columns(spark.read.format("text").load(str(tmp_path / "in")))
 

@@ -10,11 +10,11 @@ import pytest
 from deltalake import write_deltalake
 from pyspark.sql import SparkSession
 
+from router.api.sinks import Batch
 from router.delta.lake import Lake
 from router.delta.maintenance import delete_older
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.outbox import retention
-from router.sinks import Batch
 from router_decoders import Json
 from router_sinks import Upsert
 from tests.engine.conftest import EITHER
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from router.sinks import Applied
+    from router.api.sinks import Applied
 
 DDL = "game string, gamer string, level int"
 MERGED, SENT = "outbox.games__profiles__upsert", "outbox.games__profiles__copy"

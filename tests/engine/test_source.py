@@ -20,10 +20,10 @@ from router import RAW_SCHEMA, StartError
 from router.config.loader import Loaded, load
 from router.config.models import Config, FilesSource, FormatSource, KafkaSource, Source
 from router.delta.lake import Lake
-from router.engine import source
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.land.job import BIG_ROW, BOUNDED
-from router.engine.source import kafka_options
+from router.engine.source import source
+from router.engine.source.source import kafka_options
 from router.engine.spark.session import BATCH_BYTES, UNBOUNDED
 from router.engine.stream import run
 from router.registry import Registry, load_registry

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from router.api.sinks import Applied
 from router.config.loader import load
 from router.delta.lake import Lake
 from router.engine.checkpoint_store import CheckpointStore, Manifest
@@ -24,7 +25,6 @@ from router.engine.start.spark_checkpoint import (
     refuse_left_topics,
 )
 from router.registry import load_registry
-from router.sinks import Applied
 from tests.engine.test_checkpoint_store import PARTITION, manifest
 
 if TYPE_CHECKING:

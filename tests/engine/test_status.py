@@ -13,6 +13,8 @@ import requests
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import SecretStr, ValidationError
 
+from router.api.parts import BatchReport
+from router.api.sinks import Applied
 from router.config.models import Metrics, Ui
 from router.delta.commit import TableCommit
 from router.delta.staged_files import StagedFile
@@ -24,8 +26,6 @@ from router.engine.status.board import StatusBoard
 from router.engine.status.metrics import OTHERS, metrics_text
 from router.engine.status.server import StatusServer
 from router.engine.stream import _behind, _by_partition
-from router.parts import BatchReport
-from router.sinks import Applied
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

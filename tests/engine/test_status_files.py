@@ -15,16 +15,17 @@ from confluent_kafka import Producer
 from deltalake import write_deltalake
 
 from router import ApiState, StartError
+from router.api.sinks import Applied
 from router.config.loader import load
 from router.config.models import KafkaSource, Metrics, Ui
 from router.delta.commit import TableCommit
 from router.delta.lake import Lake
 from router.delta.staged_files import StagedFile
-from router.engine import kafka_client
 from router.engine.balance import Partition
 from router.engine.checkpoint_store import Manifest
 from router.engine.label.layout import DEAD_SCHEMA, QUARANTINE_COLUMNS
 from router.engine.ledger import SCHEMA as LEDGER
+from router.engine.source import kafka_client
 from router.engine.status import board as board_module
 from router.engine.status.api_states import api_states_noted
 from router.engine.status.board import StatusBoard
@@ -33,7 +34,6 @@ from router.engine.status.server import StatusServer
 from router.engine.status.snapshot import VALUE_LETTERS
 from router.engine.status.source_ends import SourceEnds
 from router.registry import load_registry
-from router.sinks import Applied
 from tests.engine.test_status import get
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from router.delta.parquet_writer import divided
 from router.delta.replace import create_table
 from router.engine.commit.committers import _is_unfinished
 from router.errors import StartError
-from router.locations import TableLocation
+from router.storage.locations import TableLocation
 from router_decoders.json import Json
 from router_rules.rules import Sql
 from router_sinks.tables import Delta, Tables

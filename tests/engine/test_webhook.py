@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from router.api.sinks import ApiState
 from router.config.loader import load
 from router.engine.status import webhook
 from router.engine.status.board import StatusBoard
 from router.engine.status.webhook import failures_reported
 from router.errors import BatchError, ConfigError
 from router.registry import load_registry
-from router.sinks import ApiState
 from tests.engine.test_status import manifest, report
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from router.engine.balance import Partition
 from router.engine.checkpoint_store import CheckpointStore, Manifest
 from router.engine.commit.committers import Committers
 from router.engine.label.layout import quarantine_of
-from router.locations import Location
+from router.storage.locations import Location
 
 TEXT = """\
 name: games

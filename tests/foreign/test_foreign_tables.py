@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from deltalake import DeltaTable
 
+from router.api.sinks import KeyedTable
 from router.config.models import Route
 from router.delta.constraints import unsupported
 from router.delta.keyed.upsert import merge_engine
 from router.errors import first_line
-from router.sinks import KeyedTable
 from router_decoders import Json
 from router_rules import Sql
 from router_sinks import Tables, Upsert

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import types as T
 
 from router import ArrowDecoding, PluginError
-from router.decoding import decode_batch
+from router.api.decoding import decode_batch
 from tests.schemas.raw import raw
 
 ADDS = T.StructType(

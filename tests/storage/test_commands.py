@@ -19,8 +19,8 @@ from router.engine import ledger
 from router.engine.commit.committers import Committers
 from router.engine.start.checks import refuse_moved
 from router.errors import StartError
-from router.locations import Location
 from router.registry import load_registry
+from router.storage.locations import Location
 from tests.engine.written_lake import QUERY, WrittenLake
 from tests.storage.test_log_tail import staged
 

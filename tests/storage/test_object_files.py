@@ -16,12 +16,12 @@ from deltalake import write_deltalake
 from pyarrow import dataset, fs
 
 from benchmarks.s3_server import Fault
-from router import storage
-from router.addresses import normalized
 from router.delta.commit import TableCommit, commit, to_delta
 from router.delta.lake import Lake
 from router.delta.parquet_writer import Staging
 from router.errors import StartError
+from router.storage import files as storage
+from router.storage.addresses import normalized
 
 if TYPE_CHECKING:
     from benchmarks.s3_server import S3Server

@@ -35,10 +35,10 @@ from deltalake import DeltaTable
 from deltalake.transaction import AddAction
 
 from benchmarks.s3_server import s3_server, strict_s3_server
-from router import storage
 from router.delta.lake import Lake
 from router.delta.maintenance import MaintenanceOptions, maintain
 from router.delta.table_cache import TableCache
+from router.storage import files as storage
 from router_demo.embedded import free_ports
 from tests.delta.test_upsert import Table, record
 from tests.storage.test_log_tail import batches, take

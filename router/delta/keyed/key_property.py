@@ -16,17 +16,17 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from router.api.sinks import KeyedTable
 from router.delta.dataset import dataset_of
 from router.delta.replace import set_properties
 from router.errors import TableError
-from router.sinks import KeyedTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from deltalake import DeltaTable
 
-    from router.table_options import TableOptions
+    from router.api.table_options import TableOptions
 
 KEYED_BY = "router.keyed"
 """The property: keys, order and history as JSON."""

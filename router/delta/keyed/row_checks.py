@@ -21,7 +21,7 @@ from router.errors import TableError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from router.sinks import KeyedTable
+    from router.api.sinks import KeyedTable
 
 
 REASON = "reason"

@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 if TYPE_CHECKING:
+    from router.api.sinks import KeyedTable
     from router.delta.casting import Mask
-    from router.sinks import KeyedTable
 
 
 ARRIVAL = "_arrival"
-"""The column with the run and the batch in which a record arrived: see `router.engine.position`."""
+"""The column with the run and the batch in which a record arrived: see `router.engine.source.position`."""
 POSITION = {
     ARRIVAL: pa.int64(),
     "_timestamp": pa.timestamp("us", "UTC"),

@@ -25,8 +25,8 @@ from router.delta.replace import write_rows
 if TYPE_CHECKING:
     from deltalake import DeltaTable, Transaction
 
+    from router.api.sinks import KeyedTable
     from router.delta.lake import Lake
-    from router.sinks import KeyedTable
 
 
 DELETIONS = "_deletions"

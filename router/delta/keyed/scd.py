@@ -33,8 +33,8 @@ from router.delta.keyed.row_order import (
 )
 
 if TYPE_CHECKING:
+    from router.api.sinks import KeyedTable
     from router.delta.casting import Mask
-    from router.sinks import KeyedTable
 
 OP = "__op"
 NO_CHANGE = -1

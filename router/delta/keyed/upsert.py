@@ -58,8 +58,8 @@ from router.errors import TableError, first_line
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from router.api.sinks import KeyedTable
     from router.delta.lake import Lake
-    from router.sinks import KeyedTable
 
     Quote = Callable[[str], str]
 

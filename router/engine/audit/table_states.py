@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
+from router.api.sinks import KeyedTable, MergingSink
 from router.delta.constraints import unsupported
 from router.delta.keyed.upsert import merge_engine
 from router.delta.table_cache import THREADS
@@ -23,7 +24,6 @@ from router.engine.merge.backlog import BacklogStore
 from router.engine.merge.coordinator import MergedTables
 from router.engine.preflight.explain import fixed_table
 from router.engine.quarantine.table import pending_releases, quarantined
-from router.sinks import KeyedTable, MergingSink
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

@@ -32,6 +32,7 @@ import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError
 from pyarrow import fs
 
+from router.api.sinks import MergingSink, TableSink
 from router.delta.dataset import dataset_of
 from router.delta.history import REPAIRED, LogCommit, log_commits, log_damage, log_versions, rows_of
 from router.delta.keyed.key_property import keyed_of, repeated_keys, several_rows
@@ -48,7 +49,6 @@ from router.engine.quarantine.table import waiting_tables
 from router.engine.start.checks import Checkpoint
 from router.engine.views.note import Note, ViewTarget, view_note_path
 from router.errors import StartError, TableError, first_line
-from router.sinks import MergingSink, TableSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

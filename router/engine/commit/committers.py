@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     import deltalake
     from pyspark.sql import DataFrame, SparkSession
 
+    from router.api.table_options import TableOptions
     from router.config.models import Config
     from router.delta.lake import Lake
     from router.delta.staged_files import StagedFile
-    from router.table_options import TableOptions
 
 
 LIBRARIES = DeltaError, OSError, ValueError, PySparkException, Py4JError

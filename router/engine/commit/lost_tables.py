@@ -14,21 +14,21 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from router.api.sinks import MergingSink, TableSink
 from router.delta.commit import ACCEPT_LOST, without_lost_batches
 from router.delta.keyed.upsert import EXPIRES
 from router.delta.table_cache import TABLES
 from router.delta.transaction_id import batch_id
 from router.engine.checkpoint_store import KEPT
 from router.errors import StartError, TableError
-from router.sinks import MergingSink, TableSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from router.api.sinks import Sink
     from router.config.models import Config
     from router.delta.table_cache import TableCache
     from router.engine.checkpoint_store import CheckpointStore
-    from router.sinks import Sink
 
 log = logging.getLogger("router")
 _SHOWN = 10

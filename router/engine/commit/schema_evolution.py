@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from router.api.sinks import Evolution, Widening
+    from router.api.table_options import TableOptions
     from router.delta.lake import Lake
     from router.delta.staged_files import StagedFile
     from router.engine.expressions.evaluator import Node
-    from router.sinks import Evolution, Widening
-    from router.table_options import TableOptions
 
 V = TypeVar("V")
 Named = dict[str, set[str]]

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from router.decoding import decode_batch
+from router.api.decoding import decode_batch
 from router.delta.unreadable_values import replace_bad_bytes
 from router.engine.expressions.evaluator import Node, evaluate
 from router.engine.expressions.tree import in_type, repeat
@@ -21,7 +21,7 @@ from router.table_names import folded, refused
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from router.decoding import ArrowDecoding
+    from router.api.decoding import ArrowDecoding
     from router.engine.label.route import Check, MergeBy, RouteExpressions
 
 _DEAD_LETTER = pa.struct(list(DEAD_SCHEMA)[:4])

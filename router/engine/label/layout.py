@@ -25,21 +25,21 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from router.api.parts import RAW_SCHEMA
 from router.delta.keyed.row_order import ARRIVAL, DELETED, newest_names
 from router.delta.keyed.scd import HISTORY_COLUMNS
 from router.errors import StartError
-from router.parts import RAW_SCHEMA
 from router.table_names import underscored
 
 if TYPE_CHECKING:
+    from router.api.sinks import Evolution, KeyedTable, MergingSink, Widening
+    from router.api.table_options import TableOptions
     from router.engine.expressions.tree import Node
-    from router.sinks import Evolution, KeyedTable, MergingSink, Widening
     from router.table_names import BronzeTables
-    from router.table_options import TableOptions
 
 RAW_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestamp_type", "headers", "arrival")
 RECORD_SCHEMA = f"{RAW_SCHEMA}, arrival bigint"
-"""The columns of a raw record, with what `router.engine.position` adds."""
+"""The columns of a raw record, with what `router.engine.source.position` adds."""
 COORDINATES = {
     "_topic": "topic",
     "_partition": "partition",

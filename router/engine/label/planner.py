@@ -18,8 +18,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, StringType, StructField, StructType
 
-from router.columns import holds
-from router.decoding import ArrowDecoding
+from router.api.columns import holds
+from router.api.decoding import ArrowDecoding
+from router.api.parts import Decoder
+from router.api.sinks import MergingSink, TableSink
 from router.delta.change_feed import has_feed, taken_by_feed
 from router.delta.nesting import too_deep
 from router.engine.expressions.evaluator import Node, Untranslatable, translate
@@ -29,9 +31,7 @@ from router.engine.label.route import SPREAD_BY, Check, RoutePlanner
 from router.engine.label.tombstones import TOMBSTONE, takes_tombstones, tombstones
 from router.engine.lookup.loading import Lookups
 from router.errors import StartError, first_line
-from router.parts import Decoder
 from router.registry import call_part, part_error
-from router.sinks import MergingSink, TableSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

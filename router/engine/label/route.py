@@ -26,7 +26,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from router.columns import holds, tried
+from router.api.columns import holds, tried
+from router.api.parts import Rule
+from router.api.sinks import KeyedTable, MergingSink, Sink, TableSink
 from router.delta.schema_diff import delta_schema
 from router.engine.expressions.evaluator import Node, Untranslatable, translate
 from router.engine.label.layout import (
@@ -44,9 +46,7 @@ from router.engine.label.layout import (
 )
 from router.engine.label.tombstones import takes_tombstones
 from router.errors import StartError
-from router.parts import Rule
 from router.registry import call_part, parts_in
-from router.sinks import KeyedTable, MergingSink, Sink, TableSink
 from router.spark_internals import analysed, arrow_type
 from router.table_names import pieces_of
 

@@ -17,10 +17,10 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from router.api.sinks import MergingSink
 from router.engine.expressions.evaluator import Node, Untranslatable, evaluate, translate
 from router.engine.expressions.tree import in_type
 from router.errors import StartError
-from router.sinks import MergingSink
 
 if TYPE_CHECKING:
     from router.config.models import Config, Route

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from router.decoding import keep_archives
+from router.api.decoding import keep_archives
 from router.delta.casting import cast_down, cast_to, has_value
 from router.delta.parquet_writer import attempt
 from router.delta.schema_diff import too_wide

@@ -16,7 +16,8 @@ from deltalake.exceptions import DeltaError
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from router.columns import any_of
+from router.api.columns import any_of
+from router.api.sinks import Applied
 from router.delta.commit import TableCommit, to_delta
 from router.delta.keyed.upsert import LARGE, merge_engine
 from router.delta.parquet_writer import Staging
@@ -30,11 +31,11 @@ from router.engine.merge.delta_rs import MergeJob, MergeOutcomes, is_small, merg
 from router.engine.merge.delta_spark import SparkMerger
 from router.engine.spark.executors import on_one_machine
 from router.errors import SinkError
-from router.sinks import Applied
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from router.api.sinks import KeyedTable, MergingSink
     from router.config.models import Landing as Options
     from router.delta.lake import Lake
     from router.delta.staged_files import StagedFile
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from router.engine.label.layout import Target
     from router.engine.merge.backlog import Spans
     from router.engine.spark.executors import Executors
-    from router.sinks import KeyedTable, MergingSink
 
 log = logging.getLogger("router")
 TASKS_PER_CORE = 4

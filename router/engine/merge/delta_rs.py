@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from router.decoding import keep_archives
+from router.api.decoding import keep_archives
 from router.delta.casting import cast_to
 from router.delta.commit import to_arrow_schema
 from router.delta.history import log_damage
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
+    from router.api.sinks import KeyedTable
     from router.delta.commit import TableCommit
     from router.delta.lake import Lake
     from router.delta.parquet_writer import Staging
     from router.engine.spark.executors import Executors
-    from router.sinks import KeyedTable
 
     Merge = tuple[str, dict[str, Any], pa.Table | None]
 

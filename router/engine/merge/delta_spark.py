@@ -21,7 +21,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegralType, LongType
 
-from router.columns import holds, quoted
+from router.api.columns import holds, quoted
 from router.delta.casting import cast_to
 from router.delta.change_feed import has_feed, taken_by_feed
 from router.delta.commit import conflict_error, has_transaction, retry_on_conflict, to_arrow, to_delta
@@ -73,11 +73,11 @@ if TYPE_CHECKING:
     import deltalake
     from deltalake import Transaction
 
+    from router.api.sinks import KeyedTable
     from router.delta.keyed.scd import TableChanges
     from router.delta.keyed.upsert import TableUpsert
     from router.delta.lake import Lake
     from router.engine.merge.delta_rs import MergeJob, MergeOutcomes
-    from router.sinks import KeyedTable
 
 
 @dataclass(frozen=True)

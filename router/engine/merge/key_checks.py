@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from router.api.sinks import MergingSink
 from router.delta.commit import to_arrow
 from router.delta.keyed.key_property import refuse_other_keys
 from router.delta.keyed.row_checks import refuse_lost_keys
@@ -11,15 +12,14 @@ from router.delta.table_cache import TABLES
 from router.engine.label.layout import with_order_columns
 from router.engine.merge.coordinator import MergedTables
 from router.errors import StartError, TableError
-from router.sinks import MergingSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from router.api.sinks import KeyedTable
     from router.config.models import Config
     from router.delta.table_cache import TableCache
     from router.engine.checkpoint_store import CheckpointStore
-    from router.sinks import KeyedTable
 
 
 def refuse_changed_keys(tables: TableCache, store: CheckpointStore, config: Config) -> None:

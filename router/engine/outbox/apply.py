@@ -14,7 +14,8 @@ from pyarrow import fs
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from router.columns import quoted, row
+from router.api.columns import quoted, row
+from router.api.sinks import Applied, ApplyingSink, Batch, MergingSink, Opening, Outcome
 from router.delta.commit import StagedParts, TableCommit, retry_on_conflict, to_delta
 from router.delta.replace_by_spark import CONFLICTS, append_by_spark, staged_rows
 from router.delta.staged_files import staged_file
@@ -31,7 +32,6 @@ from router.engine.outbox.retention import OutboxRetention
 from router.engine.spark.executors import Executors, refusal
 from router.errors import RouterError, SinkError, StartError, TableError, first_line
 from router.registry import call_part
-from router.sinks import Applied, ApplyingSink, Batch, MergingSink, Opening, Outcome
 from router.spark_internals import to_spark_columns
 
 if TYPE_CHECKING:
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from router.api.sinks import Parts, Sink
     from router.config.models import Config, Route
     from router.delta.lake import Lake
     from router.engine.checkpoint_store import CheckpointStore
     from router.engine.label.layout import Layout, Target
-    from router.sinks import Parts, Sink
 
 log = logging.getLogger("router")
 REPLAYED = "replayed"

@@ -15,6 +15,7 @@ from pyspark.errors import StreamingQueryException
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_when_event_set
 from tenacity.nap import sleep_using_event
 
+from router.api.sinks import Applied, Batch
 from router.config.models import interval
 from router.delta.commit import has_parts
 from router.delta.maintenance import delete_older
@@ -27,7 +28,6 @@ from router.engine.outbox.retention import TIDY_SECONDS, not_parked
 from router.engine.retryable_errors import GrowingPauses, RepeatedTrouble, passing
 from router.engine.start.spark_checkpoint import SparkNotes
 from router.errors import RouterError, SinkError, StartError, TableError, first_line
-from router.sinks import Applied, Batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 from deltalake.exceptions import DeltaError
 from pyspark.sql import functions as F
 
-from router.columns import quoted
+from router.api.columns import quoted
+from router.api.sinks import ApplyingSink, Batch
 from router.config.models import interval
 from router.delta.constraints import unsupported
 from router.delta.maintenance import MaintenanceOptions, delete_older
 from router.engine.label.layout import TABLE
 from router.engine.merge.backlog import BacklogStore
 from router.errors import TableError, first_line
-from router.sinks import ApplyingSink, Batch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

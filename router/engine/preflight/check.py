@@ -12,22 +12,22 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from router.addresses import is_local_path
+from router.api.parts import RAW_SCHEMA, Decoder, Preparation
+from router.api.sinks import MergingSink
 from router.config.problems import sort_problems
 from router.delta.table_cache import TableCache
-from router.engine import source
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas, lake_and_checkpoint
 from router.engine.label.planner import Planner, decoding_of, stages_in_words
 from router.engine.label.route import RoutePlanner
 from router.engine.lookup.loading import Lookups
 from router.engine.outbox.apply import opened
 from router.engine.preflight.lake_changes import LakeChanges
+from router.engine.source import source
 from router.engine.spark.session import build_session
 from router.engine.views.schedule import refresher
 from router.errors import ConfigError, LookupTableError, PluginError, RouterError, StartError
-from router.parts import RAW_SCHEMA, Decoder, Preparation
 from router.registry import call_part
-from router.sinks import MergingSink
+from router.storage.addresses import is_local_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

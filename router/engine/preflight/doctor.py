@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 import pyspark
 
-from router.addresses import is_local, is_local_path, normalized
+from router.api.parts import Server
 from router.engine.spark.cache_folder import cache_folder
 from router.engine.spark.connectors import (
     CONNECTORS,
@@ -36,9 +36,9 @@ from router.engine.spark.java import PACKAGE, is_packaged, provide_java
 from router.engine.spark.session import spark_env, usable_cores
 from router.engine.start.spark_needs import spark_needs
 from router.errors import MachineError, StartError, first_line
-from router.parts import Server
 from router.registry import missing_extras, parts_in
-from router.storage import probe
+from router.storage.addresses import is_local, is_local_path, normalized
+from router.storage.files import probe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -10,6 +10,7 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 from pyspark.errors import PySparkException
 
+from router.api.sinks import MergingSink, Sink, TableSink
 from router.delta.commit import row_count
 from router.delta.constraints import unsupported
 from router.delta.keyed.row_versions import deletions_table
@@ -20,7 +21,6 @@ from router.engine.label.layout import merge_options
 from router.engine.merge.backlog import BacklogStore
 from router.engine.start.checks import Checkpoint
 from router.errors import TableError
-from router.sinks import MergingSink, Sink, TableSink
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from deltalake.exceptions import DeltaError
 
+from router.api.sinks import MergingSink, TableSink
 from router.config.models import names_of
 from router.delta.commit import to_arrow
 from router.delta.history import log_commits, log_versions
@@ -33,8 +34,7 @@ from router.engine.start.checks import Checkpoint, examine, refuse_moved, refuse
 from router.engine.start.spark_checkpoint import refuse_left_topics
 from router.engine.views.sources import ViewTables
 from router.errors import StartError, TableError, ViewError, first_line
-from router.locations import makes
-from router.sinks import MergingSink, TableSink
+from router.storage.locations import makes
 from router.table_names import template_pattern, underscored
 
 if TYPE_CHECKING:

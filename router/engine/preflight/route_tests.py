@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from router.api.parts import Preparation
+from router.api.sinks import ApplyingSink, GivenAnswer, MergingSink, Opening
 from router.config.models import Model
 from router.config.problems import Document, sort_problems, widths_of
 from router.config.yaml_tree import parse_yaml, plain_data
@@ -27,13 +29,11 @@ from router.delta.unreadable_values import as_rows
 from router.engine.batch import Batches
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas
 from router.engine.destination import Destination
-from router.engine.file_rows import hinted
 from router.engine.label.layout import BRONZE_SCHEMA, outbox_of
 from router.engine.ledger import VIOLATED
+from router.engine.source.file_rows import hinted
 from router.errors import ConfigError, Problem, RouterError, StartError
 from router.moments import parse_moment
-from router.parts import Preparation
-from router.sinks import ApplyingSink, GivenAnswer, MergingSink, Opening
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from typing_extensions import Self
 
+    from router.api.parts import BatchReport, Decoder
     from router.config.loader import Loaded
     from router.config.models import Config, Route
-    from router.parts import BatchReport, Decoder
 
 SUFFIX = ".test.yaml"
 

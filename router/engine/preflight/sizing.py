@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 import yaml
 
+from router.api.sinks import ApplyingSink, MergingSink, TableSink
 from router.config.models import interval
 from router.delta.maintenance import LEAST_AGE, LOG_AGE, REPLACED_TIMES
 from router.errors import StartError
 from router.registry import parts_in
-from router.sinks import ApplyingSink, MergingSink, TableSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -26,7 +26,8 @@ import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError
 from pyspark.sql import functions as F
 
-from router.columns import quoted
+from router.api.columns import quoted
+from router.api.sinks import MergingSink
 from router.delta.commit import TableCommit, is_committed, to_arrow, to_arrow_schema, to_delta
 from router.delta.lake import DAMAGED_LOG
 from router.delta.replace_by_spark import staged_rows
@@ -46,7 +47,6 @@ from router.engine.label.layout import (
 )
 from router.engine.merge.backlog import BacklogStore
 from router.errors import TableError
-from router.sinks import MergingSink
 from router.spark_internals import to_spark_columns
 
 if TYPE_CHECKING:

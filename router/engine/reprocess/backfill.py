@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import functions as F
 
+from router.api.sinks import MergingSink, Sink, TableSink
 from router.delta.commit import to_arrow
 from router.delta.dataset import dataset_of
 from router.delta.log_tail import newest
@@ -34,23 +35,22 @@ from router.engine.decision import tables_of
 from router.engine.destination import Destination
 from router.engine.label.layout import RAW_COLUMNS
 from router.engine.outbox.apply import opened
-from router.engine.position import RECORD_ARRIVAL, arrival_of
 from router.engine.reprocess.records import BronzeRecords, RecordRange, records_of_topic
 from router.engine.reprocess.run import NamedRun
 from router.engine.reprocess.stored_offsets import Spans, are_stored, stored_records_of
+from router.engine.source.position import RECORD_ARRIVAL, arrival_of
 from router.errors import StartError
-from router.sinks import MergingSink, Sink, TableSink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from router.api.sinks import Applied
     from router.delta.commit import TableCommit
     from router.delta.lake import Lake
     from router.delta.staged_files import StagedFile
     from router.engine.batch_decision import BatchDecision
     from router.engine.checkpoint_store import Manifest
     from router.engine.reprocess.context import ReprocessContext
-    from router.sinks import Applied
 
 NOTE = "replays/backfill.json"
 COORDINATE_COLUMNS = (("_topic", "_partition", "_offset"), ("topic", "partition", "offset"))

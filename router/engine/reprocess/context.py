@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from router.engine import source
+from router.api.parts import Preparation
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas, lake_and_checkpoint
+from router.engine.source import source
 from router.engine.spark.executors import Executors
 from router.engine.start.checks import executors_of
-from router.parts import Preparation
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

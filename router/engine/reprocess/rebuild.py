@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from router.api.sinks import MergingSink, TableSink
 from router.engine.balance import keyed, total
 from router.engine.decision import BatchDecider
 from router.engine.destination import Destination
@@ -18,7 +19,6 @@ from router.engine.label.layout import RAW_COLUMNS
 from router.engine.preflight.explain import fixed_table
 from router.engine.steps import Steps
 from router.errors import BatchError, TableError
-from router.sinks import MergingSink, TableSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -19,8 +19,8 @@ from router.delta.dataset import dataset_of
 from router.delta.history import log_commits, log_versions
 from router.delta.transaction_id import TransactionId
 from router.engine.label.layout import RAW_COLUMNS, RECORD_SCHEMA
-from router.engine.position import RECORD_ARRIVAL, stored_records
-from router.engine.source import Offsets, complete_offsets, records_between, retained_offsets
+from router.engine.source.position import RECORD_ARRIVAL, stored_records
+from router.engine.source.source import Offsets, complete_offsets, records_between, retained_offsets
 from router.errors import StartError
 
 if TYPE_CHECKING:

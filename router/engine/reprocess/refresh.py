@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from router.api.sinks import MergingSink, TableSink
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.merge.coordinator import MergedTables
 from router.engine.preflight.explain import fixed_table, tables_by_sink
 from router.engine.reprocess.rebuild import RebuiltRows, TableSource
 from router.engine.reprocess.repair import Repair
 from router.errors import RunningError, StartError, TableError
-from router.sinks import MergingSink, TableSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -29,8 +29,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
-from router.columns import quoted
-from router.decoding import keep_archives
+from router.api.columns import quoted
+from router.api.decoding import keep_archives
+from router.api.sinks import Applied, TableSink
 from router.delta.casting import cast_down, cast_to, has_value, type_within
 from router.delta.commit import TableCommit, to_arrow, to_delta
 from router.delta.constraints import constraints
@@ -60,7 +61,6 @@ from router.engine.reprocess.records import bronze_tables
 from router.engine.spark.executors import Executors
 from router.engine.start.checks import Checkpoint, was_cut_off
 from router.errors import TableError, first_line
-from router.sinks import Applied, TableSink
 from router.spark_internals import to_spark_columns
 
 if TYPE_CHECKING:
@@ -69,13 +69,13 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql import Column, SparkSession
 
+    from router.api.sinks import Evolution, Widening
     from router.config.models import Config
     from router.delta.lake import Lake
     from router.delta.transaction_id import ReleaseKind
     from router.engine.commit.committers import Committers
     from router.engine.commit.violations import Conditions
     from router.engine.quarantine.table import Place
-    from router.sinks import Evolution, Widening
 
 log = logging.getLogger("router")
 Deliver = Callable[[str, str, int, DataFrame], Applied | None]

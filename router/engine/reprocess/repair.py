@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from deltalake.exceptions import DeltaError
 
+from router.api.sinks import MergingSink, TableSink
 from router.delta.commit import ACCEPT_LOST, row_count
 from router.delta.constraints import unmergeable, unsupported
 from router.delta.history import log_commits, log_versions
@@ -38,7 +39,6 @@ from router.engine.reprocess.repair_upsert import UpsertReplacement
 from router.engine.start.killed_repairs import lock_of
 from router.engine.start.run_lock import is_run_active, locked
 from router.errors import StartError, TableError, first_line
-from router.sinks import MergingSink, TableSink
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

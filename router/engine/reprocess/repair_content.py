@@ -24,6 +24,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError
 
+from router.api.sinks import TableSink
+from router.api.table_options import TableOptions
 from router.delta.casting import cast_to
 from router.delta.commit import ACCEPT_LOST, to_arrow, to_arrow_schema, to_delta
 from router.delta.constraints import unsupported
@@ -38,8 +40,6 @@ from router.engine import ledger
 from router.engine.commit.committers import only_spark_appends
 from router.engine.reprocess.repair_target import NEEDS_SPARK, REPAIR_TRIES, RepairTarget
 from router.errors import TableError, first_line
-from router.sinks import TableSink
-from router.table_options import TableOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
 
+    from router.api.sinks import Widening
     from router.delta.history import LogCommit
     from router.engine.quarantine.table import Quarantined
     from router.engine.reprocess.rebuild import RebuiltRows
-    from router.sinks import Widening
 
 log = logging.getLogger("router")
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from pyarrow import fs
 
+from router.api.sinks import MergingSink
 from router.delta.constraints import unmergeable
 from router.delta.history import REPAIRED, LogCommit, log_commits, log_folder, log_versions
 from router.delta.transaction_id import TransactionId, batch_id, parse
@@ -28,15 +29,14 @@ from router.engine.reprocess.rebuild import Rebuild, TableSource
 from router.engine.reprocess.records import BronzeRecords, Records, TopicRecords
 from router.engine.start.run_lock import alone
 from router.errors import RunningError, TableError
-from router.sinks import MergingSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from deltalake import DeltaTable
 
+    from router.api.sinks import KeyedTable
     from router.engine.reprocess.context import ReprocessContext
-    from router.sinks import KeyedTable
 
 log = logging.getLogger("router")
 REPAIR_TRIES = 20

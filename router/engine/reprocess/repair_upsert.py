@@ -33,8 +33,8 @@ from router.errors import TableError
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
+    from router.api.sinks import KeyedTable, Widening
     from router.engine.reprocess.repair_target import RepairTarget
-    from router.sinks import KeyedTable, Widening
 
 log = logging.getLogger("router")
 

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import functions as F
 
+from router.api.sinks import MergingSink
 from router.delta.parquet_writer import staged_again
 from router.engine import ledger
 from router.engine.balance import total
@@ -29,22 +30,22 @@ from router.engine.batch import Batches
 from router.engine.decision import STAGING, BatchDecider
 from router.engine.destination import Destination
 from router.engine.outbox.apply import REPLAYED, mark_replayed, opened
-from router.engine.position import stored_records
 from router.engine.preflight.explain import fixed_table
 from router.engine.quarantine.table import blocked_places
 from router.engine.reprocess.records import BronzeRecords, delta_rows
 from router.engine.reprocess.resend import resending_sinks
 from router.engine.reprocess.run import NamedRun
+from router.engine.source.position import stored_records
 from router.engine.start.checks import writers_of
 from router.engine.steps import Steps
 from router.errors import StartError
-from router.sinks import MergingSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pyspark.sql import Column, DataFrame
 
+    from router.api.sinks import Applied, KeyedTable
     from router.config.models import Config
     from router.delta.commit import TableCommit
     from router.delta.lake import Lake
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
     from router.engine.batch_decision import BatchDecision
     from router.engine.checkpoint_store import Manifest
     from router.engine.reprocess.context import ReprocessContext
-    from router.sinks import Applied, KeyedTable
 
 _NOTE = "replays/dead_letters.json"
 _PLACE = ("topic", "partition", "offset")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
+from router.api.sinks import ApplyingSink, Batch, Opening
 from router.delta.transaction_id import TransactionId
 from router.engine import ledger
 from router.engine.label.layout import COORDINATES
@@ -21,7 +22,6 @@ from router.engine.reprocess.records import delta_rows
 from router.engine.reprocess.run import NamedRun
 from router.engine.spark.executors import refusal
 from router.errors import RouterError, SinkError, StartError
-from router.sinks import ApplyingSink, Batch, Opening
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
+    from router.api.sinks import Resent
     from router.config.models import Config
     from router.delta.lake import Lake
-    from router.sinks import Resent
 
 _PLACE = tuple(COORDINATES.items())[:3]
 """The columns of an outbox that identify a row, and their names in the receipts."""

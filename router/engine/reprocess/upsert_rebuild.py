@@ -38,7 +38,7 @@ from router.delta.widening import copied_rows, in_partition, way, wider_schema
 from router.engine.label.layout import TABLE
 from router.engine.merge.delta_rs import MergeJob, MergeOutcomes, merge_table
 from router.engine.merge.delta_spark import SparkMerger
-from router.engine.position import RECORD_ARRIVAL
+from router.engine.source.position import RECORD_ARRIVAL
 from router.errors import TableError
 
 if TYPE_CHECKING:
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable, Transaction
     from pyspark.sql import DataFrame, SparkSession
 
+    from router.api.sinks import KeyedTable
     from router.delta.commit import TableCommit
     from router.delta.lake import Lake
-    from router.sinks import KeyedTable
 
 PORTION = 500_000
 """The most records whose rows are merged at once; the driver holds them."""

@@ -11,26 +11,26 @@ from typing import TYPE_CHECKING, Literal
 import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
 
-from router import storage
+from router.api.sinks import TableSink
 from router.delta.commit import to_arrow
 from router.delta.dataset import dataset_of
 from router.delta.history import commit_notes
 from router.delta.located_files import note_path
 from router.delta.table_cache import THREADS, TableCache
 from router.delta.transaction_id import TransactionId
-from router.engine import source
 from router.engine.checkpoint_store import REPLAY, CheckpointStore
 from router.engine.commit.lost_tables import refuse_lost_tables
 from router.engine.label.layout import outbox_of, quarantine_of
 from router.engine.ledger import OPTIONAL_COLUMNS, last_batch
 from router.engine.ledger import SCHEMA as LEDGER
+from router.engine.source import source
 from router.engine.spark.executors import Executors
 from router.engine.start.spark_checkpoint import RECENT, SparkNotes
 from router.errors import StartError
-from router.locations import makes
 from router.registry import parts_in
-from router.sinks import TableSink
 from router.spark_internals import hadoop_lacks, hadoop_version, set_hadoop
+from router.storage import files as storage
+from router.storage.locations import makes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from router.config.models import Config
     from router.delta.lake import Lake
     from router.engine.checkpoint_store import Manifest
-    from router.engine.source import Offsets
+    from router.engine.source.source import Offsets
     from router.registry import Registry
 
 Accept = Literal[

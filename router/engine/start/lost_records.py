@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from router.delta.transaction_id import TransactionId
-from router.engine import ledger, source
+from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore
+from router.engine.source import source
 from router.engine.start.checks import Checkpoint
 from router.engine.start.spark_checkpoint import NO_WATERMARK, SparkNotes, offsets_in, with_offsets
 from router.errors import StartError
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from router.config.models import Config
     from router.delta.lake import Lake
     from router.engine.commit.committers import Committers
-    from router.engine.source import Offsets
+    from router.engine.source.source import Offsets
 
 _SHOWN = 10
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from router.engine import source
+from router.engine.source import source
 from router.errors import StartError
 
 if TYPE_CHECKING:

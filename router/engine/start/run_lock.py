@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from router.delta.lake import Lake
-    from router.storage import Storage
+    from router.storage.files import Storage
 
 log = logging.getLogger("router")
 RENEWED = 5.0

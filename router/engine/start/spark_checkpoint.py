@@ -40,7 +40,7 @@ from router.errors import StartError
 if TYPE_CHECKING:
     from router.config.models import Config
     from router.delta.lake import Lake
-    from router.engine.source import Offsets
+    from router.engine.source.source import Offsets
 
 log = logging.getLogger("router")
 NO_WATERMARK = 'v1\n{"nextBatchWatermarkMs":0}'

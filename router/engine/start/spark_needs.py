@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from router.api.sinks import ApplyingSink, MergingSink, TableSink
 from router.delta.replace import made_by_spark
-from router.sinks import ApplyingSink, MergingSink, TableSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from router.api.sinks import KeyedTable, Sink
+    from router.api.table_options import TableOptions
     from router.config.models import Config
-    from router.sinks import KeyedTable, Sink
-    from router.table_options import TableOptions
 
 
 def spark_needs(config: Config) -> list[str]:

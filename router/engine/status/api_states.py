@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from router.api.sinks import ApplyingSink
 from router.engine.status.background import BackgroundThread
-from router.sinks import ApplyingSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

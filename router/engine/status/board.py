@@ -32,14 +32,14 @@ from router.errors import printable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from router.api.parts import BatchReport
+    from router.api.sinks import ApiState, Applied
     from router.config.models import Config
     from router.delta.commit import TableCommit
     from router.engine.checkpoint_store import Manifest
     from router.engine.commit.committers import Committer
     from router.engine.status.snapshot import DeadLetterSample, ExpectationStatus, State, ViewStatus
     from router.engine.views.note import Note
-    from router.parts import BatchReport
-    from router.sinks import ApiState, Applied
 
 _ANSWER_SECONDS = 60.0
 """How long answers of an API are the last ones."""

@@ -17,6 +17,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError
 
+from router.api.sinks import TableSink
 from router.delta.dataset import dataset_of
 from router.delta.table_cache import TableCache
 from router.engine.checkpoint_store import lake_and_checkpoint
@@ -27,7 +28,6 @@ from router.engine.status.background import BackgroundThread
 from router.engine.status.snapshot import SAMPLES, DeadLetterSample, QuarantineStatus
 from router.engine.status.view_notes import noted_views
 from router.errors import RouterError, TableError
-from router.sinks import TableSink
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

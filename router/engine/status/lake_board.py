@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
+from router.api.sinks import ApplyingSink
 from router.engine import ledger
 from router.engine.audit.dead_letters import DeadLetterSelection, dead_letter_groups
 from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
@@ -39,7 +40,6 @@ from router.engine.status.snapshot import (
 from router.engine.status.source_ends import ask_how_far
 from router.engine.status.view_notes import views_of_lake
 from router.errors import RouterError, first_line, printable
-from router.sinks import ApplyingSink
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from confluent_kafka import KafkaError, KafkaException
 
 from router.engine.checkpoint_store import lake_and_checkpoint
-from router.engine.kafka_client import admin_client, end_offsets
+from router.engine.source.kafka_client import admin_client, end_offsets
 from router.engine.start.spark_checkpoint import processed_offsets
 from router.engine.status.background import BackgroundThread
 from router.engine.status.snapshot import PartitionStatus

@@ -24,7 +24,7 @@ from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from router.columns import quoted
+from router.api.columns import quoted
 from router.delta.commit import to_delta
 from router.delta.schema_diff import delta_schema
 from router.engine.lookup.let import define

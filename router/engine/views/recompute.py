@@ -24,7 +24,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from router.columns import quoted
+from router.api.columns import quoted
 from router.delta.schema_diff import delta_schema
 from router.delta.table_cache import THREADS
 from router.engine.views.frames import definition_of

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from router.columns import quoted
+from router.api.columns import quoted
 from router.delta.casting import cast_to
 from router.delta.table_cache import THREADS
 from router.engine.spark.executors import Executors

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from router.columns import quoted
+from router.api.columns import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -18,7 +18,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from router.columns import quoted
+from router.api.columns import quoted
 from router.engine.views.relation import VIEW_TABLE_COLUMN
 from router.spark_internals import analysed
 

@@ -17,6 +17,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 from pyarrow import fs
 
+from router.api.sinks import MergingSink, TableSink
 from router.config.models import names_of
 from router.delta.commit import to_arrow
 from router.delta.history import log_commits
@@ -24,8 +25,7 @@ from router.delta.schema_diff import common_type, delta_schema
 from router.delta.table_cache import THREADS, SparkTable
 from router.engine.views.writers import REPAIR, read_on, read_writers, sink_writer, view_writer
 from router.errors import StartError, TableError, ViewError
-from router.locations import makes
-from router.sinks import MergingSink, TableSink
+from router.storage.locations import makes
 from router.table_names import template_pattern
 
 if TYPE_CHECKING:

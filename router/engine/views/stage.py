@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from router.columns import quoted
+from router.api.columns import quoted
 from router.delta.parquet_writer import attempt
 from router.delta.staged_files import StagedFile
 from router.delta.unreadable_values import unreadable_values

@@ -29,8 +29,8 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 from pyarrow import fs
 
-from router.addresses import SCHEMES, is_local
 from router.errors import StartError, first_line
+from router.storage.addresses import SCHEMES, is_local
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

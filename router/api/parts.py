@@ -1,4 +1,4 @@
-"""What plugins implement: decoders, rules and encoders; sinks have a module of their own (router.sinks).
+"""What plugins implement: decoders, rules and encoders; sinks have a module of their own (router.api.sinks).
 
 A part is a frozen pydantic model. Its fields are its options, their descriptions and its docstring are its manual
 page. Methods run on the driver and build plans; what must run on an executor is a module-level function with plain
@@ -16,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, PrivateAttr, V
 from pydantic_core import CoreSchema, core_schema
 from pyspark.sql.types import StructType
 
-from router.columns import row
-from router.decoding import ArrowDecoding, decode_batch
+from router.api.columns import row
+from router.api.decoding import ArrowDecoding, decode_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

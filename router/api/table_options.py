@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, StringConstraints, field_validator, model_validator
 
-from router.locations import TableLocation, location
+from router.storage.locations import TableLocation, location
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

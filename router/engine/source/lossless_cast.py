@@ -34,7 +34,7 @@ import msgspec
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from router.columns import TIMES
+from router.api.columns import TIMES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
-from router.addresses import SCHEMES, is_local, normalized
+from router.storage.addresses import SCHEMES, is_local, normalized
 
 WHOLE_NAME = "table"
 """The field that stands for all of a table's name after its layer."""

@@ -13,8 +13,8 @@ import pluggy
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from router.parts import BatchReport, Decoder, Encoder, Rule, ViewQuery
-    from router.sinks import Sink
+    from router.api.parts import BatchReport, Decoder, Encoder, Rule, ViewQuery
+    from router.api.sinks import Sink
 
 PROJECT = "event_router"
 """The name of the project, for pluggy, and of the entry-point group."""

@@ -1,4 +1,4 @@
-"""Addresses of lakes and checkpoints: a path, or a URI of one of the storages that `router.storage` reaches.
+"""Addresses of lakes and checkpoints: a path, or a URI of one of the storages that `router.storage.files` reaches.
 
 What checks a configuration needs no more of a storage than this, and does not wait for its clients to be imported.
 """

@@ -22,8 +22,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from router.columns import TIMES
-from router.engine.lossless_cast import (
+from router.api.columns import TIMES
+from router.engine.source.lossless_cast import (
     NESTED,
     as_text,
     cast_column,
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, SparkSession
 
+    from router.api.parts import Memory
     from router.config.models import FilesSource
-    from router.parts import Memory
 
 log = logging.getLogger("router")
 LEARNT = "rows"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
 
-from router.engine.kafka_client import SECONDS, admin_client
+from router.engine.source.kafka_client import SECONDS, admin_client
 from router.errors import StartError, first_line
 
 if TYPE_CHECKING:

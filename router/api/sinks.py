@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, 
 
 from pydantic import Field
 
+from router.api.parts import Part
+from router.api.table_options import LOCATION, RESET, CatalogOptions, LocationOption, Reset, TableOptions
 from router.errors import StartError
-from router.parts import Part
-from router.table_options import LOCATION, RESET, CatalogOptions, LocationOption, Reset, TableOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -15,14 +15,14 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StructType
 
 from router import spark_internals
-from router.addresses import is_local_path
+from router.api.parts import RAW_SCHEMA
 from router.delta.history import log_commits, log_versions
 from router.delta.lake import Lake
-from router.engine.file_rows import FileRows, listing_options
-from router.engine.position import BLOCK, CHANGE, FILE, MODIFIED, PLACE_COLUMNS, VERSION
+from router.engine.source.file_rows import FileRows, listing_options
+from router.engine.source.position import BLOCK, CHANGE, FILE, MODIFIED, PLACE_COLUMNS, VERSION
 from router.errors import StartError
 from router.moments import parse_moment
-from router.parts import RAW_SCHEMA
+from router.storage.addresses import is_local_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrameReader
     from pyspark.sql.streaming.readwriter import DataStreamReader
 
+    from router.api.parts import Memory
     from router.config.models import Config, DeltaSource, FilesSource, FormatSource, KafkaSource
-    from router.engine.position import RecordNumbers
-    from router.parts import Memory
+    from router.engine.source.position import RecordNumbers
 
 Offsets = dict[str, dict[int, int]]
 """topic -> partition -> the next offset to read."""
