@@ -4,7 +4,6 @@ from router.api.columns import row, tried
 from router.api.decoding import ArrowDecoding, keep_archives
 from router.api.hookspecs import hookimpl
 from router.api.parts import (
-    RAW_SCHEMA,
     ArrowDecoder,
     BatchReport,
     Decoder,
@@ -44,6 +43,7 @@ from router.errors import (
     TableError,
 )
 from router.reader import read
+from router.record import RAW_SCHEMA, raw_arrow_schema
 from router.spark_internals import to_arrow_columns, to_spark_columns
 
 __all__ = [
@@ -84,6 +84,7 @@ __all__ = [
     "check_property",
     "hookimpl",
     "keep_archives",
+    "raw_arrow_schema",
     "read",
     "row",
     "to_arrow_columns",

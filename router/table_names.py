@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from itertools import permutations
 from typing import TYPE_CHECKING
 
+from router.record import WHOLE_NUMBERS
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -101,7 +103,7 @@ class BronzeTables:
         return table.startswith(before) and table.endswith(after)
 
 
-WHOLE_NUMBERS = frozenset({"partition", "offset", "timestamp_type", "schema_id", "schema_version"})
+_DIGITS = WHOLE_NUMBERS | {"schema_id", "schema_version"}
 """The raw columns, and those that decoders add, whose values are digits."""
 _PIECE = re.compile(r"\{\s*([^{}]*?)\s*\}|([^{}]+)")
 Piece = tuple[str, str]
@@ -159,7 +161,7 @@ def _count_readable(pieces: Sequence[Piece], values: Mapping[str, frozenset[str]
     for index, (field, _) in enumerate(pieces):
         # The end of a name is like a character that no value can have.
         after = pieces[index + 1][1] if index + 1 < len(pieces) else "."
-        if field in WHOLE_NUMBERS:
+        if field in _DIGITS:
             if not after or after[0].isdigit():
                 return index
         elif field and not _end_is_known(values.get(field, frozenset()), after):

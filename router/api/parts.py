@@ -27,12 +27,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from typing_extensions import Self
 
-RAW_SCHEMA = (
-    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
-    "timestamp_type int, headers array<struct<key: string, value: binary>>"
-)
-"""The columns of a raw record, whatever the source; those a source does not know are null."""
-
 
 @dataclass(frozen=True)
 class Server:

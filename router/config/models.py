@@ -27,6 +27,7 @@ from router.api.parts import Decoder, Rule, ViewQuery
 from router.api.sinks import ApplyingSink, MergingSink, Sink, TableSink
 from router.api.table_options import TableOptions
 from router.moments import parse_moment
+from router.record import BATCH, IN_RULES, PLACE, RECORD
 from router.registry import fault
 from router.storage.addresses import AddressError, normalized
 from router.table_names import BronzeTables, template_pattern, templates_meet
@@ -206,9 +207,6 @@ class DeltaSource(Model):
     files_per_batch: int = Field(default=1000, ge=1, description="data files per micro-batch, about")
 
 
-BRONZE_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestamp_type", "headers", "batch_id")
-
-
 class BronzeExpectation(Model):
     """What must hold for records; null counts as a violation. Bronze also keeps those that violate it."""
 
@@ -228,9 +226,9 @@ class Bronze(Model, TableOptions):
     @model_validator(mode="after")
     def _columns_of_bronze(self) -> Bronze:
         allowed = {
-            "partition_by": ("topic", "partition"),
-            "cluster_by": ("topic", "partition", "offset", "timestamp", "batch_id"),
-            "comments": BRONZE_COLUMNS,
+            "partition_by": PLACE[:2],
+            "cluster_by": (*PLACE, "timestamp", BATCH),
+            "comments": (*RECORD, BATCH),
         }
         for option, columns in allowed.items():
             for name in getattr(self, option):
@@ -346,13 +344,9 @@ class Lookup(Model):
         keys = sorted({*self.columns} & {*self.on})
         if keys:
             raise ValueError(f"`columns` names {keys[0]}, which `on` has; the event has its value already")
-        if self.name in RECORD_COLUMNS:
+        if self.name in IN_RULES:
             raise ValueError(f"a lookup cannot be called {self.name}: records have a column of that name")
         return self
-
-
-RECORD_COLUMNS = frozenset({"event", "key", "value", "topic", "partition", "offset", "timestamp", "headers"})
-"""Names of columns that every record has."""
 
 
 class Route(Model):

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from router.record import PLACE
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -27,7 +29,6 @@ FEWEST = 100
 SHARE = 0.5
 """The share of a batch above which its dead letters are logged as a warning."""
 _REASONS = 3
-RECORD = ["topic", "partition", "offset"]
 
 
 @dataclass(frozen=True)
@@ -89,12 +90,12 @@ def dead_letter_share(
     reasons: Counter[str] = Counter()
     for file in dead_letter_files:
         with lake.files.open_input_file(file.path) as source:
-            rows = pq.read_table(source, columns=[*RECORD, "stage", "reason"])
-        records.append(rows.select(RECORD))
+            rows = pq.read_table(source, columns=[*PLACE, "stage", "reason"])
+        records.append(rows.select(list(PLACE)))
         counts = rows.group_by(["stage", "reason"]).aggregate([([], "count_all")])
         for row in counts.to_pylist():
             reasons[f"{row['stage']}: {row['reason']}"] += row["count_all"]
     # The dead letters of one record are one record.
-    distinct = pa.concat_tables(records).group_by(RECORD).aggregate([]).num_rows
+    distinct = pa.concat_tables(records).group_by(list(PLACE)).aggregate([]).num_rows
     frequent_reasons = [f"{reason} ({count:,})" for reason, count in reasons.most_common(_REASONS)]
     return DeadLetterShare(distinct, read, tuple(frequent_reasons))

@@ -24,8 +24,8 @@ from pyspark.sql import types as T
 
 from router.api.columns import holds
 from router.api.decoding import RAISED
-from router.api.parts import RAW_SCHEMA
 from router.api.sinks import Batch, Opening
+from router.record import RAW_SCHEMA
 from router.table_names import usable
 
 if TYPE_CHECKING:

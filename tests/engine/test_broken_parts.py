@@ -9,10 +9,10 @@ import pytest
 from router import Batch, ConfigError, PluginError, SinkError, StartError
 from router.config.loader import load
 from router.engine.checkpoint_store import CheckpointStore
-from router.engine.label.layout import RECORD_SCHEMA
 from router.engine.label.planner import Planner
 from router.engine.outbox.apply import Applier
 from router.engine.preflight.check import check_plan
+from router.record import RECORD_SCHEMA
 from router.registry import load_registry
 
 if TYPE_CHECKING:

@@ -14,12 +14,12 @@ from router.cli.check import check
 from router.config.loader import load
 from router.config.models import Route, View
 from router.delta.table_cache import TableCache
-from router.engine.label.layout import RECORD_SCHEMA
 from router.engine.label.planner import Planner
 from router.engine.preflight.check import check_lake
 from router.engine.preflight.lake_changes import LakeChanges, refuse_changes, tell_changes
 from router.engine.stream import run
 from router.engine.views.schedule import refresher
+from router.record import RECORD_SCHEMA
 from router.registry import load_registry
 from router_decoders import Json
 from router_rules import Sql

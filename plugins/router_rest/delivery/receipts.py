@@ -35,6 +35,8 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from router import raw_arrow_schema
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -502,18 +504,7 @@ class ReceiptWriter:
         self._last = now
 
 
-RECORD_SCHEMA = pa.schema(
-    [
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("timestamp", pa.timestamp("us", "UTC")),
-        ("timestamp_type", pa.int32()),
-        ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
-    ]
-)
+RECORD_SCHEMA = raw_arrow_schema()
 """The columns of a raw record. `key` is the id of the call; `topic`, `partition` and `offset` are the event's."""
 
 

@@ -25,10 +25,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from router.api.parts import RAW_SCHEMA
 from router.delta.keyed.row_order import ARRIVAL, DELETED, newest_names
 from router.delta.keyed.scd import HISTORY_COLUMNS
 from router.errors import StartError
+from router.record import BATCH, RAW_COLUMNS, RECORD_ARRIVAL, raw_arrow_schema
 from router.table_names import underscored
 
 if TYPE_CHECKING:
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     from router.engine.expressions.tree import Node
     from router.table_names import BronzeTables
 
-RAW_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestamp_type", "headers", "arrival")
-RECORD_SCHEMA = f"{RAW_SCHEMA}, arrival bigint"
-"""The columns of a raw record, with what `router.engine.source.position` adds."""
 COORDINATES = {
     "_topic": "topic",
     "_partition": "partition",
@@ -58,20 +55,7 @@ take them until they are approved)."""
 SCHEMA_COLUMNS = {"_message": "message", "_schema_id": "schema_id", "_schema_version": "schema_version"}
 """Columns that a quarantine has of the records' schema, if the decoder adds it."""
 
-BRONZE_SCHEMA = pa.schema(
-    [
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("timestamp", pa.timestamp("us", "UTC")),
-        ("timestamp_type", pa.int32()),
-        ("headers", pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))),
-        ("arrival", pa.int64()),
-        ("batch_id", pa.int64()),
-    ]
-)
+BRONZE_SCHEMA = pa.schema([*raw_arrow_schema(), (RECORD_ARRIVAL, pa.int64()), (BATCH, pa.int64())])
 DEAD_SCHEMA = pa.schema(
     [*[("stage", pa.string()), ("reason", pa.string()), ("route", pa.string()), ("sink", pa.string())], *BRONZE_SCHEMA]
 )

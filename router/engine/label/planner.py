@@ -26,11 +26,12 @@ from router.delta.change_feed import has_feed, taken_by_feed
 from router.delta.nesting import too_deep
 from router.engine.expressions.evaluator import Node, Untranslatable, translate
 from router.engine.label.labels import Decoding, Labelling, decoding_task
-from router.engine.label.layout import RAW_COLUMNS, RECORD_SCHEMA, Layout
+from router.engine.label.layout import Layout
 from router.engine.label.route import SPREAD_BY, Check, RoutePlanner
 from router.engine.label.tombstones import TOMBSTONE, takes_tombstones, tombstones
 from router.engine.lookup.loading import Lookups
 from router.errors import StartError, first_line
+from router.record import RAW_COLUMNS, RECORD_SCHEMA
 from router.registry import call_part, part_error
 
 if TYPE_CHECKING:

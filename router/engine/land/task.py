@@ -30,7 +30,6 @@ from router.engine.label.layout import (
     DEAD_SCHEMA,
     MERGED_COORDINATES,
     QUARANTINE_COLUMNS,
-    RAW_COLUMNS,
     SCHEMA_COLUMNS,
     TABLE,
     UNMET,
@@ -39,6 +38,7 @@ from router.engine.label.layout import (
     Target,
 )
 from router.engine.land.record_ages import BatchAges, TableAges
+from router.record import RAW_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -24,13 +24,14 @@ from router.engine import ledger
 from router.engine.checkpoint_store import REPLAY, Manifest
 from router.engine.commit.committers import Committers
 from router.engine.json_rows import from_json
-from router.engine.label.layout import COORDINATES, RECORD_SCHEMA, outbox_of
+from router.engine.label.layout import COORDINATES, outbox_of
 from router.engine.label.planner import Planner
 from router.engine.merge.backlog import BacklogStore
 from router.engine.merge.coordinator import MergeCoordinator, OutboxRows
 from router.engine.outbox.retention import OutboxRetention
 from router.engine.spark.executors import Executors, refusal
 from router.errors import RouterError, SinkError, StartError, TableError, first_line
+from router.record import RECORD_SCHEMA
 from router.registry import call_part
 from router.spark_internals import to_spark_columns
 

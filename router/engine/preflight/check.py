@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from router.api.parts import RAW_SCHEMA, Decoder, Preparation
+from router.api.parts import Decoder, Preparation
 from router.api.sinks import MergingSink
 from router.config.problems import sort_problems
 from router.delta.table_cache import TableCache
@@ -26,6 +26,7 @@ from router.engine.source import source
 from router.engine.spark.session import build_session
 from router.engine.views.schedule import refresher
 from router.errors import ConfigError, LookupTableError, PluginError, RouterError, StartError
+from router.record import RAW_SCHEMA
 from router.registry import call_part
 from router.storage.addresses import is_local_path
 

@@ -33,13 +33,13 @@ from router.delta.table_cache import SparkTable
 from router.engine.batch import Batches
 from router.engine.decision import tables_of
 from router.engine.destination import Destination
-from router.engine.label.layout import RAW_COLUMNS
 from router.engine.outbox.apply import opened
 from router.engine.reprocess.records import BronzeRecords, RecordRange, records_of_topic
 from router.engine.reprocess.run import NamedRun
 from router.engine.reprocess.stored_offsets import Spans, are_stored, stored_records_of
-from router.engine.source.position import RECORD_ARRIVAL, arrival_of
+from router.engine.source.position import arrival_of
 from router.errors import StartError
+from router.record import PLACE, RAW_COLUMNS, RECORD_ARRIVAL
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from router.engine.reprocess.context import ReprocessContext
 
 NOTE = "replays/backfill.json"
-COORDINATE_COLUMNS = (("_topic", "_partition", "_offset"), ("topic", "partition", "offset"))
+COORDINATE_COLUMNS = (("_topic", "_partition", "_offset"), PLACE)
 """The columns in which rows may have the topic, partition and offset of their record."""
 DEAD_LETTER_COLUMNS = ("stage", "route", "sink")
 """The columns that identify one of the dead letters of a record."""
@@ -249,7 +249,7 @@ class Backfill:
             records = records.withColumn(RECORD_ARRIVAL, F.lit(arrival_of(-1, 0)).cast("long"))
         # A new checkpoint may have read the topic from its beginning: keep the first arrival of each record.
         first = F.min_by(F.struct(*RAW_COLUMNS), F.coalesce(RECORD_ARRIVAL, F.lit(-1))).alias("first")
-        grouped = records.filter(run.choice.holds()).groupBy("topic", "partition", "offset", "value", "key")
+        grouped = records.filter(run.choice.holds()).groupBy(*PLACE, "value", "key")
         return grouped.agg(first).select("first.*")
 
 

@@ -15,10 +15,10 @@ from router.api.sinks import MergingSink, TableSink
 from router.engine.balance import keyed, total
 from router.engine.decision import BatchDecider
 from router.engine.destination import Destination
-from router.engine.label.layout import RAW_COLUMNS
 from router.engine.preflight.explain import fixed_table
 from router.engine.steps import Steps
 from router.errors import BatchError, TableError
+from router.record import RAW_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -18,10 +18,10 @@ from pyspark.sql import functions as F
 from router.delta.dataset import dataset_of
 from router.delta.history import log_commits, log_versions
 from router.delta.transaction_id import TransactionId
-from router.engine.label.layout import RAW_COLUMNS, RECORD_SCHEMA
-from router.engine.source.position import RECORD_ARRIVAL, stored_records
+from router.engine.source.position import stored_records
 from router.engine.source.source import Offsets, complete_offsets, records_between, retained_offsets
 from router.errors import StartError
+from router.record import RAW_COLUMNS, RECORD_ARRIVAL, RECORD_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -61,6 +61,7 @@ from router.engine.reprocess.records import bronze_tables
 from router.engine.spark.executors import Executors
 from router.engine.start.checks import Checkpoint, was_cut_off
 from router.errors import TableError, first_line
+from router.record import PLACE
 from router.spark_internals import to_spark_columns
 
 if TYPE_CHECKING:
@@ -562,7 +563,7 @@ def _waits(place: Place, query: str, kind: ReleaseKind, *, has_cause: bool = Tru
 
 def _as_received(dead_letters: DataFrame, bronze: DataFrame) -> DataFrame:
     """Return dead letters with key, value and headers of their records, if bronze has these."""
-    coordinates = ["topic", "partition", "offset"]
+    coordinates = list(PLACE)
     names = [name for name in BRONZE_SCHEMA.names if name not in (*coordinates, "batch_id")]
     stored = [_column_or_null(bronze, name).alias(f"_{name}") for name in names]
     records = bronze.select(*coordinates, *stored, F.lit(True).alias("_in_bronze"))

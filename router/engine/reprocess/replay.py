@@ -39,6 +39,7 @@ from router.engine.source.position import stored_records
 from router.engine.start.checks import writers_of
 from router.engine.steps import Steps
 from router.errors import StartError
+from router.record import PLACE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -56,8 +57,7 @@ if TYPE_CHECKING:
     from router.engine.reprocess.context import ReprocessContext
 
 _NOTE = "replays/dead_letters.json"
-_PLACE = ("topic", "partition", "offset")
-_DEAD_LETTER_KEY = (*_PLACE, "timestamp", "key", "value")
+_DEAD_LETTER_KEY = (*PLACE, "timestamp", "key", "value")
 """The columns that identify a dead letter of one stage, route and sink."""
 
 
@@ -438,14 +438,14 @@ class DeadLetterReplay:
 
     def _names(self, scope: Scope) -> tuple[str, ...]:
         """Return the columns that identify a dead letter of a scope. Those of `apply` have the sink's row as value."""
-        return _PLACE if scope.stage == "apply" else _DEAD_LETTER_KEY
+        return PLACE if scope.stage == "apply" else _DEAD_LETTER_KEY
 
     def _records(self, run: NamedRun[DeadLetterChoice], scope: Scope) -> DataFrame:
         """Return the raw records of a scope, each once."""
         records = self._dead_letters(run, scope)
         if scope.stage == "apply":
             bronze = self._bronze()
-            records = bronze.join(records, _same_values(bronze, records, _PLACE), "left_semi")
+            records = bronze.join(records, _same_values(bronze, records, PLACE), "left_semi")
         return stored_records(records).dropDuplicates([*self._names(scope)])
 
     def _bronze(self) -> DataFrame:
@@ -458,7 +458,7 @@ class DeadLetterReplay:
         taken = self._dead_letters(run, scope)
         if scope.stage == "apply":
             bronze = self._bronze()
-            taken = taken.join(bronze, _same_values(taken, bronze, _PLACE), "left_semi")
+            taken = taken.join(bronze, _same_values(taken, bronze, PLACE), "left_semi")
         path = still_path(folder_of(self.config, run.name), batch)
         if self.lake.files.get_file_info(path).is_file:
             still = self.spark.read.parquet(self.lake.for_spark(path))

@@ -22,6 +22,7 @@ from router.engine.reprocess.records import delta_rows
 from router.engine.reprocess.run import NamedRun
 from router.engine.spark.executors import refusal
 from router.errors import RouterError, SinkError, StartError
+from router.record import PLACE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -236,7 +237,7 @@ class Resender(OutboxSink):
 def _groups(receipts: DataFrame) -> list[ReplayGroup]:
     """Count receipts by their status and the API's answer code."""
     in_outbox = F.col("_in_outbox")
-    call = F.coalesce(F.col("call"), F.to_json(F.struct("topic", "partition", "offset")))
+    call = F.coalesce(F.col("call"), F.to_json(F.struct(*PLACE)))
     at = F.col("at").cast("double")
     counted = receipts.groupBy("status", "code").agg(
         F.count(in_outbox).alias("rows"),

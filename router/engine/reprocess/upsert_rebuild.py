@@ -38,8 +38,8 @@ from router.delta.widening import copied_rows, in_partition, way, wider_schema
 from router.engine.label.layout import TABLE
 from router.engine.merge.delta_rs import MergeJob, MergeOutcomes, merge_table
 from router.engine.merge.delta_spark import SparkMerger
-from router.engine.source.position import RECORD_ARRIVAL
 from router.errors import TableError
+from router.record import RECORD_ARRIVAL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 
 from router.delta.dataset import dataset_of
 from router.delta.table_cache import SparkTables
-from router.engine.label.layout import RAW_COLUMNS
+from router.record import RAW_COLUMNS, RECORD_ARRIVAL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     CommitVersions = Callable[[set[str]], dict[str, int]]
 
-RECORD_ARRIVAL = "arrival"
-"""The column of raw records, of bronze and of dead letters: the ordinal of the run, times 2^40, plus the batch."""
 BATCH_BITS = 40
 FILE = "_file"
 MODIFIED = "_file_modified"

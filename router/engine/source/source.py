@@ -15,13 +15,13 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StructType
 
 from router import spark_internals
-from router.api.parts import RAW_SCHEMA
 from router.delta.history import log_commits, log_versions
 from router.delta.lake import Lake
 from router.engine.source.file_rows import FileRows, listing_options
 from router.engine.source.position import BLOCK, CHANGE, FILE, MODIFIED, PLACE_COLUMNS, VERSION
 from router.errors import StartError
 from router.moments import parse_moment
+from router.record import RAW_SCHEMA
 from router.storage.addresses import is_local_path
 
 if TYPE_CHECKING:
