@@ -13,6 +13,7 @@ from router.cli.values import parse_since
 from router.config.loader import load
 from router.errors import printable
 from router.registry import load_registry
+from router.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from router.config.models import Config
     from router.engine.audit.dead_letters import DeadLetterGroup
 
-DEAD_LETTER_STAGES = ("decode", "match", "expect", "select", "name", "schema", "apply")
 CHARACTERS_SHOWN = 120
 """Characters of a reason and of a value that are shown."""
 
@@ -33,7 +33,7 @@ def letter_options(command: Callable[..., None]) -> Callable[..., None]:
             "--stage",
             "stages",
             multiple=True,
-            type=click.Choice(DEAD_LETTER_STAGES),
+            type=click.Choice([stage.value for stage in Stage]),
             help="Dead letters of this stage.",
         ),
         click.option("--route", metavar="NAME", help="Only those of this route."),

@@ -18,6 +18,7 @@ from router.cli.values import parse_since
 from router.config.loader import load
 from router.errors import StartError
 from router.registry import load_registry
+from router.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -115,7 +116,7 @@ def _row_filter(
     from router.engine.reprocess.resend import ReplayFilter
 
     # Of the stages only `apply` has rows that a sink keeps; those that are also dead letters have the status `dead`.
-    if reason or (stages and "apply" not in stages):
+    if reason or (stages and Stage.APPLY not in stages):
         return None
     if stages and not statuses:
         statuses = ("dead",)

@@ -14,6 +14,7 @@ from router.delta.dataset import dataset_of
 from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
 from router.engine.label.layout import UNMET
 from router.engine.views.note import REFRESHES, Note, view_note_path
+from router.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -138,7 +139,7 @@ def _add_samples(counts: CountsByPlace, lake: Lake, config: Config, most: int) -
     if table is None:
         return
     names = {UNMET.format(name): name for route, name in counts if route is not None}
-    refused = (pc.field("stage") == "expect") & pc.field("reason").isin(list(names))
+    refused = (pc.field("stage") == Stage.EXPECT.value) & pc.field("reason").isin(list(names))
     dataset = dataset_of(table, "stage", "reason")
     for part in dataset.to_batches(columns=["route", "reason", *_SAMPLE], filter=refused):
         for row in part.to_pylist():

@@ -16,6 +16,7 @@ from router.engine.expressions.tree import in_type, repeat
 from router.engine.label.layout import DEAD_SCHEMA, MERGED_COORDINATES, UNMET, Layout, RouteLabels, Target
 from router.engine.label.tombstones import TOMBSTONE, Tombstones, as_events
 from router.engine.lookup.join import LookupTable, join_lookups
+from router.stages import Stage
 from router.table_names import folded, refused
 
 if TYPE_CHECKING:
@@ -139,9 +140,9 @@ class _Labels:
         columns["_failed"] = failed
         columns["_unmatched"] = unmatched
         columns["_bare"] = pc.and_not(pc.invert(pc.or_(living, failed)), taken_tombstone)
-        self._add_dead(failed, "decode", columns["_error"])
+        self._add_dead(failed, Stage.DECODE, columns["_error"])
         if self.labelling.unmatched_are_dead:
-            self._add_dead(unmatched, "match", "no route matches")
+            self._add_dead(unmatched, Stage.MATCH, "no route matches")
 
         in_bronze = pc.invert(self._none())
         if layout.drops_nulls:
@@ -168,7 +169,7 @@ class _Labels:
         # The first expectation that does not hold is the reason of a dead letter, and the one that rows wait for.
         refused = self._none()
         for name, mask in violated["dead_letter"]:
-            self._add_dead(pc.and_not(mask, refused), "expect", UNMET.format(name), labels.name)
+            self._add_dead(pc.and_not(mask, refused), Stage.EXPECT, UNMET.format(name), labels.name)
             refused = pc.or_(refused, mask)
         dropped = self._none()
         for _, mask in violated["drop"]:
@@ -204,7 +205,7 @@ class _Labels:
         else:
             raised = self._project(labels, route.row)
         broken = pc.and_(lands, raised)
-        self._add_dead(broken, "select", "the projection cannot be evaluated", labels.name)
+        self._add_dead(broken, Stage.SELECT, "the projection cannot be evaluated", labels.name)
         return broken
 
     def _project(self, labels: RouteLabels, nodes: tuple[Node, ...]) -> _Mask:
@@ -253,7 +254,7 @@ class _Labels:
         self.columns[str(target.bad_name)] = bad  # a sink that names tables per row has it
         if bad.true_count:
             reasons = pa.array([refused(name) for name in names], pa.string()).take(coded.indices)
-            self._add_dead(bad, "name", pc.fill_null(reasons, refused(None)), route.labels.name, target.sink)
+            self._add_dead(bad, Stage.NAME, pc.fill_null(reasons, refused(None)), route.labels.name, target.sink)
 
     def _table_of(self, name: str) -> str | None:
         """Return the table of a name from data; None if it names none, or one that holds the router's own rows."""
@@ -273,7 +274,7 @@ class _Labels:
         return pa.repeat(pa.scalar(False), self.rows)
 
     def _add_dead(
-        self, mask: _Mask, stage: str, reason: pa.Array | str, route: str | None = None, sink: str | None = None
+        self, mask: _Mask, stage: Stage, reason: pa.Array | str, route: str | None = None, sink: str | None = None
     ) -> None:
         if not mask.true_count:
             return

@@ -6,7 +6,7 @@ The outbox of a merging sink has columns besides the route's: which table a row 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql import Column
@@ -65,8 +65,6 @@ UNMET = "expectation {} does not hold"
 """The reason of a dead letter that an expectation has made, and the cause of a row that waits for its release."""
 HELD_REASON = UNMET.partition("{")[0]
 """The beginning of the cause of rows that wait because of an expectation."""
-Stage = Literal["decode", "match", "expect", "select", "name", "schema", "apply"]
-"""Where a record was refused."""
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ from router.engine.label.layout import (
 )
 from router.engine.land.record_ages import BatchAges, TableAges
 from router.record import RAW_COLUMNS
+from router.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -404,7 +405,7 @@ class _Task:
         if target.names_in_outbox:
             at = self._named(rows, target, at)
         elif allowed is not None and table not in allowed:
-            self._refuse(rows, target, rows.where(at), "name", target.limit_reason(table))
+            self._refuse(rows, target, rows.where(at), Stage.NAME, target.limit_reason(table))
             return
         if target.quarantine and (blocked := self.work.demands.blocked.get(target.place(table))):
             self._to_quarantine(rows, target, at, table, blocked)
@@ -483,7 +484,7 @@ class _Task:
         if allowed is not None:
             for table in set(pc.unique(tables).to_pylist()) - allowed:
                 beyond = pc.equal(tables, table).to_numpy(zero_copy_only=False)
-                self._refuse(rows, target, index[beyond], "name", target.limit_reason(table))
+                self._refuse(rows, target, index[beyond], Stage.NAME, target.limit_reason(table))
             within = pc.is_in(tables, value_set=pa.array(sorted(allowed), pa.string()))
             tables = tables.filter(within)
             index = index[within.to_numpy(zero_copy_only=False)]
@@ -498,7 +499,7 @@ class _Task:
         index = rows.where(at)
         valued = part.column(column).is_valid().to_numpy(zero_copy_only=False)
         if valued.any():
-            self._refuse(rows, target, index[valued], "schema", reason)
+            self._refuse(rows, target, index[valued], Stage.SCHEMA, reason)
         kept = part.filter(pa.array(~valued)).drop_columns([column])
         return kept, index[~valued]
 
@@ -533,7 +534,7 @@ class _Task:
             elif cast.too_wide.any():
                 reason = f"table {table}: {too_wide(column, target.schema.field(column).type, kind)}"
                 reason += KEEPS if target.evolution == "evolve" else ""
-                self._refuse(rows, target, index[cast.too_wide], "schema", reason)
+                self._refuse(rows, target, index[cast.too_wide], Stage.SCHEMA, reason)
                 # Rows, their numbers and the marks of losses stay in step.
                 fits = ~cast.too_wide
                 part = part.filter(pa.array(fits))
@@ -561,13 +562,15 @@ class _Task:
         for name, column in zip(part.schema.names, part.columns, strict=True):
             for values in unreadable_values(name, column):
                 # A row has one dead letter, which names its first such column.
-                self._refuse(rows, target, index[values.rows & ~refused], "schema", f"table {table}: {values.reason}")
+                self._refuse(
+                    rows, target, index[values.rows & ~refused], Stage.SCHEMA, f"table {table}: {values.reason}"
+                )
                 refused |= values.rows
         for name in target.partition_by:
             if name in part.schema.names:
                 nulled = read_as_null(part.column(name)) & ~refused
                 if nulled.any():
-                    self._refuse(rows, target, index[nulled], "schema", f"table {table}: {name}: {TAKEN_BY_NULL}")
+                    self._refuse(rows, target, index[nulled], Stage.SCHEMA, f"table {table}: {name}: {TAKEN_BY_NULL}")
                 refused |= nulled
         if not refused.any():
             return have
@@ -584,12 +587,12 @@ class _Task:
             columns = {column: values.column(column).combine_chunks() for column in values.column_names}
             holds = pc.fill_null(evaluate(node, columns, part.num_rows)[0], False).to_numpy(zero_copy_only=False)
             if not holds.all():
-                self._refuse(rows, target, index[~holds], "schema", f"table {table}: {name} does not hold")
+                self._refuse(rows, target, index[~holds], Stage.SCHEMA, f"table {table}: {name} does not hold")
                 part = part.filter(pa.array(holds))
                 index = index[holds]
         return part, at if len(index) == have[0].num_rows else index
 
-    def _refuse(self, rows: Rows, target: Target, at: _Numbers, stage: str, reason: str) -> None:
+    def _refuse(self, rows: Rows, target: Target, at: _Numbers, stage: Stage, reason: str) -> None:
         rows.add("rejected", target.key, at)
         why = [pa.array([text] * len(at), pa.string()) for text in (stage, reason, target.route, target.sink)]
         self._dead(rows, pa.array(at), why)

@@ -32,6 +32,7 @@ from router.delta.transaction_id import table_id
 from router.delta.widening import rewrite
 from router.engine.label.layout import DEAD_SCHEMA, MERGED_COORDINATES, TABLE
 from router.errors import TableError, first_line
+from router.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -268,7 +269,7 @@ def as_dead_letters(refused: pa.Table, route: str, sink: str, batch: int) -> pa.
     columns = {record_name: refused.column(name) for name, record_name in MERGED_COORDINATES.items()}
     columns["route"] = pa.array([route] * count, pa.string())
     columns["sink"] = pa.array([sink] * count, pa.string())
-    columns["stage"] = pa.array(["apply"] * count, pa.string())
+    columns["stage"] = pa.array([Stage.APPLY] * count, pa.string())
     columns["reason"] = refused.column(REASON)
     columns["value"] = pa.array([_json(row) for row in refused.select(names).to_pylist()], pa.binary())
     columns["batch_id"] = pa.array([batch] * count, pa.int64())

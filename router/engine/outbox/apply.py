@@ -34,6 +34,7 @@ from router.errors import RouterError, SinkError, StartError, TableError, first_
 from router.record import RECORD_SCHEMA
 from router.registry import call_part
 from router.spark_internals import to_spark_columns
+from router.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -330,7 +331,7 @@ def append_dead_letters(refused: DataFrame, events: DataFrame, batch: Batch, lak
     """Append refused rows to the dead letters, once; the record itself is in bronze under the same coordinates."""
     columns = [name for name in events.columns if name not in COORDINATES]
     dead = refused.select(
-        F.lit("apply").alias("stage"),
+        F.lit(Stage.APPLY.value).alias("stage"),
         F.col("reason"),
         F.lit(batch.route).alias("route"),
         F.lit(batch.sink).alias("sink"),

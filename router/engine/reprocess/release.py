@@ -63,6 +63,7 @@ from router.engine.start.checks import Checkpoint, was_cut_off
 from router.errors import TableError, first_line
 from router.record import PLACE
 from router.spark_internals import to_spark_columns
+from router.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -503,7 +504,7 @@ class _ReleasedRows:
         """
         place = self.pending.place
         config = self.release.config
-        stage = "expect" if self.pending.kind == "held" and self.pending.discard else "schema"
+        stage = Stage.EXPECT if self.pending.kind == "held" and self.pending.discard else Stage.SCHEMA
         columns = {
             "stage": F.lit(stage),
             "reason": reason,

@@ -40,6 +40,7 @@ from router.engine.start.checks import writers_of
 from router.engine.steps import Steps
 from router.errors import StartError
 from router.record import PLACE
+from router.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -190,7 +191,7 @@ class ReplayDestination(Destination):
             else:
                 same = pc.and_(same, pc.fill_null(pc.equal(rows[name], value), False))
         if self.scope.route is not None:
-            same = pc.or_(same, pc.equal(rows["stage"], "decode"))
+            same = pc.or_(same, pc.equal(rows["stage"], Stage.DECODE.value))
         return same
 
     @property
@@ -222,16 +223,16 @@ class ReplayDestination(Destination):
                 "unmatched": total(partitions, "unmatched"),
             }
             # All of them were counted as failed until now, or as decoded and unmatched.
-            if self.scope.stage == "decode":
+            if self.scope.stage == Stage.DECODE:
                 changes["failed"] -= read
             else:
                 changes["decoded"] -= read
-            if self.scope.stage == "match":
+            if self.scope.stage == Stage.MATCH:
                 changes["unmatched"] -= read
             return [changes]
 
         counts = ["matched", "refused"]
-        if self.scope.stage == "apply":
+        if self.scope.stage == Stage.APPLY:
             counts = ["matched", "landed", "dead"]
         rows = []
         for key in manifest.targets:
@@ -414,7 +415,7 @@ class DeadLetterReplay:
         if REPLAYED in rows.columns:
             rows = rows.filter(F.col(REPLAYED).isNull())
         for route, sink, _ in resending_sinks(self.config):  # `Resender` sends their dead letters again
-            rows = rows.filter(~Scope("apply", route, sink).holds())
+            rows = rows.filter(~Scope(Stage.APPLY, route, sink).holds())
         if scope is None:
             return rows
         return rows.filter(scope.holds())
@@ -432,18 +433,18 @@ class DeadLetterReplay:
             routes = {route.identity for route in self.config.routes}
             if scope.route not in routes or (scope.sink and (scope.route, scope.sink) not in sinks):
                 return f"the configuration has no {'/'.join(filter(None, scope[1:]))} any more"
-        if scope.stage == "apply" and self.config.bronze is None:
+        if scope.stage == Stage.APPLY and self.config.bronze is None:
             return "there is no `bronze`, which alone has the records that a sink refused"
         return ""
 
     def _names(self, scope: Scope) -> tuple[str, ...]:
         """Return the columns that identify a dead letter of a scope. Those of `apply` have the sink's row as value."""
-        return PLACE if scope.stage == "apply" else _DEAD_LETTER_KEY
+        return PLACE if scope.stage == Stage.APPLY else _DEAD_LETTER_KEY
 
     def _records(self, run: NamedRun[DeadLetterChoice], scope: Scope) -> DataFrame:
         """Return the raw records of a scope, each once."""
         records = self._dead_letters(run, scope)
-        if scope.stage == "apply":
+        if scope.stage == Stage.APPLY:
             bronze = self._bronze()
             records = bronze.join(records, _same_values(bronze, records, PLACE), "left_semi")
         return stored_records(records).dropDuplicates([*self._names(scope)])
@@ -456,7 +457,7 @@ class DeadLetterReplay:
     def _mark(self, run: NamedRun[DeadLetterChoice], scope: Scope, batch: int) -> None:
         """Mark the dead letters of a scope that were taken."""
         taken = self._dead_letters(run, scope)
-        if scope.stage == "apply":
+        if scope.stage == Stage.APPLY:
             bronze = self._bronze()
             taken = taken.join(bronze, _same_values(taken, bronze, PLACE), "left_semi")
         path = still_path(folder_of(self.config, run.name), batch)

@@ -23,6 +23,7 @@ from router.engine.reprocess.run import NamedRun
 from router.engine.spark.executors import refusal
 from router.errors import RouterError, SinkError, StartError
 from router.record import PLACE
+from router.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -212,7 +213,7 @@ class Resender(OutboxSink):
         is_dead = F.col("status") == "dead"
         taken = rows.aside.filter(is_dead).select(*place).subtract(aside.filter(is_dead).select(*place))
         dead_letters = self.spark.read.format("delta").load(self.lake.spark_address(self.config.dead_letters))
-        of_sink = (F.col("stage") == "apply") & (F.col("route") == self.route) & (F.col("sink") == self.name)
+        of_sink = (F.col("stage") == Stage.APPLY.value) & (F.col("route") == self.route) & (F.col("sink") == self.name)
         mark_replayed(dead_letters.filter(of_sink).join(taken, place, "left_semi"), self.lake, self.config, name, 0)
 
     def _batch(self, name: str) -> Batch:

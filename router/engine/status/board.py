@@ -28,6 +28,7 @@ from router.engine.status.snapshot import (
 )
 from router.engine.status.view_notes import unmade_view, with_note
 from router.errors import printable
+from router.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -318,7 +319,7 @@ class StatusBoard(logging.Handler):
             oldest=queue[0][0] if queue else None,
         )
         if counts.dead:
-            self._add_dead_letters("apply", route, sink, None, counts.dead)
+            self._add_dead_letters(Stage.APPLY, route, sink, None, counts.dead)
 
     def _take_sent(self, queue: deque[list[float]], rows: int) -> None:
         """Take the oldest rows out of a queue: a sink sends them in about the order in which they came."""

@@ -17,11 +17,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import generate_latest
 
 from router.engine.commit.committers import Committer
-from router.engine.label.layout import Stage
 from router.engine.land.record_ages import AGE_SECONDS
 from router.engine.status.board import STEP_SECONDS
 from router.engine.status.expectations import view_of
 from router.engine.status.snapshot import State
+from router.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 OTHERS = "(others)"
 """The label of the tables that have no series of their own; no table has such a name."""
-STAGES = (*get_args(Stage), "unknown")
+STAGES = (*(stage.value for stage in Stage), "unknown")
 """Stages of dead letters: each has a series from the start, without which a monitor misses the first dead letters."""
 
 
