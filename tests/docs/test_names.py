@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from router import ApplyingSink, ArrowDecoder, Decoder, Encoder, MergingSink, Rule, TableSink, hookspecs
+from router import ApplyingSink, ArrowDecoder, Decoder, Encoder, MergingSink, Rule, TableSink
+from router.api import hookspecs
 from router.engine.label.layout import COORDINATES, DEAD_SCHEMA, QUARANTINE_COLUMNS, SCHEMA_COLUMNS
 from router.engine.ledger import SCHEMA as LEDGER
 

@@ -8,7 +8,7 @@ import inspect
 import pytest
 
 import router
-from router import hookspecs
+from router.api import hookspecs
 
 HOOKS = ["router_decoders", "router_rules", "router_sinks", "router_encoders", "router_views", "router_batch_finished"]
 
