@@ -73,13 +73,8 @@ def _measure(folder: Path, kafka: EmbeddedKafka, url: str, known: int, rounds: i
     seconds = _batches(_loaded(folder, kafka.servers, "quick", url), spark)
     if len(seconds) != len(blocks):
         raise SystemExit(f"{len(seconds)} batches instead of {len(blocks)}")
-    without = statistics.median(seconds[len(GARBAGE) :: len(GARBAGE)])
-    for place, count in enumerate(GARBAGE):
-        times = seconds[len(GARBAGE) + place :: len(GARBAGE)]
-        median = statistics.median(times)
-        bar = f", bar {BARS[count]:g}" if count in BARS else ""
-        spread = f"{min(times):.2f} to {max(times):.2f}"
-        click.echo(f"{count:4d} random ids: {median:.2f} s ({spread}), {median / without:.2f} times{bar}")
+    times = {count: seconds[len(GARBAGE) + place :: len(GARBAGE)] for place, count in enumerate(GARBAGE)}
+    _print_times("", times)
 
     _measure_first(folder, kafka, url, known, new_ids)
     garbage = [next(new_ids) for _ in range(GARBAGE[-1])]
@@ -98,23 +93,20 @@ def _measure_first(folder: Path, kafka: EmbeddedKafka, url: str, known: int, new
         for count in GARBAGE:
             topic = f"first_{turn}_{count}"
             _fill(kafka, topic, [[next(new_ids) for _ in range(count)]], known)
-            command = [
-                sys.executable,
-                "-m",
-                "benchmarks.garbage_ids",
-                "--first",
-                str(folder),
-                kafka.servers,
-                topic,
-                url,
-            ]
+            asked = ["--first", str(folder), kafka.servers, topic, url]
+            command = [sys.executable, "-m", "benchmarks.garbage_ids", *asked]
             times[count].append(float(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout.split()[-1]))
+    _print_times("first batch, ", times)
+
+
+def _print_times(which: str, times: dict[int, list[float]]) -> None:
+    """Print the seconds of batches by how many ids are garbage, beside the bars."""
     without = statistics.median(times[0])
     for count, seconds in times.items():
         median = statistics.median(seconds)
         bar = f", bar {BARS[count]:g}" if count in BARS else ""
         spread = f"{min(seconds):.2f} to {max(seconds):.2f}"
-        click.echo(f"first batch, {count:4d} random ids: {median:.2f} s ({spread}), {median / without:.2f} times{bar}")
+        click.echo(f"{which}{count:4d} random ids: {median:.2f} s ({spread}), {median / without:.2f} times{bar}")
 
 
 def _print_first(folder: str, servers: str, topic: str, url: str) -> None:

@@ -223,7 +223,7 @@ def shorten_log(
 
     files: list[tuple[int, str]] = []
     checkpoints: dict[int, datetime | None] = {}
-    for entry in lake.files.get_file_info(fs.FileSelector(f"{table.replace('.', '/')}/_delta_log")):
+    for entry in lake.files.get_file_info(fs.FileSelector(log_folder(table))):
         name = LOG_FILE.fullmatch(entry.base_name)
         if name is None:
             continue

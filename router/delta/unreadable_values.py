@@ -76,6 +76,12 @@ def unreadable_values(path: str, array: pa.Array) -> Iterator[UnreadableValues]:
             yield UnreadableValues(path, FAR_DATE if pa.types.is_date32(kind) else FAR_TIME, rows)
 
 
+def unreadable_in(part: pa.RecordBatch) -> Iterator[UnreadableValues]:
+    """Yield the unreadable values of all columns."""
+    for name, column in zip(part.schema.names, part.columns, strict=True):
+        yield from unreadable_values(name, column)
+
+
 def as_rows(table: pa.Table) -> list[dict[str, Any]]:
     """Return rows as `to_pylist` does; dates and times of columns for which Python has none are texts.
 

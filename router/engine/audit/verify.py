@@ -40,7 +40,7 @@ from router.delta.keyed.row_versions import DELETIONS, deletions_table
 from router.delta.keyed.upsert import EXPIRES
 from router.delta.table_cache import THREADS
 from router.delta.transaction_id import RELEASES, IdKind, TransactionId, batch_id, parse
-from router.delta.unreadable_values import is_text, may_be_unreadable, unreadable_values
+from router.delta.unreadable_values import is_text, may_be_unreadable, unreadable_in, unreadable_values
 from router.engine.checkpoint_store import KEPT, CheckpointStore, Manifest, lake_and_checkpoint
 from router.engine.label.layout import outbox_of, quarantine_of
 from router.engine.merge.coordinator import MergedTables
@@ -712,9 +712,8 @@ class Verification:
                 if may_be_unreadable(column.type) and (columns is None or column.name in columns):
                     names.append(column.name)
             for part in file.iter_batches(columns=sorted({*names} - times)):
-                for name, values in zip(part.schema.names, part.columns, strict=True):
-                    for unreadable in unreadable_values(name, values):
-                        return [unreadable.reason]
+                for unreadable in unreadable_in(part):
+                    return [unreadable.reason]
         return []
 
     @cached_property

@@ -19,7 +19,7 @@ from router.api.decoding import keep_archives
 from router.delta.casting import cast_down, cast_to, has_value
 from router.delta.parquet_writer import attempt
 from router.delta.schema_diff import too_wide
-from router.delta.unreadable_values import TAKEN_BY_NULL, read_as_null, unreadable_values
+from router.delta.unreadable_values import TAKEN_BY_NULL, read_as_null, unreadable_in
 from router.delta.widening import KEEPS
 from router.engine.balance import BRONZE, add_named
 from router.engine.expressions.evaluator import evaluate
@@ -559,13 +559,11 @@ class _Task:
         part, at = have
         index = rows.where(at)
         refused = np.zeros(part.num_rows, bool)
-        for name, column in zip(part.schema.names, part.columns, strict=True):
-            for values in unreadable_values(name, column):
-                # A row has one dead letter, which names its first such column.
-                self._refuse(
-                    rows, target, index[values.rows & ~refused], Stage.SCHEMA, f"table {table}: {values.reason}"
-                )
-                refused |= values.rows
+        for values in unreadable_in(part):
+            # A row has one dead letter, which names its first such column.
+            reason = f"table {table}: {values.reason}"
+            self._refuse(rows, target, index[values.rows & ~refused], Stage.SCHEMA, reason)
+            refused |= values.rows
         for name in target.partition_by:
             if name in part.schema.names:
                 nulled = read_as_null(part.column(name)) & ~refused

@@ -25,10 +25,10 @@ from pyspark.sql import types as T
 from router.api.columns import TIMES
 from router.engine.source.lossless_cast import (
     NESTED,
+    all_utf8,
     as_text,
     cast_column,
     cast_text,
-    is_text,
     keeps_all,
     parse_nested,
     type_of_texts,
@@ -298,7 +298,7 @@ class FileRows:
             else:
                 cast, fits = cast_column(column, field.dataType, kind, hinted=is_hinted)
             # What Spark reads from text is UTF-8; other formats give it any bytes.
-            of_texts = None if self.files.format in ("csv", "json") else is_text(column, field.dataType)
+            of_texts = None if self.files.format in ("csv", "json") else all_utf8(column, field.dataType)
             if of_texts is not None:
                 fits = fits & of_texts
             values[known_column.name] = F.when(fits, cast)

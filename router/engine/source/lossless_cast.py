@@ -210,29 +210,29 @@ def as_text(column: Column, kind: T.DataType) -> Column:
     return text
 
 
-def is_text(column: Column, kind: T.DataType) -> Column | None:
+def all_utf8(column: Column, kind: T.DataType) -> Column | None:
     """Return whether all strings in a value, perhaps nested ones, are UTF-8; None for a type without strings."""
     if isinstance(kind, T.StringType):
         return F.coalesce(F.is_valid_utf8(column), F.lit(True))
     if isinstance(kind, T.ArrayType):
-        return _all_are_text(column, kind.elementType)
+        return _all_utf8_in(column, kind.elementType)
     inner: list[Column | None] = []
     if isinstance(kind, T.MapType):
-        inner = [_all_are_text(F.map_keys(column), kind.keyType), _all_are_text(F.map_values(column), kind.valueType)]
+        inner = [_all_utf8_in(F.map_keys(column), kind.keyType), _all_utf8_in(F.map_values(column), kind.valueType)]
     # Spark could not tell fields apart whose names differ by case only; such a struct is rescued anyway.
     elif isinstance(kind, T.StructType) and len({field.name.lower() for field in kind}) == len(kind):
-        inner = [is_text(column.getField(field.name), field.dataType) for field in kind]
+        inner = [all_utf8(column.getField(field.name), field.dataType) for field in kind]
     found = [check for check in inner if check is not None]
     return reduce(and_, found) if found else None
 
 
-def _all_are_text(elements: Column, kind: T.DataType) -> Column | None:
+def _all_utf8_in(elements: Column, kind: T.DataType) -> Column | None:
     # Asked of the type alone, since the column of an element exists within the function only.
-    if is_text(F.lit(None), kind) is None:
+    if all_utf8(F.lit(None), kind) is None:
         return None
 
     def holds(element: Column) -> Column:
-        check = is_text(element, kind)
+        check = all_utf8(element, kind)
         assert check is not None
         return check
 

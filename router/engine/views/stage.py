@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from router.api.columns import quoted
 from router.delta.parquet_writer import attempt
 from router.delta.staged_files import StagedFile
-from router.delta.unreadable_values import unreadable_values
+from router.delta.unreadable_values import unreadable_in
 from router.engine.land.task import GATHERED, gathered
 from router.engine.views.row_hash import row_hash
 from router.table_names import folded, pieces_of
@@ -127,7 +127,8 @@ def _staging_task(staging: Staging, columns: list[str], target: str, number: int
                 kept = _check(batch, checks, tables)
                 for table, rows, hash_sum in _by_table(kept, columns):
                     tables[table].add_rows(rows.num_rows, hash_sum)
-                    tables[table].refused = tables[table].refused or _refused(rows)
+                    if not tables[table].refused:
+                        tables[table].refused = next((values.reason for values in unreadable_in(rows)), "")
                     if table:
                         writer.hold(target, table, rows)
                 writer.flush()
@@ -145,14 +146,6 @@ def _staging_task(staging: Staging, columns: list[str], target: str, number: int
         yield pa.RecordBatch.from_arrays([pa.array(texts, pa.string())], names=["report"])
 
     return stage
-
-
-def _refused(rows: pa.RecordBatch) -> str:
-    """Return the column of the first value that readers of a table refuse, and why; an empty text for none."""
-    for name, column in zip(rows.schema.names, rows.columns, strict=True):
-        for values in unreadable_values(name, column):
-            return values.reason
-    return ""
 
 
 def _check(batch: pa.RecordBatch, checks: list[_Check], tables: dict[str, StagedTable]) -> pa.RecordBatch:
