@@ -153,6 +153,8 @@ LEAST_AGE_OF_APPENDED = timedelta(minutes=30)
 """The same for a table that is appended to, where a reader that follows it may pause for so long."""
 CHECKPOINT_AGE = timedelta(minutes=2)
 """Younger checkpoints may be read by someone who has listed the log."""
+SPANS = 5
+"""Of the shortest time that a log keeps, a checkpoint stays in each of so many spans: it may be cut there."""
 
 
 def log_age(lake: Lake, table: str) -> timedelta:
@@ -200,10 +202,12 @@ def shorten_log(
     *,
     before: int | None = None,
     dry: bool = False,
+    with_files: bool | None = None,
 ) -> list[tuple[str, int]]:
     """Delete the files of a table's log that are no longer needed, and the data files that only they refer to.
 
-    Returns the data files, each with its bytes; with `dry` nothing is deleted.
+    Returns the data files, each with its bytes; with `dry` nothing is deleted. `with_files`: whether data files are;
+    by default those of outboxes and quarantines are not, as a batch that was cut off may read them.
 
     The newest checkpoint that is old enough becomes the beginning of the log; with `before`, of a version up to that
     one. If the table has properties for it, or others made it, delta-rs shortens the log by its properties instead.
@@ -239,7 +243,9 @@ def shorten_log(
     old = sorted(path for version, path in files if version < begin)
     # The data files first: a process that is killed finds them again in the commits that are left.
     unreadable: list[tuple[str, int]] = []
-    if old and not table.startswith(("outbox.", "quarantine.")):
+    if with_files is None:
+        with_files = not table.startswith(("outbox.", "quarantine."))
+    if old and with_files:
         versions = [version for version, path in files if version <= begin and path.endswith(f"{version:020}.json")]
         oldest = DeltaTable(lake.address(table), version=begin, storage_options=lake.delta_options(table))
         # RESTORE refers to removed files again, and a commit that marks rows as deleted to the file that it removes.
@@ -250,7 +256,7 @@ def shorten_log(
     for path in old:  # oldest first: a process that is killed leaves no gap
         with suppress(FileNotFoundError):
             lake.files.delete_file(path)
-    for version in _spare_checkpoints(begin, checkpoints):
+    for version in _spare_checkpoints(begin, checkpoints, max(kept.least_age / SPANS, CHECKPOINT_AGE)):
         with suppress(FileNotFoundError):
             lake.files.delete_file(f"{log_folder(table)}/{version:020d}.checkpoint.parquet")
     return unreadable
@@ -266,24 +272,24 @@ def _newest_before(age: timedelta, checkpoints: dict[int, datetime | None], newe
     return begin
 
 
-def _spare_checkpoints(begin: int, checkpoints: dict[int, datetime | None]) -> list[int]:
+def _spare_checkpoints(begin: int, checkpoints: dict[int, datetime | None], span: timedelta) -> list[int]:
     """Return the checkpoints that no reader needs and that will not be the beginning of the log.
 
     Each lists all files of its version, and those removed in a day: a table with a commit each second would have 160
-    of them in an hour. The first in each ten minutes stays, and the newest two, of which readers may have been told.
+    of them in an hour. The first in each `span` stays, and the newest two, of which readers may have been told.
     """
     written_before = datetime.now(timezone.utc) - CHECKPOINT_AGE
     spare = []
-    spans = set()
+    spans: set[float] = set()
     kept = sorted(version for version in checkpoints if version >= begin)
     for version in kept[:-2]:
         written = checkpoints[version]
         if written is None:
             continue
-        span = written.timestamp() // LEAST_AGE.total_seconds()
-        if span in spans and written < written_before:
+        number = written.timestamp() // span.total_seconds()
+        if number in spans and written < written_before:
             spare.append(version)
-        spans.add(span)
+        spans.add(number)
     return spare
 
 
@@ -329,12 +335,15 @@ def _files_of(handle: DeltaTable) -> set[str]:
     return {unquote(path) for path in actions.column("path").to_pylist()}
 
 
-def delete_older(lake: Lake, table: str, before: datetime, version: int, more: str = "true") -> int:
+def delete_older(
+    lake: Lake, table: str, before: datetime, version: int, more: str = "true", *, is_read: bool = False
+) -> int:
     """Delete the rows in a version of an outbox whose record is older than a time; return how many.
 
     `more` is SQL, a further condition for the rows. Rows that were added after the version stay, whatever their time.
     If a commit after it added a row that matches, nothing is deleted. The files of the version are compacted, and the
-    log keeps the version and all later ones, as a query may have read it up to there. Raises TableError.
+    log keeps the version and all later ones, as a query may have read it up to there. `is_read`: rows up to it are
+    still read, and so may files be that compaction has replaced. Raises TableError.
     """
     handle = DeltaTable(lake.address(table), version=version, storage_options=lake.delta_options(table))
     moment = before.astimezone(timezone.utc).isoformat(timespec="microseconds")
@@ -345,7 +354,7 @@ def delete_older(lake: Lake, table: str, before: datetime, version: int, more: s
         if not metrics["num_deleted_rows"]:
             _compact(handle, MaintenanceOptions(gradual=True))
         handle.vacuum(MaintenanceOptions().hours, dry_run=False, enforce_retention_duration=False, full=True)
-        shorten_log(lake, table, handle, MaintenanceOptions(), before=version)
+        shorten_log(lake, table, handle, MaintenanceOptions(), before=version, with_files=not is_read)
     except CommitFailedError:
         return 0
     except (DeltaError, OSError) as error:

@@ -15,6 +15,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from router import TableError
+from router.delta import maintenance
 from router.delta.commit import commit
 from router.delta.lake import Lake
 from router.delta.maintenance import MaintenanceOptions, delete_older, maintain, small_files
@@ -150,6 +151,35 @@ def test_an_outbox_loses_rows_that_are_old_and_were_sent(lake: Lake) -> None:
 
     assert delete_older(lake, "outbox.a", now - timedelta(days=7), dealt_with) == 0  # not beside what came and is older
     assert kept() == {"mixed_new", "just_came", "soon_old", "old_and_not_sent"}
+
+
+def test_joined_files_of_an_outbox_go_unless_its_rows_are_read(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it an outbox keeps each row four times for a week, once for each time that its files were joined."""
+    monkeypatch.setattr(maintenance, "LOG_COMMITS", 5)
+    now = datetime.now(timezone.utc)
+    name = "outbox.a"
+
+    def lands(rows: int) -> int:
+        for _ in range(rows):
+            row = pa.table({"_timestamp": pa.array([now], pa.timestamp("us", "UTC"))})
+            write_deltalake(lake.address(name), row, mode="append")
+        handle = DeltaTable(lake.address(name))
+        handle.create_checkpoint()
+        return handle.version()
+
+    version = lands(10)
+    delete_older(lake, name, now - timedelta(days=7), version)
+    assert len(data_files(lake, name)) == 11, "ten have become one"
+    version = lands(7)
+    age_log(lake, name, timedelta(hours=2))
+
+    delete_older(lake, name, now - timedelta(days=7), version, is_read=True)
+    assert len(data_files(lake, name)) >= 18, "a batch that was cut off may read them"
+    version = lands(7)
+    age_log(lake, name, timedelta(hours=2))
+    delete_older(lake, name, now - timedelta(days=7), version)
+    assert len(data_files(lake, name)) < 18
+    assert len(DeltaTable(lake.address(name)).to_pyarrow_table()) == 24
 
 
 def log_of(lake: Lake) -> list[str]:

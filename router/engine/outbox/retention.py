@@ -93,7 +93,7 @@ class OutboxRetention:
             return 0
         if unsupported(handle):
             return self._delete_by_spark(table, before, deletable)
-        return delete_older(self.lake, table, before, handle.version(), deletable)
+        return delete_older(self.lake, table, before, handle.version(), deletable, is_read=bool(backlog))
 
     def _delete_by_spark(self, table: str, before: datetime, deletable: str) -> int:
         session: Any = self.committers.spark.newSession()
