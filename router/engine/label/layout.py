@@ -121,6 +121,10 @@ class Target:
         """Return why a row is refused whose table would be one more than `at_most`."""
         return f"table {table}: the sink may have {self.at_most} tables and has them"
 
+    def named(self, table: str) -> str:
+        """Return what a dead letter calls the place where a row could not go: nobody looks into an outbox."""
+        return f"sink {self.key}" if self.outbox else f"table {table}"
+
     def place(self, table: str) -> str:
         """Return the key of this target's rows in a table, as demands have it."""
         return f"{self.key}/{table}"

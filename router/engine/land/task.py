@@ -394,10 +394,11 @@ class _Task:
         whose: str = "",
         cause: str | None = None,
         part: pa.RecordBatch | None = None,
+        owner: Target | None = None,
     ) -> None:
         """Land rows in a table: `part`, or what is at `at`.
 
-        In a quarantine, `whose` is the table that they are for, `cause` why it has none.
+        In a quarantine, `whose` is the table that they are for, `owner` its target, `cause` why it has none.
         """
         if self.work.only is not None and table not in self.work.only and not target.merge_by:
             return
@@ -413,7 +414,7 @@ class _Task:
         part = rows.struct(target.rows, at) if part is None else part
         for column, reason in self.work.demands.conflicts.get(target.place(table), {}).items():
             if column in part.schema.names:
-                part, at = self._without(rows, target, (part, at), column, f"table {table}: {reason}")
+                part, at = self._without(rows, target, (part, at), column, f"{target.named(table)}: {reason}")
         if not part.num_rows:
             return
         part, at = self._cast_to_frozen(rows, target, table, (part, at))
@@ -423,7 +424,8 @@ class _Task:
             values = {"_table": whose, "_query": self.work.query, "_batch_id": self.work.batch, "_cause": cause}
             part = _with_coordinates(rows, target, (part, at), values)
         # Before the constraints: Arrow cannot evaluate them on a text that is not UTF-8.
-        part, at = self._readable(rows, target, whose or table, (part, at))
+        place_of_rows = f"table {whose}" if whose else target.named(table)
+        part, at = self._readable(rows, target, place_of_rows, (owner or target).partition_by, (part, at))
         if not part.num_rows:
             return
         part, at = self._satisfying(rows, target, table, (part, at))
@@ -465,7 +467,7 @@ class _Task:
         """Land rows for a table in the quarantine of their target, which it has."""
         assert target.quarantine is not None
         assert target.quarantine.table is not None
-        self._land(rows, target.quarantine, target.quarantine.table, at, table, cause)
+        self._land(rows, target.quarantine, target.quarantine.table, at, table, cause, owner=target)
 
     def _for_only(self, rows: Rows, target: Target, at: _Numbers | None) -> _Numbers | None:
         """Return the rows of an outbox that are for the tables in `only`; of other targets all rows."""
@@ -532,7 +534,7 @@ class _Task:
             if target.evolution == "quarantine":
                 lost |= cast.too_wide
             elif cast.too_wide.any():
-                reason = f"table {table}: {too_wide(column, target.schema.field(column).type, kind)}"
+                reason = f"{target.named(table)}: {too_wide(column, target.schema.field(column).type, kind)}"
                 reason += KEEPS if target.evolution == "evolve" else ""
                 self._refuse(rows, target, index[cast.too_wide], Stage.SCHEMA, reason)
                 # Rows, their numbers and the marks of losses stay in step.
@@ -550,25 +552,31 @@ class _Task:
         return part, at if len(index) == have[0].num_rows else index
 
     def _readable(
-        self, rows: Rows, target: Target, table: str, have: tuple[pa.RecordBatch, _Numbers | None]
+        self,
+        rows: Rows,
+        target: Target,
+        place: str,
+        partition_by: tuple[str, ...],
+        have: tuple[pa.RecordBatch, _Numbers | None],
     ) -> tuple[pa.RecordBatch, _Numbers | None]:
         """Turn the rows with a value that readers of the table refuse into dead letters: it would cost the whole file.
 
-        All rows that tasks write pass here, whatever has made their values. `table` is the one that they are for.
+        All rows that tasks write pass here, whatever has made their values. `place` is what dead letters call the one
+        that they are for, `partition_by` what that is partitioned by: rows of a quarantine go there one day.
         """
         part, at = have
         index = rows.where(at)
         refused = np.zeros(part.num_rows, bool)
         for values in unreadable_in(part):
             # A row has one dead letter, which names its first such column.
-            reason = f"table {table}: {values.reason}"
+            reason = f"{place}: {values.reason}"
             self._refuse(rows, target, index[values.rows & ~refused], Stage.SCHEMA, reason)
             refused |= values.rows
-        for name in target.partition_by:
+        for name in partition_by:
             if name in part.schema.names:
                 nulled = read_as_null(part.column(name)) & ~refused
                 if nulled.any():
-                    self._refuse(rows, target, index[nulled], Stage.SCHEMA, f"table {table}: {name}: {TAKEN_BY_NULL}")
+                    self._refuse(rows, target, index[nulled], Stage.SCHEMA, f"{place}: {name}: {TAKEN_BY_NULL}")
                 refused |= nulled
         if not refused.any():
             return have
@@ -585,7 +593,7 @@ class _Task:
             columns = {column: values.column(column).combine_chunks() for column in values.column_names}
             holds = pc.fill_null(evaluate(node, columns, part.num_rows)[0], False).to_numpy(zero_copy_only=False)
             if not holds.all():
-                self._refuse(rows, target, index[~holds], Stage.SCHEMA, f"table {table}: {name} does not hold")
+                self._refuse(rows, target, index[~holds], Stage.SCHEMA, f"{target.named(table)}: {name} does not hold")
                 part = part.filter(pa.array(holds))
                 index = index[holds]
         return part, at if len(index) == have[0].num_rows else index
