@@ -279,6 +279,7 @@ class FileRows:
         known_columns = {field.name.lower(): field for field in known if field.name != RESCUED}
         values: dict[str, Column] = {}
         rescued: dict[str, Column] = {}
+        parsed: dict[str, Column] = {}
         for field in part.schema:
             if field.name in FILE_COLUMNS:
                 continue
@@ -291,7 +292,9 @@ class FileRows:
             kind = known_column.dataType
             is_hinted = known_column.name.lower() in hinted_names
             if isinstance(field.dataType, T.StringType) and isinstance(kind, NESTED):
-                value = parse_nested(column, kind)
+                name = f"_parsed_{len(parsed)}"
+                parsed[name] = parse_nested(column, kind)
+                value = F.col(name)
                 cast, fits = cast_column(value, type_of_texts(kind), kind, hinted=is_hinted)
                 # A text of another shape is null as soon as it is parsed.
                 fits = column.isNull() | (value.isNotNull() & fits)
@@ -314,7 +317,8 @@ class FileRows:
         row = F.lit("{}")
         if values:
             row = F.to_json(F.struct(*[value.alias(name) for name, value in values.items()]), TIMES)
-        return part.select(
+        # Once for all that is asked of a value: Spark would parse it again for each.
+        return part.withColumns(parsed).select(
             row.cast("binary").alias("value"),
             F.col("_path").alias("topic"),
             F.col("_changed").alias("timestamp"),
