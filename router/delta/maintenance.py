@@ -144,12 +144,12 @@ _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet")
 LOG_COMMITS = 1000
 LOG_AGE = timedelta(hours=1)
 LOG_AGE_OF_OBJECTS = SAFE
-REPLACED_TIMES = 4
+REPLACED_TIMES = 2
 """What merges and views replaced may have so many times the bytes of a table's newest version for `LOG_AGE`: if it has
 more, it goes after `LEAST_AGE`."""
-LEAST_AGE = timedelta(minutes=10)
+LEAST_AGE = timedelta(minutes=5)
 """The longest query of such a table, or a batch, that needs no longer `log_retention`."""
-LEAST_AGE_OF_APPENDED = timedelta(minutes=30)
+LEAST_AGE_OF_APPENDED = timedelta(minutes=15)
 """The same for a table that is appended to, where a reader that follows it may pause for so long."""
 CHECKPOINT_AGE = timedelta(minutes=2)
 """Younger checkpoints may be read by someone who has listed the log."""

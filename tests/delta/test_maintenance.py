@@ -347,7 +347,7 @@ def test_files_that_merges_replaced_go_with_the_versions_that_had_them(lake: Lak
 def test_many_copies_of_a_small_table_go_sooner(lake: Lake) -> None:
     """Without it an upsert of 0.2 MB that merges every second has 800 MB of copies within its hour."""
     table = merged_often(lake, 70)
-    age_log(lake, table.name, timedelta(minutes=11))
+    age_log(lake, table.name, timedelta(minutes=6))
     table.take(Record(("a",), 100, values=(("v", 100), ("part", "a b/c%"))))
     maintain(lake, table.name, MaintenanceOptions(gradual=True))
     assert data_files(lake, table.name) == readable_files(lake, table.name)
