@@ -356,7 +356,7 @@ def test_many_copies_of_a_small_table_go_sooner(lake: Lake) -> None:
 
 def test_a_few_copies_stay_for_an_hour(lake: Lake) -> None:
     """Without it a query of half an hour over a table that is seldom rewritten finds its files gone."""
-    table = merged_often(lake, 3)
+    table = merged_often(lake, 2)
     table.handle.create_checkpoint()
     age_log(lake, table.name, timedelta(minutes=50))
     kept = data_files(lake, table.name)
@@ -385,7 +385,7 @@ def test_checkpoints_of_the_same_minutes_go(lake: Lake) -> None:
     log = Path(lake.address(table.name)) / "_delta_log"
     assert len(list(log.glob("*.checkpoint.parquet"))) == 7, "the youngest stay"
 
-    age_log(lake, table.name, timedelta(minutes=5))
+    age_log(lake, table.name, timedelta(minutes=4))
     maintain(lake, table.name, MaintenanceOptions(gradual=True))
     assert len(list(log.glob("*.checkpoint.parquet"))) == 3
     newest = table.handle.version()
@@ -424,8 +424,8 @@ def test_a_table_that_is_appended_to_keeps_a_thousand_versions(lake: Lake, land:
     assert data_files(lake, TABLE) >= kept
 
 
-@pytest.mark.parametrize(("minutes", "cleaned"), [(29, False), (31, True)])
-def test_small_files_that_were_joined_go_after_half_an_hour_if_they_take_too_much(
+@pytest.mark.parametrize(("minutes", "cleaned"), [(14, False), (16, True)])
+def test_small_files_that_were_joined_go_sooner_if_they_take_too_much(
     lake: Lake, land: Callable[..., TableCommit], minutes: int, cleaned: bool
 ) -> None:
     """Without it a table of 1 MB that gets a commit each second has 23 MB of files that nobody reads."""
