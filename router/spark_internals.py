@@ -213,6 +213,18 @@ def analysed(frame: DataFrame) -> Any:
     return frame._jdf.queryExecution().analyzed()
 
 
+def optimised(frame: DataFrame) -> Any:
+    """Return what Spark's optimiser makes of a selection whose analysed plan is a projection; a node of Catalyst.
+
+    Only its expressions are looked at: the plan that they are read from is left off. Raises if a constant does.
+    """
+    session = frame.sparkSession
+    door = jvm(session)
+    leaf = door.org.apache.spark.sql.catalyst.plans.logical.OneRowRelation()
+    plan = analysed(frame).withNewChildren(door.PythonUtils.toSeq([leaf]))
+    return session._jsparkSession.sessionState().optimizer().execute(plan)
+
+
 def schema_text(frame: DataFrame) -> str:
     """Return the columns of a frame as the catalog writes them, collations included."""
     return cast("str", frame._jdf.schema().catalogString())

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from router.api.columns import tried
-from router.engine.expressions.evaluator import MAKERS, Node, Untranslatable, evaluate, translate
+from router.engine.expressions.evaluator import Untranslatable, evaluate, translate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,7 +105,7 @@ SAME = {
         CASE WHEN event.a = 0 THEN 1 WHEN 10 div event.a > 1 THEN 2 ELSE 10 % event.c END; (10/event.a) IS NULL;
         (10/event.a) <=> event.d; nullif(10/event.a, 1.0); 10/event.a BETWEEN 1 AND 2; event.a + 1 BETWEEN 1 AND 2;
         concat(event.t, 10 div event.a); concat_ws('-', event.t, 10 div event.a); event.a IN (1, 10 div event.c);
-        event.a IN (1, 2, event.c); 10/event.a > 1 OR true; 10/event.c > 1 AND false; 1/event.a + null; 1/0 > 1;
+        event.a IN (1, 2, event.c); 10/event.a > 1 OR true; 10/event.c > 1 AND false; 1/event.a + null;
         1/event.a IN (null); struct(event.a, 10/event.a AS q); struct(1/event.a AS x, event.b AS y).y;
         try_add(10 div event.a, event.b); event.num > 5 AND event.y; array_contains(event.arr, int(event.num));
         date(event.at) <=> date(event.at); CASE WHEN 1/event.a > 1 THEN 2 ELSE 2 END; if(1/event.a > 1, 3, 3);
@@ -132,7 +132,8 @@ SAME = {
         event.day > '2020-01-01'; event.ts > '1582-10-04T23:59:58.12Z'; event.ts = timestamp('9999-12-31 23:59:58');
         event.ts > '2020-01-01'; event.ts BETWEEN '2020-01-01' AND '2021-01-01 00:00:00';
         event.ts > try_cast('2020-01-01' AS timestamp); cast(event.t AS binary)""",
-    "texts": r"""startswith(event.t, 'un'); endswith(event.t, 'o'); contains(event.t, 'n'); concat('silver.', event.t);
+    "texts": r"""startswith(event.t, 'un'); startswith(event.t, null); endswith(event.t, 'o');
+        contains(event.t, 'n'); concat('silver.', event.t);
         concat(event.t, '_', event.a, event.y); upper(event.t); lower(event.t); length(event.t); trim(event.t);
         ltrim(event.t); rtrim(event.t); trim(BOTH 'ab' FROM event.t); substring(event.t, 1, 2); 'uno';
         substring(event.t, -2, 1); substring(event.t, 0, 2); substring(event.t, -5, 3); substring(event.t, -5, 4);
@@ -140,8 +141,7 @@ SAME = {
         right(event.t, 0); concat_ws('-', event.t, event.u); concat_ws(event.t, event.u, 'x'); instr(event.t, 'b');
         locate('b', event.t); replace(event.t, 'a', 'b'); replace(event.t, 'a'); replace(event.t, '', 'b');
         substring_index(event.t, '.', 1); substring_index(event.t, '.', -1); substring_index(event.t, 'aa', 2);
-        substring_index(event.t, 'aa', -2); split_part(event.t, ',', 2); split_part(event.t, ',', -1);
-        split_part(event.t, '.', 9); reverse(event.t); repeat(event.t, 2); octet_length(event.t); upper('ß')""",
+        substring_index(event.t, 'aa', -2); reverse(event.t); repeat(event.t, 2); octet_length(event.t); upper('ß')""",
     "patterns": r"""event.t LIKE 'a%'; event.t LIKE '%a'; event.t LIKE '%a%'; event.t LIKE 'a_b'; event.t LIKE 'a\\_b';
         event.t LIKE '%\\%%'; event.t LIKE '_'; event.t LIKE '%'; event.t LIKE ''; event.t LIKE 'a%b';
         event.t LIKE '%b%c%';
@@ -181,7 +181,6 @@ OTHER = {
     "rand() > 0": "the function rand",
     "cast(event.d AS string)": "a cast from double to string",
     "startswith(event.t, event.u)": "the function starts_with with other than constants",
-    "startswith(event.t, null)": "the function starts_with with other than constants",
     "current_timestamp() IS NOT NULL": "the function current_timestamp",
     "event.in = event.in": "a comparison with struct",
     "soundex(event.t) = 'x'": "the function soundex",
@@ -194,8 +193,6 @@ OTHER = {
     "event.dec / 3": "/ on decimal(10,2) and decimal(1,0)",
     "event.day > 'today'": "the date 'today'",
     "event.ts > 'now'": "the timestamp 'now'",
-    "event.ts > '2020-01-01 12:00:00 Europe/Berlin'": "the timestamp '2020-01-01 12:00:00 Europe/Berlin'",
-    "event.ts > '2021-02-29'": "the timestamp '2021-02-29'",
     "timestamp(event.when)": "a cast from string to timestamp",
     "try_cast(event.when AS timestamp)": "a cast from string to timestamp",
     "to_timestamp(event.when)": "a cast from string to timestamp",
@@ -203,6 +200,7 @@ OTHER = {
     "string(value)": "a cast from binary to string",
     "event.a & 1": "the operator &",
     "md5(event.t)": "the function md5",
+    "split_part(event.t, ',', 2)": "the function split_part",
     "substring(event.bin, event.a)": "the function substring of binary",
 }
 
@@ -252,19 +250,20 @@ def differences(frame: DataFrame, rows: pa.Table, texts: Sequence[str]) -> list[
     expected = frame.select(*asked).toArrow()
     nodes = translate(frame, [F.expr(text) for text in texts])
     columns = {name: rows.column(name).combine_chunks() for name in rows.column_names}
-    events, found = rows.column("event").to_pylist(), []
+    present = rows.column("event").is_valid().to_pylist()
+    found = []
     for k, (text, node) in enumerate(zip(texts, nodes, strict=True)):
         value, raised = evaluate(node, columns, len(rows))
         value.validate(full=True)
         marks = raised.to_pylist() if raised is not None else [False] * len(rows)
         both = zip(
-            *(plain(expected.column(f"v{k}")), expected.column(f"r{k}").to_pylist(), plain(value), marks, events),
+            *(plain(expected.column(f"v{k}")), expected.column(f"r{k}").to_pylist(), plain(value), marks, present),
             strict=True,
         )
         found += [
-            f"{text}: {'raised' if r else v} in Spark, {'raised' if m else w} in Arrow for {e}"
-            for v, r, w, m, e in both
-            if e is not None and (r, v) != (m, w)
+            f"{text}: {'raised' if r else v} in Spark, {'raised' if m else w} in Arrow for row {row}"
+            for row, (v, r, w, m, is_present) in enumerate(both)
+            if is_present and (r, v) != (m, w)
         ]
     return found
 
@@ -302,14 +301,6 @@ def test_compiled_expressions_have_the_same_values(spark: SparkSession, compiled
     """Without it rules have the values of Spark's interpreter, which runs in tests only."""
     texts = [text for theme in ("laziness", "arithmetic") for text in listed(theme)]
     assert differences(framed(spark, ROWS), ROWS, texts) == []
-
-
-@pytest.mark.parametrize("name", ["Nvl", "NullIf", "Between", "EqualNull", "TryAdd", "TryElementAt"])
-def test_what_another_spark_no_longer_rewrites_is_left_to_it(name: str) -> None:
-    """Without it `get(array, 5)` was the array itself on Spark 4.1, which has the operands in place of a rewriting."""
-    made = Node("column", "integer", with_="a"), Node("column", "integer", with_="b")
-    with pytest.raises(Untranslatable, match="as this version of Spark has it"):
-        MAKERS[name](name, {}, made)
 
 
 @pytest.mark.parametrize("text", OTHER)

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from router.delta.unreadable_values import FIRST_DAY, LAST_DAY
 from router.engine.expressions.tree import (
     FLOATS,
     INTEGERS,
@@ -22,7 +23,6 @@ from router.engine.expressions.tree import (
     Untranslatable,
     arrow_type_of,
     by_value,
-    is_constant,
     precision,
     type_name,
 )
@@ -46,7 +46,6 @@ _NAMED = {
     **dict.fromkeys(("-inf", "-infinity"), float("-inf")),
 }
 USUAL_DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([ T]|$)"
-CONSTANT_TIME = re.compile(r"\d{4}-\d\d-\d\d(?:[ T]\d\d:\d\d:\d\d(?:\.\d{1,6})?Z?)?", re.ASCII)
 _NO_TEXT = pa.scalar(None, pa.string())
 NOW = ("epoch", "now", "today", "tomorrow", "yesterday")
 TRUE = ("t", "true", "y", "yes", "1")
@@ -82,24 +81,9 @@ def cast(_: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
         return Node("literal", kind)
     if "timestamp" in (have, kind) and {have, kind} & {"date", "timestamp_ntz", "string"}:
         check_zone(entry)
-    if (have, kind) == ("string", "timestamp") and is_constant(of[0]):
-        return _constant_time(of[0].with_)
     if _converter(have, kind) is None:
         raise Untranslatable(f"a cast from {type_name(have)} to {type_name(kind)}")
-    if kind == "date" and is_constant(of[0]) and str(of[0].with_).strip().lower() in NOW:
-        raise Untranslatable(f"the date '{of[0].with_}'")
     return Node("cast", kind, of)
-
-
-def _constant_time(text: str) -> Node:
-    """Return the time that a constant of a rule means. Columns of texts are left to Spark, which knows all zones."""
-    if not CONSTANT_TIME.fullmatch(text):
-        raise Untranslatable(f"the timestamp '{text}'")
-    try:
-        time = pa.scalar(text.removesuffix("Z")).cast(pa.timestamp("us"))
-    except pa.ArrowInvalid:  # a day that does not exist
-        raise Untranslatable(f"the timestamp '{text}'") from None
-    return Node("literal", "timestamp", with_=time.value)
 
 
 def check_zone(entry: PlanEntry) -> None:
@@ -185,8 +169,8 @@ WIDE = pa.decimal128(38, 0)
 
 def _wide_integer(text: str) -> int:
     """Return a whole number; one that no type holds is cut, since it may have too many digits for a decimal."""
-    number = int(text)
-    return number if abs(number) < 2**64 else 2**64
+    # Python reads no integer of more than 4300 digits, and any of them as a fraction.
+    return int(text) if abs(float(text)) < 2.0**64 else 2**64
 
 
 def _real(value: pa.Array, to: pa.DataType) -> Value:
@@ -231,9 +215,46 @@ def _dates(value: pa.Array, to: pa.DataType) -> Value:
 
 def _moment_text(value: pa.Array, to: pa.DataType) -> pa.Array:
     """Return times as text, without the zeros at the end of a second's fraction."""
-    text = pc.strftime(pc.cast(value, pa.timestamp("us")), "%Y-%m-%d %H:%M:%S")
+    value = pc.cast(value, pa.timestamp("us"))
+    near = _within(_days(value))
+    text = pc.strftime(pc.if_else(near, value, pa.scalar(None, value.type)), "%Y-%m-%d %H:%M:%S")
     without_zeros = pc.replace_substring_regex(text, r"(\.[0-9]*?)0+$", r"\1")
-    return pc.replace_substring_regex(without_zeros, r"\.$", "")
+    near_text = pc.replace_substring_regex(without_zeros, r"\.$", "")
+    far = pc.if_else(near, pa.scalar(None, pa.int64()), pc.cast(value, pa.int64()))
+    return pc.coalesce(near_text, by_value(far, _far_moment, pa.string()))
+
+
+def _day_text(value: pa.Array, to: pa.DataType) -> pa.Array:
+    days = pc.cast(value, pa.int32())
+    near = _within(days)
+    text = pc.cast(pc.if_else(near, value, pa.scalar(None, value.type)), pa.string())
+    return pc.coalesce(text, by_value(pc.if_else(near, pa.scalar(None, pa.int32()), days), _far_day, pa.string()))
+
+
+def _within(days: pa.Array) -> pa.Array:
+    """Return which days are of the years 1 to 9999: Arrow and Spark print these alike."""
+    return pc.and_(pc.greater_equal(days, FIRST_DAY), pc.less_equal(days, LAST_DAY))
+
+
+def _far_day(day: int) -> str:
+    """Return a day as Java prints it: a year of more than four digits has a sign."""
+    text = str(np.datetime64(day, "D"))
+    year = int(text[:-6])
+    return f"{'+' if year > 9999 else '-' if year < 0 else ''}{abs(year):04d}{text[-6:]}"
+
+
+def _far_moment(micros: int) -> str:
+    day, rest = divmod(micros, 86_400 * _MICROS)
+    seconds, fraction = divmod(rest, _MICROS)
+    clock = f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+    return f"{_far_day(day)} {clock}" + (f".{fraction:06d}".rstrip("0") if fraction else "")
+
+
+def _midnight(value: pa.Array, to: pa.DataType) -> Value:
+    """Return days as times; beyond some 292 000 years there are none."""
+    days = pc.cast(pc.cast(value, pa.int32()), pa.int64())
+    failed = pc.greater(pc.abs(days), LAST_MIDNIGHT)
+    return pc.cast(pc.multiply(pc.if_else(failed, 0, days), 86_400 * _MICROS), to), failed
 
 
 def _of_decimals(have: str, kind: str) -> Callable[[pa.Array, pa.DataType], Value] | None:
@@ -252,9 +273,11 @@ def _of_decimals(have: str, kind: str) -> Callable[[pa.Array, pa.DataType], Valu
 
 def rescale(value: pa.Array, to: pa.DataType) -> Value:
     """Return decimals as another decimal type, rounded half up, and where they have too many digits."""
-    wide = pc.cast(value, pa.decimal256(60, value.type.scale))
+    wide = pc.cast(value, pa.decimal256(76, value.type.scale))
     if to.scale < value.type.scale:
         wide = pc.round(wide, to.scale, "half_towards_infinity")
+    if to.precision - to.scale > value.type.precision - value.type.scale:
+        return pc.cast(wide, to), None  # there is room for each of them, also rounded up
     limit = pa.scalar(Decimal(10) ** (to.precision - to.scale), wide.type)
     failed = pc.or_(pc.greater_equal(wide, limit), pc.less_equal(wide, pc.negate(limit)))
     return pc.cast(pc.if_else(failed, pa.scalar(None, wide.type), wide), to), failed
@@ -278,6 +301,8 @@ def _unscaled(value: pa.Array) -> pa.Array:
 
 
 _MICROS = 1_000_000
+LAST_MIDNIGHT = (2**63 - 1) // (86_400 * _MICROS)
+"""The last day, counted from 1970, whose midnight a time of 64 bits in microseconds reaches."""
 _CONVERTERS: dict[tuple[str, str], Callable[[pa.Array, pa.DataType], Value]] = {
     **dict.fromkeys([("boolean", kind) for kind in NUMBERS], lambda value, to: pc.cast(pc.cast(value, pa.int8()), to)),
     **dict.fromkeys(
@@ -289,10 +314,10 @@ _CONVERTERS: dict[tuple[str, str], Callable[[pa.Array, pa.DataType], Value]] = {
     ("string", "boolean"): _boolean,
     ("string", "date"): _dates,
     ("string", "binary"): _plain,
-    ("date", "string"): _plain,
+    ("date", "string"): _day_text,
     ("timestamp", "string"): _moment_text,
     ("timestamp_ntz", "string"): _moment_text,
-    **dict.fromkeys([("date", "timestamp"), ("date", "timestamp_ntz")], _plain),
+    **dict.fromkeys([("date", "timestamp"), ("date", "timestamp_ntz")], _midnight),
     **dict.fromkeys([("timestamp", "date"), ("timestamp_ntz", "date")], lambda value, to: pc.cast(_days(value), to)),
     **dict.fromkeys(
         [("timestamp", "timestamp_ntz"), ("timestamp_ntz", "timestamp")],

@@ -1,14 +1,14 @@
 """Evaluate Spark's expressions on Arrow: most rules, projections and table names.
 
 Spark has analysed an expression before it is translated: names are resolved, the two sides of a comparison have the
-same type, every implicit cast is written out. An expression is translated only if it has the same values in Arrow;
-`Untranslatable` names the part that has not. `translate` runs on the driver, `evaluate` on executors.
+same type, every implicit cast is written out. What is translated is what Spark's optimiser makes of it, since that is
+what Spark would evaluate: it reorders sums, leaves off what constants decide, and drops what is written twice. It is
+translated only if it has the same values in Arrow; `Untranslatable` names the part that has not. `translate` runs on
+the driver, `evaluate` on executors.
 
 If Spark would raise on a row, the value is null and the row is marked. Spark evaluates only the operands that it needs:
 `a = 0 OR 10 / a > 1` does not raise if `a` is 0. Here every operand is evaluated for all rows, and its marks count
-on the rows for which Spark would have evaluated it. Operands that Spark's optimiser leaves off because of a constant
-are left off here as well. One difference remains: if it drops a part that is written twice, as in
-`a AND (a OR 1 / b > 0)`, this part may raise here on a row whose `a` is null.
+on the rows for which Spark would have evaluated it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.errors import PySparkException
 
 from router.delta.unreadable_values import is_text, not_utf8
 from router.engine.expressions import casts, functions, text
@@ -36,7 +37,8 @@ from router.engine.expressions.tree import (
     type_name,
     unwrap,
 )
-from router.spark_internals import analysed, schema_text
+from router.errors import first_line
+from router.spark_internals import analysed, optimised, schema_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -56,12 +58,45 @@ def translate(frame: DataFrame, columns: Sequence[Column]) -> list[Node]:
         raise Untranslatable("an expression without ANSI mode (spark.sql.ansi.enabled)")
     if "collate" in schema_text(frame).lower():
         raise Untranslatable("a column with a collation")
-    aliases = [column.alias(f"_{k}") for k, column in enumerate(columns)]
-    projections = analysed(frame.select(*aliases)).projectList()
-    nodes = [_Tree(projections.apply(k)).node() for k in range(len(aliases))]
+    selection = frame.select(*[column.alias(f"_{k}") for k, column in enumerate(columns)])
+    written = analysed(selection).projectList()
+    for k in range(len(columns)):
+        _check_written(written.apply(k))
+    try:
+        plan = optimised(selection)
+    except PySparkException as error:
+        raise Untranslatable(f"a constant on which Spark raises: {first_line(error)}") from None
+    nodes = _projected(plan)
     for node in nodes:
         _check_constants(node)
     return nodes
+
+
+def _check_written(expression: Any) -> None:
+    """Refuse what the optimiser would hide: names that users know, and constants that are of the moment."""
+    if "collate" in QUOTED.sub("", expression.sql()).lower():
+        raise Untranslatable("a collation")
+    entries = json.loads(expression.toJSON())
+    for place, entry in enumerate(entries):
+        name = _class_name(entry)
+        if name not in MAKERS and name not in REWRITTEN:
+            raise Untranslatable(_name_for_users(expression, entries, place))
+        text = entries[place + 1] if name in ("Cast", "ParseToDate", "ParseToTimestamp") else {}
+        if _class_name(text) == "Literal" and str(text["value"]).strip().lower() in casts.NOW:
+            raise Untranslatable(f"the {entry.get('dataType', 'date')} '{text['value']}'")
+
+
+def _projected(plan: Any) -> list[Node]:
+    """Return the expressions of a plan of projections: an inner one has what the others use more than once."""
+    named: dict[int, Node] = {}
+    if plan.nodeName() == "Project" and plan.child().nodeName() != "OneRowRelation":
+        inner = plan.child()
+        if inner.nodeName() != "Project":
+            raise Untranslatable(f"an expression that Spark evaluates in a plan of its own ({inner.nodeName()})")
+        for k, node in enumerate(_projected(inner)):
+            named[inner.projectList().apply(k).exprId().id()] = node
+    projections = plan.projectList()
+    return [_Tree(projections.apply(k), named).node() for k in range(projections.size())]
 
 
 def _check_constants(node: Node) -> None:
@@ -86,46 +121,78 @@ def evaluate(node: Node, columns: Mapping[str, pa.Array], rows: int) -> tuple[pa
 
 
 class _Tree:
-    """The tree of one analysed expression. Spark writes it as a list, each node before its children."""
+    """The tree of one expression. Spark writes it as a list, each node before its children.
 
-    def __init__(self, expression: Any) -> None:
+    `named` are the expressions of an inner projection, by their ids.
+    """
+
+    def __init__(self, expression: Any, named: Mapping[int, Node]) -> None:
         self.expression = expression
         self.entries = iter(json.loads(expression.toJSON()))
-        sql = QUOTED.sub("", expression.sql()).lower()
-        if "collate" in sql:
-            raise Untranslatable("a collation")
-        self.tries = "try_cast(" in sql
+        self.named = named
 
     def node(self, path: tuple[int, ...] = ()) -> Node:
         """Return the node of the next entry; `path` is its place below the whole expression."""
         entry = next(self.entries)
-        name = entry["class"].rsplit(".", 1)[-1]
+        name = _class_name(entry)
         make = MAKERS.get(name)
         if make is None:
-            raise Untranslatable(self._name_for_users(path, name))
+            raise Untranslatable(f"the function {_at(self.expression, path).prettyName()}")
+        if name == "AttributeReference" and entry["exprId"]["id"] in self.named:
+            return self.named[entry["exprId"]["id"]]
         # As text in the tree such a constant may be the address of an array, or a local time.
         if name == "Literal" and entry["dataType"] in ("binary", *TIME_TYPES) and entry["value"] is not None:
-            entry["value"] = self._expression_at(path).value()
+            entry["value"] = _at(self.expression, path).value()
+        if name == "InSet":
+            entry["hset"] = _values(_at(self.expression, path).hset().iterator())
         if "escapeChar" in entry:
-            entry["escapeChar"] = str(self._expression_at(path).escapeChar())
+            entry["escapeChar"] = str(_at(self.expression, path).escapeChar())
         of = tuple(self.node((*path, k)) for k in range(entry["num-children"]))
         node = make(name, entry, of)
         # A cast to the type that its operand has is that operand.
-        if name != "Cast" or not self.tries or node is of[0]:
+        if name not in WITH_MODE or node in of:
             return node
-        return replace(node, quiet=self._expression_at(path).prettyName() == "try_cast")
+        return replace(node, quiet=_at(self.expression, path).evalMode().toString() == "TRY")
 
-    def _expression_at(self, path: tuple[int, ...]) -> Any:
-        expression = self.expression
-        for k in path:
-            expression = expression.children().apply(k)
-        return expression
 
-    def _name_for_users(self, path: tuple[int, ...], name: str) -> str:
-        """Return an expression that cannot be translated as a user would call it."""
-        if name.endswith("UDF"):
-            return "a user-defined function"
-        return UNTRANSLATED.get(name) or f"the function {self._expression_at(path).prettyName()}"
+WITH_MODE = ("Cast", "Add", "Subtract", "Multiply", "Divide", "IntegralDivide", "Remainder")
+"""Expressions that raise, or give null where Spark's author wrote `try_`."""
+
+
+def _class_name(entry: PlanEntry) -> str:
+    return str(entry.get("class", "")).rsplit(".", 1)[-1]
+
+
+def _at(expression: Any, path: Sequence[int]) -> Any:
+    for k in path:
+        expression = expression.children().apply(k)
+    return expression
+
+
+def _values(iterator: Any) -> list[Any]:
+    """Return what an iterator of Scala has: numbers, and all else as text."""
+    values = []
+    while iterator.hasNext():
+        value = iterator.next()
+        values.append(value if value is None or isinstance(value, (bool, int, float, bytes)) else value.toString())
+    return values
+
+
+def _name_for_users(expression: Any, entries: list[PlanEntry], place: int) -> str:
+    """Return the expression of an entry, which cannot be translated, as a user would call it."""
+    name = _class_name(entries[place])
+    if name.endswith("UDF"):
+        return "a user-defined function"
+    if name in UNTRANSLATED:
+        return UNTRANSLATED[name]
+    # Every node before the entry is one of its ancestors, or has all of its children before it as well.
+    missing: list[list[int]] = []
+    for entry in entries[:place]:
+        missing.append([0, entry["num-children"]])
+        while missing[-1][0] == missing[-1][1]:
+            missing.pop()
+            missing[-1][0] += 1
+    return f"the function {_at(expression, [child for child, _ in missing]).prettyName()}"
 
 
 UNTRANSLATED = {
@@ -142,23 +209,6 @@ UNTRANSLATED = {
 
 def _column(_: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
     return Node("column", entry["dataType"], with_=entry["name"])
-
-
-def _quiet(name: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
-    """Return an operation that gives null instead of its own errors; errors of its operands stay."""
-    return replace(unwrap(name, entry, of), quiet=True)
-
-
-def _get(name: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
-    """Return a look-up that never raises: Spark 4.1 leaves its operands as they are, 4.0 rewrites it."""
-    if len(of) == 1:
-        return unwrap(name, entry, of)
-    return functions.item("GetArrayItem", {"failOnError": False}, of)
-
-
-def _typed_null(name: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
-    """Return the null that Spark 4.2 writes by an expression of its type, which it does not evaluate."""
-    return Node("literal", unwrap(name, entry, of).kind)
 
 
 def _guarded(name: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
@@ -188,10 +238,7 @@ def _case_node(name: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
     values = of[1::2]
     if len(of) % 2:
         values += of[-1:]
-    kind = _common_kind(name, values)
-    if len(of) % 2 and all(value == values[0] for value in values):
-        return values[0]  # Spark's optimiser leaves off conditions that decide nothing
-    return Node(name, kind, of)
+    return Node(name, _common_kind(name, values), of)
 
 
 def _common_kind(name: str, values: tuple[Node, ...]) -> Kind:
@@ -202,40 +249,27 @@ def _common_kind(name: str, values: tuple[Node, ...]) -> Kind:
     return kind
 
 
-def _bound(_: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
-    """Return an expression with its named part in its places: Spark writes BETWEEN so."""
-    body, *parts = of
-    if len(parts) != 1:  # the parts have no names in Spark's tree
-        raise Untranslatable("an expression with several named parts")
-
-    def fill(node: Node) -> Node:
-        if node.op == "part":
-            return parts[0].of[0]
-        return replace(node, of=tuple(map(fill, node.of)))
-
-    return fill(body)
+def _in_set(name: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
+    """Return IN with many constants."""
+    kind = of[0].kind
+    items = [casts.literal("Literal", {"dataType": kind, "value": value}, ()) for value in entry["hset"]]
+    return _in("In", entry, (*of, *items))
 
 
-def _part(_: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
-    return Node("part", of[0].kind if of else entry["dataType"], of)
-
-
+REWRITTEN = {
+    *("Nvl", "NullIf", "Nvl2", "Between", "Extract", "DatePart", "DatetimeSub", "EqualNull", "Get", "TypedNullLiteral"),
+    *("TryAdd", "TrySubtract", "TryMultiply", "TryDivide", "TryMod", "With", "CommonExpressionDef"),
+    *("CommonExpressionRef", "Left", "Right", "ILike", "ParseToDate", "ParseToTimestamp", "TryElementAt"),
+}
+"""What users write and Spark's optimiser replaces."""
 MAKERS: dict[str, Callable[[str, PlanEntry, tuple[Node, ...]], Node]] = {
-    # All but the first have been rewritten: they stand for their only child.
-    **dict.fromkeys(
-        ("Alias", "Nvl", "NullIf", "Nvl2", "Between", "Extract", "DatePart", "DatetimeSub", "EqualNull"), unwrap
-    ),
-    "Get": _get,
-    "TypedNullLiteral": _typed_null,
-    **dict.fromkeys(("TryAdd", "TrySubtract", "TryMultiply", "TryDivide", "TryMod"), _quiet),
+    "Alias": unwrap,
     "TryEval": _guarded,
-    "With": _bound,
-    "CommonExpressionDef": _part,
-    "CommonExpressionRef": _part,
     "AttributeReference": _column,
     "Literal": casts.literal,
     "Cast": casts.cast,
     "In": _in,
+    "InSet": _in_set,
     **dict.fromkeys(("IsNull", "IsNotNull", "And", "Or", "Not"), _logical),
     "Coalesce": _coalesce_node,
     **dict.fromkeys(("If", "CaseWhen"), _case_node),
@@ -293,18 +327,17 @@ def _strict(node: Node, of: list[_Result]) -> _Result:
         valid = operand.value.is_valid() if isinstance(operand.value, pa.Array) else pa.scalar(operand.value.is_valid)
         reached = pc.and_(reached, valid)
     value, failed = _apply(node, [operand.value for operand in of])
-    if any(map(_is_null_constant, of)):
-        return _Result(value)  # Spark's optimiser leaves off the whole
     if failed is None:
         return _Result(value, raised)
     failed = _true(failed)
+    if node.quiet and node.op in functions.RIGHT_FIRST:
+        # A divisor of zero is enough for null: Spark does not evaluate the dividend then.
+        dividend, divisor = of
+        given = pc.and_(pc.is_valid(divisor.value), pc.invert(failed))
+        raised = _either(divisor.raised, _where(given, dividend.raised))
     if not node.quiet:
         raised = _either(raised, pc.and_(reached, failed))
     return _Result(pc.if_else(failed, pa.scalar(None, value.type), value), raised)
-
-
-def _is_null_constant(result: _Result) -> bool:
-    return result.raised is None and isinstance(result.value, pa.Scalar) and not result.value.is_valid
 
 
 def _apply(node: Node, values: list[Any]) -> tuple[Any, Any]:
@@ -364,21 +397,12 @@ def _caught(node: Node, of: list[_Result]) -> _Result:
 
 def _and(node: Node, of: list[_Result]) -> _Result:
     left, right = of
-    if _is_constant(right, False):
-        return right
     reached = pc.fill_null(left.value, True)
     return _Result(pc.and_kleene(left.value, right.value), _either(left.raised, _where(reached, right.raised)))
 
 
-def _is_constant(result: _Result, value: bool) -> bool:
-    """Return whether this is a constant that decides: Spark's optimiser then leaves off the left side as well."""
-    return result.raised is None and isinstance(result.value, pa.Scalar) and result.value.as_py() is value
-
-
 def _or(node: Node, of: list[_Result]) -> _Result:
     left, right = of
-    if _is_constant(right, True):
-        return right
     reached = pc.invert(_true(left.value))
     return _Result(pc.or_kleene(left.value, right.value), _either(left.raised, _where(reached, right.raised)))
 
@@ -412,8 +436,6 @@ def _if(holds: _Mask, then: Value, other: Value) -> Value:
 def _is_in(node: Node, of: list[_Result]) -> _Result:
     """Compare with one item after the other, until one is equal."""
     value, *items = of
-    if all(map(_is_null_constant, items)):
-        return _Result(pa.scalar(None, pa.bool_()))  # Spark's optimiser leaves off the value then
     valid = pc.is_valid(value.value)
     no_truth = pa.scalar(None, pa.bool_())
     # Constants are looked up at once, but for fractions: NaN equals itself in Spark.

@@ -7,7 +7,6 @@ null on it.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from decimal import ROUND_HALF_UP, Decimal
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from router.engine.expressions.casts import cast, check_zone, floor_divided, rescale
+from router.engine.expressions.casts import check_zone, floor_divided, rescale
 from router.engine.expressions.tree import (
     FLOATS,
     INTEGERS,
@@ -42,6 +41,8 @@ if TYPE_CHECKING:
     from router.engine.expressions.tree import Kind, PlanEntry, Value
 
 _Nodes = tuple[Node, ...]
+MOST_DIGITS = 38
+"""The digits that a decimal may have."""
 RIGHT_FIRST = ("Divide", "IntegralDivide", "Remainder")
 """Spark evaluates a divisor first, and stops if it is null."""
 ALL = ("EqualNullSafe", "IsNaN", "Greatest", "Least", "CreateNamedStruct")
@@ -59,8 +60,6 @@ def _compared(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     check_comparable("a comparison", of[0].kind, "binary")
     if of[0].kind != of[1].kind:
         raise Untranslatable(f"a comparison of {type_name(of[0].kind)} and {type_name(of[1].kind)}")
-    if name == "EqualNullSafe" and of[0] == of[1]:
-        return Node("literal", "boolean", with_=True)  # Spark's optimiser evaluates neither
     return Node(name, "boolean", of)
 
 
@@ -124,7 +123,7 @@ def _arithmetic(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     else:
         scale = max(left_scale, right_scale)
         digits = max(left_digits - left_scale, right_digits - right_scale) + scale + 1
-    if digits > 38 or min(left_scale, right_scale) < 0:  # Spark would take digits off
+    if digits > MOST_DIGITS or min(left_scale, right_scale) < 0:  # Spark would take digits off
         raise Untranslatable(f"{_SIGNS[name]} on {left.kind} and {right.kind}, which has more than 38 digits")
     return Node(name, f"decimal({digits},{scale})", of)
 
@@ -209,7 +208,9 @@ def _numbers(value: pa.Array) -> npt.NDArray[Any]:
 def _signed(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     if name == "UnaryMinus" and str(of[0].kind).startswith("interval") and is_constant(of[0]):
         return Node("literal", of[0].kind, with_=-of[0].with_)  # a time minus an interval is written so
-    if of[0].kind not in NUMBERS and not precision(of[0].kind):
+    # Spark takes these of a decimal with 38 digits for ones that are too wide.
+    size = precision(of[0].kind)
+    if of[0].kind not in NUMBERS and (size is None or size[0] == MOST_DIGITS):
         raise Untranslatable(f"{_NAMES[name]} of {type_name(of[0].kind)}")
     return Node(name, of[0].kind, of)
 
@@ -238,7 +239,7 @@ def _round(name: str, entry: PlanEntry, of: _Nodes) -> Node:
         return Node(name, value.kind, (value,), places.with_)
     digits, old_scale = size
     scale = min(old_scale, places.with_)
-    digits = min(38, digits - old_scale + 1 + scale)
+    digits = min(MOST_DIGITS, digits - old_scale + 1 + scale)
     return Node(name, f"decimal({digits},{scale})", (value,), places.with_)
 
 
@@ -298,23 +299,45 @@ def _date_part(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     return Node(name, "integer", of)
 
 
-_CLOCK = {"Hour": pc.hour, "Minute": pc.minute, "Second": pc.second}
-_CALENDAR: dict[str, Callable[[pa.Array], pa.Array]] = {
-    "Year": pc.year,
-    "Quarter": pc.quarter,
-    "Month": pc.month,
-    "WeekOfYear": pc.iso_week,
-    "DayOfMonth": pc.day,
-    "DayOfYear": pc.day_of_year,
-    "DayOfWeek": lambda value: pc.day_of_week(value, count_from_zero=False, week_start=7),
-    "WeekDay": pc.day_of_week,
-}
+_CLOCK = {"Hour": (3_600_000_000, 24), "Minute": (60_000_000, 60), "Second": (1_000_000, 60)}
+"""Microseconds in each, and how many come before they begin again."""
+_CALENDAR = ("Year", "Quarter", "Month", "WeekOfYear", "DayOfMonth", "DayOfYear", "DayOfWeek", "WeekDay")
 
 
 def _part_of_date(node: Node, value: pa.Array) -> pa.Array:
+    """Return a part of dates or times. NumPy counts in any year, Arrow's own functions to the year 32767 only."""
+    nulls = _numbers(pc.is_null(value))
     if node.op in _CLOCK:
-        return pc.cast(_CLOCK[node.op](pc.cast(value, pa.timestamp("us"))), pa.int32())
-    return pc.cast(_CALENDAR[node.op](value), pa.int32())
+        size, count = _CLOCK[node.op]
+        parts = _numbers(pc.cast(value, pa.int64())) // size % count
+    else:
+        parts = _calendar_part(node.op, _numbers(pc.cast(value, pa.int32())).astype("datetime64[D]"))
+    return pa.array(parts.astype(np.int32), mask=nulls)
+
+
+def _calendar_part(part: str, days: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return a part of days as a number: weeks are those of ISO 8601, their days begin on Sunday or Monday."""
+    weekdays: npt.NDArray[Any] = (_whole_numbers(days) + 3) % 7
+    if part in ("DayOfWeek", "WeekDay"):
+        return weekdays if part == "WeekDay" else (weekdays + 1) % 7 + 1
+    if part == "WeekOfYear":  # that of its Thursday
+        days = days + (3 - weekdays)
+    years = days.astype("datetime64[Y]")
+    if part == "Year":
+        return _whole_numbers(years) + 1970
+    days_of_year: npt.NDArray[Any] = _whole_numbers(days - years.astype("datetime64[D]"))
+    if part in ("DayOfYear", "WeekOfYear"):
+        return days_of_year + 1 if part == "DayOfYear" else days_of_year // 7 + 1
+    months = days.astype("datetime64[M]")
+    if part == "DayOfMonth":
+        return _whole_numbers(days - months.astype("datetime64[D]")) + 1
+    month = _whole_numbers(months) % 12
+    return month + 1 if part == "Month" else month // 3 + 1
+
+
+def _whole_numbers(times: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Return days, months or years as the numbers of them since 1970."""
+    return times.astype(np.int64)
 
 
 def _shifted(name: str, entry: PlanEntry, of: _Nodes) -> Node:
@@ -345,6 +368,13 @@ def _later(name: str, entry: PlanEntry, of: _Nodes) -> Node:
 
 _LATER = ("TimeAdd", "TimestampAddInterval")
 """Its names in Spark 4.0 and Spark 4.1."""
+
+
+def _moved(node: Node, value: pa.Array) -> Value:
+    micros = pc.cast(value, pa.int64())
+    by = node.with_
+    failed = pc.greater(micros, 2**63 - 1 - by) if by > 0 else pc.less(micros, -(2**63) - by)
+    return pc.cast(pc.add(pc.if_else(failed, 0, micros), by), value.type), failed
 
 
 def _seconds(name: str, entry: PlanEntry, of: _Nodes) -> Node:
@@ -392,7 +422,7 @@ def _since_epoch(node: Node, value: pa.Array) -> Value:
 def _truncated(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     if name == "TruncTimestamp":
         unit, value = of
-        units = {**_DATE_UNITS, **_CLOCK_UNITS}
+        units: dict[str, Any] = {**_DATE_UNITS, **_CLOCK_UNITS}
         kind = "timestamp"
     else:
         value, unit = of
@@ -411,30 +441,48 @@ _DATE_UNITS = {
     **dict.fromkeys(("month", "mon", "mm"), "month"),
     "week": "week",
 }
+_DAY = 86_400_000_000
 _CLOCK_UNITS = {
-    **dict.fromkeys(("day", "dd"), "day"),
-    **{unit: unit for unit in ("hour", "minute", "second", "millisecond", "microsecond")},
+    **dict.fromkeys(("day", "dd"), _DAY),
+    **{"hour": 3_600_000_000, "minute": 60_000_000, "second": 1_000_000, "millisecond": 1_000, "microsecond": 1},
 }
+"""The microseconds of each."""
 
 
-def _floored(node: Node, value: pa.Array) -> pa.Array:
-    return pc.cast(pc.floor_temporal(pc.cast(value, pa.timestamp("us")), unit=node.with_), value.type)
+def _floored(node: Node, value: pa.Array) -> Value:
+    """Return the beginning of a unit of days or times. Before the first day Spark comes to the last one."""
+    nulls = _numbers(pc.is_null(value))
+    if node.kind == "date":
+        begins = _first_days(node.with_, _numbers(pc.cast(value, pa.int32())))
+        failed = (begins < -(2**31)) & (node.with_ == "quarter")
+        return _as(node, begins.astype(np.int32), nulls), pa.array(failed)
+    micros = _numbers(pc.cast(value, pa.int64()))
+    size = node.with_
+    if isinstance(size, str):
+        units = _first_days(size, micros // _DAY)
+        size = _DAY
+    else:
+        units = micros // size
+    failed = units < -((2**63) // size)
+    return _as(node, np.where(failed, 0, units) * size, nulls), pa.array(failed)
 
 
-def _read_date(name: str, entry: PlanEntry, of: _Nodes) -> Node:
-    """Return a cast: to_date and to_timestamp without a format stand for one."""
-    kind = "date" if name == "ParseToDate" else entry["dataType"]
-    if len(of) > 1:
-        raise Untranslatable(f"the function to_{kind} with a format")
-    strict = entry.get("failOnError", entry.get("ansiEnabled"))
-    node = cast(name, {**entry, "dataType": kind}, of)
-    return node if strict or node is of[0] else replace(node, quiet=True)
+def _as(node: Node, numbers: npt.NDArray[Any], nulls: npt.NDArray[Any]) -> pa.Array:
+    return pc.cast(pa.array(numbers, mask=nulls), arrow_type_of(node.kind))
+
+
+def _first_days(unit: str, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the first day of the week, month, quarter or year of days, all counted from 1970."""
+    if unit == "week":
+        # In the 32 bits of Java, which count on from the other end.
+        before = (_whole_numbers(numbers) - 7).astype(np.int32)
+        return _whole_numbers(before + np.int32(1) + (np.fmod(np.int32(3) - before, np.int32(7)) + np.int32(7)) % 7)
+    months = _whole_numbers(numbers.astype("datetime64[D]").astype("datetime64[M]"))
+    size = {"month": 1, "quarter": 3, "year": 12}[unit]
+    return _whole_numbers((months // size * size).astype("datetime64[M]").astype("datetime64[D]"))
 
 
 def _field(_: str, entry: PlanEntry, of: _Nodes) -> Node:
-    if of[0].op == "CreateNamedStruct":  # Spark makes no struct for it, and evaluates none of the other fields
-        field: Node = of[0].of[entry["ordinal"]]
-        return field
     return Node("field", of[0].kind["fields"][entry["ordinal"]]["type"], of, entry["ordinal"])
 
 
@@ -581,12 +629,10 @@ MAKERS: dict[str, Callable[[str, PlanEntry, _Nodes], Node]] = {
     **dict.fromkeys(_UNIX, _seconds),
     **dict.fromkeys(_EPOCHS, _moment),
     **dict.fromkeys(("TruncTimestamp", "TruncDate"), _truncated),
-    **dict.fromkeys(("ParseToDate", "ParseToTimestamp"), _read_date),
     "GetStructField": _field,
     "GetArrayStructFields": _fields,
     "CreateNamedStruct": _struct,
     **dict.fromkeys(("GetArrayItem", "GetMapValue", "ElementAt"), item),
-    "TryElementAt": unwrap,  # its look-up raises nothing by itself
     **dict.fromkeys(("Size", "ArraySize"), _size),
     **dict.fromkeys(("ArrayContains", "MapContainsKey"), _contains),
     **dict.fromkeys(("MapKeys", "MapValues"), _entries),
@@ -610,7 +656,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys((*_CLOCK, *_CALENDAR), _part_of_date),
     **dict.fromkeys(("DateAdd", "DateSub"), _shifted_date),
     "DateDiff": lambda node, end, start: pc.subtract(pc.cast(end, pa.int32()), pc.cast(start, pa.int32())),
-    **dict.fromkeys(_LATER, lambda node, value: pc.cast(pc.add(pc.cast(value, pa.int64()), node.with_), value.type)),
+    **dict.fromkeys(_LATER, _moved),
     **dict.fromkeys(_UNIX, _since),
     **dict.fromkeys(_EPOCHS, _since_epoch),
     **dict.fromkeys(("TruncTimestamp", "TruncDate"), _floored),

@@ -7,7 +7,6 @@ every different value.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
@@ -73,15 +72,8 @@ def _joined(node: Node, by: Value, *values: Value) -> pa.Array:
 def _substring(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     value, *rest = of
     if value.kind == "binary" and all(map(is_constant, rest)):
-        node = Node(name, "binary", (value,), tuple(constant.with_ for constant in rest))
-    else:
-        node = _constant(name, entry, of)
-    count = node.with_[-1]
-    if name == "Left":
-        return replace(node, op="Substring", with_=(1, count))
-    if name == "Right":
-        return replace(node, op="Substring", with_=(-count, _LARGEST) if count > 0 else (1, 0))
-    return node
+        return Node(name, "binary", (value,), tuple(constant.with_ for constant in rest))
+    return _constant(name, entry, of)
 
 
 def _sliced(node: Node, value: pa.Array) -> pa.Array:
@@ -211,26 +203,6 @@ def _before(node: Node, value: pa.Array) -> pa.Array:
     return by_value(value, first_part if count > 0 else last_part, pa.string())
 
 
-def _split(name: str, entry: PlanEntry, of: _Nodes) -> Node:
-    node = _constant(name, entry, of)
-    if node.with_[1] == 0 or not node.with_[0]:
-        raise Untranslatable("the function split_part without a delimiter or a part")
-    return node
-
-
-def _part(node: Node, value: pa.Array) -> pa.Array:
-    delimiter, number = node.with_
-
-    def part(text: str) -> str:
-        parts: list[str] = text.split(delimiter)
-        if abs(number) > len(parts):
-            return ""
-        place: int = number - 1 if number > 0 else number
-        return parts[place]
-
-    return by_value(value, part, pa.string())
-
-
 def _repeat(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     node = _constant(name, entry, of)
     if node.with_[0] > 1000:
@@ -239,15 +211,12 @@ def _repeat(name: str, entry: PlanEntry, of: _Nodes) -> Node:
 
 
 def _like(name: str, entry: PlanEntry, of: _Nodes) -> Node:
-    """Return a match with a pattern of LIKE. ILIKE compares texts and pattern in lower case."""
+    """Return a match with a pattern of LIKE."""
     value, pattern = of
     escape = entry.get("escapeChar") or "\\"
     if value.kind != "string" or not is_constant(pattern):
         raise Untranslatable("LIKE with a pattern that is no constant")
     sql = pattern.with_
-    if name == "ILike":
-        value = Node("Lower", "string", (value,))
-        sql = lower(sql)
     pieces = _pieces(sql, escape)
     # Spark cuts characters of more than 16 bits in two: nothing matches.
     if max(sql, default="") > "\uffff" and (escape in sql or not _simple(pieces)):
@@ -487,11 +456,10 @@ MAKERS: dict[str, Callable[[str, PlanEntry, _Nodes], Node]] = {
     **dict.fromkeys(
         ("StartsWith", "EndsWith", "Contains", "StringInstr", "StringReplace", "SubstringIndex", *_TRIMS), _constant
     ),
-    **dict.fromkeys(("Substring", "Left", "Right"), _substring),
+    "Substring": _substring,
     "StringLocate": _locate,
-    "SplitPart": _split,
     "StringRepeat": _repeat,
-    **dict.fromkeys(("Like", "ILike"), _like),
+    "Like": _like,
     "RLike": _rlike,
 }
 OPERATIONS: dict[str, Callable[..., Any]] = {
@@ -509,7 +477,6 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "SubstringIndex": _before,
     **dict.fromkeys(_TRIMS, _trimmed),
     "Substring": _sliced,
-    "SplitPart": _part,
     "StringRepeat": lambda node, value: pc.binary_repeat(value, max(node.with_[0], 0)),
     "Like": _like_matches,
     "RLike": _rlike_matches,
