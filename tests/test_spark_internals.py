@@ -100,6 +100,13 @@ def test_the_analysed_plan_has_its_expressions(spark: SparkSession) -> None:
     assert plan.projectList().apply(0).references().iterator().next().name() == "id"
 
 
+def test_the_optimised_selection_has_its_expressions(spark: SparkSession) -> None:
+    """Without it Arrow adds in another order than Spark, and a sum overflows in one of them only."""
+    frame = spark.createDataFrame([], "a long, b long").select(F.expr("a + 1 + b + 2").alias("x"))
+    (sum_,) = [spark_internals.optimised(frame).projectList().apply(0).sql()]
+    assert "3" in sum_
+
+
 def test_the_schema_as_text_shows_a_collation(spark: SparkSession) -> None:
     """Without it texts with a collation are compared by Arrow, which compares their bytes."""
     plain, collated = spark.sql("SELECT 'a' AS x"), spark.sql("SELECT 'a' COLLATE UTF8_LCASE AS x")

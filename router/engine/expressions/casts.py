@@ -58,7 +58,7 @@ def literal(_: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
     value = entry["value"]
     if value is None:
         return Node("literal", kind)
-    if kind in INTEGERS or str(kind).startswith("interval"):
+    if kind in INTEGERS:
         return Node("literal", kind, with_=int(value))
     if precision(kind):
         return Node("literal", kind, with_=Decimal(value))

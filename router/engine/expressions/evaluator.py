@@ -37,7 +37,6 @@ from router.engine.expressions.tree import (
     type_name,
     unwrap,
 )
-from router.errors import first_line
 from router.spark_internals import analysed, optimised, schema_text
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ def translate(frame: DataFrame, columns: Sequence[Column]) -> list[Node]:
     try:
         plan = optimised(selection)
     except PySparkException as error:
-        raise Untranslatable(f"a constant on which Spark raises: {first_line(error)}") from None
+        raise Untranslatable(f"a constant on which Spark raises {error.getCondition()}") from None
     nodes = _projected(plan)
     for node in nodes:
         _check_constants(node)

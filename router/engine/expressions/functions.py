@@ -1,4 +1,4 @@
-"""Comparisons, arithmetic, dates and look-ups with Spark's values.
+"""Comparisons, arithmetic and look-ups with Spark's values.
 
 For each there are two functions: one checks on the driver that the values of the operands' types are the same here, one
 computes on arrays. A function that can raise also returns the rows on which it does; a row counts only if no operand is
@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from router.engine.expressions.casts import check_zone, floor_divided, rescale
+from router.engine.expressions.casts import rescale
 from router.engine.expressions.tree import (
     FLOATS,
     INTEGERS,
@@ -206,8 +206,6 @@ def _numbers(value: pa.Array) -> npt.NDArray[Any]:
 
 
 def _signed(name: str, entry: PlanEntry, of: _Nodes) -> Node:
-    if name == "UnaryMinus" and str(of[0].kind).startswith("interval") and is_constant(of[0]):
-        return Node("literal", of[0].kind, with_=-of[0].with_)  # a time minus an interval is written so
     # Spark takes these of a decimal with 38 digits for ones that are too wide.
     size = precision(of[0].kind)
     if of[0].kind not in NUMBERS and (size is None or size[0] == MOST_DIGITS):
@@ -288,198 +286,6 @@ def _ceiled(node: Node, value: pa.Array) -> Value:
 
 def _nan(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     return Node(name, "boolean", of)
-
-
-def _date_part(name: str, entry: PlanEntry, of: _Nodes) -> Node:
-    kinds = ("timestamp", "timestamp_ntz") if name in _CLOCK else ("date",)
-    if of[0].kind not in kinds:
-        raise Untranslatable(f"the function {name.lower()} of {type_name(of[0].kind)}")
-    if of[0].kind == "timestamp":
-        check_zone(entry)
-    return Node(name, "integer", of)
-
-
-_CLOCK = {"Hour": (3_600_000_000, 24), "Minute": (60_000_000, 60), "Second": (1_000_000, 60)}
-"""Microseconds in each, and how many come before they begin again."""
-_CALENDAR = ("Year", "Quarter", "Month", "WeekOfYear", "DayOfMonth", "DayOfYear", "DayOfWeek", "WeekDay")
-
-
-def _part_of_date(node: Node, value: pa.Array) -> pa.Array:
-    """Return a part of dates or times. NumPy counts in any year, Arrow's own functions to the year 32767 only."""
-    nulls = _numbers(pc.is_null(value))
-    if node.op in _CLOCK:
-        size, count = _CLOCK[node.op]
-        parts = _numbers(pc.cast(value, pa.int64())) // size % count
-    else:
-        parts = _calendar_part(node.op, _numbers(pc.cast(value, pa.int32())).astype("datetime64[D]"))
-    return pa.array(parts.astype(np.int32), mask=nulls)
-
-
-def _calendar_part(part: str, days: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return a part of days as a number: weeks are those of ISO 8601, their days begin on Sunday or Monday."""
-    weekdays: npt.NDArray[Any] = (_whole_numbers(days) + 3) % 7
-    if part in ("DayOfWeek", "WeekDay"):
-        return weekdays if part == "WeekDay" else (weekdays + 1) % 7 + 1
-    if part == "WeekOfYear":  # that of its Thursday
-        days = days + (3 - weekdays)
-    years = days.astype("datetime64[Y]")
-    if part == "Year":
-        return _whole_numbers(years) + 1970
-    days_of_year: npt.NDArray[Any] = _whole_numbers(days - years.astype("datetime64[D]"))
-    if part in ("DayOfYear", "WeekOfYear"):
-        return days_of_year + 1 if part == "DayOfYear" else days_of_year // 7 + 1
-    months = days.astype("datetime64[M]")
-    if part == "DayOfMonth":
-        return _whole_numbers(days - months.astype("datetime64[D]")) + 1
-    month = _whole_numbers(months) % 12
-    return month + 1 if part == "Month" else month // 3 + 1
-
-
-def _whole_numbers(times: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Return days, months or years as the numbers of them since 1970."""
-    return times.astype(np.int64)
-
-
-def _shifted(name: str, entry: PlanEntry, of: _Nodes) -> Node:
-    if of[0].kind != "date" or of[1].kind not in INTEGERS:
-        raise Untranslatable(f"the function date_add of {type_name(of[0].kind)} and {type_name(of[1].kind)}")
-    return Node(name, "date", of)
-
-
-def _shifted_date(node: Node, date: Value, days: Value) -> Value:
-    apply = pc.add if node.op == "DateAdd" else pc.subtract
-    return pc.cast(apply(pc.cast(date, pa.int32()), pc.cast(days, pa.int32())), pa.date32())
-
-
-def _between_dates(name: str, entry: PlanEntry, of: _Nodes) -> Node:
-    if [node.kind for node in of] != ["date", "date"]:
-        raise Untranslatable("the function datediff of other types than dates")
-    return Node(name, "integer", of)
-
-
-def _later(name: str, entry: PlanEntry, of: _Nodes) -> Node:
-    """Return a time some days, hours or seconds later: days are of 24 hours in UTC."""
-    start, interval = of
-    if start.kind not in ("timestamp", "timestamp_ntz") or not is_constant(interval) or "month" in interval.kind:
-        raise Untranslatable("a sum of a time and an interval that is no constant of days and seconds")
-    check_zone(entry)
-    return Node(name, start.kind, (start,), interval.with_)
-
-
-_LATER = ("TimeAdd", "TimestampAddInterval")
-"""Its names in Spark 4.0 and Spark 4.1."""
-
-
-def _moved(node: Node, value: pa.Array) -> Value:
-    micros = pc.cast(value, pa.int64())
-    by = node.with_
-    failed = pc.greater(micros, 2**63 - 1 - by) if by > 0 else pc.less(micros, -(2**63) - by)
-    return pc.cast(pc.add(pc.if_else(failed, 0, micros), by), value.type), failed
-
-
-def _seconds(name: str, entry: PlanEntry, of: _Nodes) -> Node:
-    if of[0].kind != "timestamp":
-        raise Untranslatable(f"the function {_UNIX[name][0]} of {type_name(of[0].kind)}")
-    return Node(name, "long", of[:1])
-
-
-_UNIX = {
-    "UnixTimestamp": ("unix_timestamp", 1_000_000),
-    "ToUnixTimestamp": ("to_unix_timestamp", 1_000_000),
-    "UnixSeconds": ("unix_seconds", 1_000_000),
-    "UnixMillis": ("unix_millis", 1_000),
-    "UnixMicros": ("unix_micros", 1),
-}
-
-
-def _since(node: Node, value: pa.Array) -> pa.Array:
-    """Return the time since 1970. Before it unix_timestamp cuts towards zero, the others towards the past."""
-    divide = pc.divide if "Timestamp" in node.op else floor_divided
-    return divide(pc.cast(value, pa.int64()), _UNIX[node.op][1])
-
-
-def _moment(name: str, entry: PlanEntry, of: _Nodes) -> Node:
-    if of[0].kind not in INTEGERS:
-        raise Untranslatable(f"the function {_EPOCHS[name][0]} of {type_name(of[0].kind)}")
-    return Node(name, "timestamp", of)
-
-
-_EPOCHS = {
-    "SecondsToTimestamp": ("timestamp_seconds", 1_000_000),
-    "MillisToTimestamp": ("timestamp_millis", 1_000),
-    "MicrosToTimestamp": ("timestamp_micros", 1),
-}
-
-
-def _since_epoch(node: Node, value: pa.Array) -> Value:
-    """Return the time that a number of seconds, or parts of them, after 1970 stands for."""
-    by = _EPOCHS[node.op][1]
-    value = pc.cast(value, pa.int64())
-    failed = pc.or_(pc.greater(value, (2**63 - 1) // by), pc.less(value, -((2**63) // by)))
-    return pc.cast(pc.multiply(pc.if_else(failed, 0, value), by), TYPES["timestamp"]), failed
-
-
-def _truncated(name: str, entry: PlanEntry, of: _Nodes) -> Node:
-    if name == "TruncTimestamp":
-        unit, value = of
-        units: dict[str, Any] = {**_DATE_UNITS, **_CLOCK_UNITS}
-        kind = "timestamp"
-    else:
-        value, unit = of
-        units = _DATE_UNITS
-        kind = "date"
-    if not is_constant(unit) or str(unit.with_).lower() not in units or value.kind != kind:
-        raise Untranslatable(f"a date cut to a unit that is no constant of {', '.join(sorted(set(units)))}")
-    if kind == "timestamp":
-        check_zone(entry)
-    return Node(name, kind, (value,), units[unit.with_.lower()])
-
-
-_DATE_UNITS = {
-    **dict.fromkeys(("year", "yyyy", "yy"), "year"),
-    "quarter": "quarter",
-    **dict.fromkeys(("month", "mon", "mm"), "month"),
-    "week": "week",
-}
-_DAY = 86_400_000_000
-_CLOCK_UNITS = {
-    **dict.fromkeys(("day", "dd"), _DAY),
-    **{"hour": 3_600_000_000, "minute": 60_000_000, "second": 1_000_000, "millisecond": 1_000, "microsecond": 1},
-}
-"""The microseconds of each."""
-
-
-def _floored(node: Node, value: pa.Array) -> Value:
-    """Return the beginning of a unit of days or times. Before the first day Spark comes to the last one."""
-    nulls = _numbers(pc.is_null(value))
-    if node.kind == "date":
-        begins = _first_days(node.with_, _numbers(pc.cast(value, pa.int32())))
-        failed = (begins < -(2**31)) & (node.with_ == "quarter")
-        return _as(node, begins.astype(np.int32), nulls), pa.array(failed)
-    micros = _numbers(pc.cast(value, pa.int64()))
-    size = node.with_
-    if isinstance(size, str):
-        units = _first_days(size, micros // _DAY)
-        size = _DAY
-    else:
-        units = micros // size
-    failed = units < -((2**63) // size)
-    return _as(node, np.where(failed, 0, units) * size, nulls), pa.array(failed)
-
-
-def _as(node: Node, numbers: npt.NDArray[Any], nulls: npt.NDArray[Any]) -> pa.Array:
-    return pc.cast(pa.array(numbers, mask=nulls), arrow_type_of(node.kind))
-
-
-def _first_days(unit: str, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the first day of the week, month, quarter or year of days, all counted from 1970."""
-    if unit == "week":
-        # In the 32 bits of Java, which count on from the other end.
-        before = (_whole_numbers(numbers) - 7).astype(np.int32)
-        return _whole_numbers(before + np.int32(1) + (np.fmod(np.int32(3) - before, np.int32(7)) + np.int32(7)) % 7)
-    months = _whole_numbers(numbers.astype("datetime64[D]").astype("datetime64[M]"))
-    size = {"month": 1, "quarter": 3, "year": 12}[unit]
-    return _whole_numbers((months // size * size).astype("datetime64[M]").astype("datetime64[D]"))
 
 
 def _field(_: str, entry: PlanEntry, of: _Nodes) -> Node:
@@ -576,7 +382,7 @@ def _size(name: str, entry: PlanEntry, of: _Nodes) -> Node:
 
 def _contains(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     collection, wanted = of
-    kind = collection.kind["elementType" if is_nested(collection.kind, "array") else "keyType"]
+    kind = collection.kind["elementType"]
     check_comparable("a look-up", kind)
     if kind != wanted.kind:
         raise Untranslatable(f"a look-up of {type_name(wanted.kind)} among {type_name(kind)}")
@@ -595,21 +401,6 @@ def _contained(node: Node, array: Value, wanted: Value) -> pa.Array:
     return pc.if_else(unknown, pa.scalar(None, pa.bool_()), is_in)
 
 
-def _has_key(node: Node, mapping: Value, wanted: Value) -> pa.Array:
-    mapping, wanted = arrays(mapping, wanted)
-    is_in = pa.array(_first_equal(mapping, node.of[1].kind, mapping.keys, wanted) >= 0)
-    return pc.if_else(_either_null(mapping, wanted), pa.scalar(None, pa.bool_()), is_in)
-
-
-def _entries(name: str, entry: PlanEntry, of: _Nodes) -> Node:
-    item = of[0].kind["keyType" if name == "MapKeys" else "valueType"]
-    return Node(name, {"type": "array", "elementType": item, "containsNull": name != "MapKeys"}, of)
-
-
-def _all_entries(node: Node, mapping: pa.Array) -> pa.Array:
-    return _listed(mapping, mapping.keys if node.op == "MapKeys" else mapping.items)
-
-
 MAKERS: dict[str, Callable[[str, PlanEntry, _Nodes], Node]] = {
     **dict.fromkeys(
         ("EqualTo", "EqualNullSafe", "LessThan", "LessThanOrEqual", "GreaterThan", "GreaterThanOrEqual"), _compared
@@ -622,20 +413,12 @@ MAKERS: dict[str, Callable[[str, PlanEntry, _Nodes], Node]] = {
     "Round": _round,
     **dict.fromkeys(("Ceil", "Floor"), _ceil),
     "IsNaN": _nan,
-    **dict.fromkeys((*_CLOCK, *_CALENDAR), _date_part),
-    **dict.fromkeys(("DateAdd", "DateSub"), _shifted),
-    "DateDiff": _between_dates,
-    **dict.fromkeys(_LATER, _later),
-    **dict.fromkeys(_UNIX, _seconds),
-    **dict.fromkeys(_EPOCHS, _moment),
-    **dict.fromkeys(("TruncTimestamp", "TruncDate"), _truncated),
     "GetStructField": _field,
     "GetArrayStructFields": _fields,
     "CreateNamedStruct": _struct,
     **dict.fromkeys(("GetArrayItem", "GetMapValue", "ElementAt"), item),
     **dict.fromkeys(("Size", "ArraySize"), _size),
-    **dict.fromkeys(("ArrayContains", "MapContainsKey"), _contains),
-    **dict.fromkeys(("MapKeys", "MapValues"), _entries),
+    "ArrayContains": _contains,
 }
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "EqualTo": equal,
@@ -653,13 +436,6 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "Round": _rounded,
     **dict.fromkeys(("Ceil", "Floor"), _ceiled),
     "IsNaN": lambda node, value: pc.fill_null(pc.is_nan(value), False),
-    **dict.fromkeys((*_CLOCK, *_CALENDAR), _part_of_date),
-    **dict.fromkeys(("DateAdd", "DateSub"), _shifted_date),
-    "DateDiff": lambda node, end, start: pc.subtract(pc.cast(end, pa.int32()), pc.cast(start, pa.int32())),
-    **dict.fromkeys(_LATER, _moved),
-    **dict.fromkeys(_UNIX, _since),
-    **dict.fromkeys(_EPOCHS, _since_epoch),
-    **dict.fromkeys(("TruncTimestamp", "TruncDate"), _floored),
     "field": lambda node, value: pc.struct_field(value, [node.with_]),
     "GetArrayStructFields": _fields_of_all,
     "CreateNamedStruct": _made_struct,
@@ -667,8 +443,6 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "GetMapValue": _from_map,
     **dict.fromkeys(("Size", "ArraySize"), lambda node, value: pc.cast(_lengths(value), pa.int32())),
     "ArrayContains": _contained,
-    "MapContainsKey": _has_key,
-    **dict.fromkeys(("MapKeys", "MapValues"), _all_entries),
 }
 
 

@@ -44,7 +44,7 @@ def _text(name: str, entry: PlanEntry, of: _Nodes) -> Node:
 
 
 _KINDS = {
-    **dict.fromkeys(("Length", "OctetLength", "StringInstr", "StringLocate"), "integer"),
+    **dict.fromkeys(("Length", "OctetLength", "StringInstr"), "integer"),
     **dict.fromkeys(("StartsWith", "EndsWith", "Contains"), "boolean"),
 }
 """The types of functions that give no text."""
@@ -165,49 +165,9 @@ def _position(node: Node, value: pa.Array) -> pa.Array:
     return by_value(value, lambda text: text.find(wanted) + 1, pa.int32())
 
 
-def _locate(name: str, entry: PlanEntry, of: _Nodes) -> Node:
-    wanted, value, start = of
-    if start.with_ != 1:
-        raise Untranslatable("the function locate with a place to begin at")
-    return _constant("StringInstr", entry, (value, wanted))
-
-
 def _replaced(node: Node, value: pa.Array) -> pa.Array:
     wanted, other = node.with_
     return pc.replace_substring(value, wanted, other) if wanted else value
-
-
-def _before(node: Node, value: pa.Array) -> pa.Array:
-    """Return the text before the n-th delimiter, or behind the n-th from the end."""
-    delimiter, count = node.with_
-    if not delimiter or not count:
-        return by_value(value, lambda text: "", pa.string())
-
-    # Delimiters may overlap: the next one is looked for one character further.
-    def first_part(text: str) -> str:
-        place = -1
-        for _ in range(count):
-            place = text.find(delimiter, place + 1)
-            if place < 0:
-                return text
-        return text[:place]
-
-    def last_part(text: str) -> str:
-        place = len(text) - len(delimiter) + 1
-        for _ in range(-count):
-            place = text.rfind(delimiter, 0, max(place - 1 + len(delimiter), 0))
-            if place < 0:
-                return text
-        return text[place + len(delimiter) :]
-
-    return by_value(value, first_part if count > 0 else last_part, pa.string())
-
-
-def _repeat(name: str, entry: PlanEntry, of: _Nodes) -> Node:
-    node = _constant(name, entry, of)
-    if node.with_[0] > 1000:
-        raise Untranslatable("the function repeat with more than 1000 times")
-    return node
 
 
 def _like(name: str, entry: PlanEntry, of: _Nodes) -> Node:
@@ -271,196 +231,11 @@ def _quoted(text: str) -> str:
     return "".join(c if c.isalnum() or ord(c) > 127 else f"\\x{{{ord(c):x}}}" for c in text)
 
 
-def _rlike(name: str, entry: PlanEntry, of: _Nodes) -> Node:
-    value, pattern = of
-    if value.kind != "string" or not is_constant(pattern):
-        raise Untranslatable("RLIKE with a pattern that is no constant")
-    java = JavaPattern(pattern.with_)
-    return Node(name, "boolean", (value,), (java.to_re2(), java.ends))
-
-
-END = r"(?:\x{d}\x{a}|[\x{a}\x{d}\x{85}\x{2028}\x{2029}])\z"
-"""The end of a last line: `$` matches before it as well in Java."""
-
-
-def _rlike_matches(node: Node, value: pa.Array) -> pa.Array:
-    pattern, ends = node.with_
-    matches = pc.match_substring_regex(value, pattern)
-    if not ends:
-        return matches
-    is_line = pc.match_substring_regex(value, END)
-    if not pc.any(is_line).as_py():
-        return matches
-    without_end = pc.replace_substring_regex(pc.if_else(is_line, value, _NO_TEXT), END, "")
-    return pc.or_(matches, pc.fill_null(pc.match_substring_regex(without_end, pattern), False))
-
-
-CLASSES = {"d": "0-9", "w": "0-9A-Za-z_", "s": r"\x{9}-\x{d}\x{20}"}
-CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
-
-
-QUANTIFIER = re.compile(r"(?:[*+?]|\{(\d{1,3})(?:,(\d{0,3}))?\})")
-
-
-class JavaPattern:
-    """A regular expression of Java, as far as it means the same in RE2. Everything that could differ is refused.
-
-    Allowed: characters, `.`, classes without others inside, groups, alternatives, greedy and lazy quantifiers, `^`,
-    and `$` at the end of an alternative (`ends`). A piece of a pattern is returned with whether it matches the empty
-    text: Java and RE2 repeat such pieces differently.
-    """
-
-    def __init__(self, pattern: str) -> None:
-        self.pattern = pattern
-        self.place = 0
-        self.depth = 0
-        self.ends = False
-
-    def to_re2(self) -> str:
-        """Return the pattern for RE2. Raises Untranslatable."""
-        of_re2, _ = self._alternatives()
-        if self.place < len(self.pattern):
-            raise self._refused()
-        try:
-            pc.match_substring_regex(pa.array([""]), of_re2)
-        except pa.ArrowInvalid:
-            raise self._refused() from None
-        return of_re2
-
-    def _refused(self) -> Untranslatable:
-        return Untranslatable(f"RLIKE with the pattern {self.pattern}")
-
-    def _next(self) -> str:
-        return self.pattern[self.place : self.place + 1]
-
-    def _skip(self, text: str) -> bool:
-        """Go past a text if it comes next; return whether it does."""
-        if not self.pattern.startswith(text, self.place):
-            return False
-        self.place += len(text)
-        return True
-
-    def _alternatives(self) -> tuple[str, bool]:
-        of_re2, empty = self._sequence()
-        while self._skip("|"):
-            alternative, empty_alternative = self._sequence()
-            of_re2 += f"|{alternative}"
-            empty = empty or empty_alternative
-        return of_re2, empty
-
-    def _sequence(self) -> tuple[str, bool]:
-        of_re2 = ""
-        empty = True
-        while self._next() not in ("", "|", ")"):
-            if self._skip("$"):
-                if self.depth or self._next() not in ("", "|"):
-                    raise self._refused()
-                self.ends = True
-                of_re2 += r"\z"
-            elif self._skip("^"):
-                of_re2 += r"\A"
-            else:
-                piece, empty_piece = self._quantified()
-                of_re2 += piece
-                empty = empty and empty_piece
-        return of_re2, empty
-
-    def _quantified(self) -> tuple[str, bool]:
-        atom, empty = self._atom()
-        quantifier = QUANTIFIER.match(self.pattern, self.place)
-        if quantifier is None:
-            return atom, empty
-        self.place = quantifier.end()
-        lazy = "?" if self._skip("?") else ""
-        if empty or self._next() in ("*", "+", "?", "{"):
-            raise self._refused()
-        from_zero = quantifier[0] in ("*", "?") or (quantifier[1] is not None and int(quantifier[1]) == 0)
-        return f"{atom}{quantifier[0]}{lazy}", from_zero
-
-    def _atom(self) -> tuple[str, bool]:
-        if self._skip("("):
-            if not self._skip("?:") and self._next() in ("?", "*"):
-                raise self._refused()
-            self.depth += 1
-            inner, empty = self._alternatives()
-            self.depth -= 1
-            if not self._skip(")"):
-                raise self._refused()
-            return f"(?:{inner})", empty
-        if self._skip("["):
-            return self._class(), False
-        if self._skip("."):
-            return r"[^\x{a}\x{d}\x{85}\x{2028}\x{2029}]", False
-        return self._character(), False
-
-    def _character(self) -> str:
-        character = self._next()
-        if self._skip("\\"):
-            kind = self._next()
-            if kind and kind.lower() in CLASSES:
-                self.place += 1
-                return f"[{'^' if kind.isupper() else ''}{CLASSES[kind.lower()]}]"
-            return _quoted(self._escaped())
-        if character in "*+?{}[])":
-            raise self._refused()
-        self.place += 1
-        return _quoted(character)
-
-    def _escaped(self) -> str:
-        character = self._next()
-        self.place += 1
-        if character in CONTROLS:
-            return CONTROLS[character]
-        if not character or character.isalnum() or ord(character) > 127:
-            raise self._refused()
-        return character
-
-    def _class(self) -> str:
-        negated = "^" if self._skip("^") else ""
-        members = ""
-        while not self._skip("]"):
-            members += self._member()
-        if not members:
-            raise self._refused()
-        return f"[{negated}{members}]"
-
-    def _member(self) -> str:
-        """Return the next characters of a class: of `\\d` and the like, a range, or one."""
-        if self.pattern.startswith("\\", self.place):
-            predefined = CLASSES.get(self.pattern[self.place + 1 : self.place + 2])
-            if predefined:
-                self.place += 2
-                return predefined
-        first = self._class_character()
-        if self._next() != "-" or self.pattern[self.place + 1 : self.place + 2] == "]":
-            return f"\\x{{{ord(first):x}}}"
-        self.place += 1
-        last = self._class_character()
-        if ord(last) < ord(first):
-            raise self._refused()
-        return f"\\x{{{ord(first):x}}}-\\x{{{ord(last):x}}}"
-
-    def _class_character(self) -> str:
-        """Return a character of a class that stands for itself."""
-        if self._skip("\\"):
-            return self._escaped()
-        character = self._next()
-        if character in ("", "[", "&", "^"):
-            raise self._refused()
-        self.place += 1
-        return character
-
-
 MAKERS: dict[str, Callable[[str, PlanEntry, _Nodes], Node]] = {
-    **dict.fromkeys(("Upper", "Lower", "Length", "OctetLength", "Concat", "ConcatWs", "Reverse"), _text),
-    **dict.fromkeys(
-        ("StartsWith", "EndsWith", "Contains", "StringInstr", "StringReplace", "SubstringIndex", *_TRIMS), _constant
-    ),
+    **dict.fromkeys(("Upper", "Lower", "Length", "OctetLength", "Concat", "ConcatWs"), _text),
+    **dict.fromkeys(("StartsWith", "EndsWith", "Contains", "StringInstr", "StringReplace", *_TRIMS), _constant),
     "Substring": _substring,
-    "StringLocate": _locate,
-    "StringRepeat": _repeat,
     "Like": _like,
-    "RLike": _rlike,
 }
 OPERATIONS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("Upper", "Lower"), _cased),
@@ -468,16 +243,12 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "OctetLength": lambda node, value: pc.binary_length(value),
     "Concat": lambda node, *values: pc.binary_join_element_wise(*values, ""),
     "ConcatWs": _joined,
-    "Reverse": lambda node, value: pc.utf8_reverse(value),
     "StartsWith": lambda node, value: pc.starts_with(value, node.with_[0]),
     "EndsWith": lambda node, value: pc.ends_with(value, node.with_[0]),
     "Contains": lambda node, value: pc.match_substring(value, node.with_[0]),
     "StringInstr": _position,
     "StringReplace": _replaced,
-    "SubstringIndex": _before,
     **dict.fromkeys(_TRIMS, _trimmed),
     "Substring": _sliced,
-    "StringRepeat": lambda node, value: pc.binary_repeat(value, max(node.with_[0], 0)),
     "Like": _like_matches,
-    "RLike": _rlike_matches,
 }
