@@ -51,11 +51,12 @@ test-versions: setup ## Run the tests with other Pythons, Sparks and Deltas
 test-pair: setup ## Run the core of the tests with one other Python, Spark and Delta
 	@scripts/versions.sh 3.10 4.1.1 4.3.1 $(CORE)
 
-check: setup ## Check style, formatting, types and the direction of imports
+check: setup ## Check style, formatting, types, the direction of imports and the size of each folder
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python scripts/statements.py
 
 bench: setup ## Measure a short version of the benchmarks: twenty minutes
 	@$(BIN)/python -m benchmarks
