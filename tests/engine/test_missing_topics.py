@@ -98,12 +98,12 @@ def test_a_pattern_without_topics_waits_for_one(
 ) -> None:
     """Without it a router of topics that come and go cannot be started before the first."""
     stop = threading.Event()
-    once_logged("reading Kafka", lambda: threading.Thread(target=send, args=(broker, "pattern-late")).start())
+    once_logged("reading Kafka", lambda: threading.Thread(target=send, args=(broker, "absent-late")).start())
     # the topic may be seen before its record: the batch of then reads nothing
     options = RunOptions(
         Trigger(continuous=True), stop=stop, finished=lambda report, behind: stop.set() if report.read else None
     )
-    configuration = loaded(tmp_path, broker, "pattern: 'pattern-.*', options: {kafka.metadata.max.age.ms: '500'}")
+    configuration = loaded(tmp_path, broker, "pattern: 'absent-.*', options: {kafka.metadata.max.age.ms: '500'}")
     reports = run(configuration, REGISTRY, spark, options)
     assert sum(report.read for report in reports) == 1
 

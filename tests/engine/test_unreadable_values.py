@@ -148,10 +148,9 @@ def test_no_row_with_such_a_value_waits_in_a_quarantine(make_query: Any, tmp_pat
 
     assert [row["id"] for row in query.rows("silver.all")] == [1]
     assert [row["id"] for row in query.rows("quarantine.games__r__delta", "id")] == [4]
-    reasons = dict(query.letters("offset", "reason"))
-    assert reasons == {
-        1: "table silver.all: text: the text is not UTF-8",
-        2: f"table silver.all: part: {TAKEN_BY_NULL}",
+    assert set(query.letters("offset", "reason")) == {
+        (1, "table silver.all: text: the text is not UTF-8"),
+        (2, f"table silver.all: part: {TAKEN_BY_NULL}"),
     }
 
 

@@ -414,7 +414,7 @@ class _Task:
         part = rows.struct(target.rows, at) if part is None else part
         for column, reason in self.work.demands.conflicts.get(target.place(table), {}).items():
             if column in part.schema.names:
-                part, at = self._without(rows, target, (part, at), column, f"{target.named(table)}: {reason}")
+                part, at = self._without(rows, target, (part, at), column, f"table {table}: {reason}")
         if not part.num_rows:
             return
         part, at = self._cast_to_frozen(rows, target, table, (part, at))
@@ -534,7 +534,7 @@ class _Task:
             if target.evolution == "quarantine":
                 lost |= cast.too_wide
             elif cast.too_wide.any():
-                reason = f"{target.named(table)}: {too_wide(column, target.schema.field(column).type, kind)}"
+                reason = f"table {table}: {too_wide(column, target.schema.field(column).type, kind)}"
                 reason += KEEPS if target.evolution == "evolve" else ""
                 self._refuse(rows, target, index[cast.too_wide], Stage.SCHEMA, reason)
                 # Rows, their numbers and the marks of losses stay in step.
@@ -593,7 +593,7 @@ class _Task:
             columns = {column: values.column(column).combine_chunks() for column in values.column_names}
             holds = pc.fill_null(evaluate(node, columns, part.num_rows)[0], False).to_numpy(zero_copy_only=False)
             if not holds.all():
-                self._refuse(rows, target, index[~holds], Stage.SCHEMA, f"{target.named(table)}: {name} does not hold")
+                self._refuse(rows, target, index[~holds], Stage.SCHEMA, f"table {table}: {name} does not hold")
                 part = part.filter(pa.array(holds))
                 index = index[holds]
         return part, at if len(index) == have[0].num_rows else index
