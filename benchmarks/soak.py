@@ -6,6 +6,7 @@ and a view that is refreshed every five seconds. Printed are the bytes of each t
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import tempfile
@@ -59,11 +60,14 @@ def main(minutes: float) -> None:
 
 @contextmanager
 def _router(folder: Path, command: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command of the router; its output goes to a file."""
+    """Run a command of the router, which ends with the block; its output goes to a file."""
     with (folder / f"{command}.log").open("wb") as log:
         called = [sys.executable, "-m", "router", command, *arguments]
         with subprocess.Popen(called, stdout=log, stderr=log) as process:
-            yield process
+            try:
+                yield process
+            finally:
+                process.terminate()
 
 
 def _configuration(folder: Path, servers: str) -> dict[str, object]:
@@ -134,4 +138,5 @@ def _tables(lake: Path) -> Iterator[Path]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the blocks end
     main(float(sys.argv[1]) if len(sys.argv) > 1 else MINUTES)
