@@ -483,6 +483,14 @@ def test_a_row_of_another_shape_leaves_its_neighbours_in_tables(drain: Drain, tm
     assert rows(tmp_path, "ops.dead") == []
 
 
+def test_a_column_may_have_any_name_beside_nested_values(drain: Drain, tmp_path: Path) -> None:
+    """Without it a column with the name of a step of the reader gets the values of another."""
+    row = {"_parsed_0": 7, "_PARSED_1": "x", "__parsed_1": True, "list": [1], "object": {"a": 1}}
+    put(tmp_path, "a.json", json.dumps(row) + "\n")
+    drain("json")
+    assert rows(tmp_path) == [row]
+
+
 class MisfitError(Exception):
     """A value that its column would change."""
 

@@ -280,6 +280,8 @@ class FileRows:
         values: dict[str, Column] = {}
         rescued: dict[str, Column] = {}
         parsed: dict[str, Column] = {}
+        # Longer than the name of any column in the files: these may have any name.
+        prefix = "_" * max(map(len, part.columns))
         for field in part.schema:
             if field.name in FILE_COLUMNS:
                 continue
@@ -292,7 +294,7 @@ class FileRows:
             kind = known_column.dataType
             is_hinted = known_column.name.lower() in hinted_names
             if isinstance(field.dataType, T.StringType) and isinstance(kind, NESTED):
-                name = f"_parsed_{len(parsed)}"
+                name = f"{prefix}{len(parsed)}"
                 parsed[name] = parse_nested(column, kind)
                 value = F.col(name)
                 cast, fits = cast_column(value, type_of_texts(kind), kind, hinted=is_hinted)
