@@ -1,7 +1,7 @@
 """Print the statements of each folder beside its ceiling: `scripts/statements.py [write]`. Fails where there are more.
 
 A statement is a node of the syntax tree; docstrings are none. The ceilings stand in scripts/ceilings.txt; with `write`
-those that are higher than what is there come down to it.
+those that are higher than what is there come down to it, and a new folder gets one.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def unreadable_values(path: str, array: pa.Array) -> Iterator[UnreadableValues]:
         if rows.any():
             yield UnreadableValues(path, NOT_UTF8, rows)
     else:
-        rows = _far(array)
+        rows = far_rows(array)
         if rows.any():
             yield UnreadableValues(path, FAR_DATE if pa.types.is_date32(kind) else FAR_TIME, rows)
 
@@ -91,7 +91,7 @@ def as_rows(table: pa.Table) -> list[dict[str, Any]]:
     for name, column in zip(table.column_names, table.columns, strict=True):
         values = column.combine_chunks()
         is_time = pa.types.is_date32(values.type) or pa.types.is_timestamp(values.type)
-        far = _far(values) if is_time and values.null_count < len(values) else None
+        far = far_rows(values) if is_time else None
         if far is None or not far.any():
             columns[name] = values.to_pylist()
             continue
@@ -156,7 +156,10 @@ def _is_utf8(value: bytes) -> bool:
     return True
 
 
-def _far(values: pa.Array) -> Mask:
+def far_rows(values: pa.Array) -> Mask:
+    """Return which dates or times are beyond the years 1 to 9999; no null is."""
+    if values.null_count == len(values):
+        return np.zeros(len(values), bool)
     if pa.types.is_date32(values.type):
         numbers = values.view(pa.int32())
         first = FIRST_DAY

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from router.delta.unreadable_values import FIRST_DAY, LAST_DAY
+from router.delta.unreadable_values import far_rows
 from router.engine.expressions.tree import (
     FLOATS,
     INTEGERS,
@@ -215,25 +215,29 @@ def _dates(value: pa.Array, to: pa.DataType) -> Value:
 
 def _moment_text(value: pa.Array, to: pa.DataType) -> pa.Array:
     """Return times as text, without the zeros at the end of a second's fraction."""
-    value = pc.cast(value, pa.timestamp("us"))
-    near = _within(_days(value))
-    text = pc.strftime(pc.if_else(near, value, pa.scalar(None, value.type)), "%Y-%m-%d %H:%M:%S")
+    return _with_far_years(value, _near_moments, pa.int64(), _far_moment)
+
+
+def _near_moments(value: pa.Array) -> pa.Array:
+    text = pc.strftime(pc.cast(value, pa.timestamp("us")), "%Y-%m-%d %H:%M:%S")
     without_zeros = pc.replace_substring_regex(text, r"(\.[0-9]*?)0+$", r"\1")
-    near_text = pc.replace_substring_regex(without_zeros, r"\.$", "")
-    far = pc.if_else(near, pa.scalar(None, pa.int64()), pc.cast(value, pa.int64()))
-    return pc.coalesce(near_text, by_value(far, _far_moment, pa.string()))
+    return pc.replace_substring_regex(without_zeros, r"\.$", "")
 
 
 def _day_text(value: pa.Array, to: pa.DataType) -> pa.Array:
-    days = pc.cast(value, pa.int32())
-    near = _within(days)
-    text = pc.cast(pc.if_else(near, value, pa.scalar(None, value.type)), pa.string())
-    return pc.coalesce(text, by_value(pc.if_else(near, pa.scalar(None, pa.int32()), days), _far_day, pa.string()))
+    return _with_far_years(value, lambda days: pc.cast(days, to), pa.int32(), _far_day)
 
 
-def _within(days: pa.Array) -> pa.Array:
-    """Return which days are of the years 1 to 9999: Arrow and Spark print these alike."""
-    return pc.and_(pc.greater_equal(days, FIRST_DAY), pc.less_equal(days, LAST_DAY))
+def _with_far_years(
+    value: pa.Array, near_text: Callable[[pa.Array], pa.Array], integer: pa.DataType, far_text: Callable[[int], str]
+) -> pa.Array:
+    """Return dates or times as text: Arrow prints the years 1 to 9999 only as Spark does."""
+    far = pa.array(far_rows(value))
+    if not far.true_count:
+        return near_text(value)
+    near = pc.if_else(far, pa.scalar(None, value.type), value)
+    numbers = pc.if_else(far, pc.cast(value, integer), pa.scalar(None, integer))
+    return pc.coalesce(near_text(near), by_value(numbers, far_text, pa.string()))
 
 
 def _far_day(day: int) -> str:

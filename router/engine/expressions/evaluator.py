@@ -35,7 +35,6 @@ from router.engine.expressions.tree import (
     is_constant,
     repeat,
     type_name,
-    unwrap,
 )
 from router.spark_internals import analysed, optimised, schema_text
 
@@ -88,8 +87,8 @@ def _check_written(expression: Any) -> None:
 def _projected(plan: Any) -> list[Node]:
     """Return the expressions of a plan of projections: an inner one has what the others use more than once."""
     named: dict[int, Node] = {}
-    if plan.nodeName() == "Project" and plan.child().nodeName() != "OneRowRelation":
-        inner = plan.child()
+    inner = plan.child()
+    if inner.nodeName() != "OneRowRelation":
         if inner.nodeName() != "Project":
             raise Untranslatable(f"an expression that Spark evaluates in a plan of its own ({inner.nodeName()})")
         for k, node in enumerate(_projected(inner)):
@@ -256,13 +255,13 @@ def _in_set(name: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
 
 
 REWRITTEN = {
-    *("Nvl", "NullIf", "Nvl2", "Between", "Extract", "DatePart", "DatetimeSub", "EqualNull", "Get", "TypedNullLiteral"),
+    *("Nvl", "NullIf", "Nvl2", "Between", "EqualNull", "Get", "TypedNullLiteral", "UnaryPositive", "ArraySize"),
     *("TryAdd", "TrySubtract", "TryMultiply", "TryDivide", "TryMod", "With", "CommonExpressionDef"),
     *("CommonExpressionRef", "Left", "Right", "ILike", "ParseToDate", "ParseToTimestamp", "TryElementAt"),
 }
 """What users write and Spark's optimiser replaces."""
 MAKERS: dict[str, Callable[[str, PlanEntry, tuple[Node, ...]], Node]] = {
-    "Alias": unwrap,
+    "Alias": lambda name, entry, of: of[0],
     "TryEval": _guarded,
     "AttributeReference": _column,
     "Literal": casts.literal,
@@ -329,13 +328,13 @@ def _strict(node: Node, of: list[_Result]) -> _Result:
     if failed is None:
         return _Result(value, raised)
     failed = _true(failed)
-    if node.quiet and node.op in functions.RIGHT_FIRST:
-        # A divisor of zero is enough for null: Spark does not evaluate the dividend then.
-        dividend, divisor = of
-        given = pc.and_(pc.is_valid(divisor.value), pc.invert(failed))
-        raised = _either(divisor.raised, _where(given, dividend.raised))
     if not node.quiet:
         raised = _either(raised, pc.and_(reached, failed))
+    elif node.op in functions.RIGHT_FIRST:
+        # A divisor of zero is enough for null: Spark does not evaluate the dividend then.
+        dividend, divisor = of
+        is_divided = pc.and_(pc.is_valid(divisor.value), pc.invert(failed))
+        raised = _either(divisor.raised, _where(is_divided, dividend.raised))
     return _Result(pc.if_else(failed, pa.scalar(None, value.type), value), raised)
 
 

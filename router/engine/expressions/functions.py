@@ -30,7 +30,6 @@ from router.engine.expressions.tree import (
     is_nested,
     precision,
     type_name,
-    unwrap,
 )
 
 if TYPE_CHECKING:
@@ -409,7 +408,6 @@ MAKERS: dict[str, Callable[[str, PlanEntry, _Nodes], Node]] = {
     **dict.fromkeys(_KERNELS, _arithmetic),
     **dict.fromkeys(RIGHT_FIRST, _divided),
     **dict.fromkeys(_NAMES, _signed),
-    "UnaryPositive": unwrap,
     "Round": _round,
     **dict.fromkeys(("Ceil", "Floor"), _ceil),
     "IsNaN": _nan,
@@ -417,7 +415,7 @@ MAKERS: dict[str, Callable[[str, PlanEntry, _Nodes], Node]] = {
     "GetArrayStructFields": _fields,
     "CreateNamedStruct": _struct,
     **dict.fromkeys(("GetArrayItem", "GetMapValue", "ElementAt"), item),
-    **dict.fromkeys(("Size", "ArraySize"), _size),
+    "Size": _size,
     "ArrayContains": _contains,
 }
 OPERATIONS: dict[str, Callable[..., Any]] = {
@@ -441,7 +439,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "CreateNamedStruct": _made_struct,
     **dict.fromkeys(("GetArrayItem", "ElementAt"), _from_array),
     "GetMapValue": _from_map,
-    **dict.fromkeys(("Size", "ArraySize"), lambda node, value: pc.cast(_lengths(value), pa.int32())),
+    "Size": lambda node, value: pc.cast(_lengths(value), pa.int32()),
     "ArrayContains": _contained,
 }
 

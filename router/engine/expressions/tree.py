@@ -107,17 +107,6 @@ def type_name(kind: Kind) -> str:
     return kind if isinstance(kind, str) else str(kind.get("type", kind))
 
 
-def unwrap(name: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
-    """Return the only child of a function that Spark has rewritten: the whole stands for it.
-
-    Spark may write such a function in another way in its next version, with its operands as children. Raises
-    Untranslatable then: the first operand is not its value.
-    """
-    if len(of) != 1:
-        raise Untranslatable(f"the function {name.lower()} as this version of Spark has it")
-    return of[0]
-
-
 def is_constant(node: Node) -> bool:
     """Return whether a node is a constant that is not null."""
     return node.op == "literal" and node.with_ is not None
