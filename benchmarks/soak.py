@@ -1,7 +1,8 @@
 """Measure what a lake grows to: `python -m benchmarks.soak [MINUTES]`.
 
-A stream of 300 events a second of `router simulate` goes for hours into bronze, a table for each game, a table by key,
-and a view that is refreshed every five seconds. Printed are the bytes of each table's newest version and of its folder.
+A stream of 300 events a second of the demo's simulator goes for hours into bronze, a table for each game, a table by
+key, and a view that is refreshed every five seconds. Printed are the bytes of each table's newest version and of its
+folder.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ def main(minutes: float) -> None:
         file = folder / "soak.yaml"
         file.write_text(yaml.safe_dump(_configuration(folder, kafka.servers)))
         options = f"--rate {EVENTS_PER_SECOND} --seconds {minutes * 60} --servers {kafka.servers} --topic events"
-        events = processes.enter_context(_router(folder, "simulate", *options.split()))
+        events = processes.enter_context(_running(folder, "router_demo.simulate", *options.split()))
         time.sleep(WAIT_SECONDS)  # for the topic
-        stream = processes.enter_context(_router(folder, "run", str(file)))
+        stream = processes.enter_context(_running(folder, "router", "run", str(file)))
         begin = time.monotonic()
         next_report = float(REPORT_SECONDS)
         while events.poll() is None:
             if stream.poll() is not None:
                 events.terminate()
-                raise SystemExit((folder / "run.log").read_text()[-2000:])
+                raise SystemExit((folder / "router.log").read_text()[-2000:])
             time.sleep(1)
             if (passed := time.monotonic() - begin) > next_report:
                 _report(folder / "lake", passed)
@@ -59,10 +60,10 @@ def main(minutes: float) -> None:
 
 
 @contextmanager
-def _router(folder: Path, command: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command of the router, which ends with the block; its output goes to a file."""
-    with (folder / f"{command}.log").open("wb") as log:
-        called = [sys.executable, "-m", "router", command, *arguments]
+def _running(folder: Path, module: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a module, which ends with the block; its output goes to a file."""
+    with (folder / f"{module}.log").open("wb") as log:
+        called = [sys.executable, "-m", module, *arguments]
         with subprocess.Popen(called, stdout=log, stderr=log) as process:
             try:
                 yield process

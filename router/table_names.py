@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from itertools import permutations
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,16 @@ NAME_CHARACTERS_SHOWN = 120
 TOPIC = "{topic}"
 OTHER_TOPICS = "other_topics"
 """The part of a bronze table's name for the topics that no table can be named after."""
+
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Return whether a name matches one of some patterns, such as `silver.*`."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def is_name(pattern: str) -> bool:
+    """Return whether a pattern is the name of one thing only."""
+    return not set(pattern) & set("*?[")
 
 
 def folded(name: str | None) -> str | None:
@@ -121,6 +132,11 @@ def template_pattern(template: str) -> re.Pattern[str]:
     for field, text in pieces_of(template):
         pattern += "[a-z0-9_]+" if field else re.escape(text.lower())
     return re.compile(pattern)
+
+
+def template_glob(template: str) -> str:
+    """Return the pattern, as commands take it, of the table names that a template can make."""
+    return "".join("*" if field else text.lower() for field, text in pieces_of(template))
 
 
 def templates_meet(first: str, second: str) -> bool:

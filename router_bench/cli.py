@@ -8,14 +8,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from router.cli import config_argument, existing_file, plugin_option
+from router.cli.listing import json_option
 from router.cli.values import parse_number, parse_pairs
 from router.config.loader import load
+from router.errors import StartError
 from router.registry import load_registry
+from router_bench.estimate import estimate_options, show_estimate
 
 if TYPE_CHECKING:
     from router.config.loader import Loaded
     from router_bench.payload import Payload
     from router_bench.sweep import Cell, Sweep
+
+
+GAMES = 7
+"""Games that the simulator plays."""
 
 
 def _parse_count(ctx: click.Context, param: click.Parameter, text: str) -> int:
@@ -38,7 +45,11 @@ def _parse_counts(ctx: click.Context, param: click.Parameter, text: str) -> tupl
 @config_argument
 @click.option("--partitions", callback=_parse_counts, default="1,2,4,8,16", show_default=True, help="Of the topic.")
 @click.option("--rows", callback=_parse_count, default="1M", show_default=True, help="Records of a topic: one batch.")
-@click.option("--tables", type=click.IntRange(1), default=7, show_default=True, help="Games that the simulator plays.")
+@click.option(
+    "--tables",
+    type=click.IntRange(1),
+    help="Games that the simulator plays (7), or tables that a batch touches (those of FILE).",
+)
 @click.option(
     "--sample",
     type=existing_file,
@@ -69,19 +80,37 @@ def _parse_counts(ctx: click.Context, param: click.Parameter, text: str) -> tupl
     show_default=True,
     help="Folder of NAME.json and NAME.png.",
 )
+@estimate_options
+@json_option
 @plugin_option
-def bench(file: Path, plugin_files: tuple[Path, ...], out: Path, **options: Any) -> None:
+def bench(
+    file: Path,
+    plugin_files: tuple[Path, ...],
+    out: Path,
+    tables: int | None,
+    rate: float | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Measure how fast the configuration FILE takes its events, for several numbers of partitions.
 
     Topics are filled with the simulator's events or those of a sample; the configuration drains each of them once per
     run into a fresh lake in a temporary folder. Its own lake, checkpoint and topics are not touched. Prints a table
     and writes NAME.json and NAME.png. Exit code 1: a number of partitions has no figure.
+
+    With --estimate nothing is measured: printed is what FILE needs to take that many events and have them in their
+    tables within --latency, by measured constants, right within about a quarter. That starts no Spark.
     """
+    if rate is not None:
+        show_estimate(load(file, load_registry(plugin_files)).config, rate, tables, options, as_json=as_json)
+        return
+    if as_json:
+        raise click.UsageError("--json goes with --estimate; a measurement writes NAME.json")
     try:
         from router_bench import sweep as bench_sweep
     except ModuleNotFoundError as error:
         install = "pip install 'spark-event-router[bench]'"
-        raise click.ClickException(f"`bench` needs the module {error.name}: {install}") from error
+        raise StartError(f"`bench` needs the module {error.name}: {install}") from error
 
     from router.engine.spark.session import ready_to_start
 
@@ -91,7 +120,7 @@ def bench(file: Path, plugin_files: tuple[Path, ...], out: Path, **options: Any)
     sweep = bench_sweep.Sweep(
         loaded=loaded,
         plugins=plugin_files,
-        payload=_payload(loaded, options),
+        payload=_payload(loaded, {**options, "tables": tables or GAMES}),
         partitions=options["partitions"],
         rows=options["rows"],
         repeat=options["repeat"],

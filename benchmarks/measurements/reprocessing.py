@@ -41,8 +41,8 @@ def _reprocessing_table(results: Results, scale: Scale) -> Table:
     rows.append(("last over first", *(times(growth[name]) for name in TIMED)))
     rows.append((f"bar {BAR:g} x", *(met(growth[name], BAR, at_least=False) for name in TIMED)))
     notes = (
-        f"{RECORDS:,} records of one partition: each is given its batch (`router refresh --from earliest`), the rows "
-        "of a staged outbox are merged into one table (`router repair`), rows are listed (`router quarantine list`).",
+        f"{RECORDS:,} records of one partition: each is given its batch (`router rebuild --from earliest`), the rows "
+        "of a staged outbox are merged into one table (`router rebuild`), rows are listed (`router quarantine list`).",
     )
     return Table(("batches", *TIMED), tuple(rows), figures, notes)
 

@@ -165,7 +165,7 @@ class Upsert(MergingSink):
         default="wait", description="a table that was dropped: its rows wait until it is back, or it is created again"
     )
     engine: Literal["auto", "arrow", "spark"] = Field(
-        default="auto", description="who merges: see `router explain-table`; `auto` goes by each table"
+        default="auto", description="who merges: see `router tables`; `auto` goes by each table"
     )
     memory: str | None = Field(
         default=None, description="above this a merge spills to disk: 512 MB, 2 GB; of the engine `arrow`, a table each"

@@ -83,18 +83,18 @@ LOCATION = "a place outside of the lake's layout, with fields of the table's nam
 
 
 Reset = Literal["allowed", "never"]
-RESET = "never: `router refresh` refuses to rebuild the tables"
+RESET = "never: `router rebuild` takes the tables by their whole names only"
 
 Privilege = Annotated[str, StringConstraints(to_upper=True, pattern=r"^[A-Za-z]+( [A-Za-z]+){0,3}$")]
 
 
 class CatalogOptions(BaseModel):
-    """What a catalog is to know of tables: `router grants` prints it as SQL."""
+    """What a catalog is to know of tables: `router tables --grants` prints it as SQL."""
 
-    owner: str | None = Field(default=None, min_length=1, description="owner in a catalog, for `router grants`")
-    tags: dict[str, str] = Field(default_factory=dict, description="tags in a catalog, for `router grants`: {pii: low}")
+    owner: str | None = Field(default=None, min_length=1, description="owner in a catalog: `tables --grants`")
+    tags: dict[str, str] = Field(default_factory=dict, description="tags in a catalog: `tables --grants`; {pii: low}")
     grants: dict[str, tuple[Privilege, ...]] = Field(
-        default_factory=dict, description="rights in a catalog, for `router grants`: {analysts: [SELECT]}"
+        default_factory=dict, description="rights in a catalog: `tables --grants`; {analysts: [SELECT]}"
     )
 
 

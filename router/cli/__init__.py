@@ -14,37 +14,42 @@ import traceback
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from typing_extensions import override
 
-from router.errors import VERBOSE, ConfigError, MachineError, RouterError, first_line, is_verbose, printable
+from router.errors import (
+    VERBOSE,
+    ConfigError,
+    RouterError,
+    SessionLost,
+    SinkError,
+    StartError,
+    first_line,
+    is_verbose,
+    printable,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 COMMANDS = {
-    "approve": ("router.cli.quarantine:approve", "Approve the new columns that quarantined rows need."),
     "backfill": ("router.cli.backfill:backfill", "Reprocess a range of records, into tables."),
     "bench": ("router_bench.cli:bench", "Measure a configuration against the partitions of its topic."),
     "check": ("router.cli.check:check", "Find every mistake in a configuration."),
     "dead-letters": ("router.cli.dead_letters:dead_letters", "Count dead letters by stage, route, sink and reason."),
     "doctor": ("router.cli.doctor:doctor", "Report what on this machine keeps a configuration from running."),
-    "explain-table": (
-        "router.cli.tables:explain_table",
-        "Show what a table holds, and which sinks write it how.",
-    ),
     "expectations": ("router.cli.tables:expectations", "Show how often expectations do not hold."),
     "graph": ("router.cli.graph:graph", "Draw source, decoder, routes, sinks and tables."),
-    "grants": ("router.cli.tables:grants", "Print owner, tags and rights of tables as SQL, for a catalog."),
     "ledger": ("router.cli.tables:ledger", "Print the last batches and their balance."),
-    "lineage": ("router.cli.graph:lineage", "Show what a table is made from, and what reads it."),
     "maintain": ("router.cli.tables:maintain", "Compact and clean tables."),
     "plugins": (
         "router.cli.plugins:plugins",
         "List decoders, rules, sinks, encoders and views, or show the page of one.",
     ),
     "quarantine": ("router.cli.quarantine:quarantine", "Show, release or discard quarantined rows."),
-    "refresh": ("router.cli.verify:refresh", "Rebuild tables from bronze, or from the topic."),
-    "repair": ("router.cli.verify:repair", "Rebuild a table from bronze."),
+    "rebuild": ("router.cli.verify:rebuild", "Rebuild tables from bronze, or from the topic."),
     "replay": ("router.cli.replay:replay", "Send dead letters and parked rows again."),
     "run": ("router.cli.run:run", "Run a configuration."),
     "schema": ("router.cli.plugins:schema", "Print the configuration's JSON Schema, for editors."),
@@ -53,41 +58,48 @@ COMMANDS = {
     "tables": ("router.cli.tables:tables", "List every table with its state."),
     "test": ("router.cli.check:test", "Run route tests: records in, rows expected."),
     "top": ("router.cli.top:top", "Watch a stream in the terminal."),
-    "ui": ("router.cli.ui:ui", "Show the page of a stream that is down."),
     "verify": ("router.cli.verify:verify", "Compare tables with manifests, ledger and bronze."),
     "views": ("router.cli.views:views", "Show views, how they follow changes, or refresh them now."),
-    "warm-up": ("router.cli.run:warm_up", "Make every later start some seconds faster."),
-    "size": ("router.cli.size:size", "Compute the cores, files and requests that a rate needs."),
-    "simulate": ("router_demo.cli:simulate", "Write game events to a Kafka topic."),
 }
 """Command -> where it is, and its line in the help: `router --help` imports none of them."""
 
 GROUPS = {
-    "Write a configuration": ("check", "test", "graph", "size", "schema"),
-    "Run it": ("doctor", "run", "submit", "maintain", "grants", "warm-up", "bench", "simulate"),
+    "Write a configuration": ("check", "test", "graph", "schema"),
+    "Run it": ("doctor", "run", "submit", "maintain", "bench"),
     "See what happened to records": (
-        "status",
-        "top",
-        "ui",
-        "ledger",
-        "dead-letters",
-        "tables",
-        "verify",
-        "views",
-        "expectations",
-        "lineage",
-        "explain-table",
+        *("status", "top", "ledger", "dead-letters", "tables", "verify", "views", "expectations"),
     ),
-    "Repair tables, send again": ("repair", "refresh", "backfill", "replay", "approve", "quarantine"),
+    "Repair tables, send again": ("rebuild", "backfill", "replay", "quarantine"),
     "Extend it": ("plugins",),
 }
 """What a user is about -> the commands for it, as `router --help` lists them."""
+
+HIDDEN = {"warm-up": "router.cli.run:warm_up"}
+"""Commands that the help does not list -> where they are."""
+
+FORMER = {
+    "approve": "router quarantine approve",
+    "explain-table": "router tables",
+    "grants": "router tables --grants",
+    "lineage": "router graph --table",
+    "refresh": "router rebuild",
+    "repair": "router rebuild",
+    "simulate": "python -m router_demo.simulate",
+    "size": "router bench --estimate",
+    "ui": "router status --page",
+}
+"""Former names of commands -> what they are now."""
+
+REFUSED = 2
+"""The exit code of a command that could not do or see anything. Those that look end with 0 if all is well and with 1 if
+they have found something; those that mend end with 1 if they did a part only. `router run` has codes of its own, by
+which a supervisor decides: `RouterError.exit_code`."""
 
 
 existing_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 """The type of an argument or option that names a file."""
 
-_FILE_IN_COMMAND = re.compile(r"(?<=\brouter )([a-z-]+(?: list| release| discard)?) FILE\b")
+_FILE_IN_COMMAND = re.compile(r"(?<=\brouter )([a-z-]+(?: list| approve| release| discard)?) FILE\b")
 """The place of the configuration's file in a command that a message of the engine names: `router tables FILE`."""
 
 
@@ -131,6 +143,23 @@ master_option = click.option("--master", help="Spark master of a local run; spar
 """`--master`, of commands that start Spark; the command gets it as `master`."""
 
 
+def accept_option(kinds: Iterable[tuple[str, str]]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return `--accept KIND` of a command that refuses something unless a person accepts it: kinds, and what follows.
+
+    It may be given several times; the command gets a frozenset as `accepted`.
+    """
+
+    def as_set(_context: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> frozenset[str]:
+        return frozenset(given)
+
+    meanings = dict(kinds)
+    what = "; ".join(f"{kind}: {meaning}" for kind, meaning in meanings.items())
+    choice = click.Choice([*meanings])
+    return click.option(
+        *("--accept", "accepted"), multiple=True, type=choice, metavar="KIND", callback=as_set, help=f"{what}."
+    )
+
+
 class Commands(click.Group):
     """The commands, each imported when it is called; the router's own errors are printed without a traceback."""
 
@@ -140,21 +169,25 @@ class Commands(click.Group):
 
     @override
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
+        place = HIDDEN.get(cmd_name)
+        if cmd_name in COMMANDS:
+            place, _ = COMMANDS[cmd_name]
+        if place is None:
             return None
-        place, _ = COMMANDS[cmd_name]
         module, _, name = place.partition(":")
         try:
             command = getattr(import_module(module), name)
         except ModuleNotFoundError as error:
-            raise click.ClickException(f"`{cmd_name}` needs the module {error.name}, which is not installed") from error
+            raise StartError(f"`{cmd_name}` needs the module {error.name}, which is not installed") from error
         assert isinstance(command, click.Command)
         return command
 
     @override
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args[0] in FORMER:
+            ctx.fail(f"`router {args[0]}` is `{FORMER[args[0]]}` now")
         near = difflib.get_close_matches(args[0], COMMANDS, n=1)
-        if near and args[0] not in COMMANDS:
+        if near and args[0] not in {*COMMANDS, *HIDDEN}:
             ctx.fail(f"No such command '{args[0]}'. Did you mean '{near[0]}'?")
         return super().resolve_command(ctx, args)
 
@@ -176,10 +209,9 @@ class Commands(click.Group):
             _print_stack(error)
             for line in lines:
                 click.echo(printable(commands_with_file(line, configuration_file())), err=True)
-            # What supervises a run restarts it by this code; of other commands only a fault of the machine has one.
-            if ctx.invoked_subcommand == "run" or isinstance(error, MachineError):
-                ctx.exit(error.exit_code)
-            ctx.exit(1)
+            # Of other commands these come when a part is done.
+            is_begun = ctx.invoked_subcommand == "run" or isinstance(error, SinkError | SessionLost)
+            ctx.exit(error.exit_code if is_begun else REFUSED)
         except BrokenPipeError:
             # click ends quietly when the reader of the output has gone.
             raise
@@ -187,7 +219,7 @@ class Commands(click.Group):
             # A disk or an object store that does not answer is no fault of the program: no traceback.
             _print_stack(error)
             click.echo(f"router: {printable(first_line(error))}", err=True)
-            ctx.exit(1)
+            ctx.exit(_unexpected_code(ctx))
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception as error:
@@ -195,7 +227,12 @@ class Commands(click.Group):
             name = type(error).__name__
             where = f"`router --verbose {ctx.invoked_subcommand} ...` shows where"
             click.echo(f"router: unexpected {name}: {printable(first_line(error))}; {where}", err=True)
-            ctx.exit(1)
+            ctx.exit(_unexpected_code(ctx))
+
+
+def _unexpected_code(ctx: click.Context) -> int:
+    # What supervises a run starts it again.
+    return 1 if ctx.invoked_subcommand == "run" else REFUSED
 
 
 def _print_stack(error: Exception) -> None:

@@ -1,6 +1,6 @@
 """A configuration as a picture: source, decoder, routes, sinks and, with a lake, tables and counts.
 
-`router graph` draws all of it, `router lineage` what leads to one table and away from it.
+`router graph` draws all of it, with `--table` what leads to one table and away from it.
 
 The text is a tree for a terminal; Mermaid is drawn by GitHub, GitLab and many editors. Options are shown as far as they
 are plain; secrets never are. Needs no Spark.
@@ -122,24 +122,25 @@ format_option = click.option(
 @click.command(short_help="Draw a configuration: source, decoder, routes, sinks, tables.")
 @config_argument
 @click.option("--lake", is_flag=True, help="With counts of the ledger, and the tables that each sink has written.")
-@format_option
-@plugin_option
-def graph(file: Path, lake: bool, form: str, plugin_files: tuple[Path, ...]) -> None:
-    """Draw the configuration FILE: where records come from, their routes, and where they end. Needs no Spark."""
-    config = load(file, load_registry(plugin_files)).config
-    counts = _read_counts(config) if lake else NO_COUNTS
-    _show(graph_of(config, counts), form)
-
-
-@click.command(short_help="Show what a table is made from, and what reads it.")
-@config_argument
-@click.argument("table", metavar="LAYER.TABLE")
+@click.option("--table", metavar="TABLE", help="Only how records come into this table, and what reads it; with --lake.")
 @format_option
 @json_option
 @plugin_option
-def lineage(file: Path, table: str, form: str, as_json: bool, plugin_files: tuple[Path, ...]) -> None:
-    """Draw how records come into LAYER.TABLE, and what reads it, by the configuration FILE and its lake."""
+def graph(file: Path, lake: bool, table: str | None, form: str, as_json: bool, plugin_files: tuple[Path, ...]) -> None:
+    """Draw the configuration FILE: where records come from, their routes, and where they end. Needs no Spark."""
     config = load(file, load_registry(plugin_files)).config
+    if table is not None:
+        root = _lineage(config, table)
+    else:
+        root = graph_of(config, _read_counts(config) if lake else NO_COUNTS)
+    if as_json:
+        show_json({"name": config.name, "table": table, "graph": root.document()})
+    else:
+        _show(root, form)
+
+
+def _lineage(config: Config, table: str) -> GraphNode:
+    """Return how records come into a table, and what reads it. Raises TableError if nothing has written it."""
     drawn_as = table
     bronze_tables = config.bronze_tables()
     # Bronze is drawn once, by its template, whatever topics it has tables of.
@@ -150,10 +151,7 @@ def lineage(file: Path, table: str, form: str, as_json: bool, plugin_files: tupl
     if root is None:
         what = f"no sink of {config.name} has written it, and no view; `router graph FILE` shows what it has"
         raise TableError(table, what)
-    if as_json:
-        show_json({"name": config.name, "table": table, "lineage": root.document()})
-    else:
-        _show(root, form)
+    return root
 
 
 def _read_counts(config: Config) -> GraphCounts:

@@ -1,4 +1,4 @@
-"""`router quarantine` and `router approve`: what becomes of rows whose table does not take them."""
+"""`router quarantine`: what becomes of rows whose table does not take them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from router.cli import config_argument, plugin_option
 from router.cli.listing import Listing, ListingField, json_option, numbers, show_json, show_listings
 from router.config.loader import load
 from router.registry import load_registry
+from router.table_names import matches
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,37 +28,23 @@ def waiting_rows(command: Callable[..., None]) -> Callable[..., None]:
 
     @config_argument
     @click.option("--route", metavar="NAME", help="Only what waits on this route.")
-    @click.option("--table", metavar="LAYER.TABLE", help="Only what waits for this table.")
+    @click.argument("patterns", metavar="[TABLE]...", nargs=-1)
     @plugin_option
     @wraps(command)
     def chosen(
-        file: Path, route: str | None, table: str | None, plugin_files: tuple[Path, ...], **options: bool
+        file: Path, patterns: tuple[str, ...], route: str | None, plugin_files: tuple[Path, ...], **options: bool
     ) -> None:
-        command(_Waiting.read(file, plugin_files, route, table), **options)
+        command(_Waiting.read(file, plugin_files, route, patterns), **options)
 
     return chosen
 
 
-@click.command(short_help="Approve the new columns that quarantined rows need.")
-@waiting_rows
-@click.option("--show", is_flag=True, help="Show what waits, and approve nothing.")
-def approve(waiting: _Waiting, show: bool) -> None:
-    """Show the quarantined rows of the configuration FILE and how they would change their tables, and approve that.
-
-    Rows are quarantined if their sink has `evolution: quarantine` and their table lacks a column or type of theirs.
-
-    A running stream releases the rows after its current batch, or within seconds while it has none; a stopped one when
-    it starts. Rows that come later and need another change wait for another approval. Needs no Spark.
-    """
-    waits_for_approval = [quarantined for quarantined in waiting.rows if quarantined.cause is None]
-    if waiting.show(waits_for_approval) and not show:
-        waiting.approve(waits_for_approval)
-
-
-@click.group(short_help="Show, release or discard quarantined rows.")
+@click.group(short_help="Show, approve, release or discard quarantined rows.")
 def quarantine() -> None:
-    """Show, release or discard quarantined rows: their table cannot be written or may not take them, or an expectation
-    with `otherwise: quarantine` does not hold for them.
+    """Show, approve, release or discard quarantined rows.
+
+    Their table cannot be written or may not take them, or an expectation with `otherwise: quarantine` does not hold
+    for them.
 
     A running stream carries it out after its current batch, or within seconds while it has none; a stopped one when it
     starts. Needs no Spark.
@@ -73,6 +60,22 @@ def list_rows(waiting: _Waiting, as_json: bool) -> None:
         show_json({"name": waiting.config.name, "quarantined": waiting.facts(waiting.rows)})
     else:
         waiting.show(waiting.rows)
+
+
+@quarantine.command(short_help="Approve the new columns that rows need.")
+@waiting_rows
+@click.option("--show", is_flag=True, help="Show what waits, and approve nothing.")
+def approve(waiting: _Waiting, show: bool) -> None:
+    """Show the quarantined rows of the configuration FILE and how they would change their tables, and approve that.
+
+    Rows are quarantined if their sink has `evolution: quarantine` and their table lacks a column or type of theirs.
+
+    A running stream releases the rows after its current batch, or within seconds while it has none; a stopped one when
+    it starts. Rows that come later and need another change wait for another approval. Needs no Spark.
+    """
+    waits_for_approval = [quarantined for quarantined in waiting.rows if quarantined.cause is None]
+    if waiting.show(waits_for_approval) and not show:
+        waiting.approve(waits_for_approval)
 
 
 @quarantine.command()
@@ -130,8 +133,8 @@ class _Waiting:
     chosen_by: str
 
     @classmethod
-    def read(cls, file: Path, plugin_files: tuple[Path, ...], route: str | None, table: str | None) -> _Waiting:
-        """Read what waits, of a route and for a table if these are named."""
+    def read(cls, file: Path, plugin_files: tuple[Path, ...], route: str | None, patterns: tuple[str, ...]) -> _Waiting:
+        """Read what waits, of a route if one is named, and for the tables that match a pattern if there are any."""
         from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
         from router.engine.quarantine.table import pending_releases, quarantined
 
@@ -141,7 +144,7 @@ class _Waiting:
         identity, _ = config.identity_of(route, None)
 
         def is_chosen(place: Place) -> bool:
-            return identity in (None, place.route) and table in (None, place.table)
+            return identity in (None, place.route) and (not patterns or matches(place.table, patterns))
 
         chosen = [rows for rows in quarantined(config, lake) if is_chosen(rows.place)]
         with_rows = {rows.place for rows in chosen}
@@ -150,8 +153,8 @@ class _Waiting:
         chosen_by = ""
         if route:
             chosen_by += f" on route {route}"
-        if table:
-            chosen_by += f" for {table}"
+        if patterns:
+            chosen_by += f" for {', '.join(patterns)}"
         return cls(config, store, chosen, without_rows, chosen_by)
 
     def show(self, rows: list[Quarantined]) -> bool:

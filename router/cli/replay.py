@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from router.cli import config_argument, master_option, plugin_option
+from router.cli import accept_option, config_argument, master_option, plugin_option
 from router.cli.dead_letters import cut, letter_options
 from router.cli.listing import Listing, ListingField, numbers, show_listing
 from router.cli.session import stream_held_off, watched_session
@@ -53,7 +53,7 @@ class ReplayChoice:
     help="Only rows that a sink keeps: `parked`, `dead`, or what the API answered, such as 422; may be repeated.",
 )
 @click.option("--send", is_flag=True, help="Send them. Without it nothing changes.")
-@click.option("--accept", is_flag=True, help="Also into tables that depend on the order of their records.")
+@accept_option([("other-order", "also into tables that depend on the order of their records")])
 @master_option
 @plugin_option
 def replay(
@@ -65,7 +65,7 @@ def replay(
     since: str | None,
     statuses: tuple[str, ...],
     send: bool,
-    accept: bool,
+    accepted: frozenset[str],
     master: str | None,
     plugin_files: tuple[Path, ...],
 ) -> None:
@@ -97,7 +97,7 @@ def replay(
 
     stop = threading.Event()
     with watched_session(config, master, stop) as spark:
-        command = _Command(ReprocessContext.of(loaded, spark, stop), registry, choice, accept)
+        command = _Command(ReprocessContext.of(loaded, spark, stop), registry, choice, "other-order" in accepted)
         if send:
             is_delivered = command.send()
         else:

@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING
 import click
 from pydantic import ValidationError
 
-from router.cli import config_argument, master_option, plugin_option
+from router.acceptance import CONSEQUENCES
+from router.cli import accept_option, config_argument, master_option, plugin_option
 from router.cli.session import spark_session, stopped_by_signals
-from router.errors import TableError
+from router.errors import StartError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from router.acceptance import Accepted
     from router.config.models import Config, Trigger, Ui
-    from router.engine.start.checks import Accept
     from router.engine.status.board import StatusBoard
 
 
@@ -32,22 +33,7 @@ if TYPE_CHECKING:
 @click.option("--commit", type=click.Choice(["auto", "spark"]), help="Instead of the configuration's `commit`.")
 @master_option
 @click.option("--refresh-schema", is_flag=True, help="Infer schemas again and show what changed.")
-@click.option(
-    "--accept",
-    type=click.Choice(
-        [
-            "lost-checkpoint",
-            "lost-lake",
-            "lost-records",
-            "lost-tables",
-            "duplicates",
-            "dead-letters",
-            "gone-sinks",
-        ]
-    ),
-    default=None,
-    help="Continue although lake, checkpoint and source do not match; the refusal names the value to give.",
-)
+@accept_option(CONSEQUENCES.items())
 @click.option("--wait-for-topic", is_flag=True, help="Wait for a topic that the broker does not have yet.")
 @click.option("--debug", is_flag=True, help="Write to LAKE_debug, with a checkpoint of its own; send nothing.")
 @click.option(
@@ -67,7 +53,7 @@ def run(
     commit: str | None,
     master: str | None,
     refresh_schema: bool,
-    accept: Accept | None,
+    accepted: Accepted,
     wait_for_topic: bool,
     debug: bool,
     ui: str | None,
@@ -121,7 +107,7 @@ def run(
             options = RunOptions(
                 trigger=_trigger(once, every, continuous),
                 refresh=refresh_schema,
-                accept=accept or "",
+                accept=accepted,
                 wait_for_topic=wait_for_topic,
                 watch=watcher.step,
                 finished=watcher.finished,
@@ -134,15 +120,14 @@ def run(
 
 
 def _refuse_waiting_rows(config: Config) -> None:
-    """Raise TableError if rows wait for a table after a source is drained: by its exit code a scheduler notices."""
+    """Raise StartError if rows wait for a table after a source is drained: a person looks, no supervisor restarts."""
     from router.engine.quarantine.table import waiting_tables
 
     causes = waiting_tables(config)
     if causes:
         table = min(causes)
         others = f", and for {len(causes) - 1} other tables" if len(causes) > 1 else ""
-        what = f"rows wait for it{others}, and every start tries them again: {causes[table]}"
-        raise TableError(table, what)
+        raise StartError(f"table {table}: rows wait for it{others}, and every start tries them again: {causes[table]}")
 
 
 def ui_at(ui: Ui | None, address: str, option: str) -> Ui:

@@ -11,6 +11,7 @@ import click
 
 from router.cli import config_argument, plugin_option
 from router.cli.listing import json_option, show_json, show_sentences
+from router.cli.page import serve_page
 from router.cli.values import parse_interval
 from router.config.loader import load
 from router.errors import printable
@@ -35,9 +36,18 @@ PART_TIMES = {"views": ("refreshed", "checked", "failed_since"), "expectations":
     callback=parse_interval,
     help="Exit with 2 if records wait and the last batch ended longer ago: 5m.",
 )
+@click.option(
+    "--page",
+    metavar="HOST:PORT",
+    is_flag=False,
+    flag_value="",
+    help="Show the page of a stream that is down, or runs without `ui`, until Ctrl-C; default: at the address of `ui`.",
+)
 @json_option
 @plugin_option
-def status(file: Path, max_age: timedelta | None, as_json: bool, plugin_files: tuple[Path, ...]) -> None:
+def status(
+    file: Path, max_age: timedelta | None, page: str | None, as_json: bool, plugin_files: tuple[Path, ...]
+) -> None:
     """Show the state of the stream of the configuration FILE.
 
     A stream with `ui` answers itself. Of any other, and of one that is down, this reads lock, checkpoint, ledger and
@@ -48,6 +58,9 @@ def status(file: Path, max_age: timedelta | None, as_json: bool, plugin_files: t
     from router.engine.status.summary import stream_summary
 
     config = load(file, load_registry(plugin_files)).config
+    if page is not None:
+        serve_page(config, file, page)
+        return
     summary = stream_summary(config)
     now = time.time()
     down = summary.is_down(config, max_age, now)

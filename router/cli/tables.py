@@ -1,6 +1,6 @@
 """The tables of a configuration: what its ledger says, what one of them is, and how to keep them in shape.
 
-`router ledger`, `router expectations`, `router tables`, `router explain-table`, `router grants`, `router maintain`.
+`router ledger`, `router expectations`, `router tables`, `router maintain`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from contextlib import ExitStack
 from dataclasses import asdict
-from fnmatch import fnmatchcase
 from functools import cache
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -23,15 +22,16 @@ from router.cli.listing import (
     json_option,
     numbers,
     show_json,
-    show_listing,
     show_listings,
     show_sentences,
 )
 from router.cli.progress import progress_line
 from router.cli.session import session_on_lake
+from router.cli.values import chosen_names
 from router.config.loader import load
-from router.errors import TableError, printable
+from router.errors import StartError, TableError, printable
 from router.registry import load_registry
+from router.table_names import is_name, matches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -135,22 +135,52 @@ SINK_FIELDS = (
 )
 
 
-@click.command(short_help="List every table with its state.")
+@click.command(short_help="List tables with their state, or show all about one.")
 @config_argument
+@click.argument("patterns", metavar="[TABLE]...", nargs=-1)
+@click.option("--grants", is_flag=True, help="Print owner, tags and rights of the tables as SQL, for a catalog.")
+@click.option("--catalog", metavar="NAME", help="With --grants: the catalog that the tables are in.")
 @json_option
 @plugin_option
-def tables(file: Path, as_json: bool, plugin_files: tuple[Path, ...]) -> None:
-    """List every table that the configuration FILE has rows in: state, rows, lag, committer and why, quarantined rows.
+def tables(
+    file: Path,
+    patterns: tuple[str, ...],
+    grants: bool,
+    catalog: str | None,
+    as_json: bool,
+    plugin_files: tuple[Path, ...],
+) -> None:
+    """List every table that the configuration FILE has rows in, or those that a pattern such as 'silver.*' names.
+
+    That is state, rows, lag, committer and why, quarantined rows.
 
     A table is `ok`, or it is `behind` (batches that are decided are not in it yet), `blocked` (it cannot be written,
     and its rows wait in the quarantine), `unreadable`, `gone`, or `none` (it has no row yet). Lag are the
     rows that it still gets: decided ones, those of a backlog, those of an outbox that its sink has not sent. Tables of
     views are among them, with the view. Needs no Spark. `router verify` compares tables with what went into them.
+
+    Of one TABLE this prints what it holds, which sinks write it, by which engine and why, and how many rows wait for
+    it. The statements of --grants are those of Unity Catalog, to be run in a SQL editor.
     """
     from router.engine.audit.table_states import table_states
+    from router.engine.preflight.explain import explain
 
     config = load(file, load_registry(plugin_files)).config
+    if grants:
+        click.echo("\n".join(_grants(config, patterns, catalog)))
+        return
+    if len(patterns) == 1 and is_name(patterns[0]):
+        facts = explain(config, patterns[0])
+        if as_json:
+            show_json(
+                {"name": config.name, "table": patterns[0], "facts": [{"of": of, "is": text} for of, text in facts]}
+            )
+        else:
+            show_sentences([(name, printable(text)) for name, text in facts])
+        return
     rows = [asdict(state) for state in table_states(config)]
+    names = chosen_names(patterns, [row["table"] for row in rows], f"table of {config.name}")
+    rows = [row for row in rows if row["table"] in names]
     show_listings(config.name, [Listing("tables", f"tables of {config.name}", STATE_FIELDS, rows)], as_json=as_json)
 
 
@@ -257,21 +287,14 @@ VIOLATION_FIELDS = (
 )
 
 
-@click.command(short_help="Print owner, tags and rights of tables as SQL, for a catalog.")
-@config_argument
-@click.option("--catalog", metavar="NAME", help="The catalog that the tables are in.")
-@plugin_option
-def grants(file: Path, catalog: str | None, plugin_files: tuple[Path, ...]) -> None:
-    """Print the owners, tags and rights in the configuration FILE as SQL, for the tables that exist.
-
-    The statements are those of Unity Catalog, to be run in a SQL editor; nothing is changed here. Needs no Spark.
-    """
-    config = load(file, load_registry(plugin_files)).config
+def _grants(config: Config, patterns: tuple[str, ...], catalog: str | None) -> list[str]:
+    """Return owners, tags and rights of tables that exist as SQL, or a comment that there are none."""
     # Two sinks that write one table may give it the same rights: a dict keeps each line once, in order.
     lines: dict[str, None] = {}
     for table, options in sorted(_catalog_options(config), key=itemgetter(0)):
-        lines |= dict.fromkeys(_sql(table, options, catalog))
-    click.echo("\n".join(lines) or f"-- {config.name} sets no owners, tags or rights of existing tables")
+        if not patterns or matches(table, patterns):
+            lines |= dict.fromkeys(_sql(table, options, catalog))
+    return list(lines) or [f"-- {config.name} sets no owners, tags or rights of existing tables"]
 
 
 def _catalog_options(config: Config) -> Iterator[tuple[str, CatalogOptions]]:
@@ -317,11 +340,16 @@ def _text(text: str) -> str:
 
 @click.command(short_help="Compact and clean tables.")
 @config_argument
-@click.option("--tables", "pattern", default="*", metavar="PATTERN", help="Only tables of these names: silver.*")
+@click.argument("patterns", metavar="[TABLE]...", nargs=-1)
 @click.option("--dry-run", is_flag=True, help="Show what would be done and how many bytes it would free.")
+@json_option
 @plugin_option
-def maintain(file: Path, pattern: str, dry_run: bool, plugin_files: tuple[Path, ...]) -> None:
+def maintain(
+    file: Path, patterns: tuple[str, ...], dry_run: bool, as_json: bool, plugin_files: tuple[Path, ...]
+) -> None:
     """Compact the tables of the configuration FILE, index their logs and delete unreferenced files, now.
+
+    All of them, or each TABLE and those that a pattern such as 'silver.*' names.
 
     Each table is maintained as `maintenance` says; without it, all of them, and files are deleted after 168 h. May
     run while the stream runs: each waits for the other. Exit code 1: a table could not be maintained.
@@ -348,11 +376,13 @@ def maintain(file: Path, pattern: str, dry_run: bool, plugin_files: tuple[Path, 
         for done, table in enumerate(tables):
             tell(done, len(tables))
             plan = maintenance.plan(table)
-            if plan and fnmatchcase(table, pattern):
+            if plan and (not patterns or matches(table, patterns)):
                 rows.append(_maintain(maintenance, table, plan, dry=dry_run))
     if not rows:
-        raise click.ClickException(f"{config.lake} has no table that `maintenance` names and {pattern} fits")
-    show_listing(Listing("tables", "what would be done" if dry_run else "what was done", MAINTAIN_FIELDS, rows))
+        fitting = f" and {' '.join(patterns)} fits" if patterns else ""
+        raise StartError(f"{config.lake} has no table that `maintenance` names{fitting}")
+    listing = Listing("tables", "what would be done" if dry_run else "what was done", MAINTAIN_FIELDS, rows)
+    show_listings(config.name, [listing], as_json=as_json)
     raise SystemExit(int(any(row["files"] is None for row in rows)))
 
 
@@ -381,18 +411,3 @@ MAINTAIN_FIELDS = (
     ListingField("megabytes", "number", "MB freed"),
     ListingField("note", "sentence"),
 )
-
-
-@click.command(short_help="Show what a table holds, and which sinks write it how.")
-@config_argument
-@click.argument("table", metavar="LAYER.TABLE")
-@plugin_option
-def explain_table(file: Path, table: str, plugin_files: tuple[Path, ...]) -> None:
-    """Print what LAYER.TABLE holds, which sinks of the configuration FILE write it, by which engine and why.
-
-    Also how many rows wait for it, and why. Reads the table's log, without Spark.
-    """
-    from router.engine.preflight.explain import explain
-
-    config = load(file, load_registry(plugin_files)).config
-    show_sentences([(name, printable(text)) for name, text in explain(config, table)])

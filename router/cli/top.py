@@ -25,7 +25,7 @@ def top(file: Path, once: bool, plugin_files: tuple[Path, ...]) -> None:
     """Watch the stream of the configuration FILE: its state, tables, views, expectations, dead letters, sinks.
 
     A stream with `ui` is asked once a second. For one without, and for one that is down, lake and checkpoint are read
-    repeatedly, as `router ui` does. Only reads. Needs no Spark.
+    repeatedly, as `router status --page` does. Only reads. Needs no Spark.
 
     \b
     Keys: q           ends it

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from router.config.models import interval, moment
+from router.errors import StartError
+from router.registry import suggestion
+from router.table_names import matches
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -48,6 +51,18 @@ def parse_since(text: str) -> float:
     except ValueError:
         message = f"{text!r} is neither a time with a zone (2025-01-31T12:00:00Z) nor a length (2 h)"
         raise click.BadParameter(message, param_hint="--since") from None
+
+
+def chosen_names(patterns: tuple[str, ...], names: Iterable[str], what: str) -> list[str]:
+    """Return the names that match a pattern, or all without patterns, in their order.
+
+    Raises StartError for a pattern that matches none; `what` says of what the names are.
+    """
+    every = list(names)
+    for pattern in patterns:
+        if not any(matches(name, (pattern,)) for name in every):
+            raise StartError(f"{pattern} is no {what}; {suggestion(pattern, every)}")
+    return [name for name in every if not patterns or matches(name, patterns)]
 
 
 def parse_pairs(texts: Iterable[str], option: str) -> dict[str, str]:

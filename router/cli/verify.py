@@ -1,23 +1,23 @@
-"""Compare tables with what the router recorded, rebuild one, or rebuild many as the configuration says today.
-
-`router verify`, `router repair`, `router refresh`.
-"""
+"""Compare tables with what the router recorded, and rebuild them: `router verify`, `router rebuild`."""
 
 from __future__ import annotations
 
 import threading
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from router.cli import config_argument, master_option, plugin_option
+from router.cli import accept_option, config_argument, master_option, plugin_option
 from router.cli.listing import json_option, show_json, show_sentences
 from router.cli.progress import progress_line
 from router.cli.session import watched_session
+from router.cli.values import chosen_names
 from router.cli.views import refresher_of
 from router.config.loader import load
-from router.errors import RouterError, StartError, TableError, ViewError, printable
+from router.errors import ViewError, printable
 from router.registry import load_registry
+from router.table_names import matches
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Compare tables with manifests, ledger and bronze.")
 @config_argument
-@click.argument("tables", metavar="[LAYER.TABLE]...", nargs=-1)
+@click.argument("patterns", metavar="[TABLE]...", nargs=-1)
 @click.option("--contents", is_flag=True, help="Read every file: count its rows, and find values that readers refuse.")
 @click.option(
     "--recompute",
@@ -41,14 +41,16 @@ if TYPE_CHECKING:
 @plugin_option
 def verify(
     file: Path,
-    tables: tuple[str, ...],
+    patterns: tuple[str, ...],
     contents: bool,
     recompute: bool,
     master: str | None,
     as_json: bool,
     plugin_files: tuple[Path, ...],
 ) -> None:
-    """Compare the tables of the configuration FILE, or those named, with manifests, ledger and bronze.
+    """Compare the tables of the configuration FILE with manifests, ledger and bronze.
+
+    All of them, or each TABLE and those that a pattern such as 'silver.*' names.
 
     A line per table says `ok` or what is wrong: batches that it lacks, files that are missing or damaged, rows that are
     not those of the manifest or the ledger, and what others wrote or removed, by version and author. A table of a view
@@ -59,15 +61,13 @@ def verify(
 
     config = load(file, load_registry(plugin_files)).config
     with progress_line(config.name, "tables") as tell:
-        audits = verify_tables(config, tables, contents=contents, tell=tell)
-    absent = sorted(set(tables) - {audit.table for audit in audits})
-    if absent:
-        raise click.ClickException(f"{config.name} has no rows in {', '.join(absent)}")
+        audits = verify_tables(config, patterns, contents=contents, tell=tell)
+    chosen_names(patterns, [audit.table for audit in audits], f"table that {config.name} has rows in")
 
     # Adds to the audits, and audits of tables that only the query of a view makes.
     notes: list[str] = []
     if recompute:
-        notes = _recompute(config, audits, tables, master)
+        notes = _recompute(config, audits, patterns, master)
     if as_json:
         show_json({"name": config.name, "tables": [_facts(audit) for audit in audits], "not_compared": notes})
     else:
@@ -89,7 +89,7 @@ def _recompute(config: Config, listed: list[TableAudit], chosen: tuple[str, ...]
     with watched_session(config, master, by_spark=True) as spark:
         refresher = refresher_of(config, spark)
         for view in config.views:
-            if chosen and not any(table in chosen for table, _ in tables_of_views[view.name]):
+            if chosen and not any(matches(table, chosen) for table, _ in tables_of_views[view.name]):
                 continue
             try:
                 by_table = differences(refresher, view)
@@ -123,51 +123,9 @@ def _verdict(audit: TableAudit) -> str:
     return f"ok, {audit.rows:,} rows in {audit.files:,} files, version {audit.version}"
 
 
-@click.command(short_help="Rebuild a table from bronze.")
-@config_argument
-@click.argument("tables", metavar="LAYER.TABLE...", nargs=-1, required=True)
-@click.option(
-    "--accept",
-    is_flag=True,
-    help="Undo changes by others: deleted rows are restored, added rows are deleted.",
-)
-@master_option
-@plugin_option
-def repair(
-    file: Path, tables: tuple[str, ...], accept: bool, master: str | None, plugin_files: tuple[Path, ...]
-) -> None:
-    """Rebuild each LAYER.TABLE from all records in bronze, as the configuration FILE routes them today.
-
-    For a table that was dropped, was put back from an older copy, has lost files, or has a damaged log. One commit
-    replaces its content; the stream may run meanwhile. A log that cannot be read is moved below `_replaced/` in the
-    lake, with the files that it named. Refused if others have changed the table, unless --accept is given, and if
-    bronze does not have every record. Of several tables each is repaired whatever becomes of the others; for many,
-    `router refresh` reads bronze once.
-    """
-    from router.engine.reprocess.context import ReprocessContext
-    from router.engine.reprocess.repair import Repair
-
-    registry = load_registry(plugin_files)
-    loaded = load(file, registry)
-    stop = threading.Event()
-    with watched_session(loaded.config, master, stop) as spark:
-        context = ReprocessContext.of(loaded, spark, stop)
-        context = context.with_decoder().with_executors(registry, "repair")
-        refusals: list[RouterError] = []
-        for table in dict.fromkeys(tables):
-            try:
-                _show(Repair(context, table, accept).run())
-            except (StartError, TableError) as error:
-                refusals.append(error)
-        for refusal in refusals[1:]:
-            click.echo(printable(str(refusal)), err=True)
-        if refusals:
-            raise refusals[0]
-
-
 @click.command(short_help="Rebuild tables from bronze, or from the topic.")
 @config_argument
-@click.option("--tables", "patterns", multiple=True, required=True, metavar="PATTERN", help="Their names: silver.*")
+@click.argument("patterns", metavar="TABLE...", nargs=-1, required=True)
 @click.option(
     *("--from", "origin"),
     type=click.Choice(["bronze", "earliest"]),
@@ -176,27 +134,29 @@ def repair(
     help="Take the records from bronze, or read the topic from its earliest record on.",
 )
 @click.option("--full", is_flag=True, help="Give each table the columns of today's configuration, and no others.")
-@click.option(
-    "--accept",
-    is_flag=True,
-    help="Undo changes by others: deleted rows are restored, added rows are deleted.",
-)
+@accept_option([("foreign-changes", "changes by others are undone: deleted rows restored, added rows deleted")])
 @master_option
+@json_option
 @plugin_option
-def refresh(
+def rebuild(
     file: Path,
     patterns: tuple[str, ...],
     origin: str,
     full: bool,
-    accept: bool,
+    accepted: frozenset[str],
     master: str | None,
+    as_json: bool,
     plugin_files: tuple[Path, ...],
 ) -> None:
-    """Rebuild all tables whose names match a PATTERN, as the configuration FILE routes their records today.
+    """Rebuild each TABLE, or all that a pattern such as 'silver.*' names, as FILE routes their records today.
 
-    One commit replaces the content of each; the stream may run meanwhile. Refused before anything changes if others
-    have changed a table (unless --accept is given), if a sink has `reset: never`, and if bronze, or the topic, does
-    not reach back to the first record. Exit code 1: a table is as it was, and a line gives the reason.
+    For a table that was dropped, was put back from an older copy, has lost files or has a damaged log, and for tables
+    that look as an older configuration made them. One commit replaces the content of each; the stream may run
+    meanwhile. A log that cannot be read is moved below `_replaced/` in the lake, with the files that it named.
+
+    Refused before anything changes if others have changed a table (unless --accept foreign-changes is given), if a
+    pattern fits a table with `reset: never`, and if bronze, or the topic, does not reach back to the first record. Exit
+    code 1: a table is as it was, and a line gives the reason.
     """
     from router.engine.reprocess.context import ReprocessContext
     from router.engine.reprocess.refresh import Refresh
@@ -206,14 +166,20 @@ def refresh(
     stop = threading.Event()
     with watched_session(loaded.config, master, stop) as spark:
         context = ReprocessContext.of(loaded, spark, stop)
-        context = context.with_decoder().with_executors(registry, "refresh")
+        context = context.with_decoder().with_executors(registry, "rebuild")
+        accept = "foreign-changes" in accepted
         refreshed = Refresh(context, patterns, full=full, topic=origin == "earliest", accept=accept).run()
-    for repaired in refreshed.done:
-        _show(repaired)
-    if refreshed.refused:
-        click.echo(f"{refreshed.refused:,} rows do not fit into a table")
-    for table, why in refreshed.failed.items():
-        click.echo(printable(f"{table} is as it was: {why}"))
+    if as_json:
+        failed = {table: str(error) for table, error in refreshed.failed.items()}
+        tables = [asdict(repaired) for repaired in refreshed.done]
+        show_json({"name": loaded.config.name, "tables": tables, "refused": refreshed.refused, "failed": failed})
+    else:
+        for repaired in refreshed.done:
+            _show(repaired)
+        if refreshed.refused:
+            click.echo(f"{refreshed.refused:,} rows do not fit into a table")
+        for table, error in refreshed.failed.items():
+            click.echo(printable(f"{table} is as it was: {error}"))
     raise SystemExit(int(bool(refreshed.failed)))
 
 

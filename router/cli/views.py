@@ -7,9 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from router.cli import config_argument, master_option, plugin_option
+from router.cli import (
+    accept_option,
+    commands_with_file,
+    config_argument,
+    configuration_file,
+    master_option,
+    plugin_option,
+)
 from router.cli.listing import Listing, ListingField, json_option, numbers, show_json, show_listing
 from router.cli.session import watched_session
+from router.cli.values import chosen_names
 from router.config.loader import load
 from router.errors import StartError, ViewError, printable
 from router.registry import load_registry
@@ -26,38 +34,35 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Show views, how they follow changes, or refresh them now.")
 @config_argument
-@click.option("--name", "names", multiple=True, help="Only this view; may be given several times.")
+@click.argument("patterns", metavar="[VIEW]...", nargs=-1)
 @click.option("--refresh", is_flag=True, help="Refresh them now, also those on demand.")
 @click.option("--full", is_flag=True, help="With --refresh: compute everything from scratch.")
 @click.option("--plan", is_flag=True, help="Show how each follows changes, and why not in a better way (needs Spark).")
-@click.option(
-    "--accept",
-    "accepted",
-    multiple=True,
-    metavar="TABLE",
-    help="Make views without this source, which is gone, unreadable or not written any more; may be repeated.",
-)
+@accept_option([("lost-sources", "make views without sources that are gone, unreadable or not written any more")])
 @master_option
 @json_option
 @plugin_option
 def views(
     file: Path,
-    names: tuple[str, ...],
+    patterns: tuple[str, ...],
     refresh: bool,
     full: bool,
     plan: bool,
-    accepted: tuple[str, ...],
+    accepted: frozenset[str],
     master: str | None,
     as_json: bool,
     plugin_files: tuple[Path, ...],
 ) -> None:
     """Show the views of the configuration FILE: what they read and make, and how their last refresh went.
 
+    All of them, or each VIEW and those that a pattern such as 'daily_*' names.
+
     A refresh may run while the stream runs; if both refresh one view at once, one of the two is refused and the next
     one computes all of it. Exit code 1: a view could not be refreshed; its tables stay as they were.
 
-    If a source of a view is gone or unreadable, the view stays as it was until the source is back or --accept names it.
-    A table that the view's route no longer writes has left the view; a warning names it until --accept does.
+    If a source of a view is gone or unreadable, the view stays as it was until the source is back or --accept
+    lost-sources gives it up. A table that the view's route no longer writes has left the view; a warning names it until
+    it is given up as well.
     """
     from router.engine.views.schedule import in_order
 
@@ -66,12 +71,11 @@ def views(
     if as_json and (refresh or plan or accepted):
         raise click.UsageError("--json shows views: it goes without --refresh, --plan and --accept")
     config = load(file, load_registry(plugin_files)).config
-    chosen = [view for view in in_order(config.views) if not names or view.name in names]
-    unknown = set(names) - {view.name for view in chosen}
-    if unknown:
-        raise StartError(f"{config.name} has no view {', '.join(sorted(unknown))}")
+    in_turn = in_order(config.views)
+    names = chosen_names(patterns, [view.name for view in in_turn], f"view of {config.name}")
+    chosen = [view for view in in_turn if view.name in names]
     if accepted:
-        _accept(config, chosen, set(accepted))
+        _accept(config, chosen)
     if not refresh and not plan:
         _list(config, chosen, as_json=as_json)
         return
@@ -83,8 +87,8 @@ def views(
             _refresh(refresher, chosen, full=full)
 
 
-def _accept(config: Config, chosen: list[View], tables: set[str]) -> None:
-    """Let views be made without tables. Raises StartError if one is no source of theirs, or is as it was."""
+def _accept(config: Config, chosen: list[View]) -> None:
+    """Let views be made without the sources that they miss. Raises StartError if none misses one."""
     from router.delta.table_cache import TableCache
     from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
     from router.engine.views.note import Note, accept_lost_sources, view_note_path
@@ -94,31 +98,26 @@ def _accept(config: Config, chosen: list[View], tables: set[str]) -> None:
     store = CheckpointStore(checkpoint)
     cache = TableCache(lake)
     view_tables = ViewTables(config, lake, cache)
-    readable = cache.readable(tables)
-
-    # Look at everything before the first note is written.
-    lost_by_view: list[tuple[View, set[str]]] = []
+    is_lost = False
     for view in chosen:
         note = Note.of(store.load(view_note_path(view.name)))
         is_source = view_tables.is_source(view)
-        lost = {table for table in tables if is_source(table) and note.lacks(table, readable[table])}
-        lost |= tables & {*note.left}
+        sources = filter(is_source, {*note.sources, *view_tables.names(view)})
+        lost = {name for name, table in cache.readable(sources).items() if note.lacks(name, table)} | {*note.left}
         if lost:
-            lost_by_view.append((view, lost))
-    unknown = tables.difference(*(lost for _, lost in lost_by_view))
-    if unknown:
-        names = ", ".join(sorted(unknown))
-        raise StartError(
-            f"--accept {names}: no view of {config.name} misses it; `router views FILE` shows what they read"
-        )
-    for view, lost in lost_by_view:
-        accept_lost_sources(store, view, lost)
-        click.echo(f"{view.name}: continues without the former rows of {', '.join(sorted(lost))} at its next refresh")
+            is_lost = True
+            accept_lost_sources(store, view, lost)
+            names = ", ".join(sorted(lost))
+            click.echo(f"{view.name}: continues without the former rows of {names} at its next refresh")
+    if not is_lost:
+        names = ", ".join(view.name for view in chosen)
+        raise StartError(f"{names}: no source is missing; `router views FILE` shows what views read")
 
 
 def _list(config: Config, chosen: list[View], *, as_json: bool) -> None:
     from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
     from router.engine.views.note import Note, view_note_path
+    from router.engine.views.sources import accept_lost
 
     _, checkpoint = lake_and_checkpoint(config)
     store = CheckpointStore(checkpoint)
@@ -131,8 +130,8 @@ def _list(config: Config, chosen: list[View], *, as_json: bool) -> None:
     for view in chosen:
         note = notes[view.name]
         for table in note.left:
-            line = f"{view.name}: {table} has left it: {note.origin} does not write it; see --accept"
-            click.echo(printable(line))
+            line = f"{view.name}: {table} has left it: {note.origin} does not write it; see `{accept_lost(view)}`"
+            click.echo(printable(commands_with_file(line, configuration_file())))
 
 
 def _facts(view: View, note: Note) -> dict[str, Any]:
@@ -216,24 +215,25 @@ def _show_plans(refresher: Refresher, chosen: list[View]) -> None:
 
 
 def _refresh(refresher: Refresher, chosen: list[View], *, full: bool) -> None:
-    """Refresh views, each whatever becomes of the others. Raises the first ViewError at the end."""
+    """Refresh views, each whatever becomes of the others; end with exit code 1 if one could not be."""
     from router.engine.views.note import note_failed_refresh
 
-    errors: list[ViewError] = []
+    has_failed = False
     for view in chosen:
         try:
             refreshed = refresher.refresh(view, full=full)
         except ViewError as error:
             note_failed_refresh(refresher.store, view.name, error.what)
-            errors.append(error)
+            has_failed = True
+            line = f"router: {commands_with_file(str(error), configuration_file())}"
+            click.echo(printable(line), err=True)
             continue
         reason = refreshed.why
         if refreshed.way:
             reason = f"{refreshed.way}: {refreshed.why}"
         counts = f"{len(refreshed.commits)} of {refreshed.tables} tables, {refreshed.rows:,} rows"
         click.echo(f"{view.name}: {counts}, {refreshed.seconds:.1f} s ({reason})")
-    if errors:
-        raise errors[0]
+    raise SystemExit(int(has_failed))
 
 
 def refresher_of(config: Config, spark: SparkSession) -> Refresher:

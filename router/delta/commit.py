@@ -77,9 +77,8 @@ class TableCommit:
 def without_lost_batches(tables: Sequence[str]) -> str:
     """Return the commands that continue without batches that tables have lost, and then rebuild the tables."""
     as_they_are = "them as they are" if len(tables) > 1 else "it as it is"
-    return (
-        f"{ACCEPT_LOST} continues with {as_they_are}, then `router repair FILE {' '.join(tables)}` rebuilds from bronze"
-    )
+    rebuild = f"`router rebuild FILE {' '.join(tables)}`"
+    return f"{ACCEPT_LOST} continues with {as_they_are}, then {rebuild} rebuilds from bronze"
 
 
 def to_delta(schema: pa.Schema) -> str:

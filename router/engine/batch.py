@@ -293,7 +293,7 @@ class Batches:
             target_key, _ = place.rsplit("/", 1)
             outcome = "rows land without it"
             if target_key in quarantines:
-                outcome = f"rows that need it wait in {quarantines[target_key]} for `router approve FILE`"
+                outcome = f"rows that need it wait in {quarantines[target_key]} for `router quarantine approve FILE`"
             elif target_key in evolving:
                 outcome = "rows with values that do not fit are dead letters; see `widening` of the sink"
             log.warning("%s: %s cannot store all of %s; %s", self.config.name, place, ", ".join(new), outcome)

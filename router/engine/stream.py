@@ -67,12 +67,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from router.acceptance import Accepted
     from router.api.sinks import Applied
     from router.config.loader import Loaded
     from router.config.models import Config, Trigger
     from router.engine.batch import Batches
     from router.engine.spark.executors import Executors
-    from router.engine.start.checks import Accept
     from router.engine.status.snapshot import StreamSnapshot
     from router.engine.steps import Watch
     from router.registry import Registry
@@ -102,7 +102,7 @@ class RunOptions:
 
     trigger: Trigger | None = None
     refresh: bool = False
-    accept: Accept = ""
+    accept: Accepted = frozenset()
     wait_for_topic: bool = False
     watch: Watch | None = None
     finished: Callable[[BatchReport, int | None], None] | None = None
@@ -219,7 +219,9 @@ def _run(
                     stream.topics.close()
 
 
-def _checked(loaded: Loaded, spark: SparkSession, at: tuple[TableCache, Lake], accept: Accept) -> source.Offsets | None:
+def _checked(
+    loaded: Loaded, spark: SparkSession, at: tuple[TableCache, Lake], accept: Accepted
+) -> source.Offsets | None:
     """Mend and check lake and checkpoint; return where a new checkpoint begins, None for where the file says."""
     tables, checkpoint = at
     refuse_speculation(spark.sparkContext.getConf().get("spark.speculation"), loaded.config)
@@ -300,7 +302,7 @@ class _StreamRun:
     def _dead_letter_limit(self) -> DeadLetterLimit:
         """Return the limit of this run: a batch that was accepted stays so when the query begins again."""
         largest = self.config.dead_letter_options.largest_share
-        return DeadLetterLimit(largest, accepts_one_batch=self.options.accept == "dead-letters")
+        return DeadLetterLimit(largest, accepts_one_batch="dead-letters" in self.options.accept)
 
     @property
     def lake(self) -> Lake:
@@ -455,7 +457,7 @@ class _StreamRun:
     def _pass_over(self, error: Exception) -> None:
         """Continue after records that are gone from Kafka, or raise StartError if that was not accepted."""
         gone = LostRecords(self.spark, self.lake, self.checkpoint, self.config, self._committers)
-        if self.options.accept != "lost-records" or not (lost := gone.pass_over()):
+        if "lost-records" not in self.options.accept or not (lost := gone.pass_over()):
             raise gone.refusal(error) from error
         log.warning("%s: continuing after lost records: %s", self.config.name, ", ".join(map(str, lost)))
 

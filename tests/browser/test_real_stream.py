@@ -129,8 +129,8 @@ def test_a_real_stream_is_on_its_page(
 
 
 def looks_at_the_lake(browser: Chrome, file: Path, address: str) -> None:
-    """Look at the lake of the stream that is down, as `router ui` shows it."""
-    command = [sys.executable, "-m", "router", "ui", str(file)]
+    """Look at the lake of the stream that is down, as `router status --page` shows it."""
+    command = [sys.executable, "-m", "router", "status", str(file), "--page"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

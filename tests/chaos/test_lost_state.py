@@ -61,7 +61,7 @@ def test_without_its_checkpoint_a_lake_is_not_filled_again(drain, topic, tmp_pat
     with pytest.raises(StartError, match="--accept lost-checkpoint"):
         drain(config)
     topic.simulate(EVENTS, games=3, seed=1)
-    drain(config, accept="lost-checkpoint")
+    drain(config, accept={"lost-checkpoint"})
     once(lake, 2 * EVENTS)
 
 
@@ -69,7 +69,7 @@ def test_duplicates_are_written_only_knowingly(drain, topic, tmp_path):
     config, lake = configuration(tmp_path, topic), tmp_path / "lake"
     drain(config)
     shutil.rmtree(lake / "_router")
-    drain(config, accept="duplicates")
+    drain(config, accept={"duplicates"})
     assert len(lakes.places(lake)) == EVENTS
     assert set(lakes.places(lake).values()) == {2}
 
@@ -82,7 +82,7 @@ def test_partitions_that_were_empty_are_read_from_their_beginning(drain, new_top
     shutil.rmtree(lake / "_router")
     for partition in range(PARTITIONS):
         topic.send([SENT_FIRST] * 2, partition)
-    drain(config, accept="lost-checkpoint")
+    drain(config, accept={"lost-checkpoint"})
     once(lake, 5 + 2 * PARTITIONS)
 
 
@@ -91,7 +91,7 @@ def test_manifests_of_a_lost_checkpoint_are_not_taken_for_new_batches(drain, top
     drain(config)
     shutil.rmtree(lake / "_router/games/spark")  # the manifests stay
     topic.simulate(EVENTS, games=3, seed=1)
-    drain(config, accept="lost-checkpoint")
+    drain(config, accept={"lost-checkpoint"})
     once(lake, 2 * EVENTS)
 
 
@@ -104,7 +104,7 @@ def test_without_its_lake_a_checkpoint_does_not_go_on(drain, topic, tmp_path):
     with pytest.raises(StartError, match="--accept lost-lake"):
         drain(config)
     assert lakes.tables(lake) == []
-    drain(config, accept="lost-lake")
+    drain(config, accept={"lost-lake"})
     once(lake, EVENTS)
     assert not lakes.places(lake) & before
 
@@ -118,7 +118,7 @@ def test_files_cannot_be_gone_on_with_from_the_ledger(drain, topic, tmp_path):
     with pytest.raises(StartError, match="its checkpoint is empty"):
         drain(config)
     with pytest.raises(StartError, match="only a Kafka source"):
-        drain(config, accept="lost-checkpoint")
+        drain(config, accept={"lost-checkpoint"})
     assert lakes.rows(tmp_path / "lake", "silver.rummy").total() == 1
 
 
@@ -158,7 +158,7 @@ def test_a_table_that_lost_its_batches_is_not_gone_on_with(drain, topic, tmp_pat
     topic.simulate(EVENTS, games=3, seed=2)
     with pytest.raises(StartError, match=r"silver\.rummy: it .* --accept lost-tables"):
         drain(config)
-    drain(config, accept="lost-tables")
+    drain(config, accept={"lost-tables"})
     drain(config)
     assert len(lakes.places(lake)) == 3 * EVENTS
     assert (lakes.rows(lake, "silver.rummy") > had) is copy
@@ -179,7 +179,7 @@ def test_a_checkpoint_put_back_from_an_older_copy_is_not_gone_on_with(drain, top
     with pytest.raises(StartError, match="--accept lost-checkpoint"):
         drain(config)
     shutil.rmtree(lake / "_router")
-    drain(config, accept="lost-checkpoint")
+    drain(config, accept={"lost-checkpoint"})
     once(lake, (2 + batches) * EVENTS)
 
 
@@ -195,7 +195,7 @@ def test_a_batch_cut_off_half_way_must_be_taken_back_before_a_new_checkpoint(dra
     with pytest.raises(StartError, match=r"bronze\.events|run "):
         drain(config)
     with pytest.raises(StartError) as refused:
-        drain(config, accept="lost-checkpoint")
+        drain(config, accept={"lost-checkpoint"})
     if batch == 0:  # there is no ledger yet: everything is taken back and begun again
         assert "ledger" in str(refused.value)
         shutil.rmtree(lake)
@@ -206,7 +206,7 @@ def test_a_batch_cut_off_half_way_must_be_taken_back_before_a_new_checkpoint(dra
         for table in ahead:
             handle = DeltaTable(lake / table.replace(".", "/"))
             handle.restore(handle.version() - 1)
-        drain(config, accept="lost-checkpoint")
+        drain(config, accept={"lost-checkpoint"})
     once(lake, EVENTS)
 
 
@@ -216,7 +216,7 @@ def test_the_first_batch_after_a_lost_checkpoint_may_be_cut_off_too(drain, topic
     shutil.rmtree(lake / "_router")
     topic.simulate(EVENTS, games=3, seed=1)
     with pytest.raises(CrashError):
-        drain(config, accept="lost-checkpoint", watch=crash_at("ledger"))
+        drain(config, accept={"lost-checkpoint"}, watch=crash_at("ledger"))
     drain(config)
     once(lake, 2 * EVENTS)
 

@@ -79,11 +79,15 @@ def test_tables_are_repaired_while_the_stream_runs(tmp_path: Path) -> None:
         assert command(tmp_path, "verify", "verify", str(config), "silver.uno")[0] == 1
         before = batches(lake)
         first, *others = [f"silver.{game}" for game in GAMES]
-        code, said = command(tmp_path, "one", "repair", str(config), first, "--accept")
+        code, said = command(tmp_path, "one", "rebuild", str(config), first, "--accept", "foreign-changes")
         assert code == 0, said
-        code, said = command(tmp_path, "several", "repair", str(config), "ops.ledger", *others, "--accept")
-        assert code != 0
+        accepted = ("--accept", "foreign-changes")
+        code, said = command(tmp_path, "refused", "rebuild", str(config), "ops.ledger", *others, *accepted)
+        assert code == 2
         assert "ops.ledger is the router's own" in said
+        assert not any(f"{table}: " in said for table in others), "one that cannot be rebuilt keeps all as they are"
+        code, said = command(tmp_path, "several", "rebuild", str(config), *others, *accepted)
+        assert code == 0, said
         assert all(f"{table}: " in said for table in others)
         assert batches(lake) > before
         until(lambda: batches(lake) > before + 5, "more batches are done")

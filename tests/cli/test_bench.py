@@ -108,7 +108,7 @@ def test_a_configuration_without_kafka_cannot_be_measured(tmp_path: Path) -> Non
     path.write_text(FILES[: FILES.index("old:")] + FILES[FILES.index("decode:") :])
     result = CliRunner().invoke(router.cli.commands, ["bench", str(path)])
 
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "needs a configuration with `source: {kafka: ...}`" in result.output
 
 
@@ -221,7 +221,7 @@ def test_without_its_extra_the_command_says_how_to_install_it(file: Path, monkey
     monkeypatch.setitem(sys.modules, "psutil", None)
     result = CliRunner().invoke(router.cli.commands, ["bench", str(file)])
 
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "`bench` needs the module psutil: pip install 'spark-event-router[bench]'" in result.output
 
 

@@ -108,13 +108,13 @@ def test_maintain_says_what_it_did(run, tmp_path):
         write_deltalake(tmp_path / "lake/silver/a", pa.table({"k": [number]}), mode="append")
 
     dry = run("maintain", "good.yaml", "--plugin", str(PARTS), "--dry-run")
-    found = run("maintain", "good.yaml", "--plugin", str(PARTS), "--tables", "silver.*")
-    nothing = run("maintain", "good.yaml", "--plugin", str(PARTS), "--tables", "gold.*")
+    found = run("maintain", "good.yaml", "--plugin", str(PARTS), "silver.*")
+    nothing = run("maintain", "good.yaml", "--plugin", str(PARTS), "gold.*")
 
     assert [line.split()[:3] for line in (dry.output + found.output).splitlines() if "silver.a" in line] == [
         ["silver.a", "3", "1"]
     ] * 2
-    assert (dry.exit_code, found.exit_code, nothing.exit_code) == (0, 0, 1)
+    assert (dry.exit_code, found.exit_code, nothing.exit_code) == (0, 0, 2)
     assert len(DeltaTable(tmp_path / "lake/silver/a").file_uris()) == 1
 
 
@@ -167,7 +167,7 @@ def test_broken_plugin_is_one_line(run, tmp_path):
 
     assert result.stderr.startswith(f"router: plugin {tmp_path / 'broken.py'}: cannot be imported")
     assert len(result.stderr.splitlines()) == 1
-    assert result.exit_code == 1
+    assert result.exit_code == 2
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_help_imports_no_command(run, monkeypatch):
 
 
 def test_help_lists_each_command_once_under_what_it_is_for(run):
-    """Somebody who wants to mend a table would have to read the lines of 28 commands."""
+    """Somebody who wants to mend a table would have to read the lines of all commands."""
     listed = [name for names in router.cli.GROUPS.values() for name in names]
     assert sorted(listed) == sorted(router.cli.COMMANDS)
 
@@ -258,16 +258,30 @@ def test_help_lists_each_command_once_under_what_it_is_for(run):
     begins = [lines.index(f"{title}:") for title in router.cli.GROUPS]
     assert begins == sorted(begins)
     mending = {line.split()[0] for line in lines[begins[3] + 1 : begins[4]] if line.startswith("  ") and line[2] != " "}
-    assert mending == {"repair", "refresh", "backfill", "replay", "approve", "quarantine"}
+    assert mending == {"rebuild", "backfill", "replay", "quarantine"}
+
+
+@pytest.mark.parametrize("former", router.cli.FORMER)
+def test_a_former_name_says_what_the_command_is_now(run, former):
+    """Whoever has it in a script would have to look for what became of it."""
+    result = run(former, "games.yaml")
+
+    now = router.cli.FORMER[former]
+    assert f"`router {former}` is `{now}` now" in result.stderr
+    assert result.exit_code == 2
+    program, command, *more = now.split()
+    if program == "router":
+        options = run(command, *[word for word in more if not word.startswith("-")], "--help").output
+        assert all(option in options for option in more if option.startswith("-"))
 
 
 def test_command_that_is_not_there_says_what_it_needs(run, monkeypatch):
-    monkeypatch.setitem(router.cli.COMMANDS, "simulate", ("nowhere.cli:simulate", ""))
+    monkeypatch.setitem(router.cli.COMMANDS, "bench", ("nowhere.cli:bench", ""))
 
-    result = run("simulate")
+    result = run("bench")
 
-    assert "`simulate` needs the module nowhere, which is not installed" in result.stderr
-    assert result.exit_code == 1
+    assert "`bench` needs the module nowhere, which is not installed" in result.stderr
+    assert result.exit_code == 2
 
 
 def test_errors_of_the_router_come_without_a_traceback(run, monkeypatch):
@@ -280,7 +294,7 @@ def test_errors_of_the_router_come_without_a_traceback(run, monkeypatch):
     result = run("schema")
 
     assert result.stderr == "router: it is running already; stop it first\n"
-    assert result.exit_code == 1
+    assert result.exit_code == 2
 
 
 HOSTILE = "games\x1b[2J\n2026-01-01 INFO all is well\u202e\u2028\ud800"
@@ -301,7 +315,7 @@ def test_an_unexpected_error_is_a_line_unless_the_stack_is_asked_for(run, monkey
     short = run("check")
     long = run("--verbose", "check")
 
-    assert (short.exit_code, long.exit_code) == (1, 1)
+    assert (short.exit_code, long.exit_code) == (2, 2)
     line = "router: unexpected ZeroDivisionError: a plugin; `router --verbose check ...` shows where\n"
     assert short.output == line
     assert long.output.endswith(line)
@@ -326,7 +340,7 @@ def test_what_data_says_is_shown_and_not_obeyed(run, monkeypatch, capsys):
 @pytest.mark.parametrize("json_lines", [False, True], ids=["text", "JSON"])
 def test_commands_in_errors_and_log_lines_have_the_file(run, monkeypatch, json_lines):
     """Without it whoever pastes a command gets the usage of the command line."""
-    hint = "`router repair FILE silver.uno` rebuilds it, `router quarantine list FILE` shows its rows"
+    hint = "`router rebuild FILE silver.uno` rebuilds it, `router quarantine list FILE` shows its rows"
 
     @click.command()
     @router.cli.config_argument

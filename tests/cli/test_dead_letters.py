@@ -212,7 +212,7 @@ def test_a_table_that_cannot_be_read_is_named_without_a_traceback(run: Run, writ
 
     result = CliRunner().invoke(commands, ["dead-letters", "games.yaml"], prog_name="router")
 
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.stderr.startswith("router: ")
     assert "ops.dead_letters" in result.stderr
     assert len(result.stderr.splitlines()) == 1

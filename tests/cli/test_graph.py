@@ -89,7 +89,7 @@ def test_the_lineage_of_a_table_is_the_ways_that_lead_to_it(tmp_path: Path) -> N
     written = WrittenLake(tmp_path).take(1)
 
     def lines(table: str) -> list[str]:
-        found = CliRunner().invoke(router.cli.commands, ["lineage", str(written.file), table])
+        found = CliRunner().invoke(router.cli.commands, ["graph", str(written.file), "--table", table])
         assert found.exit_code == 0, found.output
         return [line.lstrip("│ ├└─").partition("  ")[0] for line in found.stdout.splitlines()]
 
@@ -98,8 +98,8 @@ def test_the_lineage_of_a_table_is_the_ways_that_lead_to_it(tmp_path: Path) -> N
     assert lines("silver.uno")[2:] == ["all: event.game IS NOT NULL", "tables silver.{event.game}", "silver.uno"]
     assert lines("bronze.events") == [source, "bronze.events"]
     assert lines("ops.dead")[2:] == ["ops.dead"]
-    found = CliRunner().invoke(router.cli.commands, ["lineage", str(written.file), "silver.nobody"])
-    assert (found.exit_code, "no sink of games has written it, and no view" in found.output) == (1, True)
+    found = CliRunner().invoke(router.cli.commands, ["graph", str(written.file), "--table", "silver.nobody"])
+    assert (found.exit_code, "no sink of games has written it, and no view" in found.output) == (2, True)
 
 
 def test_grants_are_printed_for_the_tables_that_are_there(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_grants_are_printed_for_the_tables_that_are_there(tmp_path: Path) -> Non
     text = text.replace("bronze: bronze.events", "bronze: {table: bronze.events, owner: ops}")
     written.file.write_text(text)
 
-    found = CliRunner().invoke(router.cli.commands, ["grants", str(written.file), "--catalog", "main"])
+    found = CliRunner().invoke(router.cli.commands, ["tables", str(written.file), "--grants", "--catalog", "main"])
 
     assert found.exit_code == 0, found.output
     lines = found.stdout.splitlines()
@@ -167,11 +167,11 @@ def test_the_lineage_for_programs_has_counts_as_numbers(tmp_path: Path) -> None:
     """A script would have to take a sentence apart."""
     written = WrittenLake(tmp_path).take(3)
 
-    found = CliRunner().invoke(router.cli.commands, ["lineage", str(written.file), "silver.uno", "--json"])
+    found = CliRunner().invoke(router.cli.commands, ["graph", str(written.file), "--table", "silver.uno", "--json"])
 
     document = json.loads(found.stdout)
     assert (document["name"], document["table"]) == ("games", "silver.uno")
-    node = document["lineage"]
+    node = document["graph"]
     kinds = [node["kind"]]
     while node["below"]:
         (node,) = node["below"]

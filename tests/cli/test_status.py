@@ -143,10 +143,10 @@ def test_rows_that_wait_for_an_api_are_seen_while_the_stream_is_down(run: Run, t
 
 def test_commands_can_be_pasted(run: Run, board: StatusBoard) -> None:
     """Without it whoever pastes the command of a message at night gets the usage of the command line."""
-    hint = "it is damaged; `router repair FILE silver.uno` rebuilds it, or `router quarantine release FILE`"
+    hint = "it is damaged; `router rebuild FILE silver.uno` rebuilds it, or `router quarantine release FILE`"
     board.carried_out(manifest(0, "silver.uno"), {}, {"games/delta/silver.uno": hint})
     shown = run().output
-    assert "router repair games.yaml silver.uno`" in shown
+    assert "router rebuild games.yaml silver.uno`" in shown
     assert "router quarantine release games.yaml`" in shown
     assert "see `router tables games.yaml`" in shown
 

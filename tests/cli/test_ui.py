@@ -1,4 +1,4 @@
-"""`router ui` shows the page of a stream that is down, by what its lake says."""
+"""`router status --page` shows the page of a stream that is down, by what its lake says."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_the_command_serves_until_it_is_ended(config_file: Path) -> None:
     """Without it the page is right in tests, and nobody can open it."""
     book({**read_rows(100)})
     before = files_below(config_file.parent)
-    command = [sys.executable, "-m", "router", "ui", "games.yaml", "--address", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "router", "status", "games.yaml", "--page", "127.0.0.1:0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -135,5 +135,5 @@ def test_a_stream_that_shows_itself_is_named(run: Run, board: StatusBoard) -> No
 
     from router.cli import commands
 
-    done = CliRunner().invoke(commands, ["ui", "games.yaml"])
+    done = CliRunner().invoke(commands, ["status", "games.yaml", "--page"])
     assert (done.exit_code, "shows itself at http://127.0.0.1:" in done.output) == (0, True)

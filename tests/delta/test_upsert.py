@@ -142,7 +142,7 @@ def test_nothing_is_merged_into_an_older_copy_of_a_table(table: Table) -> None:
 
     with pytest.raises(TableError, match="lacks batch 2") as refused:
         table.take(record("b", 9, 9), merged=2)
-    assert f"router repair FILE {TABLE}" in str(refused.value)
+    assert f"router rebuild FILE {TABLE}" in str(refused.value)
     assert "--accept lost-tables" in str(refused.value)
     assert table.rows() == LATEST
 

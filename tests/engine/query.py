@@ -16,6 +16,7 @@ from router.config.models import Config, FormatSource, Source
 from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
 from router.engine.label.layout import BRONZE_SCHEMA
 from router.engine.reprocess.context import ReprocessContext
+from router.engine.reprocess.refresh import Refresh
 from router.engine.stream_destination import stream_batches
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from router import BatchReport
+    from router.engine.reprocess.repair_target import Repaired
     from router.engine.steps import Watch
 
 RAW = pa.schema([field for field in BRONZE_SCHEMA if field.name not in ("arrival", "batch_id")])
@@ -80,6 +82,13 @@ class Query:
             fingerprint="fingerprint",
             folder=Path(self.folder),
         )
+
+    def rebuilt(self, *tables: str, accept: bool = False, spark: SparkSession | None = None) -> list[Repaired]:
+        """Rebuild tables; raise why one could not be."""
+        outcome = Refresh(self.context(spark), tables, accept=accept).run()
+        for error in outcome.failed.values():
+            raise error
+        return list(outcome.done)
 
     def take(self, records: pa.Table) -> BatchReport:
         """Process the next batch."""

@@ -121,7 +121,7 @@ def test_fields_that_come_later_are_told(config: Config, wait: Callable[..., Non
 
 
 def run(config_file: Path, *arguments: str) -> Result:
-    return CliRunner().invoke(router.cli.commands, ["approve", str(config_file), *arguments], prog_name="router")
+    return CliRunner().invoke(router.cli.commands, ["quarantine", "approve", str(config_file), *arguments])
 
 
 def test_the_command_shows_and_approves(config: Config, wait: Callable[..., None], tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_the_command_shows_and_approves(config: Config, wait: Callable[..., None
         assert text in shown.output
     assert "Bet version 2" in " ".join(shown.output.split())
 
-    done = run(file, "--table", "silver.uno")
+    done = run(file, "silver.uno")
     assert done.exit_code == 0
     assert [(pending.place, pending.upto) for pending in pending_releases(store)] == [(UNO, {RUN: 1})]
     assert "chess" not in done.output

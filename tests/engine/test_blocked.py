@@ -220,9 +220,8 @@ def test_a_table_that_is_gone_while_the_stream_runs_is_not_made_anew(make_query:
     query.take(records([{"game": "one", "n": 1}, {"game": "two", "n": 1}], first=10))
     assert query.lake.open("silver.one") is None
     assert [row["n"] for row in query.rows("silver.two")] == [0, 1]
-    way_on = (
-        "`router run FILE --once --accept lost-tables` continues with it as it is, then `router repair FILE silver.one`"
-    )
+    rebuild = "`router rebuild FILE silver.one`"
+    way_on = f"`router run FILE --once --accept lost-tables` continues with it as it is, then {rebuild}"
     assert all(way_on in row["_cause"] for row in query.rows(QUARANTINE))
     shutil.rmtree(query.lake.address("silver.one"), ignore_errors=True)
     shutil.copytree(tmp_path / "one", query.lake.address("silver.one"))

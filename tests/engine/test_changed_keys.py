@@ -80,7 +80,7 @@ def test_another_key_is_refused_at_the_start(query: Query, options: dict[str, An
     start(query)
     after = changed(query, **options)
 
-    with pytest.raises(StartError, match="router refresh") as refused:
+    with pytest.raises(StartError, match="router rebuild") as refused:
         start(after)
     assert TABLE in str(refused.value)
     report = after.take(records(events(("uno", 7)), first=11))
@@ -107,7 +107,7 @@ def test_a_table_that_was_ordered_by_offsets_alone_is_refused_until_it_is_rebuil
     before = table.to_pyarrow_table()
     write_deltalake(table, before.drop_columns(["_arrival", "_timestamp"]), mode="overwrite", schema_mode="overwrite")
 
-    with pytest.raises(StartError, match=rf"router refresh .*{TABLE}"):
+    with pytest.raises(StartError, match=rf"router rebuild .*{TABLE}"):
         start(query.restarted())
     Refresh(query.context(), (TABLE,), accept=True).run()
     start(query.restarted())

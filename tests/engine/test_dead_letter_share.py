@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from router import BatchReport
-    from router.engine.start.checks import Accept
+    from router.acceptance import Accepted
 
 REGISTRY = load_registry()
 ROUTE = "{name: %s, match: {sql: 'true'}, sinks: [{delta: silver.%s}]}"
@@ -34,7 +34,7 @@ def write_records(folder: Path, *, good: int, bad: int, name: str = "a", amount:
 
 
 def drain(
-    folder: Path, spark: SparkSession, at_most: str | None = None, kind: str = "double", accept: Accept = ""
+    folder: Path, spark: SparkSession, at_most: str | None = None, kind: str = "double", accept: Accepted = frozenset()
 ) -> list[BatchReport]:
     dead_letters = f"{{table: ops.dead, at_most: {at_most}}}" if at_most else "ops.dead"
     text = (
@@ -95,7 +95,7 @@ def test_a_batch_above_the_limit_stops_before_its_commit_and_one_may_pass(spark:
     assert not list((tmp_path / "lake" / "silver").rglob("*.parquet"))
 
     with pytest.raises(BatchError, match="batch 1: 50 of 110 records"):
-        drain(tmp_path, spark, at_most="40%", accept="dead-letters")
+        drain(tmp_path, spark, at_most="40%", accept={"dead-letters"})
     table = lake.open("silver.x")
     assert table is not None
     assert len(table.to_pyarrow_table()) == 60

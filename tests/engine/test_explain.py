@@ -68,7 +68,7 @@ def config(file: Path) -> Config:
 
 def test_a_table_is_explained(file: Path) -> None:
     """Without it an operator has to read a Delta log to know who writes a table, and what is the matter with it."""
-    shown = CliRunner().invoke(commands, ["explain-table", str(file), "silver.uno"])
+    shown = CliRunner().invoke(commands, ["tables", str(file), "silver.uno"])
     found = dict(line.split("  ", 1) for line in shown.output.splitlines())
     found = {name: text.strip() for name, text in found.items()}
 

@@ -13,7 +13,6 @@ from router.engine.audit.table_states import table_states
 from router.engine.audit.verify import Verification
 from router.engine.reprocess.rebuild import Rebuild
 from router.engine.reprocess.refresh import Refresh
-from router.engine.reprocess.repair import Repair
 from router_decoders import Json
 from router_rules import Sql
 from router_sinks import Delta, Tables
@@ -99,7 +98,7 @@ def test_a_repair_keeps_the_rows_that_come_meanwhile(
     assert problems(query) == {}
     meanwhile.clear()
     shutil.rmtree(query.lake.address("silver.of_held"))
-    Repair(query.context(spark.newSession()), "silver.of_held").run()
+    query.rebuilt("silver.of_held", spark=spark.newSession())
     take(query)
     assert [row["id"] for row in query.rows("silver.of_held")] == [0, 1, 2, 3]
     assert problems(query) == {}

@@ -138,21 +138,21 @@ def test_a_sink_that_rows_wait_for_may_not_go(
 ) -> None:
     """Without it its rows are never sent, merged or released, and every batch says that all is well."""
     query = played(make_query, tmp_path)
-    refuse_changes(changes_of(query), "")
+    refuse_changes(changes_of(query), frozenset())
 
     after = query.restarted(routes=query.config.routes[:1])
     with pytest.raises(StartError, match=f"calls/.* {what}") as refused:
-        refuse_changes(changes_of(after), "")
+        refuse_changes(changes_of(after), frozenset())
     assert "--accept gone-sinks" in str(refused.value)
     (gone,) = changes_of(after).gone_sinks()
     assert (gone.severity, gone.place) == ("refused", ("routes",))
 
-    refuse_changes(changes_of(after), "gone-sinks")
-    refuse_changes(changes_of(after), "")
+    refuse_changes(changes_of(after), {"gone-sinks"})
+    refuse_changes(changes_of(after), frozenset())
     assert [change.severity for change in changes_of(after).gone_sinks()] == ["safe"]
-    refuse_changes(changes_of(query), "")
+    refuse_changes(changes_of(query), frozenset())
     with pytest.raises(StartError):
-        refuse_changes(changes_of(after), "")
+        refuse_changes(changes_of(after), frozenset())
 
 
 def test_a_sink_goes_with_its_tables_where_nothing_waits(make_query: MakeQuery, tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_sink_goes_with_its_tables_where_nothing_waits(make_query: MakeQuery, 
     foreign.take(records(EVENTS))
 
     after = query.restarted(routes=query.config.routes[:1])
-    refuse_changes(changes_of(after), "")
+    refuse_changes(changes_of(after), frozenset())
     (start,) = changes_of(after).at_start()
     assert (start.severity, "silver.uno" in start.what, "more/tables" in start.what) == ("safe", True, True)
     assert [*changes_of(after).unwritten_tables(after.tables())] == [start]

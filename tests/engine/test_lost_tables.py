@@ -69,9 +69,9 @@ class Place:
         self.checkpoint.write(f"spark/offsets/{batch}", b"")
         self.checkpoint.write(f"spark/commits/{batch}", b"")
 
-    def start(self, accept: Any = "", **changes: Any) -> None:
+    def start(self, *accepted: Any, **changes: Any) -> None:
         spark: Any = None  # nobody needs it
-        begin(spark, TableCache(self.lake), self.checkpoint, self.config.model_copy(update=changes), accept)
+        begin(spark, TableCache(self.lake), self.checkpoint, self.config.model_copy(update=changes), accepted)
 
     def folder(self, table: str) -> Path:
         return Path(self.lake.address(table))
@@ -140,7 +140,7 @@ def test_a_start_without_what_was_committed_is_refused(
     assert says in said
     assert "silver.poker" not in said
     assert "--accept lost-tables" in said
-    assert (f"router repair FILE {table}" in said) is (table != "bronze.all"), "bronze is what repairs are made of"
+    assert (f"router rebuild FILE {table}" in said) is (table != "bronze.all"), "bronze is what repairs are made of"
 
 
 def test_what_is_accepted_is_asked_for_once(place: Place, caplog: pytest.LogCaptureFixture) -> None:

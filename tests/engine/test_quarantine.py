@@ -245,7 +245,7 @@ def test_an_approval_is_carried_out_at_the_next_start(spark: SparkSession, tmp_p
         config.write_text(YAML.format(folder=tmp_path, schema=schema))
         return run(load(config, registry, environ={}), registry, spark)
 
-    def command(*arguments: str, of: tuple[str, ...] = ("approve",)) -> str:
+    def command(*arguments: str, of: tuple[str, ...] = ("quarantine", "approve")) -> str:
         result = CliRunner().invoke(router.cli.commands, [*of, str(config), *arguments])
         assert result.exit_code == 0, result.output
         return " ".join(result.output.split())
@@ -255,7 +255,7 @@ def test_an_approval_is_carried_out_at_the_next_start(spark: SparkSession, tmp_p
     shown = command("--show")
     assert "silver.all" in shown
     assert "b string" in shown
-    assert command("--table", "silver.other") == "no rows of games wait for silver.other"
+    assert command("silver.other") == "no rows of games wait for silver.other"
     assert "approved: silver.all, 1 rows of all" in command("--route", "all")
     assert "(approved)" in command("--show")
 

@@ -19,7 +19,6 @@ from router.config.models import Expectation, Route, View
 from router.delta.transaction_id import parse
 from router.engine.quarantine.table import approve, pending_releases, quarantined
 from router.engine.reprocess.backfill import Backfill, RecordRange
-from router.engine.reprocess.repair import Repair
 from router.engine.reprocess.replay import DeadLetterFilter, DeadLetterReplay
 from router.engine.views.schedule import refresher
 from router_decoders import Json
@@ -85,7 +84,7 @@ class Recorder:
 
     def repair(self, *tables: str, accept: bool = False) -> None:
         for table in tables:
-            Repair(self.query.context(self.spark.newSession()), table, accept).run()
+            self.query.rebuilt(table, accept=accept, spark=self.spark.newSession())
 
     def damage_after_manifest(self, table: str) -> None:
         """Let the next commit to a table fail, when its batch is decided."""

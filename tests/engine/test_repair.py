@@ -16,7 +16,6 @@ from router.engine.audit.table_states import table_states
 from router.engine.audit.verify import Verification
 from router.engine.quarantine.table import quarantined, try_now
 from router.engine.reprocess.rebuild import Rebuild
-from router.engine.reprocess.repair import Repair
 from router.engine.reprocess.repair_content import ContentReplacement, SparkOverwrite
 from router.engine.start import run_lock
 from router.engine.start.run_lock import alone
@@ -68,7 +67,8 @@ def begun(make_query: MakeQuery, folder: Path, batches: int = 3) -> Query:
 
 
 def repaired(query: Query, spark: SparkSession, table: str, *, accept: bool = False) -> Repaired:
-    return Repair(query.context(spark.newSession()), table, accept).run()
+    (done,) = query.rebuilt(table, accept=accept, spark=spark.newSession())
+    return done
 
 
 def wrong(query: Query) -> dict[str, list[str]]:
@@ -329,7 +329,7 @@ def test_tables_with_one_row_per_key_are_merged_anew(
     whole, query = (merged(make_query, tmp_path / name, commit) for name in ("whole", "harmed"))
     tables = [f"{name}.uno" for name in MERGED]
     shutil.rmtree(path(query, "latest.uno"))
-    jvm(spark).org.apache.spark.sql.delta.DeltaLog.clearCache()  # `router repair` has a JVM of its own
+    jvm(spark).org.apache.spark.sql.delta.DeltaLog.clearCache()  # `router rebuild` has a JVM of its own
     newest = logs(query, "history.uno")[-1]
     newest.write_bytes(newest.read_bytes()[:50])
     if commit == "spark":  # it makes no table beside remembered deletions

@@ -1,4 +1,4 @@
-"""What `router size` computes is near what was measured, and grows as it should."""
+"""What `router bench --estimate` computes is near what was measured, and grows as it should."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_a_merge_needs_memory_for_its_table(config: Config, tmp_path: Path) -> N
 def test_the_command_prints_lines_or_json(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_text(TEXT)
-    arguments = ["size", str(path), "--rate", "200k/s", "--latency", "10s", "--tables", "50"]
+    arguments = ["bench", str(path), "--estimate", "200k/s", "--latency", "10s", "--tables", "50"]
     result = CliRunner().invoke(commands, arguments)
     assert result.exit_code == 0, result.output
     assert result.output.startswith("cores")
@@ -167,9 +167,15 @@ def test_the_command_prints_lines_or_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "text"), [("--rate", "fast"), ("--rate", "0/s"), ("--rate", "1k/fortnight"), ("--latency", "soon")]
+    ("option", "text"),
+    [
+        ("--estimate", "fast"),
+        ("--estimate", "0/s"),
+        ("--estimate", "1k/fortnight"),
+        ("--latency", "soon"),
+    ],
 )
 def test_what_cannot_be_read_is_refused(tmp_path: Path, option: str, text: str) -> None:
     path = tmp_path / "x.yaml"
     path.write_text(TEXT)
-    assert CliRunner().invoke(commands, ["size", str(path), "--rate", "1k/s", option, text]).exit_code == 2
+    assert CliRunner().invoke(commands, ["bench", str(path), "--estimate", "1k/s", option, text]).exit_code == 2

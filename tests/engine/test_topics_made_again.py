@@ -148,7 +148,7 @@ def test_a_lost_checkpoint_does_not_continue_a_topic_made_again(
 
     create_again(broker, "again-lost", 15)
     with pytest.raises(StartError, match=r"again-lost .*another name and checkpoint"):
-        run(configuration, REGISTRY, spark, RunOptions(accept="lost-checkpoint"))
+        run(configuration, REGISTRY, spark, RunOptions(accept={"lost-checkpoint"}))
     assert lives(spark, tmp_path, "again-lost") == {"first": 10}
 
 

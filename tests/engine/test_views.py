@@ -823,7 +823,7 @@ def test_a_run_that_ends_leaves_gold_behind(spark: SparkSession, tmp_path: Path)
     assert "counts" in said("views")
     tree = said("graph", "--lake")
     assert "view counts into gold.counts  2 rows in 1 tables" in tree
-    lines = [line.lstrip("│ ├└─").partition("  ")[0] for line in said("lineage", "silver.uno").splitlines()]
+    lines = [line.lstrip("│ ├└─").partition("  ")[0] for line in said("graph", "--table", "silver.uno").splitlines()]
     chain = ["silver.uno", "view counts into gold.counts", "gold.counts", "view top into gold.top", "gold.top"]
     assert lines[-6:] == [*chain, "view asked into gold.asked"]
 
@@ -852,7 +852,7 @@ def test_a_view_keeps_the_rows_of_a_lost_source_until_that_is_accepted(
     before = told(lake.gold())
     lose(tmp_path / "lake/silver/uno", loss)
     for full in (False, True):
-        with pytest.raises(ViewError, match=r"silver\.uno.*--accept silver\.uno"):
+        with pytest.raises(ViewError, match=r"silver\.uno.*--accept lost-sources"):
             lake.refresh(one, full=full)
     assert told(lake.gold()) == before
 
@@ -860,19 +860,21 @@ def test_a_view_keeps_the_rows_of_a_lost_source_until_that_is_accepted(
     definition = one.model_dump(mode="json", by_alias=True, include={"name", "source", "sql", "into"})
     file.write_text(FILE.replace("./lake", str(tmp_path / "lake")) + f"  - {json.dumps(definition)}")
 
-    def accept(table: str) -> int:
-        return CliRunner().invoke(router.cli.commands, ["views", str(file), "--accept", table]).exit_code
+    def accept(*views: str) -> int:
+        return (
+            CliRunner().invoke(router.cli.commands, ["views", str(file), *views, "--accept", "lost-sources"]).exit_code
+        )
 
-    assert accept("silver.chess") != 0  # it is there
-    assert accept("silver.unknown") != 0
+    assert accept("unknown") == 2
     with pytest.raises(ViewError):
         lake.refresh(one)
-    assert accept("silver.uno") == 0
+    assert accept(one.name) == 0
     assert lake.refresh(one).way != ""
     remaining = {("chess", 1), ("uno", 1)} if loss == "made again" else {("chess", 1)}
     assert {(row["table"], row["sessions"]) for row in lake.gold()} == remaining
     assert lake.refresh(one).way == ""
 
+    assert accept() == 2, "no source is missing"
     # What was accepted once does not count for a later loss.
     lose(tmp_path / "lake/silver/chess", "gone")
     with pytest.raises(ViewError, match=r"silver\.chess"):

@@ -20,7 +20,6 @@ from router.config.loader import load
 from router.config.models import Route, View
 from router.engine.audit.table_states import table_states
 from router.engine.audit.verify import verify_tables
-from router.engine.reprocess.repair import Repair
 from router.engine.spark import session
 from router.engine.views.note import Note, view_note_path
 from router.engine.views.recompute import differences
@@ -191,8 +190,10 @@ def test_a_table_that_a_sink_has_left_is_named_and_not_counted(
         query.taken.update(dict.fromkeys(range(batch), pa.table({})))
         query.take(records(events, first=10 * batch))
 
-    def accept(table: str) -> int:
-        return CliRunner().invoke(router.cli.commands, ["views", str(file), "--accept", table]).exit_code
+    def accept(*views: str) -> int:
+        return (
+            CliRunner().invoke(router.cli.commands, ["views", str(file), *views, "--accept", "lost-sources"]).exit_code
+        )
 
     query = configured("silver.orders")
     take(query, [{"game": "uno", "id": number, "gamer": 1} for number in range(3)], 0)
@@ -207,12 +208,12 @@ def test_a_table_that_a_sink_has_left_is_named_and_not_counted(
         assert counts(query) == {"uno": 6, "latest_orders": 3}
         (warning,) = warnings_of(caplog)
         assert "silver.orders" in warning
-        assert "--accept silver.orders" in warning
+        assert "--accept lost-sources` ends" in warning
     shown = CliRunner().invoke(router.cli.commands, ["views", str(file)]).stdout
     assert "silver.orders has left it" in shown
 
-    assert accept("silver.uno") != 0
-    assert accept("silver.orders") == 0
+    assert accept("unknown") == 2
+    assert accept() == 0
     refresh(query)
     assert warnings_of(caplog) == []
     assert Counter(counts(query)) == Counter(uno=6, latest_orders=3)
@@ -252,7 +253,7 @@ def test_a_source_that_a_repair_made_again_needs_no_acceptance(make_query: MakeQ
         (folder / f"_delta_log/{0:020}.json").write_text("no log")
     with pytest.raises(ViewError, match=r"silver\.uno"):
         refresh(query)
-    Repair(query.context(), "silver.uno").run()
+    query.rebuilt("silver.uno")
     query.take(records([{"game": "uno", "id": 3, "gamer": 1}], first=2))
     refresh(query)
     assert counts(query) == {"uno": 2, "chess": 1}

@@ -297,7 +297,7 @@ def test_two_replays_of_a_sink_do_not_meet(games: Games) -> None:
     with locked(checkpoint, "replays/lock", "busy"):
         result = games.replay()
 
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "another replay" in result.output
 
 

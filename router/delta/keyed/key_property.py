@@ -69,7 +69,7 @@ def refuse_other_keys(table: str, properties: Mapping[str, str | None], keyed: K
         if before.get(name) != value:
             changed.append(f"{name} {_text(before.get(name))} there, {_text(value)} in the sink")
     problem = f"it was merged in another way: {'; '.join(changed)}"
-    refresh = f"router refresh FILE --tables {table}"
+    refresh = f"router rebuild FILE {table}"
     raise TableError(table, f"{problem}. Go back to that, let `{refresh}` rebuild it, or give the sink another table")
 
 
@@ -94,11 +94,11 @@ def refuse_repeated_keys(handle: DeltaTable, table: str, keyed: KeyedTable) -> N
     """Raise TableError if a table has several rows of one key; of a history, several current ones."""
     repeated = repeated_keys(handle, keyed)
     if repeated:
-        raise TableError(table, several_rows(repeated))
+        raise TableError(table, several_rows(table, repeated))
 
 
-def several_rows(repeated: Sequence[Mapping[str, object]]) -> str:
-    """Return the sentence about keys that have several rows."""
+def several_rows(table: str, repeated: Sequence[Mapping[str, object]]) -> str:
+    """Return the sentence about keys of which a table has several rows."""
     shown: list[str] = []
     for key in repeated[:SHOWN]:
         shown.append(", ".join(f"{name}={value}" for name, value in key.items()))
@@ -106,7 +106,7 @@ def several_rows(repeated: Sequence[Mapping[str, object]]) -> str:
     if len(repeated) > SHOWN:
         keys = f"{keys} and {len(repeated) - SHOWN:,} more"
     problem = f"it has several rows for {keys}, and a merge would not tell them apart"
-    return f"{problem}; let `router refresh FILE --tables TABLE` rebuild it, or delete the rows that are too many"
+    return f"{problem}; let `router rebuild FILE {table}` rebuild it, or delete the rows that are too many"
 
 
 def repeated_keys(handle: DeltaTable, keyed: KeyedTable) -> list[dict[str, object]]:

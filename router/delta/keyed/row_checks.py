@@ -183,7 +183,7 @@ def refuse_lost_keys(have: pa.Schema, table: str, keyed: KeyedTable) -> None:
     """Raise TableError for a table without the columns that tell its rows apart, or that order them."""
     if "_offset" in have.names and ARRIVAL not in have.names:
         problem = f"an older version of the router ordered its rows by their offsets alone (it has no {ARRIVAL})"
-        raise TableError(table, f"{problem}; `router refresh FILE --tables {table}` rebuilds it")
+        raise TableError(table, f"{problem}; `router rebuild FILE {table}` rebuilds it")
     for key in keyed.keys:
         if key not in have.names:
             raise TableError(table, f"it has no column {key}, which is a key of the sink; give it back its column")

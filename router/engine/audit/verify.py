@@ -49,9 +49,10 @@ from router.engine.quarantine.table import waiting_tables
 from router.engine.start.checks import Checkpoint
 from router.engine.views.note import Note, ViewTarget, view_note_path
 from router.errors import StartError, TableError, first_line
+from router.table_names import is_name, matches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from deltalake import DeltaTable
 
@@ -310,21 +311,21 @@ class TableAudit:
 
 def verify_tables(
     config: Config,
-    chosen: Iterable[str] = (),
+    patterns: tuple[str, ...] = (),
     *,
     contents: bool = False,
     tell: Callable[[int, int], None] | None = None,
 ) -> list[TableAudit]:
-    """Return the audits of the chosen tables, or of all, and of the sinks whose sums are wrong.
+    """Return the audits of the tables that match a pattern, or of all, and of the sinks whose sums are wrong.
 
     `tell` is called with the number of tables that are done, and of all.
 
     Rows that are released from the quarantine meanwhile are in their table before they are in the ledger: if a sum is
     wrong, everything is read again.
     """
-    audits = Verification.of(config, contents=contents).audits(chosen, tell)
+    audits = Verification.of(config, contents=contents).audits(patterns, tell)
     if any(audit.sums for audit in audits):
-        return Verification.of(config, contents=contents).audits(chosen, tell)
+        return Verification.of(config, contents=contents).audits(patterns, tell)
     return audits
 
 
@@ -343,10 +344,17 @@ class Verification:
         lake, checkpoint = lake_and_checkpoint(config)
         return cls(config, lake, RecordedCounts.read(config, lake, checkpoint, pending=pending), contents)
 
-    def audits(self, chosen: Iterable[str] = (), tell: Callable[[int, int], None] | None = None) -> list[TableAudit]:
-        """Return the audits of the chosen tables, or of all; those of sinks follow after those of tables."""
-        chosen = set(chosen)
-        tables = sorted(chosen or self.tables())
+    def audits(
+        self, patterns: tuple[str, ...] = (), tell: Callable[[int, int], None] | None = None
+    ) -> list[TableAudit]:
+        """Return the audits of the tables that match a pattern, or of all; those of sinks follow after those of tables.
+
+        A pattern that is a name is a table, whoever knows it.
+        """
+        tables = sorted(self.tables())
+        if patterns:
+            named = filter(is_name, patterns)
+            tables = sorted({*named, *(table for table in tables if matches(table, patterns))})
         audits: list[TableAudit] = []
         sums: dict[tuple[str, str], BatchRows] = defaultdict(BatchRows)
         since: dict[str, int] = {}
@@ -364,19 +372,19 @@ class Verification:
                     since[key] = max(first, since.get(key, 0))
                 # The sums have them: of thousands of tables they would take too much memory.
                 audit.counted = {}
-        if chosen:
-            return self._with_waiting(audits, chosen)
+        if patterns:
+            return self._with_waiting(audits, patterns)
         broken = {audit.table for audit in audits if audit.wrong}
         for path, damage in self.recorded.damaged.items():
             audits.append(TableAudit("manifest" if path.startswith("manifests/") else "note", [damage]))
-        return [*self._with_waiting(audits, chosen), *self._check_sums(sums, since, broken)]
+        return [*self._with_waiting(audits, patterns), *self._check_sums(sums, since, broken)]
 
-    def _with_waiting(self, audits: list[TableAudit], chosen: set[str]) -> list[TableAudit]:
+    def _with_waiting(self, audits: list[TableAudit], patterns: tuple[str, ...]) -> list[TableAudit]:
         """Add to the audits that rows wait for tables: what is in those may balance without them, or none may exist."""
         by_table = {audit.table: audit for audit in audits}
         without_audit: list[TableAudit] = []
         for table, cause in waiting_tables(self.config).items():
-            if chosen and table not in chosen:
+            if patterns and not matches(table, patterns):
                 continue
             if table not in by_table:
                 by_table[table] = TableAudit(table)
@@ -439,7 +447,7 @@ class Verification:
             return
         repeated = repeated_keys(handle, keyed)
         if repeated:
-            audit.wrong.append(several_rows(repeated))
+            audit.wrong.append(several_rows(audit.table, repeated))
 
     def _audit_of_lost_table(self, audit: TableAudit) -> TableAudit | None:
         """Return the audit of a table that does not exist; None if no row was committed to it so far."""

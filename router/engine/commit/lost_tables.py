@@ -25,6 +25,7 @@ from router.errors import StartError, TableError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from router.acceptance import Accepted
     from router.api.sinks import Sink
     from router.config.models import Config
     from router.delta.table_cache import TableCache
@@ -145,7 +146,7 @@ def tables_of_newest_batches(store: CheckpointStore, batches: int) -> set[str]:
     return tables
 
 
-def refuse_lost_tables(tables: TableCache, store: CheckpointStore, config: Config, last: int, accept: str) -> None:
+def refuse_lost_tables(tables: TableCache, store: CheckpointStore, config: Config, last: int, accept: Accepted) -> None:
     """Raise StartError if tables of a configuration lack batches of this run, unless `accept` accepts just that.
 
     `last` is the last batch that the run has finished. Accepted losses are noted, so that they are accepted once. The
@@ -161,7 +162,7 @@ def refuse_lost_tables(tables: TableCache, store: CheckpointStore, config: Confi
         lost |= committed.lost(readable)
     if not lost:
         return
-    if accept not in ("lost-tables", "lost-lake"):
+    if not accept & {"lost-tables", "lost-lake"}:
         raise StartError(_refusal(config, lost))
     accept_lost(store, committed, lost)
     log.warning("%s: continuing without what these tables have lost: %s", config.name, _listed(lost))

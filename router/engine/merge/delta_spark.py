@@ -259,7 +259,7 @@ class TableMerge:
         keys = [quoted(key) for key in keyed.keys]
         several = rows.groupBy(*keys).count().filter("count > 1").limit(SHOWN).collect()
         if several:
-            raise TableError(self.work.table, several_rows([row.asDict() for row in several]))
+            raise TableError(self.work.table, several_rows(self.work.table, [row.asDict() for row in several]))
         set_property_by_spark(self.spark, self.address, KEYED_BY, keyed_by(keyed))
 
     def _widen(self, handle: deltalake.DeltaTable, wanted: pa.Schema) -> tuple[deltalake.DeltaTable, SchemaDiff]:

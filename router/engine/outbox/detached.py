@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from router.acceptance import Accepted
     from router.config.models import Config
     from router.delta.lake import Lake
     from router.engine.spark.executors import Executors
@@ -327,9 +328,9 @@ class DetachedSinks:
             )
         return cls(tuple(detached))
 
-    def check(self, accept: str) -> None:
+    def check(self, accept: Accepted) -> None:
         """Raise StartError if the ledger has sent rows of an outbox and no checkpoint says which."""
-        if accept == "duplicates":
+        if "duplicates" in accept:
             return
         for sink in self.sinks:
             if sink.begun:

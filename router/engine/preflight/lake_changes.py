@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from router.acceptance import Accepted
     from router.config.models import Config
     from router.delta.lake import Lake
     from router.delta.schema_diff import SchemaDiff
@@ -532,7 +533,8 @@ def _growth(target: Target, table: str, difference: SchemaDiff, place: tuple[str
         yield Change("to do", place, f"{table} {lacks}: {outcome}", todo)
     elif target.evolution == "quarantine":
         outcome = "rows with a value for it are quarantined"
-        yield Change("to do", place, f"{table} {lacks}: {outcome}", "`router approve FILE` lets the table grow")
+        todo = "`router quarantine approve FILE` lets the table grow"
+        yield Change("to do", place, f"{table} {lacks}: {outcome}", todo)
     elif target.evolution == "freeze":
         yield Change("safe", place, f"{table} {lacks}: rows land without what does not fit (`evolution: freeze`)")
     else:
@@ -563,7 +565,7 @@ def accepted_sinks(store: CheckpointStore) -> frozenset[str]:
     return frozenset(store.load(GONE_SINKS) or ())
 
 
-def refuse_changes(changes: LakeChanges, accept: str) -> None:
+def refuse_changes(changes: LakeChanges, accept: Accepted) -> None:
     """Log what changes with a configuration. Raises StartError for what would lose rows, unless it is accepted.
 
     An acceptance is noted, so that it is needed once; a sink that was put back has to be let go again.
@@ -572,7 +574,7 @@ def refuse_changes(changes: LakeChanges, accept: str) -> None:
     accepted = accepted_sinks(changes.store)
     former = frozenset(f"{route}/{sink}" for route, sink in changes.former_sinks())
     still_accepted = accepted & former
-    if accept == "gone-sinks":
+    if "gone-sinks" in accept:
         still_accepted = former
         changes.store.delete(IDENTITIES)
     if still_accepted != accepted:

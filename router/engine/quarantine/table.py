@@ -2,7 +2,7 @@
 
 | rows wait because | `_cause` | they leave it | kind |
 |---|---|---|---|
-| their table may not take them yet (`evolution: quarantine`) | null | after `router approve` | `release` |
+| their table may not take them yet (`evolution: quarantine`) | null | after `router quarantine approve` | `release` |
 | their table cannot be written: damaged, lost rights, an unknown feature, ... | why | by themselves | `unblock` |
 | they violate an expectation (`otherwise: quarantine`) | `HELD` | after `router quarantine release` | `held` |
 
@@ -302,7 +302,7 @@ class Quarantine:
             text = "%s: %s cannot be written, its rows go to the quarantine until it can: %s%s"
             hint = ""
             if DAMAGED_LOG in cause:
-                hint = f"; `router repair FILE {place.table}` rebuilds it"
+                hint = f"; `router rebuild FILE {place.table}` rebuilds it"
             log.warning(text, self.config.name, place.table, cause, hint)
 
     def note_again(self) -> None:

@@ -136,7 +136,7 @@ class BackfillDestination(Destination):
                 where = f"{row['topic']}/{row['partition']}, offsets {row['from_offset']} to {row['to_offset']}"
                 problem = f"{commit.table} has rows of {where} already, and none says which record it is of"
                 todo = "take another range, let `select` keep topic, partition and offset, or run "
-                todo += f"`router refresh FILE --tables {commit.table}`"
+                todo += f"`router rebuild FILE {commit.table}`"
                 raise StartError(f"{problem}: {todo}; nothing was committed")
 
     def ledger_rows(self, manifest: Manifest, applied: dict[str, Applied]) -> list[dict[str, Any]]:

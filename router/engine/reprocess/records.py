@@ -126,7 +126,7 @@ class BronzeRecords:
             actions: Any = pa.table(handle.get_add_actions())
             counts = actions.column("num_records").to_pylist()
             if None in counts:
-                todo = f"run `router maintain FILE --tables {table}` first"
+                todo = f"run `router maintain FILE {table}` first"
                 raise StartError(f"{table} has files without statistics: {todo}")
             versions[table] = handle.version()
             rows += sum(counts)

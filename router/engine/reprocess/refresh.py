@@ -1,4 +1,4 @@
-"""Rebuild many tables as the configuration says today, while the stream runs: `router refresh`.
+"""Rebuild tables as the configuration says today, while the stream runs: `router rebuild`.
 
 Each table is a `Repair`, with its rules. All of them are looked at before anything changes. Then the records are read
 and landed once for all tables that a sink appends to, and one commit per table replaces the content. A table that keeps
@@ -8,9 +8,9 @@ sink writes any more is left alone.
 
 from __future__ import annotations
 
+import logging
 from contextlib import ExitStack
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from router.api.sinks import MergingSink, TableSink
@@ -19,7 +19,8 @@ from router.engine.merge.coordinator import MergedTables
 from router.engine.preflight.explain import fixed_table, tables_by_sink
 from router.engine.reprocess.rebuild import RebuiltRows, TableSource
 from router.engine.reprocess.repair import Repair
-from router.errors import RunningError, StartError, TableError
+from router.errors import RouterError, RunningError, StartError, TableError
+from router.table_names import is_name, matches
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,13 +29,9 @@ if TYPE_CHECKING:
     from router.engine.reprocess.context import ReprocessContext
     from router.engine.reprocess.repair_target import Repaired
 
+log = logging.getLogger("router")
 _OWN_LAYERS = ("outbox.", "quarantine.")
 """The beginnings of the names of tables that are the router's own, except bronze, the ledger and the dead letters."""
-
-
-def matches(table: str, patterns: tuple[str, ...]) -> bool:
-    """Return whether the name of a table matches one of some patterns."""
-    return any(fnmatchcase(table, pattern) for pattern in patterns)
 
 
 class TableNames(frozenset[str]):
@@ -68,13 +65,13 @@ class Refreshed:
     """
 
     done: tuple[Repaired, ...]
-    failed: dict[str, str]
+    failed: dict[str, RouterError]
     refused: int
 
 
 @dataclass
 class Refresh:
-    """The refresh of all tables whose names match a pattern. The decoder must be prepared already.
+    """The rebuild of all tables whose names match a pattern. The decoder must be prepared already.
 
     `topic` takes the records from Kafka in place of bronze, `full` and `accept` are those of `Repair`.
     """
@@ -96,19 +93,28 @@ class Refresh:
         sinks_by_table = self._sinks_by_table()
         self._refuse_protected(sinks_by_table)
         done: list[Repaired] = []
-        failed: dict[str, str] = {}
+        failed: dict[str, RouterError] = {}
         with ExitStack() as locks:
             merging: dict[str, Repair] = {}
             appending: dict[str, Repair] = {}
-            # Every table is locked and looked at before the first one changes; one that cannot be rebuilt raises here.
+            refusals: list[RouterError] = []
+            # Every table is locked and looked at before the first one changes.
             for table in sorted(sinks_by_table):
                 repair = self._repair(table)
-                locks.enter_context(repair.lock())
-                repair.look()
+                try:
+                    locks.enter_context(repair.lock())
+                    repair.look()
+                except (RunningError, StartError, TableError) as error:
+                    refusals.append(error)
+                    continue
                 if repair.merging() is not None:
                     merging[table] = repair
                 else:
                     appending[table] = repair
+            for refusal in refusals[1:]:
+                log.error("%s", refusal)
+            if refusals:
+                raise refusals[0]
             rebuilt, refused = self._land(appending, set(merging))
             for table in sorted({*rebuilt, *merging}):
                 try:
@@ -119,7 +125,7 @@ class Refresh:
                     else:  # data names the table, and no row of it was written yet
                         done.append(self._make(table, rebuilt[table]))
                 except (RunningError, StartError, TableError) as error:
-                    failed[table] = str(error)
+                    failed[table] = error
         if not done and not failed:
             raise StartError(f"no table of {self.config.name} fits {' '.join(self.patterns)}")
         return Refreshed(tuple(done), failed, refused)
@@ -164,15 +170,20 @@ class Refresh:
                 sinks_by_table.setdefault(table, set()).add(key)
 
         own = self._own_tables()
-        chosen = {}
+        # A name alone is looked at whatever it is: the look says why it cannot be rebuilt.
+        chosen = {name: sinks_by_table.get(name, set()) for name in self._names()}
         for table, keys in sinks_by_table.items():
             is_own = table in own or table.startswith(_OWN_LAYERS)
             if keys and not is_own and matches(table, self.patterns):
                 chosen[table] = keys
         return chosen
 
+    def _names(self) -> set[str]:
+        """Return the patterns that are the name of one table."""
+        return {pattern for pattern in self.patterns if is_name(pattern)}
+
     def _refuse_protected(self, sinks_by_table: dict[str, set[str]]) -> None:
-        """Raise StartError if a table that is chosen, also one of bronze, has `reset: never`."""
+        """Raise StartError if a pattern chooses a table, also one of bronze, that has `reset: never`."""
         protected: list[str] = []
         bronze = self.config.bronze
         if bronze is not None and bronze.reset == "never":
@@ -182,9 +193,9 @@ class Refresh:
             if isinstance(sink, (TableSink, MergingSink)) and sink.reset == "never":
                 protected_sinks.add(f"{route}/{name}")
         protected += [table for table, keys in sinks_by_table.items() if keys & protected_sinks]
-        if protected:
-            problem = f"`reset: never` protects {', '.join(sorted(protected)[:5])}"
-            raise StartError(f"{problem}: choose other tables with --tables; nothing was changed")
+        if protected := sorted({*protected} - self._names()):
+            problem = f"`reset: never` protects {', '.join(protected[:5])}"
+            raise StartError(f"{problem}: only its whole name rebuilds such a table; nothing was changed")
 
     def _land(self, repairs: dict[str, Repair], merging: set[str]) -> tuple[dict[str, RebuiltRows], int]:
         """Land the records once for all tables that sinks append to, also for new ones; return the rows of each.
@@ -207,7 +218,8 @@ class Refresh:
 
         commits: dict[str, list[TableCommit]] = {}
         for table, repair in repairs.items():
-            if repair.handle is not None:  # it loses its rows if the records have none for it
+            # It loses its rows if the records have none for it.
+            if repair.handle is not None or table in self._names():
                 commits[table] = []
         for commit in rebuilt.commits:
             commits.setdefault(commit.table, []).append(commit)

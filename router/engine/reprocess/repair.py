@@ -1,4 +1,4 @@
-"""Rebuild a table from bronze while the stream runs: `router repair`.
+"""Rebuild a table from bronze while the stream runs: one of `router rebuild`.
 
 The records of all batches up to N, the last in the ledger, are landed again under the current configuration, and one
 commit replaces the table's content. Batches after N are the stream's, and their rows are in the table once:
@@ -31,7 +31,6 @@ from router.delta.history import log_commits, log_versions
 from router.engine.audit.verify import RecordedCounts
 from router.engine.preflight.explain import fixed_table
 from router.engine.quarantine.table import try_mended
-from router.engine.reprocess.rebuild import RebuiltRows, TableSource
 from router.engine.reprocess.records import Records, TopicRecords
 from router.engine.reprocess.repair_content import ContentReplacement
 from router.engine.reprocess.repair_target import Repaired, RepairTarget
@@ -45,6 +44,8 @@ if TYPE_CHECKING:
 
     from deltalake import DeltaTable
 
+    from router.engine.reprocess.rebuild import RebuiltRows
+
 log = logging.getLogger("router")
 _WAIT_SECONDS = 120
 """How long a repair waits for an unfinished batch if its table is gone."""
@@ -52,24 +53,11 @@ _WAIT_SECONDS = 120
 
 @dataclass
 class Repair(RepairTarget):
-    """The repair of one table, in steps that a refresh of many tables takes one by one.
+    """The rebuild of one table, in steps that one of many tables takes one by one.
 
     First `look` and `records`, which change nothing and raise if the table cannot be rebuilt; then `replace`, or
     `merge` for a table that a merging sink writes.
     """
-
-    def run(self) -> Repaired:
-        """Rebuild the table. Raises StartError or TableError if it cannot be rebuilt, before anything changes."""
-        with self.lock():
-            self.look()
-            records = self.records()
-            if self.merging() is not None:
-                return self.merge()
-            # The rows are landed for the table as it is, so that they go into its types.
-            handle = None if self.full else self.handle
-            tables = TableSource(lambda name: handle if name == self.table else None)
-            rebuild = self.rebuild(frozenset({self.table}), tables)
-            return self.replace(rebuild.stage(records.frame(self.spark, self.lake), records.rows, self.last))
 
     def lock(self) -> AbstractContextManager[object]:
         """Keep other repairs of the table away. Raises RunningError if one is at work."""
@@ -164,7 +152,7 @@ class Repair(RepairTarget):
             if self.accept:
                 return None, True
             problem = f"its log has all commits, but the table cannot be opened: {first_line(error)}"
-            raise TableError(self.table, f"{problem}. With --accept it is rebuilt") from error
+            raise TableError(self.table, f"{problem}. With --accept foreign-changes it is rebuilt") from error
 
     def _refuse_other_kinds(self) -> None:
         """Raise StartError for a table that no sink of the configuration writes, or several that exclude each other."""
@@ -202,19 +190,19 @@ class Repair(RepairTarget):
         unapproved_rows = sum(rows.rows for rows in waiting if rows.kind != "unblock")
         if unapproved_rows and self.handle is not None:
             problem = f"{unapproved_rows:,} rows wait for it in the quarantine, and need columns that it lacks"
-            raise TableError(self.table, f"{problem}; {self._decide_first('approve')}")
+            raise TableError(self.table, f"{problem}; {self._decide_first('quarantine approve')}")
 
     def _decide_first(self, command: str) -> str:
         """Return the commands that decide about rows that wait, one of two, and carry it out."""
         return (
-            f"`router {command} FILE --table {self.table}` lets them in, `router quarantine discard FILE --table "
-            f"{self.table}` does not; a running stream carries it out, or {ACCEPT_LOST}; then repair it"
+            f"`router {command} FILE {self.table}` lets them in, `router quarantine discard FILE {self.table}` does "
+            f"not; a running stream carries it out, or {ACCEPT_LOST}; then rebuild it"
         )
 
     def _refuse_full(self, handle: DeltaTable) -> None:
         """Raise TableError if a rebuild with other columns would lose a constraint, or cannot be committed."""
         checks = [name for name in handle.metadata().configuration if name.startswith("delta.constraints.")]
-        todo = "refresh it without --full, or drop it first"
+        todo = "rebuild it without --full, or drop it first"
         if checks:
             raise TableError(self.table, f"it has constraints on its columns: {todo}")
         merged_by_spark = self.merging() is not None and (self.committers.only_spark or bool(unmergeable(handle)))
@@ -228,4 +216,4 @@ class Repair(RepairTarget):
         rows = row_count(handle)
         if rows > rebuilt.rows + sum(commit.rows for commit in self.later_commits(handle)):
             problem = f"it has {rows:,} rows, and bronze gives {rebuilt.rows:,}; the writer of the others is unknown"
-            raise TableError(self.table, f"{problem}. With --accept they are deleted")
+            raise TableError(self.table, f"{problem}. With --accept foreign-changes they are deleted")

@@ -161,12 +161,14 @@ class RepairTarget:
         versions, others, released = self._changes()
         if others:
             shown = "; ".join(describe_commits(self.lake, self.table, versions, others)[:5])
-            todo = "With --accept deleted rows are restored and added rows are deleted"
+            todo = "With --accept foreign-changes deleted rows are restored and added rows are deleted"
             raise TableError(self.table, f"others have changed it: {shown}. {todo}")
         if released:
             rows = sum(commit.rows for commit in released)
             problem = f"`router quarantine release` let {rows:,} rows in though an expectation does not hold for them"
-            raise TableError(self.table, f"{problem}; a rebuild refuses them. With --accept they are deleted")
+            raise TableError(
+                self.table, f"{problem}; a rebuild refuses them. With --accept foreign-changes they are deleted"
+            )
 
     def _changes(self) -> tuple[list[int], list[LogCommit], list[LogCommit]]:
         """Return the versions that can be read; since the last rebuild the commits of others, and of such releases."""

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import functions as F
 
 from router.api.sinks import MergingSink
+from router.config.models import names_of
 from router.delta.parquet_writer import staged_again
 from router.engine import ledger
 from router.engine.balance import total
@@ -30,7 +31,6 @@ from router.engine.batch import Batches
 from router.engine.decision import STAGING, BatchDecider
 from router.engine.destination import Destination
 from router.engine.outbox.apply import REPLAYED, mark_replayed, opened
-from router.engine.preflight.explain import fixed_table
 from router.engine.quarantine.table import blocked_places
 from router.engine.reprocess.records import BronzeRecords, delta_rows
 from router.engine.reprocess.resend import resending_sinks
@@ -41,6 +41,7 @@ from router.engine.steps import Steps
 from router.errors import StartError
 from router.record import PLACE
 from router.stages import Stage
+from router.table_names import template_glob
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -369,10 +370,10 @@ class DeadLetterReplay:
             if not isinstance(sink, MergingSink) or not keeps_older_values(sink.keyed()):
                 continue
             if any(scope.includes(route, sink_name) for scope in run.choice.scopes):
-                names.add(fixed_table(sink) or f"the tables of {route}/{sink_name}")
+                names.add(template_glob(names_of(sink)) or f"the tables of {route}/{sink_name}")
         if names:
             problem = "keep parts of older rows: a late record does not find them as they were"
-            todo = "Add --accept, then rebuild them with `router refresh FILE --tables PATTERN`"
+            todo = "Add --accept other-order, then rebuild them with `router rebuild`"
             raise StartError(f"{', '.join(sorted(names))} {problem}. {todo}; nothing was sent")
 
     def _clear(self, run: NamedRun[DeadLetterChoice]) -> None:

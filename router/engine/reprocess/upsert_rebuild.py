@@ -1,4 +1,4 @@
-"""Merge a table that keeps one row per key from nothing: `router repair` puts the result in place of its content.
+"""Merge a table that keeps one row per key from nothing: `router rebuild` puts the result in place of its content.
 
 The rows of an outbox, staged again from bronze, are merged batch by batch into a table of their own below the staging
 folder, by the functions that merge those of a stream. Only the repair reads that table, and deletes it at its end.

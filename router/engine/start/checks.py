@@ -6,7 +6,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
@@ -39,22 +39,12 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql import SparkSession
 
+    from router.acceptance import Accepted
     from router.config.models import Config
     from router.delta.lake import Lake
     from router.engine.checkpoint_store import Manifest
     from router.engine.source.source import Offsets
     from router.registry import Registry
-
-Accept = Literal[
-    "",
-    "lost-checkpoint",
-    "lost-lake",
-    "lost-records",
-    "lost-tables",
-    "duplicates",
-    "dead-letters",
-    "gone-sinks",
-]
 
 
 @dataclass(frozen=True)
@@ -103,7 +93,7 @@ def was_cut_off(lake: Lake, store: CheckpointStore, config: Config) -> bool:
     return store.read(f"manifests/{run}/{next_batch:010d}.json") is not None
 
 
-def examine(lake: Lake, ledger: str, name: str, checkpoint: Checkpoint, accept: Accept = "") -> None:
+def examine(lake: Lake, ledger: str, name: str, checkpoint: Checkpoint, accept: Accepted = frozenset()) -> None:
     """Raise StartError if lake and checkpoint do not belong together, unless just that is accepted.
 
     A checkpoint ahead of its lake would continue after records that are nowhere any more; one that is behind would take
@@ -120,7 +110,7 @@ def examine(lake: Lake, ledger: str, name: str, checkpoint: Checkpoint, accept: 
             )
     # A batch is in the ledger after Spark has decided its offsets, and before Spark commits it.
     in_ledger = last_batch(table, name, checkpoint.run)
-    if in_ledger < checkpoint.last and accept != "lost-lake":
+    if in_ledger < checkpoint.last and "lost-lake" not in accept:
         raise StartError(
             f"the checkpoint of {name} has committed batch {checkpoint.last}, but {ledger} in {lake.root} does not "
             "have it: the lake was deleted, moved or put back from an older copy. Restore it; or delete the "
@@ -134,7 +124,7 @@ def examine(lake: Lake, ledger: str, name: str, checkpoint: Checkpoint, accept: 
             "the tables have already. Restore a newer copy; or, with a source of Kafka, delete the checkpoint and run "
             "with --accept lost-checkpoint"
         )
-    if checkpoint.decided >= 0 or accept in ("lost-checkpoint", "duplicates"):
+    if checkpoint.decided >= 0 or accept & {"lost-checkpoint", "duplicates"}:
         return
     if traces := _traces(lake, table, name):
         raise StartError(
@@ -256,7 +246,9 @@ def _refuse_half_batch(lake: Lake, name: str, in_ledger: dict[str, int]) -> None
         )
 
 
-def begin(spark: SparkSession, tables: TableCache, checkpoint: Lake, config: Config, accept: Accept) -> Offsets | None:
+def begin(
+    spark: SparkSession, tables: TableCache, checkpoint: Lake, config: Config, accept: Accepted
+) -> Offsets | None:
     """Return where a new checkpoint begins; None if it begins where the configuration says, or is not new."""
     lake = tables.lake
     past = Checkpoint.read(checkpoint)
@@ -267,7 +259,7 @@ def begin(spark: SparkSession, tables: TableCache, checkpoint: Lake, config: Con
     examine(lake, config.ledger, config.name, past, accept)
     if past.run:
         refuse_lost_tables(tables, CheckpointStore(checkpoint, past.run), config, past.last, accept)
-    if accept != "lost-checkpoint" or past.decided >= 0:
+    if "lost-checkpoint" not in accept or past.decided >= 0:
         return None
     if config.source.kafka is None:
         raise StartError("only a Kafka source can continue from the ledger; restore the checkpoint")

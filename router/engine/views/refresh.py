@@ -44,7 +44,7 @@ from router.engine.views.frames import RefreshPlan, ViewFrames, definition_of
 from router.engine.views.note import Note, ViewTarget, view_note_path
 from router.engine.views.relation import Relations
 from router.engine.views.shape import QueryShape, Way
-from router.engine.views.sources import Changes, Snapshot, changes_since, origin, versions_of
+from router.engine.views.sources import Changes, Snapshot, accept_lost, changes_since, origin, versions_of
 from router.engine.views.stage import StagedTable, stage_rows
 from router.errors import TableError, ViewError, first_line
 from router.spark_internals import to_arrow_columns
@@ -210,8 +210,7 @@ class Refresher:
             parts.append(f"{', '.join(sorted(gone))}: gone")
         if recreated:
             parts.append(f"{', '.join(sorted(recreated))}: deleted and made again")
-        options = " ".join(f"--accept {name}" for name in sorted(gone + recreated))
-        problem = f"its sources have changed: {'; '.join(parts)}. Bring them back, or run `router views FILE {options}`"
+        problem = f"its sources have changed: {'; '.join(parts)}. Bring them back, or run `{accept_lost(view)}`"
         raise ViewError(view.name, problem)
 
     def _warn_of_left(self, view: View, note: Note) -> None:
@@ -221,9 +220,8 @@ class Refresher:
         self.warned[view.name] = note.left
         if note.left:
             names = ", ".join(note.left)
-            options = " ".join(f"--accept {name}" for name in note.left)
             problem = f"{note.origin} does not write {names} (any more), so the view has no rows of it"
-            log.warning("view %s: %s. `router views FILE %s` ends this warning", view.name, problem, options)
+            log.warning("view %s: %s. `%s` ends this warning", view.name, problem, accept_lost(view))
 
     def _still_unreadable(self, note: Note) -> tuple[str, ...]:
         """Return the accepted sources that still cannot be read; for the others acceptance has been used up."""

@@ -7,6 +7,7 @@ neither, nor one that a compaction has written or replaced. Runs on the driver.
 from __future__ import annotations
 
 import re
+import shlex
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -223,6 +224,11 @@ def together(tables: Iterable[Snapshot]) -> Relation:
     return Relation(pa.schema([column for column in columns.values() if column.name not in conflicts]), conflicts)
 
 
+def accept_lost(view: View) -> str:
+    """Return the command that lets a view be made without the sources that it misses."""
+    return f"router views FILE {shlex.quote(view.name)} --accept lost-sources"
+
+
 class ViewSources(NamedTuple):
     """The tables that a view reads, by name, and others: their names fit, but its route or view does not write them."""
 
@@ -317,7 +323,7 @@ class ViewTables:
                 problem = f"it needs {table}"
                 # A table that it joins, or one of its own, cannot be left out.
                 if self.is_source(view)(name):
-                    problem += f"; `router views FILE --accept {name}` continues without its rows"
+                    problem += f"; `{accept_lost(view)}` continues without its rows"
                 raise ViewError(view.name, problem) from table
             if table is not None:
                 snapshots[name] = Snapshot(name, table)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from router.delta.lake import Lake
 
 REPAIR = "/repair"
-"""The writer of a commit of `router repair`. No route has a name with a slash."""
+"""The writer of a commit of `router rebuild`. No route has a name with a slash."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Offer the simulator as a command: `router simulate`."""
+"""Offer the simulator as a command: `python -m router_demo.simulate`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
+
+from router import RouterError
+from router_demo.records import opened
+from router_demo.simulator import simulate as send
+from router_demo.traffic import Traffic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -97,12 +102,6 @@ def simulate(
     It ends after --events or --seconds, or on Ctrl-C, which still delivers what was sent. The exit code is 1 when a
     record was not delivered.
     """
-    # Imported here: every command of the router imports this module, and these take a while.
-    from router import RouterError
-    from router_demo.records import opened
-    from router_demo.simulator import simulate as send
-    from router_demo.traffic import Traffic
-
     if form != "json" and registry is None:
         raise click.UsageError(f"--format {form} needs --registry: the URL of a Confluent-compatible schema registry")
     described = Traffic(**traffic)
@@ -186,3 +185,7 @@ def _show(sent: Sent, as_json: bool) -> None:
     console = Console()
     console.print(table)
     console.print(f"{sent.events:,} records in {sent.seconds:.1f} s: {sent.rate:,.0f} a second")
+
+
+if __name__ == "__main__":
+    simulate(prog_name="python -m router_demo.simulate")

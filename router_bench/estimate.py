@@ -1,30 +1,30 @@
-"""`router size`: how many cores, partitions, executors and bytes a rate of events takes."""
+"""`router bench --estimate`: how many cores, partitions, executors and bytes a rate of events takes."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from router.cli import config_argument, plugin_option
-from router.cli.listing import show_sentences
+from router.cli.listing import show_json, show_sentences
 from router.cli.values import parse_interval, parse_number
-from router.config.loader import load
-from router.registry import load_registry
+from router.engine.preflight.sizing import Load, count_tables
+from router.engine.preflight.sizing import size as compute_size
 
 if TYPE_CHECKING:
-    from datetime import timedelta
-    from pathlib import Path
+    from collections.abc import Callable, Mapping
 
+    from router.config.models import Config
     from router.engine.preflight.sizing import Size
 
 SECONDS_BY_SPAN = {"s": 1, "min": 60, "h": 3600, "d": 86_400, "day": 86_400}
 
 
-def _parse_rate(ctx: click.Context, param: click.Parameter, text: str) -> float:
+def _parse_rate(ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
     """Return events a second: 200k/s, 5M/h, 3000."""
+    if text is None:
+        return None
     amount, _, span = text.partition("/")
     number = parse_number(amount)
     seconds = SECONDS_BY_SPAN.get(span.strip() or "s")
@@ -42,54 +42,61 @@ def _parse_count(ctx: click.Context, param: click.Parameter, text: str | None) -
     return int(number)
 
 
-@click.command(short_help="Compute the cores, files and requests that a rate needs.")
-@config_argument
-@click.option("--rate", callback=_parse_rate, required=True, help="Events: 200k/s, 5M/h.")
-@click.option(
-    "--latency", callback=parse_interval, default="10s", show_default=True, help="From a topic into its table."
-)
-@click.option("--tables", type=click.IntRange(1), help="Tables that a batch touches; default: those FILE names.")
-@click.option("--bytes", "event_bytes", type=click.IntRange(1), default=190, show_default=True, help="Of an event.")
-@click.option("--table-rows", callback=_parse_count, help="Rows of the largest table that is upserted: 5M.")
-@click.option("--spark-rule", is_flag=True, help="A rule needs Spark, as `router check --plan` says.")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object; bytes and seconds.")
-@plugin_option
-def size(
-    file: Path,
-    rate: float,
-    latency: timedelta,
-    tables: int | None,
-    event_bytes: int,
-    table_rows: int | None,
-    spark_rule: bool,
-    as_json: bool,
-    plugin_files: tuple[Path, ...],
-) -> None:
-    """Compute what the configuration FILE needs to take --rate events and have them in their tables within --latency.
+def estimate_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command `--estimate RATE` and what such an estimate is told."""
+    options = [
+        click.option(
+            "--estimate",
+            "rate",
+            metavar="RATE",
+            callback=_parse_rate,
+            help="Measure nothing: compute what so many events need, 200k/s, 5M/h.",
+        ),
+        click.option(
+            "--latency",
+            callback=parse_interval,
+            default="10s",
+            show_default=True,
+            help="With --estimate: from a topic into its table.",
+        ),
+        click.option(
+            *("--bytes", "event_bytes"),
+            type=click.IntRange(1),
+            default=190,
+            show_default=True,
+            help="With --estimate: of an event.",
+        ),
+        click.option(
+            "--table-rows",
+            callback=_parse_count,
+            help="With --estimate: rows of the largest table that is upserted, 5M.",
+        ),
+        click.option("--spark-rule", is_flag=True, help="With --estimate: a rule needs Spark, as `check --plan` says."),
+    ]
+    # As decorators they would stand one above the other: the last is applied first.
+    for option in reversed(options):
+        command = option(command)
+    return command
 
-    An estimate from measured constants (docs/how-to/size.md), right within about a quarter. `router bench` measures
-    your records on your machine. Starts no Spark.
-    """
-    from router.engine.preflight.sizing import Load, count_tables
-    from router.engine.preflight.sizing import size as compute_size
 
-    config = load(file, load_registry(plugin_files)).config
+def show_estimate(config: Config, rate: float, tables: int | None, asked: Mapping[str, Any], *, as_json: bool) -> None:
+    """Print what a configuration needs to take so many events a second, as the options ask."""
     named, open_ended = count_tables(config)
     if tables is None and open_ended:
         click.echo(f"tables are named by data: counted as {named}; give the number by --tables", err=True)
     wanted = Load(
         events_per_second=rate,
-        latency_seconds=latency.total_seconds(),
+        latency_seconds=asked["latency"].total_seconds(),
         tables=tables or named,
-        event_bytes=event_bytes,
-        table_rows=table_rows or 0,
-        spark_rule=spark_rule,
+        event_bytes=asked["event_bytes"],
+        table_rows=asked["table_rows"] or 0,
+        spark_rule=asked["spark_rule"],
     )
     needed = compute_size(config, wanted)
     if as_json:
-        click.echo(json.dumps(asdict(needed), indent=2))
-        return
-    show_sentences(_lines(needed))
+        show_json(asdict(needed))
+    else:
+        show_sentences(_lines(needed))
 
 
 def _lines(needed: Size) -> list[tuple[str, str]]:
