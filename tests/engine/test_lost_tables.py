@@ -71,7 +71,7 @@ class Place:
 
     def start(self, *accepted: Any, **changes: Any) -> None:
         spark: Any = None  # nobody needs it
-        begin(spark, TableCache(self.lake), self.checkpoint, self.config.model_copy(update=changes), accepted)
+        begin(spark, TableCache(self.lake), self.checkpoint, self.config.model_copy(update=changes), {*accepted})
 
     def folder(self, table: str) -> Path:
         return Path(self.lake.address(table))
