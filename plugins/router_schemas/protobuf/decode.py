@@ -270,6 +270,7 @@ def _native_shape(columns: tuple[Column, ...]) -> MessageShape:
                 field = replace(field, of=inside)
                 shape.enums[inside] = column.values
             elif column.kind.value.read:
+                # The bytes of a message and those of a field of bytes are the same on the wire.
                 field = replace(field, kind=Kind.BYTES, of="")
             else:
                 field = replace(field, kind=_native_kind(column.kind))

@@ -107,6 +107,7 @@ class _Writers:
             write = partial(kind.value.write, target)
         if not is_message(field.kind, field.of):
             return write
+        # A wrapper is a message whose field 1 has the value.
         if field.of in WRAPPERS and field.kind is not None:
             write = _single(MessageField(name="value", number=1, kind=field.kind), write)
         return lambda array: sized(write(array))

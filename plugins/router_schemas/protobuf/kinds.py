@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from google.protobuf import descriptor_pb2, struct_pb2  # type: ignore[import-untyped]
+from google.protobuf import struct_pb2  # type: ignore[import-untyped]
 from google.protobuf.json_format import ParseDict, ParseError  # type: ignore[import-untyped]
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from pyspark.sql import types as T
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from router_schemas.byte_columns import ByteRows
 
 
-_PROTO = descriptor_pb2.FieldDescriptorProto
 VARINT = 0
 I64 = 1
 LEN = 2
@@ -63,6 +62,7 @@ def sized(written: ByteRows) -> ByteRows:
 
 def _unsigned(bits: int, fixed: bool, target: Target, array: pa.Array) -> ByteRows:
     fault = ValueError(f"field {target.path}: the number is below zero or has more than {bits} bits")
+    # Only a decimal holds what has 64 bits and no sign.
     if hasattr(array.type, "scale"):
         large = byte_columns.unscaled(array)
         if any(not 0 <= number < 1 << bits for number in large):
@@ -411,20 +411,10 @@ class Kind(Enum):
     def __str__(self) -> str:
         return self.name.lower()
 
-    @property
-    def type(self) -> int:
-        """Return the number that descriptors have for a scalar or an enum."""
-        return int(_PROTO.Type.Value(f"TYPE_{self.name}"))
-
     def accepts(self, column: T.DataType) -> bool:
         """Return whether a column can be written as this kind; single values may still be out of its range."""
         # Of all columns only decimals have a scale.
         return isinstance(column, self.value.columns) and getattr(column, "scale", 0) == 0
-
-
-def kind_of(field: Any) -> Kind:
-    """Return the kind of a field that holds a scalar or an enum, given its descriptor."""
-    return Kind[_PROTO.Type.Name(field.type).removeprefix("TYPE_")]
 
 
 WRAPPERS = {

@@ -31,7 +31,7 @@ from google.protobuf import descriptor_pb2  # type: ignore[import-untyped]
 
 from router import to_spark_columns
 from router_schemas.protobuf.descriptors import well_known
-from router_schemas.protobuf.kinds import LEN, SPECIAL, Kind, kind_of
+from router_schemas.protobuf.kinds import LEN, SPECIAL, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -163,7 +163,7 @@ def _field(member: Any, version: str) -> MessageField:
         )
     key = None
     if value is not member:
-        key = kind_of(member.message_type.fields_by_name["key"])
+        key = _kind(member.message_type.fields_by_name["key"])
     # A field that is alone in its oneof is optional and nothing more.
     oneof = ""
     if member.containing_oneof and len(member.containing_oneof.fields) > 1:
@@ -171,7 +171,7 @@ def _field(member: Any, version: str) -> MessageField:
     of = value.message_type or value.enum_type
     kind = None
     if not value.message_type:
-        kind = kind_of(value)
+        kind = _kind(value)
     elif _is_special(value.message_type):
         kind = SPECIAL[of.full_name]
     return MessageField(
@@ -197,6 +197,11 @@ def _value(member: Any) -> Any:
 
 def _is_special(message: Any) -> bool:
     return message.full_name in SPECIAL and bool(message.file.name.startswith("google/protobuf/"))
+
+
+def _kind(member: Any) -> Kind:
+    """Return the kind of a field that holds a scalar or an enum, given its descriptor."""
+    return Kind[_PROTO.Type.Name(member.type).removeprefix("TYPE_")]
 
 
 def _declare(message: Any, fields: tuple[MessageField, ...], types: dict[str, str]) -> None:
@@ -239,7 +244,7 @@ def _declare_type(declared: Any, kind: Kind | None, of: str, types: dict[str, st
         declared.type = _PROTO.TYPE_MESSAGE
         declared.type_name = f".{_FILE}.{types[of]}" if of in types else f".{of}"
         return
-    declared.type = kind.type
+    declared.type = _PROTO.Type.Value(f"TYPE_{kind.name}")
     if kind is Kind.ENUM:
         declared.type_name = f".{_FILE}.{types[of]}.Value"
 
@@ -323,6 +328,7 @@ def column_kind(shape: MessageShape, field: MessageField, above: tuple[str, ...]
     """Return the kind of a field's column, below the messages `above`; None for a struct."""
     if field.kind is not None:
         return field.kind
+    # Such a message has no end as columns, or Arrow cannot carry it.
     if field.of in above or len(above) >= DEEPEST:
         return Kind.RAW
     return None if shape.messages[field.of] else Kind.EMPTY
