@@ -438,6 +438,8 @@ SPECIAL = {
     **WRAPPERS,
 }
 """Messages of google/protobuf/ that stand for one value; any other is a message like those of users."""
+SPECIAL_FILES = tuple(f"google/protobuf/{stem}.proto" for stem in ("duration", "struct", "timestamp", "wrappers"))
+"""The files that define them."""
 
 WIDER: dict[frozenset[Kind | None], Kind] = {
     frozenset({Kind.INT32, Kind.INT64}): Kind.INT64,

@@ -31,7 +31,7 @@ from google.protobuf import descriptor_pb2  # type: ignore[import-untyped]
 
 from router import to_spark_columns
 from router_schemas.protobuf.descriptors import well_known
-from router_schemas.protobuf.kinds import LEN, SPECIAL, Kind
+from router_schemas.protobuf.kinds import LEN, SPECIAL, SPECIAL_FILES, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -126,9 +126,8 @@ def descriptors_of(shape: MessageShape) -> bytes:
         else:
             # In a message of its own, because the names of an enum's values belong to the scope around it.
             _declare_enum(message.enum_type.add(name="Value"), shape.enums[name])
-    imports = [f"google/protobuf/{stem}.proto" for stem in ("duration", "struct", "timestamp", "wrappers")]
-    file.dependency.extend(imports)
-    files = [*(well_known(name) for name in imports), file]
+    file.dependency.extend(SPECIAL_FILES)
+    files = [*(well_known(name) for name in SPECIAL_FILES), file]
     return bytes(descriptor_pb2.FileDescriptorSet(file=files).SerializeToString())
 
 
