@@ -22,7 +22,7 @@ from pyspark.sql import types as T
 
 from router_schemas import byte_columns
 from router_schemas.protobuf.descriptors import message_of
-from router_schemas.protobuf.kinds import I32, I64, LEN, PRESENT, VARINT, WRAPPERS, Kind, Target, sized
+from router_schemas.protobuf.kinds import I32, I64, LEN, PRESENT, VARINT, WRAPPERS, Kind, WrittenField, sized
 from router_schemas.protobuf.model import MessageField, column_kind, column_names, is_message, shape_of
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class _Writers:
             if field.of in self.shape.messages:
                 message = message_factory.GetMessageClass(self.pool.FindMessageTypeByName(field.of))
             numbers = {name.encode(): number for name, number in self.shape.enums.get(field.of, ())}
-            target = Target(path, field.of, numbers, message)
+            target = WrittenField(path, field.of, numbers, message)
             write = partial(kind.value.write, target)
         if not is_message(field.kind, field.of):
             return write
@@ -169,7 +169,7 @@ def _repeated(field: MessageField, value: Write, path: str) -> Write:
 
 def _map(field: MessageField, key: Kind, value: Write, path: str) -> Write:
     """Return a writer of maps, in the order that they have."""
-    write_key = partial(key.value.write, Target(path, ""))
+    write_key = partial(key.value.write, WrittenField(path, ""))
     key_tag = _tag(1, key.value.wire)
     value_tag = _tag(2, field.wire)
     tag = _tag(field.number, LEN)

@@ -41,8 +41,8 @@ PRESENT = "_present"
 
 
 @dataclass(frozen=True)
-class Target:
-    """What a writer knows of its field: the path of the column, for messages, and the message or enum named `of`."""
+class WrittenField:
+    """What a writer has to know of its field: the path of the column, for messages, and the message or enum named `of`."""
 
     path: str
     of: str
@@ -60,7 +60,7 @@ def sized(written: ByteRows) -> ByteRows:
     return [byte_columns.varint(len(row)) + row for row in written]
 
 
-def _unsigned(bits: int, fixed: bool, target: Target, array: pa.Array) -> ByteRows:
+def _unsigned(bits: int, fixed: bool, target: WrittenField, array: pa.Array) -> ByteRows:
     fault = ValueError(f"field {target.path}: the number is below zero or has more than {bits} bits")
     # Only a decimal holds what has 64 bits and no sign.
     if hasattr(array.type, "scale"):
@@ -78,13 +78,13 @@ def _unsigned(bits: int, fixed: bool, target: Target, array: pa.Array) -> ByteRo
     return byte_columns.varints(numbers)
 
 
-def _enum_numbers(target: Target, array: pa.Array) -> ByteRows:
+def _enum_numbers(target: WrittenField, array: pa.Array) -> ByteRows:
     """Return the numbers of an enum's names; a number without a name is read, and written, as its digits."""
     numbers = [_enum_number(name, target) for name in byte_columns.texts(array, target.path)]
     return byte_columns.varints(np.array(numbers, np.int64).view(np.uint64))
 
 
-def _enum_number(name: bytes, target: Target) -> int:
+def _enum_number(name: bytes, target: WrittenField) -> int:
     number = target.numbers.get(name)
     if number is None:
         try:
@@ -105,13 +105,13 @@ _TEN_THOUSAND_YEARS = (-315_576_000_000_000_000, 315_576_000_000_000_000)
 """What a Timestamp and a Duration may be, in microseconds; the comments of timestamp.proto and duration.proto."""
 
 
-def _timestamps(target: Target, array: pa.Array) -> ByteRows:
+def _timestamps(target: WrittenField, array: pa.Array) -> ByteRows:
     micros = byte_columns.whole(array)
     byte_columns.within(micros, *_YEARS_1_TO_9999, target.path, "the time is outside the years 1 to 9999")
     return _seconds(micros // _SECOND, micros % _SECOND)
 
 
-def _durations(target: Target, array: pa.Array) -> ByteRows:
+def _durations(target: WrittenField, array: pa.Array) -> ByteRows:
     micros = byte_columns.whole(array)
     byte_columns.within(micros, *_TEN_THOUSAND_YEARS, target.path, "the duration is longer than 10 000 years")
     seconds = np.where(micros < 0, -(-micros // _SECOND), micros // _SECOND)  # both parts have the sign
@@ -181,12 +181,12 @@ _DEEPEST = 90
 """Values within values; google's parsers end at 100 messages, of which a value takes one and an object two."""
 
 
-def _json_messages(target: Target, array: pa.Array) -> ByteRows:
+def _json_messages(target: WrittenField, array: pa.Array) -> ByteRows:
     message_class = getattr(struct_pb2, target.of.rpartition(".")[2])
     return [_json_message(text, message_class(), target) for text in byte_columns.texts(array, target.path)]
 
 
-def _json_message(text: bytes, message: Any, target: Target) -> bytes:
+def _json_message(text: bytes, message: Any, target: WrittenField) -> bytes:
     """Return the message of a JSON text."""
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
@@ -215,7 +215,7 @@ def _presence(array: pa.Array, of: str) -> pa.Array:
     return pa.StructArray.from_arrays([present], fields=list(Kind.EMPTY.value.arrow), mask=array.is_null())
 
 
-def _checked_messages(target: Target, array: pa.Array) -> ByteRows:
+def _checked_messages(target: WrittenField, array: pa.Array) -> ByteRows:
     """Return the bytes of messages as they are; refuse bytes that are none."""
     blobs = byte_columns.blobs(array)
     for blob in blobs:
@@ -240,7 +240,7 @@ class Description:
     columns: tuple[type[T.DataType], ...]
     declares: tuple[type[T.DataType], ...]
     wire: int
-    write: Callable[[Target, pa.Array], ByteRows]
+    write: Callable[[WrittenField, pa.Array], ByteRows]
     read: Callable[[pa.Array, str], pa.Array] | None = None
     bounds: tuple[int, int] | None = None
 
