@@ -42,7 +42,7 @@ PRESENT = "_present"
 
 @dataclass(frozen=True)
 class WrittenField:
-    """What a writer has to know of its field: the path of the column, for messages, and the message or enum named `of`."""
+    """The field that values are written to: the path of its column, for messages, and its message or enum `of`."""
 
     path: str
     of: str
