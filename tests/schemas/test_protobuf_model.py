@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from google.protobuf import descriptor_pb2
+from pyspark import cloudpickle
 
 from router.spark_internals import arrow_type
 from router_schemas.protobuf.decode import MessageReader, decode, reader
@@ -128,3 +130,9 @@ def test_a_message_that_multiplies_is_refused_before_it_fills_the_memory() -> No
 
     with pytest.raises(ValueError, match=str(MOST)):
         reader(merge([MessageVersion.of("v1", described(file), EVENT)])[0])
+
+
+@pytest.mark.parametrize("kind", Kind, ids=str)
+def test_a_task_gets_the_kind_that_the_driver_sent(kind: Kind) -> None:
+    """By its description a task would not find it: the functions in that are others there."""
+    assert pickle.loads(cloudpickle.dumps(kind)) is kind

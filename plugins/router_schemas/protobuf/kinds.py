@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, unique
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -249,8 +249,14 @@ _INTS = (T.ByteType, T.ShortType, T.IntegerType)
 _LONGS = (*_INTS, T.LongType)
 
 
+@unique
 class Kind(Enum):
     """A kind of value: a scalar as .proto files name it, an enum, or a message that is shown as one value."""
+
+    @override
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
+        # By name: a task that gets a member would look it up by its description, whose functions are others there.
+        return getattr, (Kind, self.name)
 
     DOUBLE = Description(
         arrow=pa.float64(),
