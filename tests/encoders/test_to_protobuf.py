@@ -18,6 +18,7 @@ from router_schemas.protobuf.decode import MessageReader, decode, reader
 from router_schemas.protobuf.derive import derived, known, text_of
 from router_schemas.protobuf.descriptors import descriptors
 from router_schemas.protobuf.encode import writer
+from router_schemas.protobuf.kinds import Kind
 from router_schemas.protobuf.merge import MessageVersion, merge
 from tests.encoders.columns import OF_PROTOBUF, plain, rows_of, struct, tables
 from tests.schemas import proto_strategies as proto
@@ -148,7 +149,7 @@ def test_numbers_grow_wider_but_not_narrower() -> None:
 
     after = derived(struct(a=IDS, b=T.IntegerType()), BODY, before)
 
-    assert [one.kind for one in after.members] == ["int64", "int64"]
+    assert [one.kind for one in after.members] == [Kind.INT64, Kind.INT64]
 
 
 MISFITS: list[tuple[T.StructType, str, str]] = [

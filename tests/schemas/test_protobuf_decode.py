@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router_schemas.protobuf.decode import MessageReader, decode, handler_of, read_natively, reader
+from router_schemas.protobuf.kinds import Kind
 from router_schemas.protobuf.merge import MessageVersion, merge
 from router_schemas.protobuf.model import Column
 from tests.light import drawn
@@ -262,7 +263,7 @@ class Faulty:
 @pytest.mark.parametrize("error", [PanicException("slice index"), ValueError("invalid varint")], ids=repr)
 def test_a_row_that_fails_the_native_decoder_does_not_take_its_batch_along(error: BaseException) -> None:
     """One row among ten thousand, and none of them landed."""
-    handler = handler_of((Column("id", 1, "int32"),))
+    handler = handler_of((Column("id", 1, Kind.INT32),))
 
     rows, bad = read_natively(Faulty(handler, error), array(b"\x08\x01", b"\x08\x07", None, b"\x08\x02", b"\x08\x07"))
 

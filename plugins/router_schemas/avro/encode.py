@@ -30,7 +30,7 @@ import re
 from dataclasses import replace
 from datetime import date, datetime, timedelta, timezone
 from itertools import pairwise, repeat
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import fastavro
 from fastavro.schema import SchemaParseException
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from router_schemas.avro.model import Definition, Logical, Type
+    from router_schemas.avro.model import Definition, Logical, LogicalName, PrimitiveName, Type
     from router_schemas.byte_columns import Write
 
 Values: TypeAlias = "Callable[[pa.Array], list[Any]]"
@@ -69,7 +69,7 @@ Values: TypeAlias = "Callable[[pa.Array], list[Any]]"
 _NO_NULL = "it is null, and the schema has no null there"
 _IS_NULL = (NULL.name, None)
 _INTS = (T.ByteType, T.ShortType, T.IntegerType)
-_PLAIN: dict[tuple[str, str], tuple[type[T.DataType], ...]] = {
+_PLAIN: dict[tuple[PrimitiveName, LogicalName | Literal[""]], tuple[type[T.DataType], ...]] = {
     ("boolean", ""): (T.BooleanType,),
     **dict.fromkeys((("int", ""), ("int", "time-millis")), _INTS),
     ("long", ""): (*_INTS, T.LongType),
@@ -283,7 +283,7 @@ def _members(members: list[Values], has_null: bool, path: str) -> Values:
 
 def _primitive(kind: Primitive, column: T.DataType, path: str) -> Values | None:
     """Return the conversion of a column without nulls to a primitive type; None if the column does not match it."""
-    logical = kind.logical.name if kind.logical else ""
+    logical: LogicalName | Literal[""] = kind.logical.name if kind.logical else ""
     if kind.name == "bytes" and kind.logical and logical == "decimal":
         return _decimal_or_bytes(kind.logical, column, _plain)
     if not isinstance(column, _PLAIN.get((kind.name, logical), ())):
@@ -362,7 +362,7 @@ def _texts(array: pa.Array, path: str) -> list[Any]:
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _UNITS = {"millis": timedelta(milliseconds=1), "micros": timedelta(microseconds=1)}
-_PYTHON_TYPES: dict[str, type | tuple[type, ...]] = {
+_PYTHON_TYPES: dict[PrimitiveName, type | tuple[type, ...]] = {
     "null": type(None),
     "boolean": bool,
     **dict.fromkeys(("int", "long"), int),

@@ -40,6 +40,7 @@ from router_schemas.avro.model import (
     Logical,
     MapOf,
     Primitive,
+    PrimitiveName,
     Ref,
     Type,
     Union,
@@ -377,7 +378,7 @@ def _same_fields(old: AvroRecord, new: AvroRecord) -> dict[str, AvroField]:
     return matches
 
 
-WIDER = {
+WIDER: dict[frozenset[PrimitiveName], PrimitiveName] = {
     frozenset({"int", "long"}): "long",
     frozenset({"int", "float"}): "double",
     frozenset({"int", "double"}): "double",

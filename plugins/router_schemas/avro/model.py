@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -22,11 +22,29 @@ MAX_DEPTH = 100
 """Levels of types inside types, references followed: far more than people write, and no parser fails at it."""
 
 
+PrimitiveName: TypeAlias = Literal["null", "boolean", "int", "long", "float", "double", "bytes", "string"]
+LogicalName: TypeAlias = Literal[
+    "date",
+    "time-millis",
+    "time-micros",
+    "timestamp-millis",
+    "timestamp-micros",
+    "timestamp-nanos",
+    "local-timestamp-millis",
+    "local-timestamp-micros",
+    "local-timestamp-nanos",
+    "decimal",
+    "big-decimal",
+    "uuid",
+    "duration",
+]
+
+
 @dataclass(frozen=True)
 class Logical:
     """A logical type: what a value means beyond its type; `precision` and `scale` are those of a decimal."""
 
-    name: str
+    name: LogicalName
     precision: int = 0
     scale: int = 0
 
@@ -38,7 +56,7 @@ class Logical:
 class Primitive:
     """One of the eight primitive types, under Avro's name for it."""
 
-    name: str
+    name: PrimitiveName
     logical: Logical | None = None
 
 

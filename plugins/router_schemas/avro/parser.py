@@ -12,7 +12,7 @@ import json
 import math
 import unicodedata
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from router_schemas.avro.model import (
     MAX_DEPTH,
@@ -24,8 +24,10 @@ from router_schemas.avro.model import (
     Enum,
     Fixed,
     Logical,
+    LogicalName,
     MapOf,
     Primitive,
+    PrimitiveName,
     Ref,
     Type,
     Union,
@@ -39,8 +41,8 @@ if TYPE_CHECKING:
     from router_schemas.model import ResolvedSchema
 
 
-PRIMITIVES = {"null", "boolean", "int", "long", "float", "double", "bytes", "string"}
-LOGICAL = {
+PRIMITIVES: tuple[PrimitiveName, ...] = get_args(PrimitiveName)
+LOGICAL: dict[str, set[LogicalName]] = {
     "int": {"date", "time-millis"},
     "long": {
         "time-micros",
@@ -56,7 +58,7 @@ LOGICAL = {
     "fixed": {"decimal", "duration", "uuid"},
 }
 """The logical types that fit each type."""
-SIZES = {"duration": 12, "uuid": 16}
+SIZES: dict[LogicalName, int] = {"duration": 12, "uuid": 16}
 """Bytes of the fixed that a logical type needs."""
 MAX_FIXED = 1 << 20
 """Bytes of the largest fixed. A reader allocates all of them before it reads a value."""
@@ -243,8 +245,8 @@ def _size(node: dict[str, Any], at: _Place) -> int:
 
 def _logical(node: dict[str, Any], kind: str, size: int = 0) -> Logical | None:
     """Return the logical type; None if it does not fit its type, as the specification requires to ignore it then."""
-    name = node.get("logicalType")
-    if not isinstance(name, str) or name not in LOGICAL.get(kind, ()):
+    name = next((logical for logical in LOGICAL.get(kind, ()) if logical == node.get("logicalType")), None)
+    if name is None:
         return None
     if name != "decimal":
         fits = kind != "fixed" or SIZES[name] == size

@@ -64,6 +64,7 @@ from router_schemas.avro.model import (
     Logical,
     MapOf,
     Primitive,
+    PrimitiveName,
     Ref,
     Type,
     Union,
@@ -78,7 +79,7 @@ if TYPE_CHECKING:
     from router_schemas.model import ResolvedSchema
 
 
-PLAIN: dict[str, T.DataType] = {
+PLAIN: dict[PrimitiveName, T.DataType] = {
     "boolean": T.BooleanType(),
     "int": T.IntegerType(),
     "long": T.LongType(),
@@ -86,13 +87,6 @@ PLAIN: dict[str, T.DataType] = {
     "double": T.DoubleType(),
     "string": T.StringType(),
     "bytes": T.BinaryType(),
-}
-LOGICAL: dict[str, T.DataType] = {
-    "date": T.DateType(),
-    "timestamp-millis": T.TimestampType(),
-    "timestamp-micros": T.TimestampType(),
-    "local-timestamp-millis": T.TimestampNTZType(),
-    "local-timestamp-micros": T.TimestampNTZType(),
 }
 DIGITS = 38
 """The largest precision of Spark's decimals."""
@@ -158,8 +152,8 @@ class _Mapping:
             case Primitive("null"):
                 return None
             case Primitive(name, logical):
-                logical = _supported(logical)
-                return _MappedType(Primitive(name, logical), _logical_type(logical) or PLAIN[name])
+                column = logical and _logical_type(logical)
+                return _MappedType(Primitive(name, logical if column else None), column or PLAIN[name])
             case Array():
                 items = self.type(kind.items, f"{path}[]", trail)
                 return items and _mapped_array(items)
@@ -179,9 +173,9 @@ class _Mapping:
             case Enum():
                 self.types[named.name] = named
                 return _MappedType(kind, T.StringType())
-        logical = _supported(named.logical)
-        self.types[named.name] = replace(named, logical=logical)
-        return _MappedType(kind, _logical_type(logical) or T.BinaryType())
+        column = named.logical and _logical_type(named.logical)
+        self.types[named.name] = replace(named, logical=named.logical if column else None)
+        return _MappedType(kind, column or T.BinaryType())
 
     def union(self, kind: Union, path: str, trail: tuple[str, ...]) -> _MappedType | None:
         """Map a union: one type and null, two kinds of one number, or a struct with a member for each type."""
@@ -255,20 +249,21 @@ def _mapped_struct(kind: Type, names: list[str], members: list[_MappedType]) -> 
     return _MappedType(kind, T.StructType(fields), columns, depth)
 
 
-def _supported(logical: Logical | None) -> Logical | None:
-    """Return a logical type if Spark has a type for it, else None."""
-    match logical:
-        case Logical("decimal", precision):
-            return logical if precision <= DIGITS else None
-        case Logical(name) if name in LOGICAL:
-            return logical
-    return None
-
-
-def _logical_type(logical: Logical | None) -> T.DataType | None:
-    if logical is None:
-        return None
-    return LOGICAL.get(logical.name) or T.DecimalType(logical.precision, logical.scale)
+def _logical_type(logical: Logical) -> T.DataType | None:
+    """Return the Spark type of a logical type, None if it has none; mypy refuses a name that no case has."""
+    match logical.name:
+        case "date":
+            return T.DateType()
+        case "timestamp-millis" | "timestamp-micros":
+            return T.TimestampType()
+        case "local-timestamp-millis" | "local-timestamp-micros":
+            return T.TimestampNTZType()
+        case "decimal":
+            return T.DecimalType(logical.precision, logical.scale) if logical.precision <= DIGITS else None
+        case "time-millis" | "time-micros" | "timestamp-nanos" | "local-timestamp-nanos":
+            return None  # they are read as plain numbers
+        case "big-decimal" | "duration" | "uuid":
+            return None
 
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

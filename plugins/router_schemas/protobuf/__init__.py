@@ -1,7 +1,8 @@
 """Protobuf: descriptors on the driver, bytes to and from Arrow on the executors. Needs the extra `protobuf` (`needed`).
 
-Input are registered texts or files: `descriptors` compiles and links them, the model describes a message on the wire
-and as columns, merge makes one message of all versions, and the library keeps the schemas that wrote the records.
+Input are registered texts or files: `descriptors` compiles and links them, kinds describes each kind of value once, the
+model a message on the wire and as columns, merge makes one message of all versions, and the library keeps the schemas
+that wrote the records.
 Output are events (events, decode), and, for writing, a schema made for columns (derive) and messages (encode).
 """
 

@@ -9,7 +9,7 @@ Left to differ, in bytes that no encoder writes: an entry of a map with fields o
 treats as unknown, and which is an entry here as it is in Java.
 The native decoder is ptars (Rust), of which three things are not left to chance.
 
-- What it cannot read as wanted is declared to it as the bytes on the wire: see `_declare_type`.
+- What it cannot read as wanted is declared to it as the bytes on the wire: see `_native_shape`.
 - One bad row fails a batch, sometimes by a panic, which is no `Exception`: see `read_natively`.
 - It orders fields by number and checks names for clashes: fields are called `f1`, `f2`, and found by that name.
 
@@ -19,10 +19,8 @@ lists are never null, and a null struct has zeros below it.
 
 from __future__ import annotations
 
-import json
-import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -30,20 +28,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from google.protobuf import descriptor_pb2, message_factory, struct_pb2  # type: ignore[import-untyped]
+from google.protobuf import descriptor_pb2, message_factory  # type: ignore[import-untyped]
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from ptars import PtarsConfig
 from ptars._lib import ProtoRegistry  # type: ignore[import-not-found]
 
-from router_schemas.protobuf.descriptors import message_of, well_known
+from router_schemas.protobuf.descriptors import message_of
+from router_schemas.protobuf.kinds import Kind
 from router_schemas.protobuf.model import (
-    SPECIAL,
-    TEN_THOUSAND_YEARS,
-    YEARS_1_TO_9999,
     Column,
+    MessageShape,
     arrow_struct,
     arrow_type,
     columns_of,
+    descriptors_of,
     shape_of,
     spark_struct,
     value_type,
@@ -144,7 +142,7 @@ def _machine(descriptors: bytes) -> _Machine:
     message = message_of(descriptors, f"{root.package}.{root.message_type[0].name}")
     shape = shape_of(message)
     fields = chain.from_iterable(shape.messages.values())
-    has_maps = any(field.key or SPECIAL.get(field.of) == "json" for field in fields)
+    has_maps = any(field.key or field.kind is Kind.JSON for field in fields)
     columns = columns_of(shape)
     return _Machine(columns, handler_of(columns), message_factory.GetMessageClass(message), has_maps)
 
@@ -198,7 +196,6 @@ def _reasons(faults: dict[int, str], count: int, message: str) -> pa.StringArray
     return pa.array(reasons, pa.string())
 
 
-_PROTO = descriptor_pb2.FieldDescriptorProto
 _CONFIG = PtarsConfig(
     timestamp_unit="us",
     duration_unit="us",
@@ -210,20 +207,16 @@ _CONFIG = PtarsConfig(
     map_nullable=True,
     map_value_nullable=True,
 )
-_RAW = ("json", "empty", "raw")
-_IMPORTS = ("google/protobuf/timestamp.proto", "google/protobuf/duration.proto", "google/protobuf/wrappers.proto")
 
 
 def handler_of(columns: tuple[Column, ...]) -> Any:
     """Return a handler of ptars for messages of these columns; raise ValueError if ptars cannot read them."""
     # A panic of Rust prints its stack otherwise, once per bad row.
     os.environ["RUST_BACKTRACE"] = "0"
-    file = descriptor_pb2.FileDescriptorProto(name="n.proto", package="n", syntax="proto3", dependency=_IMPORTS)
-    _declare(file, columns)
-    imports = [well_known(name) for name in _IMPORTS]
+    files = descriptor_pb2.FileDescriptorSet.FromString(descriptors_of(_native_shape(columns))).file
     try:
-        registry = ProtoRegistry([described.SerializeToString() for described in (*imports, file)])
-        handler = registry.create_for_message(f"n.{file.message_type[0].name}", _CONFIG)
+        registry = ProtoRegistry([file.SerializeToString() for file in files])
+        handler = registry.create_for_message(f"{files[-1].package}.{files[-1].message_type[0].name}", _CONFIG)
         handler.array_to_record_batch(pa.array([b""], pa.binary()))
     except BaseException as error:
         _raise_if_unrelated(error)
@@ -261,66 +254,36 @@ def _raise_if_unrelated(error: BaseException) -> None:
         raise error
 
 
-def _declare(file: Any, columns: tuple[Column, ...]) -> str:
-    """Add a message of these columns to a file; return its name."""
-    message = file.message_type.add(name=f"M{len(file.message_type)}")
-    for column in columns:
-        field = message.field.add(name=_field_name(column), number=column.number, label=_PROTO.LABEL_OPTIONAL)
-        if column.repeated or column.key:
-            field.label = _PROTO.LABEL_REPEATED
-        if column.key:
-            # A map is a repeated message of its entries.
-            entry = message.nested_type.add(name=f"F{column.number}Entry")
-            entry.options.map_entry = True
-            entry.field.add(name="key", number=1, label=_PROTO.LABEL_OPTIONAL, type=_scalar(column.key))
-            _declare_type(file, entry.field.add(name="value", number=2, label=_PROTO.LABEL_OPTIONAL), column)
-            field.type = _PROTO.TYPE_MESSAGE
-            field.type_name = f".n.{message.name}.{entry.name}"
-            continue
-        _declare_type(file, field, column)
-        if column.presence and field.type != _PROTO.TYPE_MESSAGE:
-            # `optional` of proto3 is a oneof with this one member.
-            field.oneof_index = len(message.oneof_decl)
-            field.proto3_optional = True
-            message.oneof_decl.add(name=f"_f{column.number}")
-    return str(message.name)
+def _native_shape(columns: tuple[Column, ...]) -> MessageShape:
+    """Return the message that the native decoder reads for columns; each path has messages and enums of its own."""
+    shape = MessageShape("m", {}, {})
+
+    def declare(name: str, columns: tuple[Column, ...]) -> None:
+        fields = []
+        for column in columns:
+            field = replace(column, name=_field_name(column), key=column.key and _native_kind(column.key), oneof="")
+            inside = f"{name}_{column.number}"
+            if column.kind is None:
+                field = replace(field, of=inside)
+                declare(inside, column.columns)
+            elif column.kind is Kind.ENUM:
+                field = replace(field, of=inside)
+                shape.enums[inside] = column.values
+            elif column.kind.value.read:
+                # The bytes of a message and those of a field of bytes are the same on the wire.
+                field = replace(field, kind=Kind.BYTES, of="")
+            else:
+                field = replace(field, kind=_native_kind(column.kind))
+            fields.append(field)
+        shape.messages[name] = tuple(fields)
+
+    declare(shape.root, columns)
+    return shape
 
 
-def _declare_type(file: Any, field: Any, column: Column) -> None:
-    """Set the type of a field; in a map, that of its values."""
-    if column.kind in _RAW:
-        field.type = _PROTO.TYPE_BYTES
-    elif column.kind == "struct":
-        field.type = _PROTO.TYPE_MESSAGE
-        field.type_name = f".n.{_declare(file, column.columns)}"
-    elif column.kind == "enum":
-        field.type = _PROTO.TYPE_ENUM
-        field.type_name = f".n.{_declare_enum(file, column)}"
-    elif column.of:
-        field.type = _PROTO.TYPE_MESSAGE
-        field.type_name = f".{column.of}"
-    else:
-        field.type = _scalar(column.kind)
-
-
-def _scalar(kind: str) -> int:
-    """Return a scalar type; as int64, a uint32 has the same bytes and needs no cast."""
-    if kind == "uint32":
-        return int(_PROTO.TYPE_INT64)
-    return int(_PROTO.Type.Value(f"TYPE_{kind.upper()}"))
-
-
-def _declare_enum(file: Any, column: Column) -> str:
-    # In a message of its own, because the names of an enum's values belong to the scope around it.
-    scope = file.message_type.add(name=f"M{len(file.message_type)}")
-    enum = scope.enum_type.add(name="E")
-    for name, number in column.values:
-        enum.value.add(name=name, number=number)
-    return f"{scope.name}.E"
-
-
-_EXACT = 2**53
-"""Below this an integral double has no digits that it does not hold."""
+def _native_kind(kind: Kind) -> Kind:
+    """Return the kind to read a value as; a uint32 has the same bytes as an int64, which needs no cast."""
+    return Kind.INT64 if kind is Kind.UINT32 else kind
 
 
 def _convert(rows: pa.StructArray, columns: tuple[Column, ...]) -> tuple[list[pa.Array], Mask]:
@@ -353,23 +316,17 @@ def _convert_column(array: pa.Array, column: Column) -> tuple[pa.Array, Mask]:
 def _convert_values(array: pa.Array, column: Column) -> tuple[pa.Array, Mask]:
     """Return the values of a column: the column's own, an array's elements or a map's values."""
     target = value_type(column)
-    match column.kind:
-        case "struct":
-            arrays, bad = _convert(array, column.columns)
-            return _rebuilt(array, target, arrays), bad
-        # In Arrow a time is a number of microseconds already: a view copies nothing.
-        case "timestamp":
-            return array, _outside(array.view(pa.int64()), YEARS_1_TO_9999)
-        case "duration":
-            return array.view(pa.int64()), _outside(array.view(pa.int64()), TEN_THOUSAND_YEARS)
-        case "json":
-            return pa.array([_json(raw, column.of) for raw in array.to_pylist()], pa.string()), None
-        case "empty":
-            present = pa.array(np.ones(len(array), bool))
-            return _rebuilt(array, target, [present]), None
+    if column.kind is None:
+        arrays, bad = _convert(array, column.columns)
+        return _rebuilt(array, target, arrays), bad
+    kind = column.kind.value
+    if kind.read:
+        return kind.read(array, column.of), None
+    # In Arrow a time is a number of microseconds already: a view copies nothing.
+    bad = _outside(array.view(pa.int64()), kind.bounds) if kind.bounds else None
     if array.type == target:
-        return array, None
-    return array.cast(target), None
+        return array, bad
+    return array.cast(target), bad
 
 
 def _rebuilt(array: pa.Array, kind: pa.DataType, children: list[pa.Array]) -> pa.Array:
@@ -394,45 +351,3 @@ def _lists_with(array: pa.Array, bad: Mask) -> Mask:
     offsets = np.asarray(array.offsets)
     before = np.concatenate([[0], np.cumsum(bad)])
     return np.asarray(before[offsets[1:]] > before[offsets[:-1]], bool)
-
-
-def _json(raw: bytes | None, full_name: str) -> str | None:
-    """Return the JSON of a Struct, Value or ListValue."""
-    if raw is None:
-        return None
-    name = full_name.rpartition(".")[2]
-    message = getattr(struct_pb2, name).FromString(raw)
-    value = {"Struct": _object, "ListValue": _list, "Value": _value}[name](message)
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True, allow_nan=False)
-
-
-def _object(message: Any) -> dict[str, Any]:
-    return {name: _value(value) for name, value in message.fields.items()}
-
-
-def _list(message: Any) -> list[Any]:
-    return [_value(value) for value in message.values]
-
-
-def _value(message: Any) -> Any:
-    match message.WhichOneof("kind"):
-        case "struct_value":
-            return _object(message.struct_value)
-        case "list_value":
-            return _list(message.list_value)
-        case "number_value":
-            return _number(message.number_value)
-        case "null_value" | None:
-            return None
-        case kind:
-            return getattr(message, kind)
-
-
-def _number(number: float) -> float | int | str:
-    if math.isnan(number):
-        return "NaN"
-    if math.isinf(number):
-        return "Infinity" if number > 0 else "-Infinity"
-    if number.is_integer() and abs(number) < _EXACT:
-        return int(number)
-    return number

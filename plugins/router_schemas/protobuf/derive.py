@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from pyspark.sql import types as T
 
 from router_schemas.model import RegisteredSchema, ResolvedSchema
 from router_schemas.protobuf.descriptors import descriptors, message_of
+from router_schemas.protobuf.kinds import Kind
 from router_schemas.protobuf.model import shape_of
 
 if TYPE_CHECKING:
@@ -34,30 +35,26 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 TIMESTAMP = "google.protobuf.Timestamp"
 _RESERVED = range(19_000, 20_000)
 """Numbers that belong to Protobuf itself."""
-_WIDER = {"int32": "int64"}
-_KINDS: dict[type[T.DataType], str] = {
-    T.BooleanType: "bool",
-    T.ByteType: "int32",
-    T.ShortType: "int32",
-    T.IntegerType: "int32",
-    T.LongType: "int64",
-    T.FloatType: "float",
-    T.DoubleType: "double",
-    T.StringType: "string",
-    T.BinaryType: "bytes",
-    T.TimestampType: TIMESTAMP,
-}
-_KEYS = ("bool", "int32", "int64", "string")
+_KINDS = {column: kind for kind in Kind for column in kind.value.declares}
+_KEYS = (Kind.BOOL, Kind.INT32, Kind.INT64, Kind.STRING)
+Form: TypeAlias = "Literal['', 'repeated'] | Kind"
 
 
 @dataclass(frozen=True)
 class Member:
-    """A field: of a scalar `kind`, a TIMESTAMP, or a message. `form` is "", repeated, or the kind of map keys."""
+    """A field. `form` is "", repeated, or the kind of map keys."""
 
     name: str
     number: int
-    kind: str | Message
-    form: str = ""
+    kind: Kind | Message
+    form: Form = ""
+
+    @property
+    def type_name(self) -> str:
+        """Return the name of its type."""
+        if isinstance(self.kind, Message):
+            return self.kind.name
+        return TIMESTAMP if self.kind is Kind.TIMESTAMP else str(self.kind)
 
 
 @dataclass(frozen=True)
@@ -82,9 +79,10 @@ def text_of(message: Message) -> str:
     lines = ['syntax = "proto3";']
     if package:
         lines.append(f"package {package};")
-    if _has_times(message):
+    declaration = _declaration(replace(message, name=simple), f".{message.name}", "")
+    if any(f" .{TIMESTAMP}" in line for line in declaration):
         lines.append('import "google/protobuf/timestamp.proto";')
-    lines += _declaration(replace(message, name=simple), f".{message.name}", "")
+    lines += declaration
     return "\n".join([*lines, ""])
 
 
@@ -95,10 +93,8 @@ def known(files: bytes, name: str) -> Message | None:
     def read_message(full_name: str, called: str) -> Message:
         members = []
         for field in shape.messages[full_name]:
-            kind: str | Message = field.of or field.kind
-            if field.of in shape.messages:
-                kind = read_message(field.of, field.of.rpartition(".")[2])
-            members.append(Member(field.name, field.number, kind, "repeated" if field.repeated else field.key))
+            kind = field.kind or read_message(field.of, field.of.rpartition(".")[2])
+            members.append(Member(field.name, field.number, kind, "repeated" if field.repeated else field.key or ""))
         return Message(called, tuple(members))
 
     try:
@@ -140,51 +136,54 @@ def _free_numbers(taken: list[int]) -> Iterator[int]:
 
 
 def _member(column: T.StructField, path: str, old: Member | None, number: int, taken: set[str]) -> Member:
-    form = ""
+    form: Form = ""
     kind = column.dataType
     if isinstance(kind, T.ArrayType):
         form = "repeated"
         kind = kind.elementType
         path += "[]"
     elif isinstance(kind, T.MapType):
-        form = _KINDS.get(type(kind.keyType), "")
+        key = _KINDS.get(type(kind.keyType))
         kind = kind.valueType
         path += "{}"
-        if form not in _KEYS:
+        if key is None or key not in _KEYS:
             raise ValueError(f"field {path}: keys of maps in Protobuf are whole numbers, booleans and strings")
+        form = key
     if old and old.form != form:
         raise _changed_type(path, old, kind)
     return Member(column.name, number, _kind(kind, column.name, path, old, taken), form)
 
 
-def _kind(kind: T.DataType, name: str, path: str, old: Member | None, taken: set[str]) -> str | Message:
+def _kind(kind: T.DataType, name: str, path: str, old: Member | None, taken: set[str]) -> Kind | Message:
     if isinstance(kind, T.StructType):
         if old is None:
             return _message(kind, _claim_name(name, taken), path, None)
-        if isinstance(old.kind, str):
+        if isinstance(old.kind, Kind):
             raise _changed_type(path, old, kind)
         return _message(kind, old.kind.name, path, old.kind)
     new = _KINDS.get(type(kind))
     if kind == T.DecimalType(20, 0):
-        new = "uint64"
+        new = Kind.UINT64
     if new is None:
         problem = f"Protobuf has no type for {kind.simpleString()} there; cast it in `select`, or put it into a struct"
         raise ValueError(f"field {path}: {problem}")
     if old is None or old.kind == new:
         return new
     # The wider of two types holds the values of both.
-    if old.kind == _WIDER.get(new):
-        return old.kind
-    if isinstance(old.kind, str) and _WIDER.get(old.kind) == new:
-        return new
+    if {old.kind, new} == {Kind.INT32, Kind.INT64}:
+        return Kind.INT64
     raise _changed_type(path, old, kind)
 
 
 def _changed_type(path: str, old: Member, kind: T.DataType) -> ValueError:
-    name = old.kind.name if isinstance(old.kind, Message) else old.kind
-    forms = {"": name, "repeated": f"repeated {name}"}
-    before = forms.get(old.form, f"map<{old.form}, {name}>")
+    before = _with_form(old.form, old.type_name, "")
     return ValueError(f"field {path}: it was {before} and cannot become {kind.simpleString()}; rename it")
+
+
+def _with_form(form: Form, kind: str, label: str) -> str:
+    if isinstance(form, Kind):
+        return f"map<{form}, {kind}>"
+    return f"{form or label} {kind}".lstrip()
 
 
 def _claim_name(name: str, taken: set[str]) -> str:
@@ -196,29 +195,20 @@ def _claim_name(name: str, taken: set[str]) -> str:
     return chosen
 
 
-def _has_times(message: Message) -> bool:
-    for member in message.members:
-        if member.kind == TIMESTAMP or (isinstance(member.kind, Message) and _has_times(member.kind)):
-            return True
-    return False
-
-
 def _declaration(message: Message, full_name: str, indent: str) -> list[str]:
     lines = [f"{indent}message {message.name} {{"]
     for member in message.members:
         # Of messages, which Timestamp is as well, absent and empty differ without `optional`.
         label = ""
+        kind = member.type_name
         if isinstance(member.kind, Message):
-            kind = f"{full_name}.{member.kind.name}"
+            kind = f"{full_name}.{kind}"
             lines += _declaration(member.kind, kind, f"{indent}  ")
-        elif member.kind == TIMESTAMP:
-            kind = f".{TIMESTAMP}"
+        elif member.kind is Kind.TIMESTAMP:
+            kind = f".{kind}"
         else:
-            kind = member.kind
-            label = "optional "
-        forms = {"": f"{label}{kind}", "repeated": f"repeated {kind}"}
-        form = forms.get(member.form, f"map<{member.form}, {kind}>")
-        lines.append(f"{indent}  {form} {member.name} = {member.number};")
+            label = "optional"
+        lines.append(f"{indent}  {_with_form(member.form, kind, label)} {member.name} = {member.number};")
     return [*lines, f"{indent}}}"]
 
 
@@ -236,7 +226,7 @@ def _check_names(message: Message, path: str) -> None:
         if other is not member.name:
             problem = f"in JSON it has the name of {other}, which Protobuf refuses; rename it"
             raise ValueError(f"field {member_path}: {problem}")
-        if member.form in _KEYS:
+        if isinstance(member.form, Kind):
             entry = f"{camel}Entry"
             if entry in declared:
                 raise ValueError(f"field {member_path}: the map needs the name {entry}, which is taken; rename it")

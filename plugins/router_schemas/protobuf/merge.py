@@ -22,18 +22,13 @@ from typing import TYPE_CHECKING
 
 from router_schemas.model import SchemaConflict
 from router_schemas.protobuf.descriptors import message_of
+from router_schemas.protobuf.kinds import WIDER
 from router_schemas.protobuf.model import MessageField, MessageShape, descriptors_of, shape_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-_WIDER = {
-    frozenset({"int32", "int64"}): "int64",
-    frozenset({"int32", "uint32"}): "int64",
-    frozenset({"uint32", "int64"}): "int64",
-    frozenset({"sint32", "sint64"}): "sint64",
-}
-"""Pairs whose bytes the wider type reads right, into a column that a table can widen to."""
+    from router_schemas.protobuf.kinds import Kind
 
 
 @dataclass(frozen=True)
@@ -126,8 +121,8 @@ class _Merge:
                 self.report(name, new.name, old.version, difference)
             merged[new.number] = replace(
                 new,
-                kind=_wider(old.kind, new.kind) or new.kind,
-                key=_wider(old.key, new.key),
+                kind=WIDER.get(frozenset({old.kind, new.kind}), new.kind),
+                key=WIDER.get(frozenset({old.key, new.key}), new.key),
                 oneof=new.oneof if new.oneof == old.oneof else "",
             )
         return tuple(merged.values())
@@ -198,25 +193,21 @@ def _difference(old: MessageField, new: MessageField) -> str:
     """Return why no single column can hold both, or an empty text if one can."""
     if _form(old) != _form(new):
         return f"it was {_form(old)} and is {_form(new)}"
-    if old.key and not _wider(old.key, new.key):
+    if not _go_together(old.key, new.key):
         return f"the map's keys were {old.key} and are {new.key}"
-    if not _wider(old.kind, new.kind) or (old.of != new.of):
-        return f"it was {_type_text(old)} and is {_type_text(new)}"
+    if not _go_together(old.kind, new.kind) or old.of != new.of:
+        return f"it was {old.type_text} and is {new.type_text}"
     if old.presence != new.presence:
         words = {True: "null", False: "zero"}
         return f"an absent value was {words[old.presence]} and is {words[new.presence]}"
     return ""
 
 
-def _wider(old: str, new: str) -> str:
-    return old if old == new else _WIDER.get(frozenset({old, new}), "")
+def _go_together(old: Kind | None, new: Kind | None) -> bool:
+    return old is new or frozenset({old, new}) in WIDER
 
 
 def _form(field: MessageField) -> str:
     if field.repeated:
         return "repeated"
     return "a map" if field.key else "single"
-
-
-def _type_text(field: MessageField) -> str:
-    return f"{field.kind} {field.of}".rstrip()

@@ -12,24 +12,7 @@ As columns a message is a tree, cut off where a table cannot follow. Every path 
 message that contains itself has no end: a field that returns to a message further up its own path holds the raw bytes,
 as does everything below `DEEPEST` messages.
 
-| Protobuf | Spark | notes |
-|---|---|---|
-| double, float, bool, string, bytes | double, float, boolean, string, binary | |
-| int32, sint32, sfixed32 | int | |
-| int64, sint64, sfixed64 | bigint | |
-| uint32, fixed32 | bigint | Spark has no unsigned types |
-| uint64, fixed64 | decimal(20,0) | |
-| enum | string | its name; the digits of a number that has none |
-| message | struct | null if absent |
-| message without fields | struct<_present boolean> | `_present` is true; no table can have a struct of nothing |
-| message that a path already went through; more than 16 levels | binary | its bytes |
-| repeated, map | array, map | empty if absent, never null; entries in the order of google's encoder |
-| oneof | its members side by side | all but one are null |
-| google.protobuf.Timestamp | timestamp | microseconds, rounded down; outside the years 1 to 9999: a dead letter |
-| google.protobuf.Duration | bigint | microseconds, rounded to zero: Delta has no durations; 10 000 years at most |
-| wrappers, such as google.protobuf.Int32Value | what they wrap | null if absent |
-| google.protobuf.Struct, Value, ListValue | string | JSON, keys sorted; NaN and the infinities as strings |
-| google.protobuf.Any | struct<type_url string, value binary> | |
+docs/reference/formats.md lists the columns, and `kinds` describes each kind of value.
 
 A value is null if the field tells absent from zero (`optional`, messages, oneofs, all of proto2), else zero. Names
 that differ in case only are one name to Delta: the field that came first keeps it, the others get `_` and their
@@ -48,6 +31,7 @@ from google.protobuf import descriptor_pb2  # type: ignore[import-untyped]
 
 from router import to_spark_columns
 from router_schemas.protobuf.descriptors import well_known
+from router_schemas.protobuf.kinds import LEN, SPECIAL, SPECIAL_FILES, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -57,43 +41,41 @@ if TYPE_CHECKING:
 _PROTO = descriptor_pb2.FieldDescriptorProto
 _FILE = "merged"
 
-SPECIAL = {
-    "google.protobuf.Timestamp": "timestamp",
-    "google.protobuf.Duration": "duration",
-    "google.protobuf.Struct": "json",
-    "google.protobuf.Value": "json",
-    "google.protobuf.ListValue": "json",
-    "google.protobuf.DoubleValue": "double",
-    "google.protobuf.FloatValue": "float",
-    "google.protobuf.Int64Value": "int64",
-    "google.protobuf.UInt64Value": "uint64",
-    "google.protobuf.Int32Value": "int32",
-    "google.protobuf.UInt32Value": "uint32",
-    "google.protobuf.BoolValue": "bool",
-    "google.protobuf.StringValue": "string",
-    "google.protobuf.BytesValue": "bytes",
-}
-"""Messages of google/protobuf/ that stand for one value; any other is a message like those of users."""
-
 
 @dataclass(frozen=True)
 class MessageField:
     """A field of a message.
 
-    `kind` is a scalar as .proto files name it, "enum" or "message", and `of` the full name of the latter two. `key`
-    is the kind of a map's keys, with `kind` and `of` for its values; "" if the field is no map. `presence`: absent
-    differs from zero. `version` is the label of the version that declared it last, for conflicts only.
+    `of` is the full name of its message or enum; `kind` is None for a message that is a struct. `key` is the kind of a
+    map's keys, with `kind` and `of` for its values; None if the field is no map. `presence`: absent differs from zero.
+    `version` is the label of the version that declared it last, for conflicts only.
     """
 
     name: str
     number: int
-    kind: str
+    kind: Kind | None
     of: str = ""
-    key: str = ""
+    key: Kind | None = None
     repeated: bool = False
     presence: bool = False
     oneof: str = ""
     version: str = field(default="", compare=False)
+
+    @property
+    def wire(self) -> int:
+        """Return the wire type of its values."""
+        return LEN if self.kind is None or is_message(self.kind, self.of) else self.kind.value.wire
+
+    @property
+    def type_text(self) -> str:
+        """Return the kind and name of its values, for messages."""
+        kind = "message" if is_message(self.kind, self.of) else self.kind
+        return f"{kind} {self.of}".rstrip()
+
+
+def is_message(kind: Kind | None, of: str) -> bool:
+    """Return whether values are messages on the wire, also those that are shown as one value."""
+    return bool(of) and kind is not Kind.ENUM
 
 
 @dataclass(frozen=True)
@@ -144,9 +126,8 @@ def descriptors_of(shape: MessageShape) -> bytes:
         else:
             # In a message of its own, because the names of an enum's values belong to the scope around it.
             _declare_enum(message.enum_type.add(name="Value"), shape.enums[name])
-    imports = [f"google/protobuf/{stem}.proto" for stem in ("duration", "struct", "timestamp", "wrappers")]
-    file.dependency.extend(imports)
-    files = [*(well_known(name) for name in imports), file]
+    file.dependency.extend(SPECIAL_FILES)
+    files = [*(well_known(name) for name in SPECIAL_FILES), file]
     return bytes(descriptor_pb2.FileDescriptorSet(file=files).SerializeToString())
 
 
@@ -179,7 +160,7 @@ def _field(member: Any, version: str) -> MessageField:
         raise ValueError(
             f"{member.full_name}: a group (of proto2, or DELIMITED in editions) cannot be decoded; make it a message"
         )
-    key = ""
+    key = None
     if value is not member:
         key = _kind(member.message_type.fields_by_name["key"])
     # A field that is alone in its oneof is optional and nothing more.
@@ -187,10 +168,15 @@ def _field(member: Any, version: str) -> MessageField:
     if member.containing_oneof and len(member.containing_oneof.fields) > 1:
         oneof = member.containing_oneof.name
     of = value.message_type or value.enum_type
+    kind = None
+    if not value.message_type:
+        kind = _kind(value)
+    elif _is_special(value.message_type):
+        kind = SPECIAL[of.full_name]
     return MessageField(
         name=member.name,
         number=member.number,
-        kind=_kind(value),
+        kind=kind,
         of=of.full_name if of else "",
         key=key,
         repeated=member.is_repeated and not key,
@@ -212,8 +198,9 @@ def _is_special(message: Any) -> bool:
     return message.full_name in SPECIAL and bool(message.file.name.startswith("google/protobuf/"))
 
 
-def _kind(member: Any) -> str:
-    return str(_PROTO.Type.Name(member.type)).removeprefix("TYPE_").lower()
+def _kind(member: Any) -> Kind:
+    """Return the kind of a field that holds a scalar or an enum, given its descriptor."""
+    return Kind[_PROTO.Type.Name(member.type).removeprefix("TYPE_")]
 
 
 def _declare(message: Any, fields: tuple[MessageField, ...], types: dict[str, str]) -> None:
@@ -234,7 +221,7 @@ def _declare(message: Any, fields: tuple[MessageField, ...], types: dict[str, st
         _declare_type(declared, member.kind, member.of, types)
         if member.oneof:
             declared.oneof_index = oneofs.index(member.oneof)
-        elif member.presence and member.kind != "message":
+        elif member.presence and not is_message(member.kind, member.of):
             # `optional` of proto3 is a oneof with this one member.
             declared.oneof_index = len(message.oneof_decl)
             declared.proto3_optional = True
@@ -251,13 +238,14 @@ def _declare_map(message: Any, declared: Any, member: MessageField, name: str, t
     declared.type_name = f".{_FILE}.{message.name}.{name}"
 
 
-def _declare_type(declared: Any, kind: str, of: str, types: dict[str, str]) -> None:
-    declared.type = _PROTO.Type.Value(f"TYPE_{kind.upper()}")
-    if not of:
+def _declare_type(declared: Any, kind: Kind | None, of: str, types: dict[str, str]) -> None:
+    if kind is None or is_message(kind, of):
+        declared.type = _PROTO.TYPE_MESSAGE
+        declared.type_name = f".{_FILE}.{types[of]}" if of in types else f".{of}"
         return
-    declared.type_name = f".{_FILE}.{types[of]}" if of in types else f".{of}"
-    if kind == "enum":
-        declared.type_name += ".Value"
+    declared.type = _PROTO.Type.Value(f"TYPE_{kind.name}")
+    if kind is Kind.ENUM:
+        declared.type_name = f".{_FILE}.{types[of]}.Value"
 
 
 def _declare_enum(declared: Any, values: tuple[tuple[str, int], ...]) -> None:
@@ -286,21 +274,12 @@ MOST = 10_000
 
 
 @dataclass(frozen=True)
-class Column:
-    """A column.
+class Column(MessageField):
+    """A column: a field, of which `kind` is that of the column. It is None for a struct, which has `columns`.
 
-    `kind` is a scalar as .proto files name it, or enum, timestamp, duration, json, struct, empty (a message without
-    fields) or raw (the bytes of a message). `of` is the full name of a special message or enum, `key` the kind of a
-    map's keys, `columns` those of a struct, `values` the (name, number) pairs of an enum.
+    `values` are the (name, number) pairs of an enum.
     """
 
-    name: str
-    number: int
-    kind: str
-    of: str = ""
-    key: str = ""
-    repeated: bool = False
-    presence: bool = False
     columns: tuple[Column, ...] = ()
     values: tuple[tuple[str, int], ...] = ()
 
@@ -327,9 +306,9 @@ class _Layout:
             self.count += 1
             if self.count > MOST:
                 raise ValueError(f"{self.shape.root}: more than {MOST} columns, nested ones counted")
-            kind = self.kind(member.kind, member.of, path)
+            kind = column_kind(self.shape, member, path)
             columns: tuple[Column, ...] = ()
-            if kind == "struct":
+            if kind is None:
                 columns = tuple(self.columns(member.of, path))
             yield Column(
                 name=name,
@@ -343,35 +322,15 @@ class _Layout:
                 values=self.shape.enums.get(member.of, ()),
             )
 
-    def kind(self, kind: str, of: str, above: tuple[str, ...]) -> str:
-        """Return the kind of a column, for a field below the messages `above`."""
-        if kind != "message":
-            return kind
-        if of not in self.shape.messages:
-            return SPECIAL[of]
-        if of in above or len(above) >= DEEPEST:
-            return "raw"
-        return "struct" if self.shape.messages[of] else "empty"
 
-
-PRESENT = "_present"
-"""The one field of the struct that stands for a message without fields."""
-
-_ARROW: dict[str, pa.DataType] = {
-    "double": pa.float64(),
-    "float": pa.float32(),
-    **dict.fromkeys(("int32", "sint32", "sfixed32"), pa.int32()),
-    **dict.fromkeys(("int64", "sint64", "sfixed64", "uint32", "fixed32", "duration"), pa.int64()),
-    **dict.fromkeys(("uint64", "fixed64"), pa.decimal128(20, 0)),
-    "bool": pa.bool_(),
-    **dict.fromkeys(("string", "enum", "json"), pa.string()),
-    **dict.fromkeys(("bytes", "raw"), pa.binary()),
-    "timestamp": pa.timestamp("us", "UTC"),
-    "empty": pa.struct([pa.field(PRESENT, pa.bool_())]),
-}
-YEARS_1_TO_9999 = (-62_135_596_800_000_000, 253_402_300_799_999_999)
-TEN_THOUSAND_YEARS = (-315_576_000_000_000_000, 315_576_000_000_000_000)
-"""What a Timestamp and a Duration may be, in microseconds; the comments of timestamp.proto and duration.proto."""
+def column_kind(shape: MessageShape, field: MessageField, above: tuple[str, ...]) -> Kind | None:
+    """Return the kind of a field's column, below the messages `above`; None for a struct."""
+    if field.kind is not None:
+        return field.kind
+    # Such a message has no end as columns, or Arrow cannot carry it.
+    if field.of in above or len(above) >= DEEPEST:
+        return Kind.RAW
+    return None if shape.messages[field.of] else Kind.EMPTY
 
 
 def arrow_struct(columns: Iterable[Column]) -> pa.StructType:
@@ -382,7 +341,7 @@ def arrow_struct(columns: Iterable[Column]) -> pa.StructType:
 def arrow_type(column: Column) -> pa.DataType:
     """Return the Arrow type of a column."""
     if column.key:
-        return pa.map_(_ARROW[column.key], pa.field("value", value_type(column)))
+        return pa.map_(column.key.value.arrow, pa.field("value", value_type(column)))
     if column.repeated:
         return pa.list_(pa.field("element", value_type(column)))
     return value_type(column)
@@ -390,9 +349,9 @@ def arrow_type(column: Column) -> pa.DataType:
 
 def value_type(column: Column) -> pa.DataType:
     """Return the Arrow type of a column's values: the column's own, an array's elements or a map's values."""
-    if column.kind == "struct":
+    if column.kind is None:
         return arrow_struct(column.columns)
-    return _ARROW[column.kind]
+    return column.kind.value.arrow
 
 
 def spark_struct(struct: pa.StructType) -> T.StructType:
