@@ -29,6 +29,7 @@ from router.cli.progress import progress_line
 from router.cli.session import session_on_lake
 from router.cli.values import chosen_names
 from router.config.loader import load
+from router.counts import COUNTS, count_names
 from router.errors import StartError, TableError, printable
 from router.registry import load_registry
 from router.table_names import is_name, matches
@@ -45,24 +46,13 @@ if TYPE_CHECKING:
     from router.engine.maintenance import TableMaintenance
 
 OFFSETS_OF_SOURCE = ("topic", "partition", "from_offset", "to_offset")
-COUNTS_OF_SOURCE = ("read", "decoded", "failed", "bare", "unmatched", "lost", "unknown")
-COUNTS_OF_SINK = (
-    "matched",
-    "landed",
-    "refused",
-    "dropped",
-    "frozen",
-    "quarantined",
-    "released",
-    "applied",
-    "dead",
-    "parked",
-    "backlog",
-    "in_doubt",
+COUNTS_OF_SINK = (*count_names("route"), *count_names("sink"))
+
+
+@click.command(
+    short_help="Show what became of the records of the last batches.",
+    epilog="; ".join(count.equation for count in COUNTS if count.parts),
 )
-
-
-@click.command(short_help="Show what became of the records of the last batches.")
 @config_argument
 @click.option("--batches", default=5, show_default=True, type=click.IntRange(1), help="How many batches.")
 @json_option
@@ -70,8 +60,8 @@ COUNTS_OF_SINK = (
 def ledger(file: Path, batches: int, as_json: bool, plugin_files: tuple[Path, ...]) -> None:
     """Show the ledger of the configuration FILE: its last batches by source partition, and by route and sink.
 
-    read = decoded + failed + bare; decoded = matched by some route + unmatched; per sink matched = landed + refused +
-    dropped + quarantined. A replay moves rows: as many fewer are parked, or dead, as it applied. Needs no Spark.
+    A replay moves rows: as many fewer are parked, or dead, as it applied. Each batch has the sums below, that of
+    `landed` only an outbox, over all batches. Needs no Spark.
     """
     from router.engine.ledger import last
 
@@ -89,7 +79,7 @@ def ledger(file: Path, batches: int, as_json: bool, plugin_files: tuple[Path, ..
 
 
 def _source_row(row: dict[str, Any]) -> dict[str, Any]:
-    counts = {name: row[name] for name in (*OFFSETS_OF_SOURCE, *COUNTS_OF_SOURCE)}
+    counts = {name: row[name] for name in (*OFFSETS_OF_SOURCE, *count_names("source"))}
     counts["unknown_fields"] = dict(row["unknown_fields"] or [])
     return {"batch": row["batch_id"], "run": row["run"], **counts, **_batch_facts(row)}
 
@@ -125,7 +115,7 @@ SOURCE_FIELDS = (
     ListingField("batch", "number", shown=_shown_batch),
     ListingField("source", shown=_shown_place),
     ListingField("offsets", shown=_shown_offsets),
-    *numbers(*COUNTS_OF_SOURCE),
+    *numbers(*count_names("source")),
 )
 SINK_FIELDS = (
     ListingField("batch", "number", shown=_shown_batch),

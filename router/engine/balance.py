@@ -1,17 +1,18 @@
 """Count what became of every record of a batch, and check that none is missing.
 
-Per source partition: read = decoded + failed + bare; decoded = matched somewhere + unmatched. Per route and sink:
-matched = landed + refused + dropped + quarantined. Per table: the rows its sink counted = the rows in the footers of
-its files. Bronze has the records that were read, less those that it drops; dead letters have the failed, unmatched and
-refused ones.
+The equations of the source and of routes are those of `router.counts`. Per table: the rows its sink counted = the rows
+in the footers of its files. Bronze has the records that were read, less those that it drops; dead letters have the
+failed, unmatched and refused ones.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
+
+from router.counts import count_names, outcome_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -22,16 +23,15 @@ if TYPE_CHECKING:
 log = logging.getLogger("router")
 BRONZE = "/bronze"
 """The key of bronze; all others name a route and its sink."""
-SUMS = ("read", "failed", "bare", "unmatched", "unknown")
-COUNTS_BY_KEY = ("matched", "refused", "dropped", "violated", "landed", "rejected", "frozen", "quarantined")
 NAMED = 50
 """How many fields that the schema lacks are counted by name: keys that contain data differ from record to record."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Partition:
-    """The counts of one source partition of a batch. Keyed ones are by route, `route/expectation` or `route/sink`,
-    those of quarantined rows by `route/sink/table`; in place of a route stands `BRONZE` for what it drops or violates.
+    """The counts of one source partition, in a task or in a batch. Keyed ones are by route, `route/expectation` or
+    `route/sink`, those of quarantined rows by `route/sink/table`; in place of a route stands `BRONZE` for what it drops
+    or violates. A task and `partitions` add to them, nobody else.
 
     `unknown` events have fields that the decoder's schema lacks; `unknown_fields` has as many of these as `NAMED`.
     """
@@ -40,16 +40,16 @@ class Partition:
     partition: int
     first: int
     last: int
-    read: int
-    failed: int
-    bare: int
-    unmatched: int
-    matched: dict[str, int]
-    refused: dict[str, int]
-    dropped: dict[str, int]
-    violated: dict[str, int]
-    landed: dict[str, int]
-    rejected: dict[str, int]
+    read: int = 0
+    failed: int = 0
+    bare: int = 0
+    unmatched: int = 0
+    matched: dict[str, int] = field(default_factory=dict)
+    refused: dict[str, int] = field(default_factory=dict)
+    dropped: dict[str, int] = field(default_factory=dict)
+    violated: dict[str, int] = field(default_factory=dict)
+    landed: dict[str, int] = field(default_factory=dict)
+    rejected: dict[str, int] = field(default_factory=dict)
     frozen: dict[str, int] = field(default_factory=dict)
     quarantined: dict[str, int] = field(default_factory=dict)
     unknown: int = 0
@@ -61,39 +61,28 @@ class Partition:
         return self.read - self.failed - self.bare
 
 
+_FIELDS = {field.name for field in fields(Partition)}
+SUMS = tuple(name for name in count_names("source") if name in _FIELDS)
+"""The counts of the source that tasks make; the others are computed, or are of no batch."""
+COUNTS_BY_KEY = (*outcome_names("route"), "violated", "rejected")
+
+
 def partitions(counts: Iterable[dict[str, Any]]) -> tuple[Partition, ...]:
     """Add up the counts of tasks by source partition, sorted."""
-    sums: dict[tuple[str, int], dict[str, Any]] = {}
+    sums: dict[tuple[str, int], Partition] = {}
     for count in counts:
         source = (count["topic"], count["partition"])
-        if source not in sums:
-            sums[source] = _blank_sums(count)
-        partition_sums = sums[source]
-        partition_sums["first"] = min(partition_sums["first"], count["first"])
-        partition_sums["last"] = max(partition_sums["last"], count["last"])
+        partition = sums.setdefault(source, Partition(*source, count["first"], count["last"]))
+        partition.first = min(partition.first, count["first"])
+        partition.last = max(partition.last, count["last"])
         for name in SUMS:
-            partition_sums[name] += count.get(name, 0)
+            setattr(partition, name, getattr(partition, name) + count.get(name, 0))
         for name in COUNTS_BY_KEY:
-            partition_sums[name].update(count.get(name, {}))
-        add_named(partition_sums["unknown_fields"], count.get("unknown_fields", {}))
-    partitions_in_order = []
-    for source in sorted(sums):
-        partition_sums = sums[source]
-        # Counters only add up: what the manifest keeps are plain dictionaries.
-        for name in COUNTS_BY_KEY:
-            partition_sums[name] = dict(partition_sums[name])
-        partitions_in_order.append(Partition(**partition_sums))
-    return tuple(partitions_in_order)
-
-
-def _blank_sums(count: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a `Partition` for the source partition of a count, with nothing counted yet."""
-    blank: dict[str, Any] = {name: count[name] for name in ("topic", "partition", "first", "last")}
-    blank.update(dict.fromkeys(SUMS, 0))
-    for name in COUNTS_BY_KEY:
-        blank[name] = Counter()
-    blank["unknown_fields"] = {}
-    return blank
+            by_key = getattr(partition, name)
+            for key, more in count.get(name, {}).items():
+                by_key[key] = by_key.get(key, 0) + more
+        add_named(partition.unknown_fields, count.get("unknown_fields", {}))
+    return tuple(sums[source] for source in sorted(sums))
 
 
 def add_named(have: dict[str, int], more: Mapping[str, int]) -> None:

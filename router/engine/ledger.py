@@ -16,12 +16,13 @@ import pyarrow.parquet as pq
 
 from router.api.parts import BatchReport
 from router.api.sinks import Applied
+from router.counts import COUNTS, count_names, outcome_names
 from router.delta.commit import TableCommit, to_delta
 from router.delta.dataset import dataset_of
 from router.delta.file_statistics import statistics
 from router.delta.staged_files import StagedFile
 from router.delta.transaction_id import TransactionId
-from router.engine.balance import BRONZE, COUNTS_BY_KEY, keyed, total
+from router.engine.balance import BRONZE, COUNTS_BY_KEY, SUMS, keyed, total
 from router.engine.checkpoint_store import lake_and_checkpoint
 
 if TYPE_CHECKING:
@@ -47,25 +48,7 @@ SCHEMA = pa.schema(
         ("to_offset", pa.int64()),
         ("route", pa.string()),
         ("sink", pa.string()),
-        ("read", pa.int64()),
-        ("decoded", pa.int64()),
-        ("failed", pa.int64()),
-        ("bare", pa.int64()),
-        ("unmatched", pa.int64()),
-        ("matched", pa.int64()),
-        ("landed", pa.int64()),
-        ("refused", pa.int64()),
-        ("dropped", pa.int64()),
-        ("applied", pa.int64()),
-        ("dead", pa.int64()),
-        ("backlog", pa.int64()),
-        ("frozen", pa.int64()),
-        ("quarantined", pa.int64()),
-        ("released", pa.int64()),
-        ("lost", pa.int64()),
-        ("parked", pa.int64()),
-        ("in_doubt", pa.int64()),
-        ("unknown", pa.int64()),
+        *((name, pa.int64()) for name in count_names("source", "route", "sink")),
         ("unknown_fields", pa.map_(pa.string(), pa.int64())),
         ("violated", pa.map_(pa.string(), pa.int64())),
         ("configuration", pa.string()),
@@ -73,18 +56,14 @@ SCHEMA = pa.schema(
         ("finished", pa.timestamp("us", "UTC")),
     ]
 )
-"""Rows without a route count the source: read = decoded + failed + bare; `lost` ones were deleted in Kafka before they
-were read, and stand in a batch of their own, in which nothing was read; `unknown` events have fields that the schema
-lacks, of which `unknown_fields` has as many as NAMED, each with its events; `dropped` ones have no value and are
-nowhere, `violated` has its expectations. Rows with a route and sink count what matched: matched = landed + refused +
-dropped + quarantined; for a sink with an outbox landed = applied + dead + parked + backlog. `backlog` rows stay in the
-outbox, less those of earlier batches that were applied now: their table cannot be written, or a detached sink has yet
-to send them (its batches stand here with its own run). `frozen` rows landed without the columns that their table
-lacks; `released` ones left the quarantine, up to the batch of the row here; `parked` ones the sink keeps to send them
-later. `in_doubt` counts applied rows that may have been sent twice, because of a crash. `violated` has the
-expectations that did not hold, each with its events: of the route, so that all sinks of it have the same.
-`configuration` is the fingerprint of that under which the batch was decided. `topic_id` is Kafka's id of the topic, in
-rows without a route: a topic that is deleted and created again has another one.
+"""Rows without a route count a source partition, the others a route and sink; `router.counts` has the counts.
+
+`unknown_fields` has as many fields that the schema lacks as NAMED, each with its events. `violated` has the
+expectations that did not hold, each with its events: of the route, so that all sinks of it have the same; without a
+route those of bronze. The `backlog` of a table that cannot be written, or of a detached sink, stays in the outbox; the
+batches of a detached sink stand here with its own run. `configuration` is the fingerprint of that under which the batch
+was decided. `topic_id` is Kafka's id of the topic, in rows without a route: a topic that is deleted and created again
+has another one.
 
 A replay has a row without a batch, of what it changed: more rows are `applied`, and as many fewer are `parked` or
 `dead`. So the sums over all rows are the state of today, and the rows of batches that of their time.
@@ -93,15 +72,14 @@ A replay has a row without a batch, of what it changed: more rows are `applied`,
 
 VIOLATED = "violated "
 """The prefix of the names of expectations among a report's counts of a route."""
-OPTIONAL_COLUMNS = {"unknown", "unknown_fields", "violated", "configuration", "topic_id"}
+OPTIONAL_COLUMNS = {
+    *(count.name for count in COUNTS if count.optional),
+    *("unknown_fields", "violated", "configuration", "topic_id"),
+}
 """Columns that the ledger of an older version may lack: the next append adds them. Without any other one the start is
 refused."""
-READ = ("read", "decoded", "failed", "bare", "unmatched")
-_SOURCE = (*READ, "lost", "unknown")
-SUMMED_COLUMNS = (
-    *("matched", "landed", "refused", "dropped", "applied", "dead", "backlog", "frozen", "quarantined", "released"),
-    *("parked", "in_doubt"),
-)
+COUNTED = (*SUMS, "decoded")
+"""The counts of the source that a batch has."""
 
 
 def rows(
@@ -131,7 +109,7 @@ def rows(
         for key in targets:
             ledger_rows.append({**source, **_counts_of_target(part, key)})
     if not counted:
-        ledger_rows.append({**batch_columns, **dict.fromkeys(READ, 0)})
+        ledger_rows.append({**batch_columns, **dict.fromkeys(COUNTED, 0)})
     for key, counts in applied.items():
         landed = sum(part.landed.get(key, 0) for part in counted)
         ledger_rows.append({**batch_columns, **of_sink(key, counts, landed)})
@@ -141,8 +119,7 @@ def rows(
 def _counts_of_source(part: Partition) -> dict[str, Any]:
     """Return the counts of a source partition before its records are routed."""
     return {
-        **{name: getattr(part, name) for name in READ},
-        "unknown": part.unknown,
+        **{name: getattr(part, name) for name in COUNTED},
         "unknown_fields": sorted(part.unknown_fields.items()) or None,
         "dropped": part.dropped.get(BRONZE),
         "violated": _of_route(part.violated, BRONZE),
@@ -155,17 +132,14 @@ def _counts_of_target(part: Partition, key: str) -> dict[str, Any]:
     quarantine = f"{key}/quarantine"
     # A row may also be refused on its way into the quarantine: it is a dead letter of the sink then.
     rejected = part.rejected.get(key, 0) + part.rejected.get(quarantine, 0)
-    return {
-        "route": route,
-        "sink": sink,
-        "matched": part.matched.get(route, 0),
-        "landed": part.landed.get(key, 0),
-        "refused": part.refused.get(route, 0) + rejected,
-        "dropped": part.dropped.get(route, 0),
-        "frozen": part.frozen.get(key, 0),
-        "quarantined": part.landed.get(quarantine, 0),
-        "violated": _of_route(part.violated, route),
-    }
+    counts = {}
+    for name in outcome_names("route"):
+        # A task counts by route or by sink, never both.
+        by_key = getattr(part, name)
+        counts[name] = by_key.get(route, 0) + by_key.get(key, 0)
+    counts["refused"] += rejected
+    counts["quarantined"] = part.landed.get(quarantine, 0)
+    return {"route": route, "sink": sink, **counts, "violated": _of_route(part.violated, route)}
 
 
 def _of_route(violated: Mapping[str, int], route: str) -> list[tuple[str, int]] | None:
@@ -224,16 +198,11 @@ def report(
     routes = {}
     for route in layout.routes:
         routes[route.shown or route.name] = _counts_of_route(route, sums, manifest.moved)
-    read = total(counted, "read")
-    failed = total(counted, "failed")
     refused_by_sinks = sum(counts.dead for counts in applied.values())
     return BatchReport(
         query=query,
         batch=manifest.batch,
-        read=read,
-        decoded=read - failed - total(counted, "bare"),
-        failed=failed,
-        unmatched=total(counted, "unmatched"),
+        **{name: total(counted, name) for name in outcome_names("source")},
         dead_letters=sum(commit.rows for commit in commits if commit.target == "/dead_letters") + refused_by_sinks,
         tables=len({commit.table for commit in commits}),
         files=sum(len(commit.files) for commit in commits),
@@ -248,19 +217,13 @@ def _counts_of_route(
     route: RouteLabels, sums: Mapping[str, Mapping[str, int]], moved: Mapping[str, int]
 ) -> dict[str, int]:
     """Return the counts of a route in a report, summed over its sinks."""
-    counts = {
-        "matched": sums["matched"][route.name],
-        "landed": 0,
-        "refused": sums["refused"][route.name],
-        "dropped": sums["dropped"][route.name],
-        "frozen": 0,
-        "quarantined": 0,
-    }
+    counts = {name: sums[name][route.name] for name in outcome_names("route")}
     for target in route.targets:
         # The first key is that of the sink, the others are those of its quarantine.
         sink_key, *quarantine_keys = target.keys
-        counts["landed"] += sums["landed"][sink_key] - moved[sink_key]
-        counts["frozen"] += sums["frozen"][sink_key]
+        for name in counts:
+            counts[name] += sums[name][sink_key]
+        counts["landed"] -= moved[sink_key]
         counts["quarantined"] += moved[sink_key]
         for key in quarantine_keys:
             counts["quarantined"] += sums["landed"][key]
@@ -398,7 +361,7 @@ def totals(config: Config) -> dict[tuple[str | None, str | None], dict[str, int]
     if table is None:
         return {}
     present = {field.name for field in table.schema().fields}
-    names = [name for name in (*_SOURCE, *SUMMED_COLUMNS) if name in present]
+    names = [count.name for count in COUNTS if count.name in present]
     sums: dict[tuple[str | None, str | None], dict[str, int]] = {}
     scanner = dataset_of(table).scanner(["route", "sink", *names], ds.field("query") == config.name)
     # Part by part: a ledger has millions of rows after some months.
@@ -473,6 +436,7 @@ def _last_batches(ended: list[dict[str, Any]], batches: int) -> set[tuple[str, i
 
 def _add_up_sinks(ledger_rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Add up the rows of each batch, route and sink; rows of the source stay as they are."""
+    summed = count_names("route", "sink")
     of_source = []
     sums: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in ledger_rows:
@@ -480,8 +444,8 @@ def _add_up_sinks(ledger_rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             of_source.append(row)
             continue
         key = (row["run"], row["batch_id"], row["route"], row["sink"])
-        counts = sums.setdefault(key, {**row, **dict.fromkeys(SUMMED_COLUMNS)})
-        for name in SUMMED_COLUMNS:
+        counts = sums.setdefault(key, {**row, **dict.fromkeys(summed)})
+        for name in summed:
             if row[name] is not None:
                 counts[name] = (counts[name] or 0) + row[name]
     return [*of_source, *sums.values()]

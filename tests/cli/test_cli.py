@@ -20,9 +20,7 @@ from deltalake import DeltaTable, write_deltalake
 import router.cli
 import router.registry
 from router import BatchReport, ConfigError, Problem, StartError
-from router.cli import tables
 from router.cli.watching import Watcher, line
-from router.engine.ledger import SCHEMA
 from router.engine.preflight.lake_changes import Change
 from router.errors import VERBOSE, RunningError, SessionLost
 
@@ -416,13 +414,6 @@ def test_what_hooks_into_forks_is_imported_before_the_jvm_is_forked_off(tmp_path
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
 
     assert done.stdout == "True\n"
-
-
-def test_ledger_shows_columns_that_a_ledger_has():
-    """`router ledger` is what somebody calls when rows seem to be missing."""
-    shown = {*tables.COUNTS_OF_SOURCE, *tables.COUNTS_OF_SINK}
-
-    assert shown <= set(SCHEMA.names)
 
 
 def test_line_of_a_batch_names_rows_that_are_not_in_their_table():

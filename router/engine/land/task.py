@@ -21,7 +21,7 @@ from router.delta.parquet_writer import attempt
 from router.delta.schema_diff import too_wide
 from router.delta.unreadable_values import TAKEN_BY_NULL, read_as_null, unreadable_in
 from router.delta.widening import KEEPS
-from router.engine.balance import BRONZE, add_named
+from router.engine.balance import BRONZE, Partition, add_named
 from router.engine.expressions.evaluator import evaluate
 from router.engine.expressions.tree import columns_of
 from router.engine.label.labels import Labelling, label_records, with_arrival
@@ -56,27 +56,9 @@ _Numbers = npt.NDArray[np.int64]
 
 
 @dataclass
-class Counts:
-    """The rows of one source partition in one task, counted by what became of them."""
+class Counts(Partition):
+    """The rows of one source partition in one task, counted by what became of them, and what the decoder lacks."""
 
-    topic: str
-    partition: int
-    first: int
-    last: int
-    read: int = 0
-    failed: int = 0
-    bare: int = 0
-    unmatched: int = 0
-    unknown: int = 0
-    unknown_fields: dict[str, int] = field(default_factory=dict)
-    matched: dict[str, int] = field(default_factory=dict)
-    refused: dict[str, int] = field(default_factory=dict)
-    dropped: dict[str, int] = field(default_factory=dict)
-    violated: dict[str, int] = field(default_factory=dict)
-    landed: dict[str, int] = field(default_factory=dict)
-    rejected: dict[str, int] = field(default_factory=dict)
-    frozen: dict[str, int] = field(default_factory=dict)
-    quarantined: dict[str, int] = field(default_factory=dict)
     wanted: list[str] = field(default_factory=list)
     named: dict[str, list[str]] = field(default_factory=dict)
 

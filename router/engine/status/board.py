@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from router.counts import outcome_names
 from router.engine.land.record_ages import TableAges
 from router.engine.status.expectations import with_batch, with_view, without_counts
 from router.engine.status.snapshot import (
@@ -50,7 +51,6 @@ WARNINGS = 100
 """Warnings that are kept."""
 STEP_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 """The upper bounds of the histogram of a step's seconds; the last bucket has no bound."""
-OUTCOMES = ("read", "decoded", "failed", "unmatched", "dead_letters")
 _REASONS = 300
 """Reasons of dead letters that are kept apart; those with other reasons are counted by stage, route and sink."""
 Cause = tuple[str, str, str, str | None]
@@ -438,14 +438,11 @@ class StatusBoard(logging.Handler):
 
     def finished(self, report: BatchReport) -> None:
         """Note the report of a batch."""
+        outcomes = {name: getattr(report, name) for name in outcome_names("source", "batch")}
         batch = BatchStatus(
             batch=report.batch,
             ended=time.time(),
-            read=report.read,
-            decoded=report.decoded,
-            failed=report.failed,
-            unmatched=report.unmatched,
-            dead_letters=report.dead_letters,
+            **outcomes,
             tables=report.tables,
             files=report.files,
             seconds=dict(report.seconds),
@@ -453,8 +450,7 @@ class StatusBoard(logging.Handler):
         with self._guard:
             self._batches.appendleft(batch)
             self._snapshot = replace(self._snapshot, finished=self._snapshot.finished + 1)
-            for outcome in OUTCOMES:
-                self._records[outcome] += getattr(report, outcome)
+            self._records.update(outcomes)
             for route, counts in report.routes.items():
                 self._routes.setdefault(route, Counter()).update(counts)
             for step, seconds in report.seconds.items():

@@ -6,7 +6,6 @@ It has the form of a running stream's snapshot, so that the same page shows both
 
 from __future__ import annotations
 
-import logging
 import time
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -16,6 +15,7 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
 from router.api.sinks import ApplyingSink
+from router.counts import DEAD_LETTERS, outcome_names
 from router.engine import ledger
 from router.engine.audit.dead_letters import DeadLetterSelection, dead_letter_groups
 from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
     from router.config.models import Config
 
-log = logging.getLogger("router")
 _SHORTEST_PAUSE = 10.0
 _PAUSE_PER_SECOND = 20.0
 """Seconds of rest for each second of reading."""
@@ -128,7 +127,7 @@ class LakeBoard(BackgroundThread):
             return {}
         sums = ledger.totals(self.config)
         source = sums.get((None, None), {})
-        records = {name: source.get(name, 0) for name in ("read", "decoded", "failed", "unmatched")}
+        records = {name: source.get(name, 0) for name in outcome_names("source")}
         records["dead_letters"] = sum(self._dead_letters(counts) for counts in sums.values())
         routes: dict[str, dict[str, int]] = {}
         for (route, _), counts in sums.items():
@@ -140,9 +139,9 @@ class LakeBoard(BackgroundThread):
         return {"records": records, "routes": routes, "batches": self._batches(), "sinks": self._sinks(sums, waiting)}
 
     def _dead_letters(self, counts: dict[str, Any]) -> int:
-        names = ["failed", "refused", "dead"]
-        if self.config.unmatched == "dead_letters":
-            names.append("unmatched")
+        names = set(DEAD_LETTERS.parts)
+        if self.config.unmatched != "dead_letters":
+            names.remove("unmatched")
         return sum(counts.get(name) or 0 for name in names)
 
     def _batches(self) -> tuple[BatchStatus, ...]:
@@ -159,7 +158,7 @@ class LakeBoard(BackgroundThread):
         batches = []
         for key in of_source:
             rows = by_batch[key]
-            counts = {name: sum(row[name] or 0 for row in rows) for name in ("read", "decoded", "failed", "unmatched")}
+            counts = {name: sum(row[name] or 0 for row in rows) for name in outcome_names("source")}
             letters = sum(self._dead_letters(row) for row in rows)
             ended = max(row["finished"] for row in rows).timestamp()
             batches.append(BatchStatus(key[1], ended, **counts, dead_letters=letters, tables=0, files=0, seconds={}))

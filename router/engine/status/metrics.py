@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.exposition import generate_latest
 
+from router.counts import outcome_names
 from router.engine.commit.committers import Committer
 from router.engine.land.record_ages import AGE_SECONDS
 from router.engine.status.board import STEP_SECONDS
@@ -80,14 +81,14 @@ RECORDS = MetricDefinition(
     "counter",
     "Records of the source, by what became of them.",
     ("outcome",),
-    "read, decoded, failed (to decode), unmatched, dead_letters",
+    ", ".join(outcome_names("source", "batch")),
 )
 ROUTE_ROWS = MetricDefinition(
     "router_route_rows_total",
     "counter",
     "Rows of a route, by what became of them.",
     ("route", "outcome"),
-    "matched, landed, refused, dropped, frozen, quarantined",
+    ", ".join(outcome_names("route")),
 )
 LAG = MetricDefinition(
     "router_source_lag_records",
@@ -166,7 +167,7 @@ SINK_ROWS = MetricDefinition(
     "counter",
     "Rows of a sink that applies, by what became of them.",
     ("route", "sink", "outcome"),
-    "applied, dead, parked, in_doubt",
+    ", ".join(outcome_names("sink")),
 )
 OUTBOX_ROWS = MetricDefinition(
     "router_outbox_rows", "gauge", "Rows of an outbox that are still to be sent.", ("route", "sink")
@@ -197,7 +198,6 @@ METRICS = (
     *(SINK_ROWS, OUTBOX_ROWS, OUTBOX_OLDEST, LIMIT_USED, CIRCUIT, ANSWERS),
 )
 """All metrics, in the order in which they are shown."""
-OUTCOMES_OF_SINK = ("applied", "dead", "parked", "in_doubt")
 
 
 def metrics_text(snapshot: StreamSnapshot, tables_at_most: int) -> bytes:
@@ -350,7 +350,7 @@ class _Collector:
     def _sinks(self) -> Iterator[Metric]:
         rows = SINK_ROWS.family()
         for sink in self.snapshot.sinks:
-            for outcome in OUTCOMES_OF_SINK:
+            for outcome in outcome_names("sink"):
                 rows.add_metric([sink.route, sink.sink, outcome], getattr(sink, outcome))
         yield rows
         yield _of_sinks(OUTBOX_ROWS, self.snapshot.sinks, "backlog")

@@ -18,8 +18,9 @@ router_source_lag_records{partition="0",topic="game-events"} 1204.0
 ```
 
 Counts begin when the process starts. Times are in seconds since 1970: `time() - router_last_batch_timestamp_seconds`
-is an age. A series that is not known is left out. Tables beyond `metrics: {tables_at_most: 500}` share the label
-`table="(others)"`: those that got rows longest ago, or have the fewest quarantined rows.
+is an age. Each `outcome` is a [count](system-tables.md#counts). A series that is not known is left out. Tables
+beyond `metrics: {tables_at_most: 500}` share the label `table="(others)"`: those that got rows longest ago, or have the
+fewest quarantined rows.
 
 The [alerts](../deploy/alerts.yaml), the cases that [test them](../deploy/alerts.test.yaml), and the
 [dashboard](../deploy/grafana-dashboard.json) for Grafana use these names.
