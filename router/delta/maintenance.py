@@ -21,9 +21,10 @@ from router.delta.constraints import unmergeable
 from router.delta.file_statistics import without_bounds_of_floats
 from router.delta.history import log_commits, log_folder
 from router.delta.keyed.key_property import KEYED_BY
-from router.delta.keyed.row_versions import DELETIONS, deletions_table
+from router.delta.keyed.row_versions import deletions_table
 from router.delta.widening import made_here
 from router.errors import TableError
+from router.own_names import DELETIONS, OWN_LAYERS
 
 if TYPE_CHECKING:
     from router.delta.lake import Lake
@@ -244,7 +245,7 @@ def shorten_log(
     # The data files first: a process that is killed finds them again in the commits that are left.
     unreadable: list[tuple[str, int]] = []
     if with_files is None:
-        with_files = not table.startswith(("outbox.", "quarantine."))
+        with_files = not table.startswith(OWN_LAYERS)
     if old and with_files:
         versions = [version for version, path in files if version <= begin and path.endswith(f"{version:020}.json")]
         oldest = DeltaTable(lake.address(table), version=begin, storage_options=lake.delta_options(table))

@@ -25,6 +25,7 @@ from router.delta.replace import MADE, made_as, replace_content
 from router.delta.schema_diff import common_type, delta_schema
 from router.delta.transaction_id import widening
 from router.errors import TableError
+from router.own_names import OWN_LAYERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,7 +53,7 @@ _WAIT_SECONDS = 0.4
 
 def made_here(handle: Any, table: str) -> bool:
     """Return whether the router made a table; one that another writer replaced, or copied here, is not its own."""
-    if table.startswith(("outbox.", "quarantine.")):
+    if table.startswith(OWN_LAYERS):
         return True
     metadata = handle.metadata()
     return bool(metadata.name == made_as(table) or metadata.configuration.get(MADE) == table)

@@ -39,6 +39,7 @@ from router.engine.spark.executors import Executors
 from router.engine.start.run_order import ordinal_of
 from router.engine.steps import Steps
 from router.errors import BatchError, RunningError, StartError, TableError
+from router.own_names import OUTBOX
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -272,7 +273,7 @@ class Batches:
         blocked = self.decider.demands.blocked
         causes: dict[str, str] = {}
         for commit in commits:
-            if commit.table.startswith("outbox.") and commit.place in blocked:
+            if commit.table.startswith(OUTBOX) and commit.place in blocked:
                 causes[commit.place] = blocked[commit.place]
         return causes
 
@@ -350,7 +351,7 @@ class Batches:
         self.store.decide(manifest)
         if max(tries.values()) < TRIES_WITHOUT_QUARANTINE:
             raise error
-        if not all(commit.table.startswith("outbox.") for commit in commits):
+        if not all(commit.table.startswith(OUTBOX) for commit in commits):
             what = f"{self.config.name}, batch {manifest.batch}: {error}. That cannot pass by itself, and"
             todo = "nothing lands without this table: make it writable again, or move it away for a new one"
             raise StartError(f"{what} {todo}") from error

@@ -20,6 +20,7 @@ from router.engine.label.planner import Planner
 from router.engine.land.job import LandingJob
 from router.engine.spark.executors import Executors
 from router.errors import BatchError
+from router.own_names import STAGING
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("router")
 _TRIES = 5
 """How often a batch is landed again because its tables have changed, before the batch stops."""
-STAGING = "_staged"
 
 
 def tables_of(config: Config, spark: SparkSession, lake: Lake) -> Any:

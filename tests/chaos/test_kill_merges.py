@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from deltalake import DeltaTable
 
-from router.delta.keyed.row_versions import DELETIONS
+from router.own_names import DELETIONS
 from tests.chaos import lakes
 from tests.chaos.conftest import GAMES, Topic, configuration
 from tests.light import drawn

@@ -18,11 +18,11 @@ import pytest
 from click.testing import CliRunner
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import DecodeError
+from router_demo.cli import simulate as command
 
 from router import StartError
 from router_demo import avro_values, protobuf_values
 from router_demo.avro_values import AVRO_GARBAGE, AvroValues
-from router_demo.cli import simulate as command
 from router_demo.games import game_names
 from router_demo.protobuf_values import PROTOBUF_GARBAGE, ProtobufValues
 from router_demo.records import chunks, opened, records

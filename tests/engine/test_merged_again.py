@@ -13,13 +13,13 @@ from deltalake import Transaction
 from deltalake.exceptions import DeltaError
 
 from router.api.sinks import KeyedTable
-from router.delta.keyed.row_versions import DELETIONS
 from router.delta.lake import Lake
 from router.delta.parquet_writer import Staging
 from router.engine.merge.delta_rs import MergeJob, merge_table
 from router.engine.reprocess.upsert_rebuild import ArrivedBatch, UpsertRebuild, portions
 from router.engine.start.killed_repairs import clear_killed_repairs, lock_of, staged_as
 from router.engine.start.run_lock import locked
+from router.own_names import DELETIONS
 
 TABLE, APP = "silver.gamers", "games:run/all/upsert"
 BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)

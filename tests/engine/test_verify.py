@@ -13,10 +13,10 @@ from deltalake import CommitProperties, Transaction, write_deltalake
 
 from router.cli import commands
 from router.config.loader import load
-from router.delta.keyed.row_versions import DELETIONS
 from router.engine.audit.table_states import table_states
 from router.engine.label.layout import DEAD_SCHEMA
 from router.engine.ledger import SCHEMA
+from router.own_names import DELETIONS
 from router.registry import load_registry
 from tests.engine.written_lake import GAMES, WrittenLake
 

@@ -11,12 +11,13 @@ import pyarrow.compute as pc
 
 from router.delta.casting import Mask, does_not_fit, type_within, would_lose
 from router.delta.change_feed import taken_by_feed
-from router.delta.keyed.row_order import ARRIVAL, DELETED, OUTBOX_ONLY, REFUSED, order_names
+from router.delta.keyed.row_order import DELETED, OUTBOX_ONLY, REFUSED, order_names
 from router.delta.keyed.scd import HISTORY_COLUMNS, time_name
 from router.delta.schema_diff import SchemaDiff, compare, delta_schema, delta_type, too_wide
 from router.delta.unreadable_values import TAKEN_BY_NULL, read_as_null
 from router.delta.widening import KEEPS
 from router.errors import TableError
+from router.own_names import ARRIVAL, OFFSET
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -181,7 +182,7 @@ def _refuse_nulls(checked: Refusals, have: pa.Schema, keyed: KeyedTable) -> None
 
 def refuse_lost_keys(have: pa.Schema, table: str, keyed: KeyedTable) -> None:
     """Raise TableError for a table without the columns that tell its rows apart, or that order them."""
-    if "_offset" in have.names and ARRIVAL not in have.names:
+    if OFFSET in have.names and ARRIVAL not in have.names:
         problem = f"an older version of the router ordered its rows by their offsets alone (it has no {ARRIVAL})"
         raise TableError(table, f"{problem}; `router rebuild FILE {table}` rebuilds it")
     for key in keyed.keys:

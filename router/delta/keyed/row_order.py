@@ -13,19 +13,19 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from router.own_names import ARRIVAL, KEY, OFFSET, PARTITION, TABLE, TIMESTAMP, TOPIC
+
 if TYPE_CHECKING:
     from router.api.sinks import KeyedTable
     from router.delta.casting import Mask
 
 
-ARRIVAL = "_arrival"
-"""The column with the run and the batch in which a record arrived: see `router.engine.source.position`."""
 POSITION = {
     ARRIVAL: pa.int64(),
-    "_timestamp": pa.timestamp("us", "UTC"),
-    "_topic": pa.string(),
-    "_partition": pa.int32(),
-    "_offset": pa.int64(),
+    TIMESTAMP: pa.timestamp("us", "UTC"),
+    TOPIC: pa.string(),
+    PARTITION: pa.int32(),
+    OFFSET: pa.int64(),
 }
 """Arrival and position of a record, the most important first: with these no two records are equally new.
 
@@ -113,7 +113,7 @@ HELD_COLUMNS = ("_there", "_live")
 false in a remembered deletion."""
 REFUSED = "_refused"
 """A column that rows may have: why they cannot go into the table, if an earlier step has found that out."""
-OUTBOX_ONLY = ("_key", "_table", DELETED, REFUSED)
+OUTBOX_ONLY = (KEY, TABLE, DELETED, REFUSED)
 """Columns of rows that no table stores."""
 NEVER = np.iinfo(np.int64).min
 
@@ -202,14 +202,14 @@ class RecordOrder:
         newest = np.zeros(len(key), np.int64)
         if keyed.newest:
             newest = ranks([joined_columns[name] for name in newest_names(keyed.newest)])
-        source = ranks([joined_columns["_topic"], joined_columns["_partition"]])
-        offset = _numbers(joined_columns["_offset"])
-        arrived = ranks([joined_columns[ARRIVAL], joined_columns["_timestamp"]])
+        source = ranks([joined_columns[TOPIC], joined_columns[PARTITION]])
+        offset = _numbers(joined_columns[OFFSET])
+        arrived = ranks([joined_columns[ARRIVAL], joined_columns[TIMESTAMP]])
         across = _rising_with_offset(arrived, key, source, offset)
         order = np.lexsort((offset, source, across, newest))
         rank = np.empty(len(key), np.int64)
         rank[order] = np.arange(len(key))
-        unknown = np.asarray(joined_columns["_offset"].is_null())
+        unknown = np.asarray(joined_columns[OFFSET].is_null())
         return cls(key, newest, source, offset, across, rank, unknown)
 
     def repeated(self) -> Codes:

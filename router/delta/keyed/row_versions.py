@@ -19,8 +19,9 @@ from router.delta.casting import cast_to
 from router.delta.commit import has_transaction
 from router.delta.dataset import dataset_of
 from router.delta.keyed.row_order import HELD_COLUMNS, keys_and_order
-from router.delta.keyed.scd import HISTORY_COLUMNS, TIMESTAMP
+from router.delta.keyed.scd import HISTORY_COLUMNS, MOMENT
 from router.delta.replace import write_rows
+from router.own_names import DELETIONS
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable, Transaction
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
     from router.delta.lake import Lake
 
 
-DELETIONS = "_deletions"
-"""The folder below a table's in which its deletions are remembered, a Delta table of keys and order columns. Readers of
-the table do not see it, and it is deleted with the table."""
 DELETED_AT = "_deleted_at"
 _ROWS = 1 << 18
 """Rows that are searched at once for the keys of the batch, which are hashed again each time."""
@@ -95,7 +93,7 @@ def remember_deletions(lake: Lake, table: str, gone: pa.Table, keyed: KeyedTable
             gone = gone.set_column(index, field.name, gone.column(index).cast(pa.int64()))
     write_rows(
         deletions or lake.address(_deletions_name(table)),
-        gone.append_column(DELETED_AT, pa.array([now] * len(gone), TIMESTAMP)),
+        gone.append_column(DELETED_AT, pa.array([now] * len(gone), MOMENT)),
         ids={once.app_id: once.version},
         new_columns=True,
         storage_options=lake.delta_options(table),

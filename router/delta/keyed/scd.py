@@ -31,6 +31,7 @@ from router.delta.keyed.row_order import (
     newest_names,
     order_names,
 )
+from router.own_names import TIMESTAMP
 
 if TYPE_CHECKING:
     from router.api.sinks import KeyedTable
@@ -189,8 +190,8 @@ def _resulting_rows(newer: NewerRows, deciding: _Deciding, keyed: KeyedTable, or
     return pa.table(columns)
 
 
-TIMESTAMP = pa.timestamp("us", "UTC")
-HISTORY_COLUMNS = pa.schema([("valid_from", TIMESTAMP), ("valid_to", TIMESTAMP), ("is_current", pa.bool_())])
+MOMENT = pa.timestamp("us", "UTC")
+HISTORY_COLUMNS = pa.schema([("valid_from", MOMENT), ("valid_to", MOMENT), ("is_current", pa.bool_())])
 """The columns that a history has besides those of its rows."""
 
 
@@ -200,7 +201,7 @@ def time_name(schema: pa.Schema, keyed: KeyedTable) -> str:
     for name in newest_names(keyed.newest)[:1]:
         if pa.types.is_timestamp(schema.field(name).type):
             return name
-    return "_timestamp"
+    return TIMESTAMP
 
 
 @dataclass(frozen=True)
@@ -276,8 +277,8 @@ def history_changes(rows: pa.Table, state: pa.Table, keyed: KeyedTable) -> Table
 def _times(rows: pa.Table, state: pa.Table, keyed: KeyedTable) -> Codes:
     """Return the time of each record in microseconds; rows of other writers may have the time of their state only."""
     name = time_name(rows.schema, keyed)
-    of_state = pc.coalesce(state.column(name).cast(TIMESTAMP), state.column("valid_from").cast(TIMESTAMP))
-    times = pa.chunked_array([*rows.column(name).cast(TIMESTAMP).chunks, *of_state.chunks], TIMESTAMP)
+    of_state = pc.coalesce(state.column(name).cast(MOMENT), state.column("valid_from").cast(MOMENT))
+    times = pa.chunked_array([*rows.column(name).cast(MOMENT).chunks, *of_state.chunks], MOMENT)
     return _microseconds(times)
 
 
@@ -321,7 +322,7 @@ def _differs(state: pa.Table, records: _Records, count: int, validity: tuple[Cod
 
 def _microseconds(times: pa.ChunkedArray) -> Codes:
     """Return times as integers, null as NEVER."""
-    return np.asarray(times.cast(TIMESTAMP).cast(pa.int64()).fill_null(NEVER), dtype=np.int64)
+    return np.asarray(times.cast(MOMENT).cast(pa.int64()).fill_null(NEVER), dtype=np.int64)
 
 
 def _as_rows(state: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -336,4 +337,4 @@ def _as_rows(state: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _timestamps(microseconds: Codes, null: Mask | None = None) -> pa.Array:
-    return pa.array(microseconds, pa.int64(), mask=null).cast(TIMESTAMP)
+    return pa.array(microseconds, pa.int64(), mask=null).cast(MOMENT)

@@ -54,6 +54,7 @@ from router.delta.replace import HOOKS, add_columns, create_table, made_by_spark
 from router.delta.transaction_id import GUARD, deletions_id, merge_refusals_id, transactions
 from router.delta.widening import way
 from router.errors import TableError, first_line
+from router.own_names import OFFSET, PARTITION, TOPIC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -416,7 +417,7 @@ def merge_condition(rows: pa.Table, keyed: KeyedTable, quote: Quote) -> str:
         conditions += _bounds(quote(key), touching.column(key))
     # A state of a history is found by its record; in rows of other writers these columns are null.
     if keyed.history:
-        conditions += [_same_or_null(quote(name)) for name in ("_topic", "_partition", "_offset")]
+        conditions += [_same_or_null(quote(name)) for name in (TOPIC, PARTITION, OFFSET)]
         conditions.append(f"s.{OP} = {CLOSE}")
     return " AND ".join(conditions)
 

@@ -17,13 +17,14 @@ from router.delta.keyed.upsert import merge_engine
 from router.delta.table_cache import THREADS
 from router.delta.transaction_id import batch_id
 from router.engine import ledger
-from router.engine.audit.verify import OWN_LAYERS, Verification
+from router.engine.audit.verify import Verification
 from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
 from router.engine.label.layout import merge_options, outbox_of
 from router.engine.merge.backlog import BacklogStore
 from router.engine.merge.coordinator import MergedTables
 from router.engine.preflight.explain import fixed_table
 from router.engine.quarantine.table import pending_releases, quarantined
+from router.own_names import OWN_LAYERS, State
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -45,7 +46,7 @@ class TableState:
     """
 
     table: str
-    state: str
+    state: State
     rows: int | None
     lag: int
     committer: str
@@ -108,7 +109,7 @@ class _Overview:
             return None
         return self._table_state(table, handle, "behind" if self._missing_rows(table, handle) else "ok")
 
-    def _table_state(self, table: str, handle: DeltaTable | None, state: str, why: str = "") -> TableState:
+    def _table_state(self, table: str, handle: DeltaTable | None, state: State, why: str = "") -> TableState:
         engine, reason = self._committer(table, handle)
         views = self.verification.recorded.views
         if table in views:

@@ -36,7 +36,7 @@ from router.api.sinks import MergingSink, TableSink
 from router.delta.dataset import dataset_of
 from router.delta.history import REPAIRED, LogCommit, log_commits, log_damage, log_versions, rows_of
 from router.delta.keyed.key_property import keyed_of, repeated_keys, several_rows
-from router.delta.keyed.row_versions import DELETIONS, deletions_table
+from router.delta.keyed.row_versions import deletions_table
 from router.delta.keyed.upsert import EXPIRES
 from router.delta.table_cache import THREADS
 from router.delta.transaction_id import RELEASES, IdKind, TransactionId, batch_id, parse
@@ -49,6 +49,7 @@ from router.engine.quarantine.table import waiting_tables
 from router.engine.start.checks import Checkpoint
 from router.engine.views.note import Note, ViewTarget, view_note_path
 from router.errors import StartError, TableError, first_line
+from router.own_names import DELETIONS, OUTBOX, OWN_LAYERS, TIMESTAMP
 from router.table_names import is_name, matches
 
 if TYPE_CHECKING:
@@ -63,8 +64,6 @@ _TRIES = 2
 _SHOWN = 3
 """How many files, batches or commits a sentence names, at most."""
 _FILES_AT_ONCE = 1_000
-OWN_LAYERS = ("outbox.", "quarantine.")
-"""Layers in which the router, and people who discard rows, may delete any rows."""
 RELEASED = "//released"
 """The end of a sink's key for its released rows. No name has a slash, so no sink has a key with this end."""
 COUNTED = {"read": "/bronze", "landed": "", "released": RELEASED}
@@ -554,7 +553,7 @@ class Verification:
         """Count the rows of one of the router's commits."""
         run = transaction_id.run
         key = counted_as(transaction_id)
-        if key not in self._outboxes or audit.table.startswith("outbox."):
+        if key not in self._outboxes or audit.table.startswith(OUTBOX):
             by_batch = audit.counted.setdefault((run, key), {})
             by_batch[batch] = by_batch.get(batch, 0) + rows
         # The first commit in the log. Bronze may be younger than the ledger, even if its log is complete.
@@ -712,7 +711,7 @@ class Verification:
     def _refused_values(self, table: str, path: str, columns: set[str] | None) -> list[str]:
         """Return the first column of a file, of some or of all, with values that readers refuse, and why."""
         # The time of a record is that of its producer, and lands as it is.
-        times = {"_timestamp", "timestamp"} if table in self._raw_tables else {"_timestamp"}
+        times = {TIMESTAMP, "timestamp"} if table in self._raw_tables else {TIMESTAMP}
         with self.lake.files.open_input_file(path) as source:
             file = pq.ParquetFile(source)
             names = []

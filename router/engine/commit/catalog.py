@@ -15,6 +15,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from router.errors import TableError
+from router.own_names import OWN_LAYERS
 from router.spark_internals import first_cause
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Catalog:
         Raises TableError if the name is that of a table elsewhere.
         """
         for table in tables:
-            if table not in self.known and not table.startswith(("outbox.", "quarantine.")):
+            if table not in self.known and not table.startswith(OWN_LAYERS):
                 self.waiting.add(table)
         if not self.waiting or time.monotonic() < self.next_try:
             return

@@ -28,6 +28,7 @@ from router.delta.schema_diff import SchemaDiff, compare, delta_schema
 from router.delta.table_cache import THREADS, SparkTable, check_log, spark_table, unreadable
 from router.delta.widening import narrower, rewrite, way
 from router.errors import TableError, first_line
+from router.own_names import OUTBOX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -239,7 +240,7 @@ class Committers:
         session = self.spark.newSession()
         self.append(session, work, notes, staged_rows(session, self.lake, work))
         # The table has copies of the rows now. The files of an outbox stay: its sink still reads them.
-        if not work.table.startswith("outbox."):
+        if not work.table.startswith(OUTBOX):
             for file in work.files:
                 self.lake.files.delete_file(file.path)
 

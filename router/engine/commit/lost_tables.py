@@ -21,6 +21,7 @@ from router.delta.table_cache import TABLES
 from router.delta.transaction_id import batch_id
 from router.engine.checkpoint_store import KEPT
 from router.errors import StartError, TableError
+from router.own_names import OWN_LAYERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -173,7 +174,7 @@ def _refusal(config: Config, lost: Mapping[str, LostTable]) -> str:
     bronze = config.bronze_tables()
     repairable = []
     for name in sorted(lost):
-        if name == config.dead_letters or name.startswith(("outbox.", "quarantine.")):
+        if name == config.dead_letters or name.startswith(OWN_LAYERS):
             continue
         if bronze and name in bronze:
             continue

@@ -25,9 +25,23 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from router.delta.keyed.row_order import ARRIVAL, DELETED, newest_names
+from router.delta.keyed.row_order import DELETED, newest_names
 from router.delta.keyed.scd import HISTORY_COLUMNS
 from router.errors import StartError
+from router.own_names import (
+    ARRIVAL,
+    BATCH_ID,
+    CAUSE,
+    KEY,
+    OFFSET,
+    OUTBOX,
+    PARTITION,
+    QUARANTINE,
+    QUERY,
+    TABLE,
+    TIMESTAMP,
+    TOPIC,
+)
 from router.record import BATCH, RAW_COLUMNS, RECORD_ARRIVAL, raw_arrow_schema
 from router.table_names import underscored
 
@@ -38,17 +52,17 @@ if TYPE_CHECKING:
     from router.table_names import BronzeTables
 
 COORDINATES = {
-    "_topic": "topic",
-    "_partition": "partition",
-    "_offset": "offset",
-    "_timestamp": "timestamp",
-    "_key": "key",
+    TOPIC: "topic",
+    PARTITION: "partition",
+    OFFSET: "offset",
+    TIMESTAMP: "timestamp",
+    KEY: "key",
 }
 """Columns that an outbox or a quarantine has besides its route's: where each event came from."""
 MERGED_COORDINATES = {**COORDINATES, ARRIVAL: "arrival"}
 """The same for the outbox of a merging sink, which orders rows by them."""
 
-QUARANTINE_COLUMNS = {"_table": pa.string(), "_query": pa.string(), "_batch_id": pa.int64(), "_cause": pa.string()}
+QUARANTINE_COLUMNS = {TABLE: pa.string(), QUERY: pa.string(), BATCH_ID: pa.int64(), CAUSE: pa.string()}
 """Columns that a quarantine has besides: the table that its rows are for, the query and the batch that read them, and
 why they wait: their table could not be written, or an expectation (`HELD`) does not hold (null: their table may not
 take them until they are approved)."""
@@ -239,16 +253,14 @@ class Demands:
 
 def outbox_of(query: str, route: str, sink: str) -> str:
     """Return the name of a sink's outbox: the table that keeps its rows until they are applied or merged."""
-    return f"outbox.{underscored(query)}__{underscored(route)}__{sink}"
+    return f"{OUTBOX}{underscored(query)}__{underscored(route)}__{sink}"
 
 
 def quarantine_of(query: str, route: str, sink: str) -> str:
     """Return the name of a sink's quarantine: the table that keeps rows until their table may take them."""
-    return f"quarantine.{underscored(query)}__{underscored(route)}__{sink}"
+    return f"{QUARANTINE}{underscored(query)}__{underscored(route)}__{sink}"
 
 
-TABLE = "_table"
-"""The column of a merging sink's outbox with the table that a row is for."""
 ORDERED = (NumericType, StringType, DateType, TimestampType, TimestampNTZType)
 """The types of columns that rows are ordered by."""
 EQUAL = (IntegralType, DecimalType, StringType, DateType, TimestampType, TimestampNTZType, BooleanType)

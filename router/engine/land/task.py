@@ -31,13 +31,13 @@ from router.engine.label.layout import (
     MERGED_COORDINATES,
     QUARANTINE_COLUMNS,
     SCHEMA_COLUMNS,
-    TABLE,
     UNMET,
     Demands,
     RouteLabels,
     Target,
 )
 from router.engine.land.record_ages import BatchAges, TableAges
+from router.own_names import BATCH_ID, CAUSE, QUERY, TABLE
 from router.record import RAW_COLUMNS
 from router.stages import Stage
 
@@ -403,7 +403,7 @@ class _Task:
         if not part.num_rows:
             return
         if target.outbox:
-            values = {"_table": whose, "_query": self.work.query, "_batch_id": self.work.batch, "_cause": cause}
+            values = {TABLE: whose, QUERY: self.work.query, BATCH_ID: self.work.batch, CAUSE: cause}
             part = _with_coordinates(rows, target, (part, at), values)
         # Before the constraints: Arrow cannot evaluate them on a text that is not UTF-8.
         place_of_rows = f"table {whose}" if whose else target.named(table)
@@ -464,7 +464,7 @@ class _Task:
         """Note the tables that the rows of an outbox name; refuse the rows of tables beyond what the sink may have."""
         allowed = self.work.demands.allowed.get(target.key)
         index = rows.where(at)
-        tables = rows.struct(str(target.merge_by), at).column("_table")
+        tables = rows.struct(str(target.merge_by), at).column(TABLE)
         if allowed is not None:
             for table in set(pc.unique(tables).to_pylist()) - allowed:
                 beyond = pc.equal(tables, table).to_numpy(zero_copy_only=False)

@@ -25,12 +25,13 @@ from router.delta.replace_by_spark import outbox_rows
 from router.delta.table_cache import THREADS
 from router.delta.transaction_id import TransactionId, merge_refusals_id, table_id
 from router.engine import ledger
-from router.engine.label.layout import DEAD_SCHEMA, TABLE, merge_options, with_order_columns
+from router.engine.label.layout import DEAD_SCHEMA, merge_options, with_order_columns
 from router.engine.merge.backlog import Backlog, BacklogStore, MergedBacklog, extended
 from router.engine.merge.delta_rs import MergeJob, MergeOutcomes, is_small, merge_by_tasks, merge_here
 from router.engine.merge.delta_spark import SparkMerger
 from router.engine.spark.executors import on_one_machine
 from router.errors import SinkError
+from router.own_names import OFFSET, PARTITION, TABLE, TOPIC
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -348,6 +349,6 @@ def within(spans: Spans) -> Column:
     conditions = []
     for topic, by_partition in spans.items():
         for partition, (first, last) in by_partition.items():
-            of_partition = (F.col("_topic") == topic) & (F.col("_partition") == partition)
-            conditions.append(of_partition & F.col("_offset").between(first, last))
+            of_partition = (F.col(TOPIC) == topic) & (F.col(PARTITION) == partition)
+            conditions.append(of_partition & F.col(OFFSET).between(first, last))
     return any_of(conditions)

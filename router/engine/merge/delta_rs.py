@@ -30,8 +30,9 @@ from router.delta.staged_files import StagedFile
 from router.delta.table_cache import THREADS
 from router.delta.transaction_id import table_id
 from router.delta.widening import rewrite
-from router.engine.label.layout import DEAD_SCHEMA, MERGED_COORDINATES, TABLE
+from router.engine.label.layout import DEAD_SCHEMA, MERGED_COORDINATES
 from router.errors import TableError, first_line
+from router.own_names import TABLE
 from router.stages import Stage
 
 if TYPE_CHECKING:

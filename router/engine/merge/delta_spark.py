@@ -62,9 +62,10 @@ from router.delta.replace_by_spark import (
 from router.delta.schema_diff import SchemaDiff, compare, delta_schema
 from router.delta.table_cache import THREADS
 from router.delta.widening import rewrite, way
-from router.engine.label.layout import DEAD_SCHEMA, TABLE
+from router.engine.label.layout import DEAD_SCHEMA
 from router.engine.merge.delta_rs import COUNTS, as_dead_letters
 from router.errors import TableError
+from router.own_names import DELETIONS, TABLE
 from router.spark_internals import to_arrow_columns, to_spark_columns, to_spark_type
 
 if TYPE_CHECKING:
@@ -371,7 +372,7 @@ class TableMerge:
         """Return the remembered deletions as a state."""
         if row_versions.deletions_table(self.lake, self.work.table) is None:
             return None
-        table = self.spark.read.format("delta").load(f"{self.address}/{row_versions.DELETIONS}")
+        table = self.spark.read.format("delta").load(f"{self.address}/{DELETIONS}")
         return table.withColumns(dict.fromkeys(HELD_COLUMNS, F.lit(False)))
 
     def _write(self, answered: DataFrame, report: dict[str, Any], have: pa.Schema, app: str) -> None:
@@ -404,7 +405,7 @@ class TableMerge:
             kind = LongType() if isinstance(column.dataType, IntegralType) else column.dataType
             columns.append(F.col(quoted(column.name)).cast(kind).alias(column.name))
         rows = deletions.select(*columns, F.current_timestamp().alias(row_versions.DELETED_AT))
-        append_by_spark(rows, f"{self.address}/{row_versions.DELETIONS}", once)
+        append_by_spark(rows, f"{self.address}/{DELETIONS}", once)
 
 
 def _column_or_null(frame: DataFrame, name: str, kind: Any) -> Column:

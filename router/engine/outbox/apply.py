@@ -31,6 +31,7 @@ from router.engine.merge.coordinator import MergeCoordinator, OutboxRows
 from router.engine.outbox.retention import OutboxRetention
 from router.engine.spark.executors import Executors, refusal
 from router.errors import RouterError, SinkError, StartError, TableError, first_line
+from router.own_names import KEY, OFFSET, OUTBOX, PARTITION, STAGING, TIMESTAMP, TOPIC
 from router.record import RECORD_SCHEMA
 from router.registry import call_part
 from router.spark_internals import to_spark_columns
@@ -113,7 +114,7 @@ class Outboxes:
                 counts[target.key] = before.get(target.key) or self._apply(target, work, manifest, replay)
                 self.committers.applied(work)
             # The batch was decided under a configuration that still had the sink.
-            elif work.target in manifest.targets and work.table.startswith("outbox."):
+            elif work.target in manifest.targets and work.table.startswith(OUTBOX):
                 outcome = f"its {work.rows} events stay in {work.table}"
                 message = "%s, batch %d: no sink %s any more; %s"
                 log.warning(message, self.config.name, work.version, work.target, outcome)
@@ -159,7 +160,7 @@ class Outboxes:
         waiting = {key for key in self.sinks if not self._is_detached(key)} - applied.keys()
         unapplied = []
         for work in manifest.commits:
-            if work.table.startswith("outbox.") and work.target in waiting and work.place not in manifest.quarantined:
+            if work.table.startswith(OUTBOX) and work.target in waiting and work.place not in manifest.quarantined:
                 unapplied.append(work)
         return unapplied
 
@@ -195,7 +196,7 @@ class Outboxes:
     def _stage(self, target: Target, query: str, last: int, rows: DataFrame) -> TableCommit:
         """Stage rows of an outbox in files; return their commit."""
         assert target.table is not None  # an outbox has a name of its own
-        folder = f"_staged/{self.config.name}/released/{uuid.uuid4().hex}"
+        folder = f"{STAGING}/{self.config.name}/released/{uuid.uuid4().hex}"
         rows.write.parquet(self.lake.for_spark(folder))
         files = []
         for info in self.lake.files.get_file_info(fs.FileSelector(folder)):
@@ -335,12 +336,12 @@ def append_dead_letters(refused: DataFrame, events: DataFrame, batch: Batch, lak
         F.col("reason"),
         F.lit(batch.route).alias("route"),
         F.lit(batch.sink).alias("sink"),
-        F.col("_key").alias("key"),
+        F.col(KEY).alias("key"),
         F.to_json(row(columns)).cast("binary").alias("value"),
-        F.col("_topic").alias("topic"),
-        F.col("_partition").alias("partition"),
-        F.col("_offset").alias("offset"),
-        F.col("_timestamp").alias("timestamp"),
+        F.col(TOPIC).alias("topic"),
+        F.col(PARTITION).alias("partition"),
+        F.col(OFFSET).alias("offset"),
+        F.col(TIMESTAMP).alias("timestamp"),
         F.lit(batch.id if batch.resending is None else None).cast("long").alias("batch_id"),
     ).persist()  # fmt: skip
     try:

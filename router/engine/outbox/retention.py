@@ -19,9 +19,9 @@ from router.api.sinks import ApplyingSink, Batch
 from router.config.models import interval
 from router.delta.constraints import unsupported
 from router.delta.maintenance import MaintenanceOptions, delete_older
-from router.engine.label.layout import TABLE
 from router.engine.merge.backlog import BacklogStore
 from router.errors import TableError, first_line
+from router.own_names import TABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -34,6 +34,7 @@ from router.engine.start.checks import Checkpoint, examine, refuse_moved, refuse
 from router.engine.start.spark_checkpoint import refuse_left_topics
 from router.engine.views.sources import ViewTables
 from router.errors import StartError, TableError, ViewError, first_line
+from router.own_names import OUTBOX, OWN_LAYERS
 from router.storage.locations import makes
 from router.table_names import template_pattern, underscored
 
@@ -310,7 +311,7 @@ class LakeChanges:
             return {}
         rows: dict[tuple[str, str], int] = {}
         for commit in manifest.commits:
-            if commit.table.startswith("outbox.") and commit.target not in self._places:
+            if commit.table.startswith(OUTBOX) and commit.target not in self._places:
                 route, _, sink = commit.target.partition("/")
                 rows[route, sink] = rows.get((route, sink), 0) + commit.rows
         return rows
@@ -364,7 +365,7 @@ class LakeChanges:
     def unwritten_tables(self, names: Iterable[str]) -> Iterator[Change]:
         """Yield those of some tables that the query has written and nothing of the configuration writes any more."""
         for table in sorted(names):
-            if table.startswith(("outbox.", "quarantine.")) or self._is_written(table):
+            if table.startswith(OWN_LAYERS) or self._is_written(table):
                 continue
             writers = self._former_writers(table)
             if not writers or writers & self._sinks_named_by_rows:

@@ -47,6 +47,7 @@ from router.engine.label.layout import (
 )
 from router.engine.merge.backlog import BacklogStore
 from router.errors import TableError
+from router.own_names import BATCH_ID, CAUSE, OUTBOX, QUARANTINE, QUERY, TABLE, TIMESTAMP
 from router.spark_internals import to_spark_columns
 
 if TYPE_CHECKING:
@@ -337,14 +338,14 @@ class Quarantine:
             columns=work.columns,
         )
         values = {
-            "_table": work.table,
-            "_query": self.query,
-            "_batch_id": work.version,
-            "_cause": manifest.quarantined[work.place],
+            TABLE: work.table,
+            QUERY: self.query,
+            BATCH_ID: work.version,
+            CAUSE: manifest.quarantined[work.place],
         }
         kinds = to_spark_columns(pa.schema(list(QUARANTINE_COLUMNS.items())))
         own_columns = [F.lit(values[kind.name]).cast(kind.dataType).alias(kind.name) for kind in kinds]
-        if work.table.startswith("outbox."):
+        if work.table.startswith(OUTBOX):
             rows = as_json(rows, own_columns)
         else:
             rows, moved = self._in_types_of_quarantine(rows, moved)
@@ -377,7 +378,7 @@ class Quarantine:
 
     def size(self, staged: Iterable[StagedFile]) -> int:
         """Return the bytes that the quarantine has with files that are staged for it; 0 if there are none."""
-        size = sum(file.bytes for file in staged if file.table.startswith("quarantine."))
+        size = sum(file.bytes for file in staged if file.table.startswith(QUARANTINE))
         if not size:
             return 0
         tables = {quarantine_of(self.config.name, route, name) for route, name, _ in self.config.all_sinks()}
@@ -398,10 +399,10 @@ def _causes(lake: Lake, quarantine: str) -> dict[str, str]:
         if handle is None or not handle.file_uris():
             return {}
         for path in _files(handle, quarantine):
-            for part in _parts(lake, path, ["_table", "_cause"]):
-                for row in part.group_by(["_table", "_cause"]).aggregate([]).to_pylist():
-                    if kind_of(row["_cause"]) == "unblock":
-                        causes[row["_table"]] = max(row["_cause"], causes.get(row["_table"], ""))
+            for part in _parts(lake, path, [TABLE, CAUSE]):
+                for row in part.group_by([TABLE, CAUSE]).aggregate([]).to_pylist():
+                    if kind_of(row[CAUSE]) == "unblock":
+                        causes[row[TABLE]] = max(row[CAUSE], causes.get(row[TABLE], ""))
     except (DeltaError, OSError):  # the first batch that needs the quarantine reports it
         return {}
     return causes
@@ -434,8 +435,8 @@ def quarantined_in(
     if not handle.file_uris():
         return
     schema = delta_schema(to_arrow(handle))
-    if "_cause" not in schema.names:
-        schema = schema.append(pa.field("_cause", pa.string()))
+    if CAUSE not in schema.names:
+        schema = schema.append(pa.field(CAUSE, pa.string()))
     batches, files = _waiting_batches(lake, _files(handle, quarantine), table)
     targets = TableCache(lake).readable({name for name, _ in batches})
     waiting: dict[_Key, _WaitingRows] = {}
@@ -484,14 +485,14 @@ class _WaitingRows:
 
     def add(self, group: dict[str, Any]) -> None:
         """Add a group of rows of one query and one cause: how many, and which columns have a value."""
-        if group["_query"] not in self.upto:
+        if group[QUERY] not in self.upto:
             return
         self.rows += group["_batch_id_count"]
         version = _version(group)
         if version:
             self.versions.add(version)
-        if group["_cause"]:
-            self.cause = max(group["_cause"], self.cause or "")
+        if group[CAUSE]:
+            self.cause = max(group[CAUSE], self.cause or "")
         since = group.get("_timestamp_min")
         if since is not None and (self.since is None or since < self.since):
             self.since = since
@@ -531,15 +532,15 @@ def _waiting_batches(
     files: dict[str, set[_Key]] = {path: set() for path in paths}
     for path in paths:
         for part in _parts(lake, path, list(QUARANTINE_COLUMNS)):
-            grouped = part.group_by(["_table", "_cause", "_query"])
-            for row in grouped.aggregate([("_batch_id", "min"), ("_batch_id", "max")]).to_pylist():
-                if table not in (None, row["_table"]):
+            grouped = part.group_by([TABLE, CAUSE, QUERY])
+            for row in grouped.aggregate([(BATCH_ID, "min"), (BATCH_ID, "max")]).to_pylist():
+                if table not in (None, row[TABLE]):
                     continue
-                key: _Key = (row["_table"], kind_of(row["_cause"]))
+                key: _Key = (row[TABLE], kind_of(row[CAUSE]))
                 files[path].add(key)
                 of_query = batches.setdefault(key, {})
-                first, last = of_query.get(row["_query"], (row["_batch_id_min"], row["_batch_id_max"]))
-                of_query[row["_query"]] = (min(first, row["_batch_id_min"]), max(last, row["_batch_id_max"]))
+                first, last = of_query.get(row[QUERY], (row[f"{BATCH_ID}_min"], row[f"{BATCH_ID}_max"]))
+                of_query[row[QUERY]] = (min(first, row[f"{BATCH_ID}_min"]), max(last, row[f"{BATCH_ID}_max"]))
     return batches, files
 
 
@@ -547,8 +548,8 @@ def _describe(lake: Lake, paths: list[str], schema: pa.Schema, waiting: dict[_Ke
     """Add to waiting rows how many they are and which columns have a value."""
     schema_columns = [name for name in SCHEMA_COLUMNS if name in schema.names]
     system_columns = [*QUARANTINE_COLUMNS, *schema_columns]
-    if "_timestamp" in schema.names:
-        system_columns.append("_timestamp")
+    if TIMESTAMP in schema.names:
+        system_columns.append(TIMESTAMP)
     names = [name for name in schema.names if name not in SYSTEM_COLUMNS]
     for path in paths:
         # A column of which all tables have had a value need not be read any more.
@@ -556,7 +557,7 @@ def _describe(lake: Lake, paths: list[str], schema: pa.Schema, waiting: dict[_Ke
         undecided = [name for name in names if name not in valued_in_all]
         for part in _parts(lake, path, [*system_columns, *undecided]):
             for group in _groups(_not_released(part, waiting), schema_columns, undecided):
-                rows_of_table = waiting.get((group["_table"], kind_of(group["_cause"])))
+                rows_of_table = waiting.get((group[TABLE], kind_of(group[CAUSE])))
                 if rows_of_table is not None:
                     rows_of_table.add(group)
 
@@ -565,8 +566,8 @@ def _not_released(rows: pa.Table, waiting: dict[_Key, _WaitingRows]) -> pa.Table
     """Return rows without those that their table has already."""
     for rows_of_table in waiting.values():
         for query, last in rows_of_table.released.items():
-            condition = (pc.field("_table") == rows_of_table.place.table) & _of_kind(rows_of_table.kind)
-            condition &= (pc.field("_query") == query) & (pc.field("_batch_id") <= last)
+            condition = (pc.field(TABLE) == rows_of_table.place.table) & _of_kind(rows_of_table.kind)
+            condition &= (pc.field(QUERY) == query) & (pc.field(BATCH_ID) <= last)
             # A condition that is null for a row would drop it.
             rows = rows.filter(~pc.coalesce(condition, False))
     return rows
@@ -575,14 +576,14 @@ def _not_released(rows: pa.Table, waiting: dict[_Key, _WaitingRows]) -> pa.Table
 def _groups(part: pa.Table, schema_columns: list[str], undecided: list[str]) -> list[dict[str, Any]]:
     """Return rows by table, cause, query and schema: how many, the oldest time, and which columns have a value."""
     columns = {name: part.column(name) for name in (*QUARANTINE_COLUMNS, *schema_columns)}
-    aggregates = [("_batch_id", "count")]
-    if "_timestamp" in part.column_names:
-        columns["_timestamp"] = part.column("_timestamp")
-        aggregates.append(("_timestamp", "min"))
+    aggregates = [(BATCH_ID, "count")]
+    if TIMESTAMP in part.column_names:
+        columns[TIMESTAMP] = part.column(TIMESTAMP)
+        aggregates.append((TIMESTAMP, "min"))
     for name in undecided:  # a zero is a value: a quarantined row loses nothing
         columns[name] = part.column(name).is_valid()
         aggregates.append((name, "any"))
-    keys = ["_table", "_cause", "_query", *schema_columns]
+    keys = [TABLE, CAUSE, QUERY, *schema_columns]
     groups: list[dict[str, Any]] = pa.table(columns).group_by(keys).aggregate(aggregates).to_pylist()
     return groups
 
@@ -596,7 +597,7 @@ def released(table: DeltaTable | None, place: Place, query: str, kind: ReleaseKi
 
 
 def _of_kind(kind: ReleaseKind) -> pc.Expression:
-    cause = pc.field("_cause")
+    cause = pc.field(CAUSE)
     is_held = pc.starts_with(cause, HELD_REASON)
     if kind == "release":
         return cause.is_null()

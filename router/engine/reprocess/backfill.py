@@ -39,6 +39,7 @@ from router.engine.reprocess.run import NamedRun
 from router.engine.reprocess.stored_offsets import Spans, are_stored, stored_records_of
 from router.engine.source.position import arrival_of
 from router.errors import StartError
+from router.own_names import OFFSET, OUTBOX, PARTITION, TOPIC
 from router.record import PLACE, RAW_COLUMNS, RECORD_ARRIVAL
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     from router.engine.reprocess.context import ReprocessContext
 
 NOTE = "replays/backfill.json"
-COORDINATE_COLUMNS = (("_topic", "_partition", "_offset"), PLACE)
+COORDINATE_COLUMNS = ((TOPIC, PARTITION, OFFSET), PLACE)
 """The columns in which rows may have the topic, partition and offset of their record."""
 DEAD_LETTER_COLUMNS = ("stage", "route", "sink")
 """The columns that identify one of the dead letters of a record."""
@@ -84,7 +85,7 @@ class BackfillDestination(Destination):
         columns_by_place: dict[str, tuple[str, ...]] = {}
         for commit in decision.commits:
             table = self.tables.readable([commit.table])[commit.table]
-            if table is None or commit.table.startswith("outbox."):
+            if table is None or commit.table.startswith(OUTBOX):
                 continue
             names = None if isinstance(table, SparkTable) else _coordinate_columns(to_arrow(table), commit)
             if names is None:
@@ -234,7 +235,7 @@ class Backfill:
         assert manifest is not None  # it was processed
         rows: dict[str, int] = {}
         for commit in manifest.commits:
-            place = commit.target if commit.table.startswith("outbox.") else commit.table
+            place = commit.target if commit.table.startswith(OUTBOX) else commit.table
             rows[place] = rows.get(place, 0) + commit.rows
         run.finish()
         return BackfillResult(run.name, sum(part.read for part in manifest.partitions), rows)

@@ -20,6 +20,7 @@ from router.engine.preflight.explain import fixed_table, tables_by_sink
 from router.engine.reprocess.rebuild import RebuiltRows, TableSource
 from router.engine.reprocess.repair import Repair
 from router.errors import RouterError, RunningError, StartError, TableError
+from router.own_names import OWN_LAYERS
 from router.table_names import is_name, matches
 
 if TYPE_CHECKING:
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from router.engine.reprocess.repair_target import Repaired
 
 log = logging.getLogger("router")
-_OWN_LAYERS = ("outbox.", "quarantine.")
-"""The beginnings of the names of tables that are the router's own, except bronze, the ledger and the dead letters."""
 
 
 class TableNames(frozenset[str]):
@@ -52,7 +51,7 @@ class TableNames(frozenset[str]):
         """Return whether a name is one of them; also runs in the tasks that land."""
         if super().__contains__(name):
             return True
-        if not isinstance(name, str) or name in self.own or name.startswith(_OWN_LAYERS):
+        if not isinstance(name, str) or name in self.own or name.startswith(OWN_LAYERS):
             return False
         return matches(name, self.patterns)
 
@@ -173,7 +172,7 @@ class Refresh:
         # A name alone is looked at whatever it is: the look says why it cannot be rebuilt.
         chosen = {name: sinks_by_table.get(name, set()) for name in self._names()}
         for table, keys in sinks_by_table.items():
-            is_own = table in own or table.startswith(_OWN_LAYERS)
+            is_own = table in own or table.startswith(OWN_LAYERS)
             if keys and not is_own and matches(table, self.patterns):
                 chosen[table] = keys
         return chosen

@@ -61,6 +61,7 @@ from router.engine.reprocess.records import bronze_tables
 from router.engine.spark.executors import Executors
 from router.engine.start.checks import Checkpoint, was_cut_off
 from router.errors import TableError, first_line
+from router.own_names import BATCH_ID, CAUSE, OUTBOX, QUERY, TABLE
 from router.record import PLACE
 from router.spark_internals import to_spark_columns
 from router.stages import Stage
@@ -123,7 +124,7 @@ class Release:
         """Carry out approvals and notes while no batch is under way; return the tables that changed."""
         for pending in due:
             try:
-                if pending.cause and pending.place.table.startswith("outbox."):
+                if pending.cause and pending.place.table.startswith(OUTBOX):
                     self._deliver(pending)
                 elif pending.cause:
                     self._unblock(pending)
@@ -183,7 +184,7 @@ class Release:
         pending = replace(note, discard=True, columns=to_delta(pa.schema([])))
         for query, batch in self._waiting_batches(place):
             rows_of_query = _ReleasedRows.read(self, pending, query)
-            rows = rows_of_query.all_rows.filter(F.col("_batch_id") == batch)
+            rows = rows_of_query.all_rows.filter(F.col(BATCH_ID) == batch)
             count = rows.count()
             applied = self.deliver(f"{place.route}/{place.sink}", query, batch, rows) or Applied()
             counts = {"landed": count, "quarantined": -count, **applied._asdict(), "backlog": count - applied.done}
@@ -198,8 +199,8 @@ class Release:
         if self.lake.open(quarantine) is None:
             return []
         rows = self.spark.read.format("delta").load(self.lake.spark_address(quarantine))
-        batches = rows.filter(F.col("_table") == place.table).select("_query", "_batch_id").distinct().collect()
-        return sorted((row["_query"], row["_batch_id"]) for row in batches)
+        batches = rows.filter(F.col(TABLE) == place.table).select(QUERY, BATCH_ID).distinct().collect()
+        return sorted((row[QUERY], row[BATCH_ID]) for row in batches)
 
     def _refuse_lost_batches(self, note: PendingRelease) -> None:
         """Raise while a blocked table cannot be read, or lacks batches, unless a person has forced the release."""
@@ -272,7 +273,7 @@ class Release:
         rows_of_query = _ReleasedRows.read(self, approval, query)
         last = approval.upto[query]
         if query not in approval.decided:
-            count = rows_of_query.rows.filter(F.col("_batch_id") <= last).count()
+            count = rows_of_query.rows.filter(F.col(BATCH_ID) <= last).count()
             approval.decided[query] = (last, count)
             write(self.store, approval)
         _, count = approval.decided[query]
@@ -334,15 +335,15 @@ class _ReleasedRows:
 
         quarantine = quarantine_of(release.config.name, place.route, place.sink)
         frame = release.spark.read.format("delta").load(lake.spark_address(quarantine))
-        if "_cause" not in frame.columns:
-            frame = frame.withColumn("_cause", F.lit(None))
+        if CAUSE not in frame.columns:
+            frame = frame.withColumn(CAUSE, F.lit(None))
         waits = _waits(place, query, pending.kind)
         if handle is not None and pending.kind == "unblock":
             # The commit of a batch may have succeeded though the table could no longer be read.
             rows_id = TransactionId("rows", query, place.route, place.sink, place.table)
             committed = handle.transaction_version(str(rows_id))
             if committed is not None:
-                waits &= F.col("_batch_id") > committed
+                waits &= F.col(BATCH_ID) > committed
         all_rows = frame.filter(waits)
         after = released(handle, place, query, pending.kind)
 
@@ -362,7 +363,7 @@ class _ReleasedRows:
             query=query,
             quarantine=quarantine,
             all_rows=all_rows,
-            rows=all_rows.filter(F.col("_batch_id") > after),
+            rows=all_rows.filter(F.col(BATCH_ID) > after),
             after=after,
             table_types=table_types,
             target_types=target_types,
@@ -403,13 +404,13 @@ class _ReleasedRows:
         """Return how many rows of batches up to the last violate a constraint of their table."""
         if not self.demanded:
             return 0
-        rows = self._with_violations(self.rows.filter(F.col("_batch_id") <= last))
+        rows = self._with_violations(self.rows.filter(F.col(BATCH_ID) <= last))
         return rows.filter(F.col(VIOLATES).isNotNull()).count()
 
     def refuse(self, last: int) -> None:
         """Append the rows that violate a constraint of their table to the dead letters, once."""
         place = self.pending.place
-        rows = self._with_violations(self.all_rows.filter(F.col("_batch_id") <= last))
+        rows = self._with_violations(self.all_rows.filter(F.col(BATCH_ID) <= last))
         reason = F.concat(F.lit(f"table {place.table}: "), F.col(VIOLATES), F.lit(" does not hold"))
         app_id = TransactionId("refuse", self.query, place.route, place.sink, place.table, self.pending.kind)
         self._append_dead_letters(rows.filter(F.col(VIOLATES).isNotNull()), reason, str(app_id), last)
@@ -419,14 +420,14 @@ class _ReleasedRows:
         place = self.pending.place
         not_approved = F.lit(f"table {place.table}: the change that the row needs was not approved")
         app_id = TransactionId("discard", self.query, place.route, place.sink, place.table)
-        rows = self.rows.filter(F.col("_batch_id") <= last)
-        self._append_dead_letters(rows, F.coalesce("_cause", not_approved), str(app_id), last)
+        rows = self.rows.filter(F.col(BATCH_ID) <= last)
+        self._append_dead_letters(rows, F.coalesce(CAUSE, not_approved), str(app_id), last)
 
     def commit(self, last: int) -> None:
         """Stage the rows of batches up to the last that may land, and commit them once."""
         if self.after >= last:
             return
-        rows = self.rows.filter(F.col("_batch_id") <= last)
+        rows = self.rows.filter(F.col(BATCH_ID) <= last)
         if self.pending.refused.get(self.query):
             rows = self._with_violations(rows).filter(F.col(VIOLATES).isNull())
         place = self.pending.place
@@ -470,13 +471,13 @@ class _ReleasedRows:
         """Delete the rows of batches up to the last from the quarantine."""
         address = self.release.lake.spark_address(self.quarantine)
         table = SparkDeltaTable.forPath(self.release.spark, address)
-        has_cause = "_cause" in table.toDF().columns
+        has_cause = CAUSE in table.toDF().columns
         waits = _waits(self.pending.place, self.query, self.pending.kind, has_cause=has_cause)
-        table.delete(waits & (F.col("_batch_id") <= last))
+        table.delete(waits & (F.col(BATCH_ID) <= last))
 
     def _table_columns(self, rows: DataFrame) -> DataFrame:
         """Return the columns of rows that are for their table, with their batch."""
-        return rows.select("_batch_id", *map(quoted, self.target_types))
+        return rows.select(BATCH_ID, *map(quoted, self.target_types))
 
     def _with_violations(self, rows: DataFrame) -> DataFrame:
         """Add the constraint to quarantined rows that each would violate in its table."""
@@ -510,7 +511,7 @@ class _ReleasedRows:
             "reason": reason,
             "route": F.lit(place.route),
             "sink": F.lit(place.sink),
-            "batch_id": F.col("_batch_id"),
+            "batch_id": F.col(BATCH_ID),
             "value": self._row_as_json(rows),
         }
         for name, received_name in COORDINATES.items():
@@ -550,10 +551,10 @@ def _waits(place: Place, query: str, kind: ReleaseKind, *, has_cause: bool = Tru
 
     The quarantine of an older version has no column `_cause`.
     """
-    is_of_query = (F.col("_table") == place.table) & (F.col("_query") == query)
+    is_of_query = (F.col(TABLE) == place.table) & (F.col(QUERY) == query)
     if not has_cause:
         return is_of_query
-    cause = F.col("_cause")
+    cause = F.col(CAUSE)
     is_held = F.coalesce(cause.startswith(HELD_REASON), F.lit(False))
     if kind == "release":
         return is_of_query & cause.isNull()
@@ -620,7 +621,7 @@ def _check_task(target_types: TargetTypes, *, blank: bool) -> _Task:
         counts: Counter[int] = Counter()
         unfit_batches: set[int] = set()
         for batch in batches:
-            numbers = batch.column("_batch_id").to_numpy()
+            numbers = batch.column(BATCH_ID).to_numpy()
             for number, count in zip(*np.unique(numbers, return_counts=True), strict=True):
                 counts[int(number)] += int(count)
             unfit = np.zeros(len(numbers), bool)

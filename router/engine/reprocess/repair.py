@@ -38,6 +38,7 @@ from router.engine.reprocess.repair_upsert import UpsertReplacement
 from router.engine.start.killed_repairs import lock_of
 from router.engine.start.run_lock import is_run_active, locked
 from router.errors import StartError, TableError, first_line
+from router.own_names import OWN_LAYERS
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -161,7 +162,7 @@ class Repair(RepairTarget):
         if self.last < 0:
             raise StartError(f"{config.ledger} has no batch of {config.name}: there is nothing to make {table} of")
         is_own = table in (config.bronze_tables() or ()) or table in (config.ledger, config.dead_letters)
-        if is_own or table.startswith(("outbox.", "quarantine.")):
+        if is_own or table.startswith(OWN_LAYERS):
             raise StartError(f"{table} is the router's own and cannot be made from bronze; put it back from a copy")
         merging: list[str] = []
         appending: list[str] = []

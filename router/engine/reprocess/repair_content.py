@@ -40,6 +40,7 @@ from router.engine import ledger
 from router.engine.commit.committers import only_spark_appends
 from router.engine.reprocess.repair_target import NEEDS_SPARK, REPAIR_TRIES, RepairTarget
 from router.errors import TableError, first_line
+from router.own_names import CAUSE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -172,7 +173,7 @@ class ContentReplacement:
         quarantine = self.lake.open(waiting.quarantine)
         assert quarantine is not None  # it has rows
         condition = f"_table = '{self.table}' AND _query = '{query}' AND _batch_id <= {last}"
-        if "_cause" in {column.name for column in quarantine.schema().fields}:
+        if CAUSE in {column.name for column in quarantine.schema().fields}:
             condition += f" AND _cause IS {'NULL' if waiting.cause is None else 'NOT NULL'}"
         rows = quarantine.delete(condition)["num_deleted_rows"]
         name, _, run = query.rpartition(":")

@@ -29,6 +29,7 @@ from router.engine.reprocess.rebuild import Rebuild, TableSource
 from router.engine.reprocess.records import BronzeRecords, Records, TopicRecords
 from router.engine.start.run_lock import alone
 from router.errors import RunningError, TableError
+from router.own_names import REPLACED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,8 +46,6 @@ NEEDS_SPARK = (
     "it needs Delta on Spark, which cannot replace it while the stream runs; end the stream after a complete batch, "
     "then repair it"
 )
-REPLACED = "_replaced"
-"""The folder of the lake for what was replaced: no layer, since its name begins with `_`."""
 
 
 @dataclass(frozen=True)

@@ -18,17 +18,17 @@ from pyspark.sql import functions as F
 
 from router.delta.commit import row_count, to_arrow, to_delta
 from router.delta.keyed.key_property import own_properties
-from router.delta.keyed.row_versions import DELETIONS, deletions_table
+from router.delta.keyed.row_versions import deletions_table
 from router.delta.replace import add_columns, made_by_spark
 from router.delta.replace_by_spark import create_by_spark, finish, set_property_by_spark
 from router.delta.schema_diff import compare, delta_schema
-from router.engine.decision import STAGING
 from router.engine.reprocess.rebuild import TableSource
 from router.engine.reprocess.repair_content import SparkOverwrite
 from router.engine.reprocess.repair_target import REPAIR_TRIES, Repaired
 from router.engine.reprocess.upsert_rebuild import UpsertRebuild, arrived_batches
 from router.engine.start.killed_repairs import staged_as
 from router.errors import TableError
+from router.own_names import DELETIONS, STAGING
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

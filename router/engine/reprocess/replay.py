@@ -28,7 +28,7 @@ from router.delta.parquet_writer import staged_again
 from router.engine import ledger
 from router.engine.balance import total
 from router.engine.batch import Batches
-from router.engine.decision import STAGING, BatchDecider
+from router.engine.decision import BatchDecider
 from router.engine.destination import Destination
 from router.engine.outbox.apply import REPLAYED, mark_replayed, opened
 from router.engine.quarantine.table import blocked_places
@@ -39,6 +39,7 @@ from router.engine.source.position import stored_records
 from router.engine.start.checks import writers_of
 from router.engine.steps import Steps
 from router.errors import StartError
+from router.own_names import OUTBOX, STAGING
 from router.record import PLACE
 from router.stages import Stage
 from router.table_names import template_glob
@@ -396,7 +397,7 @@ class DeadLetterReplay:
             if commit.target == "/dead_letters":
                 other += commit.rows
                 continue
-            place = commit.target if commit.table.startswith("outbox.") else commit.table
+            place = commit.target if commit.table.startswith(OUTBOX) else commit.table
             places[place] = places.get(place, 0) + commit.rows
         # Dead letters whose record bronze lacks were not read: they stay as well.
         still = self._count_still(run, batch) + counted.rows - total(partitions, "read")

@@ -19,8 +19,8 @@ from router.delta.commit import to_arrow, to_arrow_schema
 from router.delta.constraints import CHECK
 from router.delta.dataset import dataset_of
 from router.delta.keyed.key_property import KEYED_BY, keyed_by, own_properties
-from router.delta.keyed.row_order import ARRIVAL, POSITION
-from router.delta.keyed.row_versions import DELETIONS, deletions_table
+from router.delta.keyed.row_order import POSITION
+from router.delta.keyed.row_versions import deletions_table
 from router.delta.parquet_writer import FILE_BYTES, HELD_BYTES, Staging
 from router.delta.replace import (
     add_constraint,
@@ -35,10 +35,10 @@ from router.delta.replace_by_spark import staged_rows
 from router.delta.schema_diff import delta_schema
 from router.delta.transaction_id import GUARD, STAGED_MERGES
 from router.delta.widening import copied_rows, in_partition, way, wider_schema
-from router.engine.label.layout import TABLE
 from router.engine.merge.delta_rs import MergeJob, MergeOutcomes, merge_table
 from router.engine.merge.delta_spark import SparkMerger
 from router.errors import TableError
+from router.own_names import ARRIVAL, DELETIONS, STAGING, TABLE
 from router.record import RECORD_ARRIVAL
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class UpsertRebuild:
     keyed: KeyedTable
     table: str
     handle: DeltaTable | None
-    name: str = field(default_factory=lambda: f"_staged.repair-{uuid.uuid4().hex}")
+    name: str = field(default_factory=lambda: f"{STAGING}.repair-{uuid.uuid4().hex}")
     refused: int = 0
     merged: int = 0
     merges: int = 0

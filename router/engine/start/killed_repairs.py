@@ -13,6 +13,7 @@ from pyarrow import fs
 
 from router.engine.start.run_lock import locked
 from router.errors import RunningError
+from router.own_names import STAGING
 
 if TYPE_CHECKING:
     from router.delta.lake import Lake
@@ -22,7 +23,7 @@ log = logging.getLogger("router")
 
 def staged_as(query: str, table: str) -> str:
     """Return the name under which a query rebuilds a table, so that a killed repair's table has a known owner."""
-    return f"_staged.{query}.repairs.{table}"
+    return f"{STAGING}.{query}.repairs.{table}"
 
 
 def lock_of(table: str) -> str:

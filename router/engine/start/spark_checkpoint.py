@@ -36,6 +36,7 @@ from router.delta.history import commit_notes
 from router.delta.table_cache import THREADS
 from router.engine.checkpoint_store import CheckpointStore
 from router.errors import StartError
+from router.own_names import QUARANTINE
 
 if TYPE_CHECKING:
     from router.config.models import Config
@@ -333,7 +334,7 @@ class CheckpointMending:
     def _other_way(self, configurations: dict[str, str]) -> str:
         """Return what to do about a damaged manifest whose batch is in tables, by the configuration of each."""
         tables = ", ".join(sorted(configurations))
-        if any(table.startswith("quarantine.") for table in configurations):
+        if any(table.startswith(QUARANTINE) for table in configurations):
             return f"without one it is unknown which of its rows are in {tables}"
         before = ""
         if set(configurations.values()) != {self.fingerprint}:

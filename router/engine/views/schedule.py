@@ -21,6 +21,7 @@ from router.engine.views.note import note_failed_refresh
 from router.engine.views.refresh import Refresher
 from router.engine.views.sources import ViewTables
 from router.errors import RouterError, ViewError, first_line
+from router.own_names import STAGING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -57,7 +58,7 @@ def refresher(
     """Return the object that refreshes the views of a configuration."""
     only_spark = config.commit == "spark"
     cache = SparkTables(spark, lake) if only_spark else TableCache(lake)
-    folder = f"_staged/{config.name}" if only_spark else None
+    folder = f"{STAGING}/{config.name}" if only_spark else None
     return Refresher(ViewTables(config, lake, cache), spark, store, executors or Executors(), folder)
 
 
