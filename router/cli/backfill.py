@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 
 from router.cli import config_argument, master_option, plugin_option
+from router.cli.listing import json_option, show_json
 from router.cli.session import stream_held_off, watched_session
 from router.config.loader import load
 from router.config.models import moment
 from router.registry import load_registry
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from router.engine.reprocess.backfill import BackfillResult
@@ -30,8 +33,11 @@ RANGE_FORMS = 'a time with a zone (2025-01-31T12:00:00Z), or offsets as JSON: {"
 @click.option("--from", "begin", required=True, metavar="PLACE", help=f"Where the range begins: {RANGE_FORMS}.")
 @click.option("--to", "end", required=True, metavar="PLACE", help="Where it ends; the record there is not taken.")
 @master_option
+@json_option
 @plugin_option
-def backfill(file: Path, begin: str, end: str, master: str | None, plugin_files: tuple[Path, ...]) -> None:
+def backfill(
+    file: Path, begin: str, end: str, master: str | None, as_json: bool, plugin_files: tuple[Path, ...]
+) -> None:
     """Reprocess a range of records, as the configuration FILE routes them today, into tables only.
 
     They come from bronze, or from the topic if there is no bronze. Tables that keep topic, partition and offset get
@@ -46,11 +52,17 @@ def backfill(file: Path, begin: str, end: str, master: str | None, plugin_files:
     loaded = load(file, registry)
     stop = threading.Event()
     with watched_session(loaded.config, master, stop) as spark:
-        _run(ReprocessContext.of(loaded, spark, stop), registry, chosen)
+        done = list(_run(ReprocessContext.of(loaded, spark, stop), registry, chosen))
+    if as_json:
+        show_json({"name": loaded.config.name, "backfills": [asdict(backfilled) for backfilled in done]})
+    for backfilled in done if not as_json else ():
+        click.echo(f"{backfilled.name}: {backfilled.read:,} records")
+        for target, rows in sorted(backfilled.rows.items()):
+            click.echo(f"  {target}: {rows:,} rows")
 
 
-def _run(context: ReprocessContext, registry: Registry, chosen: RecordRange) -> None:
-    """Run a backfill that was cut off, then the new one."""
+def _run(context: ReprocessContext, registry: Registry, chosen: RecordRange) -> Iterator[BackfillResult]:
+    """Run a backfill that was cut off, then the new one; yield what each did."""
     from router.engine.reprocess.backfill import Backfill
 
     name = context.config.name
@@ -59,15 +71,9 @@ def _run(context: ReprocessContext, registry: Registry, chosen: RecordRange) -> 
         backfill = Backfill(context.with_decoder().with_executors(registry, "backfill"))
         cut_off = backfill.cut_off()
         if cut_off is not None:
-            click.echo(f"{cut_off.name} was cut off, and is ended first")
-            _show(backfill.run(cut_off))
-        _show(backfill.run(backfill.begin(chosen)))
-
-
-def _show(backfilled: BackfillResult) -> None:
-    click.echo(f"{backfilled.name}: {backfilled.read:,} records")
-    for target, rows in sorted(backfilled.rows.items()):
-        click.echo(f"  {target}: {rows:,} rows")
+            click.echo(f"{cut_off.name} was cut off, and is ended first", err=True)
+            yield backfill.run(cut_off)
+        yield backfill.run(backfill.begin(chosen))
 
 
 def _parse_range(begin: str, end: str) -> RecordRange:
