@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 TIME_FIELDS = ("since", "batch_ended", "progress", "lag_read", "newest_record", "quarantined_since", "outbox_since")
 PART_TIMES = {"views": ("refreshed", "checked", "failed_since"), "expectations": ("last",)}
 """Times in each of the parts of a list."""
+EXIT_CODES = {"look": 1, "act": 2}
+"""Exit codes by the severity of the worst finding."""
 
 
 @click.command(short_help="Show the state of a stream in a dozen lines, and as an exit code.")
@@ -55,34 +57,32 @@ def status(
     (it waits, a table cannot be written, rows are quarantined, an API is unavailable); 2: it is down, has failed or is
     stuck, or --max-age is over. Needs no Spark.
     """
+    from router.engine.status.findings import overdue
     from router.engine.status.summary import stream_summary
 
     config = load(file, load_registry(plugin_files)).config
     if page is not None:
         serve_page(config, file, page)
         return
-    summary = stream_summary(config)
+    summary = stream_summary(config, str(file))
     now = time.time()
-    down = summary.is_down(config, max_age, now)
-    troubles = summary.troubles()
+    if max_age is not None:
+        summary.findings[:0] = overdue(summary.lag, summary.batch_ended, max_age.total_seconds(), str(file), now)
     # Cron knows by the code whether to wake a person: 2 for what is down, whatever else is wrong.
-    code = int(bool(troubles))
-    reasons = troubles
-    if down:
-        code = 2
-        reasons = [down, *troubles]
+    code = max((EXIT_CODES[finding.severity] for finding in summary.findings), default=0)
     if as_json:
-        show_json(_document(summary, code, reasons))
+        show_json(_document(summary, code))
     else:
         click.echo(printable(_headline(summary, now)))
-        sentences = [("why", "; ".join(reasons) or "all is well"), *_sentences(summary, now)]
-        lines = [(name, printable(sentence)) for name, sentence in sentences]
-        show_sentences(lines)
+        reasons = [("why", finding.line) for finding in summary.findings] or [("why", "all is well")]
+        sentences = [*reasons, *_sentences(summary, now)]
+        show_sentences([(name, printable(sentence)) for name, sentence in sentences])
     raise SystemExit(code)
 
 
-def _document(summary: StreamSummary, code: int, reasons: list[str]) -> dict[str, Any]:
-    document: dict[str, Any] = {**asdict(summary), "exit_code": code, "why": reasons}
+def _document(summary: StreamSummary, code: int) -> dict[str, Any]:
+    why = [finding.text for finding in summary.findings]
+    document: dict[str, Any] = {**asdict(summary), "exit_code": code, "why": why}
     for name in TIME_FIELDS:
         document[name] = _as_datetime(document[name])
     for parts, names in PART_TIMES.items():

@@ -32,6 +32,11 @@ class StreamFinding:
     command: str = ""
     places: tuple[str, ...] = ()
 
+    @property
+    def line(self) -> str:
+        """Return text and command."""
+        return f"{self.text}  $ {self.command}" if self.command else self.text
+
 
 def findings(snapshot: StreamSnapshot, file: str, stuck_after: float, now: float) -> tuple[StreamFinding, ...]:
     """Return what is wrong, the worst first; `file` is the configuration, `stuck_after` is in seconds."""
@@ -78,7 +83,23 @@ def findings(snapshot: StreamSnapshot, file: str, stuck_after: float, now: float
             name = f"{sink.route}/{sink.sink}"
             text = f"{name} cannot send: {sink.backlog:,} rows wait, and are tried again. Why: {_shortened(sink.waits)}"
             found.append(StreamFinding("look", text, f"router doctor {file}", (f"sink/{name}",)))
+    for subject, cause in snapshot.unread.items():
+        found.append(StreamFinding("look", f"{subject} cannot be read: {cause}", f"router doctor {file}"))
     return tuple(found)
+
+
+def overdue(lag: int | None, ended: float | None, max_age: float, file: str, now: float) -> tuple[StreamFinding, ...]:
+    """Return that no batch has ended for too long, if so: the last one `ended`, `max_age` is in seconds.
+
+    Without records that wait, no batch is due. An unknown lag counts as one: cron is to hear of a stream of which
+    nothing is known.
+    """
+    if lag == 0 or (ended is not None and now - ended <= max_age):
+        return ()
+    text = "No batch has ended yet."
+    if ended is not None:
+        text = f"The last batch ended {(now - ended) / 60:.0f} min ago."
+    return (StreamFinding("act", text, f"router doctor {shlex.quote(file)}"),)
 
 
 def _of_blocked(blocked: Mapping[str, str], rows: int) -> str:

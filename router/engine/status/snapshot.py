@@ -235,6 +235,7 @@ class StreamSnapshot:
     were since the start, and `batches` are the last of them, the newest first. `read` says when what stands in files
     was read last: `dead_letters`, `outboxes`, `quarantine`, `views`. Without `ui` the first three are not known, no
     `freshness` is, and of `views` only what this process has refreshed. `held_topics` were deleted and created again.
+    `unread` is about a stream that cannot be asked: which subjects of its lake could not be read, and why.
     """
 
     query: str
@@ -262,6 +263,7 @@ class StreamSnapshot:
     read: dict[str, float] = field(default_factory=dict)
     warnings: tuple[Warned, ...] = ()
     held_topics: tuple[str, ...] = ()
+    unread: dict[str, str] = field(default_factory=dict)
 
     @property
     def lag(self) -> int | None:
