@@ -123,7 +123,7 @@ def run(
     options = options or RunOptions()
     status = options.status = options.status or StatusBoard(loaded.config.name)
     status.configured(loaded.config)
-    with api_states_noted(loaded.config, status), failures_reported(loaded.config, status):
+    with api_states_noted(loaded.config, status), failures_reported(loaded.config, status, str(loaded.path)):
         return _run_with_status(loaded, registry, spark, options, status)
 
 

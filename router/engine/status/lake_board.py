@@ -200,10 +200,11 @@ class LakeBoard(BackgroundThread):
 
     def _read_tables(self) -> dict[str, Any]:
         """Read the tables of each sink, with their rows, and which of them cannot be written."""
-        causes = waiting_places(self.config, CheckpointStore(self._checkpoint))
+        waiting = waiting_places(self.config, CheckpointStore(self._checkpoint))
+        causes = {place: printable(backlog.why) for place, backlog in waiting.items()}
         tables = []
         for written in [] if self.brief else written_tables(self.config):
-            cause = printable(causes.pop(f"{written.target}/{written.table}", ""))
+            cause = causes.pop(f"{written.target}/{written.table}", "")
             tables.append(
                 TableStatus(
                     written.table, written.rows, blocked=cause, target=written.target, committer=written.committer
@@ -211,7 +212,7 @@ class LakeBoard(BackgroundThread):
             )
         for place, cause in causes.items():
             target, _, table = place.rpartition("/")
-            tables.append(TableStatus(table, blocked=printable(cause), target=target))
+            tables.append(TableStatus(table, blocked=cause, target=target))
         return {"tables": tuple(tables)}
 
     def _read_dead_letters(self) -> dict[str, Any]:

@@ -85,6 +85,11 @@ class SinkStatus:
     last_answers: dict[str, int] = field(default_factory=dict)
 
     @property
+    def key(self) -> str:
+        """Return ROUTE/SINK."""
+        return f"{self.route}/{self.sink}"
+
+    @property
     def trouble(self) -> str:
         """Return why the sink cannot send; empty if nothing is known to be wrong."""
         return "its API does not work, the circuit is open" if self.circuit_open else self.waits
@@ -270,6 +275,11 @@ class StreamSnapshot:
         """Return how many records of the source are still to be processed; None if that is not known."""
         known = [partition.lag for partition in self.partitions if partition.lag is not None]
         return sum(known) if known else None
+
+    @property
+    def blocked(self) -> dict[str, str]:
+        """Return why tables cannot be written."""
+        return {table.table: table.blocked for table in self.tables if table.blocked}
 
     @property
     def place(self) -> str:

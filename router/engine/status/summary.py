@@ -145,7 +145,7 @@ def _summary(config: Config, status: dict[str, Any], address: str | None) -> Str
         unread=[f"{subject}: {cause}" for subject, cause in status["unread"].items()],
     )
     for finding in status["findings"]:
-        summary.findings.append(StreamFinding(finding["severity"], finding["text"], finding["command"]))
+        summary.findings.append(StreamFinding(**finding))
     for table in status["tables"]:
         if table["committer"] is not None:
             summary.committers[table["table"]] = table["committer"]
