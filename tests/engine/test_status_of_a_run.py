@@ -127,7 +127,7 @@ def test_a_view_that_fails_ends_a_run_with_1_and_stays_seen(folder: Path, spark:
         run(loaded, registry, spark)
     assert failed.value.exit_code == 1
 
-    counts, well = stream_summary(loaded.config, "games.yaml").views
+    counts, well = stream_summary(loaded.config, "games.yaml")["views"]
     assert "nothing" in counts["failed"]
     assert (well["failed"], well["rows"]) == ("", 1)
     listed = CliRunner().invoke(commands, ["views", str(file)]).output

@@ -25,9 +25,10 @@ from router.engine.status.snapshot import (
     SinkStatus,
     StreamSnapshot,
     TableStatus,
+    ViewStatus,
     Warned,
 )
-from router.engine.status.view_notes import unmade_view, with_note
+from router.engine.status.view_notes import with_note
 from router.errors import printable
 from router.stages import Stage
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from router.delta.commit import TableCommit
     from router.engine.checkpoint_store import Manifest
     from router.engine.commit.committers import Committer
-    from router.engine.status.snapshot import DeadLetterSample, ExpectationStatus, State, ViewStatus
+    from router.engine.status.snapshot import DeadLetterSample, ExpectationStatus, State
     from router.engine.views.note import Note
 
 _ANSWER_SECONDS = 60.0
@@ -134,7 +135,7 @@ class StatusBoard(logging.Handler):
     def configured(self, config: Config) -> None:
         """Note the views and expectations of a configuration: they are shown before anything is known of them."""
         with self._guard:
-            self._views = {view.name: unmade_view(view) for view in config.views}
+            self._views = {view.name: ViewStatus(view.name, view.into) for view in config.views}
             self._expectations = without_counts(config)
 
     def enter(self, state: State, cause: str = "") -> None:

@@ -46,11 +46,6 @@ class StreamFinding:
     command: str = ""
     places: tuple[str, ...] = ()
 
-    @property
-    def line(self) -> str:
-        """Return text and command."""
-        return f"{self.text}  $ {self.command}" if self.command else self.text
-
 
 def findings(snapshot: StreamSnapshot, file: str, stuck_after: float, now: float) -> tuple[StreamFinding, ...]:
     """Return what is wrong, the worst first; `file` is the configuration, `stuck_after` is in seconds."""
@@ -99,6 +94,11 @@ def findings(snapshot: StreamSnapshot, file: str, stuck_after: float, now: float
     for subject, cause in snapshot.unread.items():
         found.append(StreamFinding("look", "unread", f"{subject} cannot be read: {cause}", f"router doctor {file}"))
     return tuple(found)
+
+
+def line_of(text: str, command: str) -> str:
+    """Return a finding in one line."""
+    return f"{text}  $ {command}" if command else text
 
 
 def overdue(lag: int | None, ended: float | None, max_age: float, file: str, now: float) -> tuple[StreamFinding, ...]:

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from router.config.models import Config
-    from router.delta.lake import Lake
 
 _SHORTEST_PAUSE = 10.0
 _PAUSE_PER_SECOND = 20.0
@@ -65,6 +64,7 @@ class LakeBoard(BackgroundThread):
         super().__init__("lake reader")
         self.config = config
         self.brief = brief
+        self._lake, self._checkpoint = lake_and_checkpoint(config)
         self._snapshot = StreamSnapshot(config.name, installed_version(), "down", since=0.0, started=0.0)
 
     def __enter__(self) -> Self:
@@ -108,14 +108,6 @@ class LakeBoard(BackgroundThread):
         warnings = tuple(Warned(now, "warning", f"{subject} cannot be read: {unread[subject]}") for subject in unread)
         # What cannot be read now stays as it was.
         self._snapshot = replace(self._snapshot, warnings=warnings, unread=unread, **fields)
-
-    @property
-    def _lake(self) -> Lake:
-        return lake_and_checkpoint(self.config)[0]
-
-    @property
-    def _checkpoint(self) -> Lake:
-        return lake_and_checkpoint(self.config)[1]
 
     def _read_lock(self) -> dict[str, Any]:
         if is_run_active(self._checkpoint):

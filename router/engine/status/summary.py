@@ -6,65 +6,36 @@ Without Spark. A stream with a server is asked; of any other, running or not, `L
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import requests
 
 from router.config.models import Ui, interval
 from router.engine.status.events import status_text
-from router.engine.status.findings import StreamFinding
 from router.engine.status.lake_board import LakeBoard
+from router.engine.status.snapshot import StreamSnapshot
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from router.config.models import Config
 
+_BLANK = vars(StreamSnapshot("", "", "down", since=0.0, started=0.0))
+"""Fields that a stream of an older version may not have."""
 _ANSWER_SECONDS = 3.0
 """Time limit for the answer of a stream; it gives one from memory."""
 
 
-@dataclass
-class StreamSummary:
-    """A stream at a glance. Times are in seconds since 1970; what is not known is None.
+StreamSummary = dict[str, Any]
+"""A stream at a glance, as `router status --json` has it. Times are in seconds since 1970; what is not known is None.
 
-    `source` is `stream` if the stream itself has answered, at `address`, else `lake`. `state` is one of a
-    `StreamSnapshot`. `dead_letters` are by stage since the start of the stream, or of the last batch by
-    what refused them. `committers` has what commits to each table, which only the stream itself reports; `views` and
-    `expectations` are those of a `StreamSnapshot`, as JSON has them. `waiting_sinks` says by
-    ROUTE/SINK why a sink's batch failed and is tried again. `held_topics` were deleted and created again. `unread` says
-    what could not be read, and why; `findings` what is wrong.
-    """
-
-    name: str
-    source: str
-    state: str
-    cause: str = ""
-    since: float | None = None
-    address: str | None = None
-    step: str = ""
-    batch: int | None = None
-    batch_ended: float | None = None
-    batch_records: int | None = None
-    progress: float | None = None
-    lag: int | None = None
-    lag_read: float | None = None
-    newest_record: float | None = None
-    tables: int | None = None
-    blocked: dict[str, str] = field(default_factory=dict)
-    committers: dict[str, str] = field(default_factory=dict)
-    views: list[dict[str, Any]] = field(default_factory=list)
-    expectations: list[dict[str, Any]] = field(default_factory=list)
-    dead_letters: dict[str, int] = field(default_factory=dict)
-    quarantined: dict[str, int] = field(default_factory=dict)
-    quarantined_since: float | None = None
-    outboxes: dict[str, int] = field(default_factory=dict)
-    outbox_since: float | None = None
-    open_circuits: list[str] = field(default_factory=list)
-    waiting_sinks: dict[str, str] = field(default_factory=dict)
-    warning: str = ""
-    held_topics: tuple[str, ...] = ()
-    unread: list[str] = field(default_factory=list)
-    findings: list[StreamFinding] = field(default_factory=list)
+`source` is `stream` if the stream itself has answered, at `address`, else `lake`. `dead_letters` are by stage since the
+start of the stream, or of the last batch by what refused them. `committers` has what commits to each table, and
+`tables` the number of those that got rows: only the stream itself reports both. `waiting_sinks` says by ROUTE/SINK why
+a sink's batch failed and is tried again. All else is as a `StreamSnapshot` has it.
+"""
 
 
 def age(moment: float, now: float) -> str:
@@ -77,18 +48,28 @@ def age(moment: float, now: float) -> str:
 
 
 def stream_summary(config: Config, file: str) -> StreamSummary:
-    """Return how the stream of a configuration is: what it answers, or what its lake says.
+    """Return how the stream of a configuration is at a glance: by what it answers, or by what its lake says.
 
     `file` is the configuration as a user would type it.
     """
     answer = ask_stream(config)
     # A stream that has ended answers for as long as its process lives.
     if answer is not None and answer.status["state"] != "ended":
-        return _summary(config, answer.status, answer.address)
+        letters: Counter[str] = Counter()
+        for cause in answer.status["dead_letters"]:
+            letters[cause["stage"]] += cause["count"]
+        of_stream = {"source": "stream", "address": answer.address, "tables": len(answer.status["tables"])}
+        return {**_summary(answer.status), **of_stream, "dead_letters": dict(letters)}
     board = LakeBoard(config, brief=True)
     board.read()
     stuck_after = interval((config.ui or Ui()).stuck_after).total_seconds()
-    return _summary(config, json.loads(status_text(board.snapshot(), file, stuck_after)), None)
+    status = json.loads(status_text(board.snapshot(), file, stuck_after))
+    summary = {**_summary(status), "source": "lake", "address": None, "tables": None, "dead_letters": {}}
+    if status["batches"]:
+        summary["dead_letters"] = _refused(config, status["batches"][0])
+    else:
+        summary["batch"] = status["batch"]
+    return summary
 
 
 @dataclass(frozen=True)
@@ -118,7 +99,7 @@ def ask_stream(config: Config) -> StreamAnswer | None:
             return None
     if not isinstance(status, dict) or status.get("query") != config.name:
         return None
-    return StreamAnswer(status, address)
+    return StreamAnswer({**_BLANK, **status}, address)
 
 
 def as_authority(host: str, port: int) -> str:
@@ -126,66 +107,45 @@ def as_authority(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _summary(config: Config, status: dict[str, Any], address: str | None) -> StreamSummary:
-    """Return the summary of a status in the form of `/api/status`; without an address it is that of a lake."""
-    summary = StreamSummary(
-        status["query"],
-        "lake" if address is None else "stream",
-        status["state"],
-        cause=status["cause"],
-        # What a lake does not say is 0 there.
-        since=status["since"] or None,
-        address=address,
-        progress=status["progress"] or None,
-        lag=status["lag"],
-        blocked={table["table"]: table["blocked"] for table in status["tables"] if table["blocked"]},
-        views=status["views"],
-        expectations=status["expectations"],
-        held_topics=tuple(status["held_topics"]),
-        unread=[f"{subject}: {cause}" for subject, cause in status["unread"].items()],
-    )
-    for finding in status["findings"]:
-        summary.findings.append(StreamFinding(**finding))
-    for table in status["tables"]:
-        if table["committer"] is not None:
-            summary.committers[table["table"]] = table["committer"]
-    if status["step"]:
-        summary.step = f"batch {status['batch']}, {status['step']}"
-    last = status["batches"][0] if status["batches"] else None
-    if last is not None:
-        summary.batch = last["batch"]
-        summary.batch_ended = last["ended"]
-        summary.batch_records = last["read"]
-    # The lag is as old as the oldest answer about a partition.
-    times = [partition["read"] for partition in status["partitions"] if partition["read"] is not None]
-    summary.lag_read = min(times, default=None)
-    if status["freshness"] is not None:
-        summary.newest_record = status["freshness"]["newest"]
-    if address is not None:
-        summary.tables = len(status["tables"])
-        for letters in status["dead_letters"]:
-            stage = letters["stage"]
-            summary.dead_letters[stage] = summary.dead_letters.get(stage, 0) + letters["count"]
-    elif last is not None:
-        summary.dead_letters = _refused(config, last)
-    else:
-        summary.batch = status["batch"]
+def _summary(status: Mapping[str, Any]) -> StreamSummary:
+    """Return what a summary takes from a status in the form of `/api/status`, whoever has reported it."""
+    last = status["batches"][0] if status["batches"] else {}
+    freshness = status["freshness"] or {}
+    sinks = {f"{sink['route']}/{sink['sink']}": sink for sink in status["sinks"]}
+    backlogs = {key: sink for key, sink in sinks.items() if sink["backlog"] > 0}
+    quarantined: Counter[str] = Counter()
     for waiting in status["quarantined"]:
-        table = waiting["table"]
-        summary.quarantined[table] = summary.quarantined.get(table, 0) + waiting["rows"]
-        summary.quarantined_since = _older(summary.quarantined_since, waiting["oldest"])
-    for sink in status["sinks"]:
-        key = f"{sink['route']}/{sink['sink']}"
-        if sink["backlog"] > 0:
-            summary.outboxes[key] = sink["backlog"]
-            summary.outbox_since = _older(summary.outbox_since, sink["oldest"])
-        if sink["circuit_open"]:
-            summary.open_circuits.append(key)
-        if sink["waits"]:
-            summary.waiting_sinks[key] = sink["waits"]
-    if status["warnings"]:
-        summary.warning = status["warnings"][0]["message"]
-    return summary
+        quarantined[waiting["table"]] += waiting["rows"]
+    return {
+        "name": status["query"],
+        "state": status["state"],
+        "cause": status["cause"],
+        # What a lake does not say is 0 there.
+        "since": status["since"] or None,
+        "step": f"batch {status['batch']}, {status['step']}" if status["step"] else "",
+        "batch": last.get("batch"),
+        "batch_ended": last.get("ended"),
+        "batch_records": last.get("read"),
+        "progress": status["progress"] or None,
+        "lag": status["lag"],
+        # The lag is as old as the oldest answer about a partition.
+        "lag_read": _oldest(status["partitions"], "read"),
+        "newest_record": freshness.get("newest"),
+        "blocked": {table["table"]: table["blocked"] for table in status["tables"] if table["blocked"]},
+        "committers": {table["table"]: table["committer"] for table in status["tables"] if table.get("committer")},
+        "views": status["views"],
+        "expectations": status["expectations"],
+        "quarantined": dict(quarantined),
+        "quarantined_since": _oldest(status["quarantined"], "oldest"),
+        "outboxes": {key: sink["backlog"] for key, sink in backlogs.items()},
+        "outbox_since": _oldest(backlogs.values(), "oldest"),
+        "open_circuits": [key for key, sink in sinks.items() if sink["circuit_open"]],
+        "waiting_sinks": {key: sink["waits"] for key, sink in sinks.items() if sink.get("waits")},
+        "warning": status["warnings"][0]["message"] if status["warnings"] else "",
+        "held_topics": status["held_topics"],
+        "unread": [f"{subject}: {cause}" for subject, cause in status["unread"].items()],
+        "findings": status["findings"],
+    }
 
 
 def _refused(config: Config, batch: dict[str, Any]) -> dict[str, int]:
@@ -197,6 +157,6 @@ def _refused(config: Config, batch: dict[str, Any]) -> dict[str, int]:
     return {outcome: count for outcome, count in counts.items() if count}
 
 
-def _older(first: float | None, second: float | None) -> float | None:
-    known = [moment for moment in (first, second) if moment is not None]
-    return min(known, default=None)
+def _oldest(parts: Iterable[Mapping[str, Any]], name: str) -> float | None:
+    """Return the first of the times of a name that are known."""
+    return min((part[name] for part in parts if part[name] is not None), default=None)

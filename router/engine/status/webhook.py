@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 import time
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -17,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import requests
 
-from router.engine.status.findings import findings, join_names
+from router.engine.status.background import BackgroundThread
+from router.engine.status.findings import findings, join_names, line_of
 from router.errors import first_line, printable
 
 if TYPE_CHECKING:
@@ -52,23 +52,26 @@ def failures_reported(config: Config, board: StatusBoard, file: str = "FILE") ->
     if config.on_failure is None or config.debug:
         yield
         return
-    webhook = FailureWebhook(config.on_failure.webhook.get_secret_value(), board, file)
-    webhook.start()
-    try:
-        yield
-    except Exception as error:
-        webhook.stop(error)
-        raise
-    except BaseException:  # by order, such as Ctrl-C
-        webhook.stop()
-        raise
-    webhook.stop()
+    with FailureWebhook(config.on_failure.webhook.get_secret_value(), board, file) as webhook:
+        try:
+            yield
+        except Exception as error:  # and not what ends a stream by order, such as Ctrl-C
+            webhook.error = error
+            raise
 
 
-class FailureWebhook:
-    """The address that hears of the changes of one stream, and the thread that sends them."""
+class FailureWebhook(BackgroundThread):
+    """The address that hears of the changes of one stream, and the thread that sends them. Use it as a context.
+
+    At its end it reports `error`, if one ends the stream, within the time limit of a POST.
+    """
+
+    # The POST of a change may be under way, and that of the error follows it.
+    closing_seconds = 2 * (POST_SECONDS + _LOOK_SECONDS)
 
     def __init__(self, url: str, board: StatusBoard, file: str) -> None:
+        super().__init__("webhook")
+        self.error: Exception | None = None
         self._url = url
         self._board = board
         self._file = file
@@ -79,28 +82,14 @@ class FailureWebhook:
         self._seen: dict[tuple[Reported, str], float] = {}
         """When each of them was last seen."""
         self._fails = False
-        self._ended = threading.Event()
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="webhook", daemon=True)
-
-    def start(self) -> None:
-        """Report from now on."""
-        self._thread.start()
-
-    def stop(self, error: BaseException | None = None) -> None:
-        """Report the error that ends the stream, if one does, and end the thread: within the time limit of a POST."""
-        self._error = error
-        self._ended.set()
-        # The POST of a change may be under way, and that of the error follows it.
-        self._thread.join(2 * (POST_SECONDS + _LOOK_SECONDS))
 
     def _run(self) -> None:
         while not self._ended.wait(_LOOK_SECONDS):
             self._look(self._board.snapshot())
         snapshot = self._board.snapshot()
         self._look(snapshot, ends=True)
-        if self._error is not None:
-            cause = printable(first_line(self._error))
+        if self.error is not None:
+            cause = printable(first_line(self.error))
             self._report(replace(snapshot, state="failed", cause=cause), "failed", "stopped", {"": cause})
 
     def _look(self, snapshot: StreamSnapshot, *, ends: bool = False) -> None:
@@ -180,7 +169,7 @@ def message_of(
         cause = f"sinks that can send again: {join_names(names)}"
     elif kind != "sink" and event != "recovered":
         cause = troubles[""]
-    text = join_names([finding.line for finding in found]) or cause or join_names(names)
+    text = join_names([line_of(finding.text, finding.command) for finding in found]) or cause or join_names(names)
     return {
         "query": snapshot.query,
         "event": event,
