@@ -26,11 +26,11 @@ def serve_page(config: Config, file: Path, address: str) -> None:
     """
     from router.engine.status.lake_board import LakeBoard
     from router.engine.status.server import StatusServer
-    from router.engine.status.summary import as_authority, summary_of_server
+    from router.engine.status.summary import as_authority, ask_stream
 
-    summary = summary_of_server(config)
-    if summary is not None:
-        click.echo(f"{config.name} runs, and shows itself at http://{summary.address}/")
+    answer = ask_stream(config)
+    if answer is not None:
+        click.echo(f"{config.name} runs, and shows itself at http://{answer.address}/")
         return
     options = ui_at(config.ui, address, "--page") if address else config.ui or Ui()
     graph = graph_of(config, NO_COUNTS).document()

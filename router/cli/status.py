@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 TIME_FIELDS = ("since", "batch_ended", "progress", "lag_read", "newest_record", "quarantined_since", "outbox_since")
 PART_TIMES = {"views": ("refreshed", "checked", "failed_since"), "expectations": ("last",)}
 """Times in each of the parts of a list."""
+EXIT_CODES = {"look": 1, "act": 2}
+"""Exit codes by the severity of the worst finding."""
 
 
 @click.command(short_help="Show the state of a stream in a dozen lines, and as an exit code.")
@@ -55,34 +57,33 @@ def status(
     (it waits, a table cannot be written, rows are quarantined, an API is unavailable); 2: it is down, has failed or is
     stuck, or --max-age is over. Needs no Spark.
     """
+    from router.engine.status.findings import line_of, overdue
     from router.engine.status.summary import stream_summary
 
     config = load(file, load_registry(plugin_files)).config
     if page is not None:
         serve_page(config, file, page)
         return
-    summary = stream_summary(config)
+    summary = stream_summary(config, str(file))
     now = time.time()
-    down = summary.is_down(config, max_age, now)
-    troubles = summary.troubles()
+    if max_age is not None:
+        late = overdue(summary["lag"], summary["batch_ended"], max_age.total_seconds(), str(file), now)
+        summary["findings"][:0] = map(asdict, late)
     # Cron knows by the code whether to wake a person: 2 for what is down, whatever else is wrong.
-    code = int(bool(troubles))
-    reasons = troubles
-    if down:
-        code = 2
-        reasons = [down, *troubles]
+    code = max((EXIT_CODES[finding["severity"]] for finding in summary["findings"]), default=0)
     if as_json:
-        show_json(_document(summary, code, reasons))
+        show_json(_document(summary, code))
     else:
         click.echo(printable(_headline(summary, now)))
-        sentences = [("why", "; ".join(reasons) or "all is well"), *_sentences(summary, now)]
-        lines = [(name, printable(sentence)) for name, sentence in sentences]
-        show_sentences(lines)
+        reasons = [line_of(finding["text"], finding["command"]) for finding in summary["findings"]] or ["all is well"]
+        sentences = [*(("why", reason) for reason in reasons), *_sentences(summary, now)]
+        show_sentences([(name, printable(sentence)) for name, sentence in sentences])
     raise SystemExit(code)
 
 
-def _document(summary: StreamSummary, code: int, reasons: list[str]) -> dict[str, Any]:
-    document: dict[str, Any] = {**asdict(summary), "exit_code": code, "why": reasons}
+def _document(summary: StreamSummary, code: int) -> dict[str, Any]:
+    why = [finding["text"] for finding in summary["findings"]]
+    document: dict[str, Any] = {**summary, "exit_code": code, "why": why}
     for name in TIME_FIELDS:
         document[name] = _as_datetime(document[name])
     for parts, names in PART_TIMES.items():
@@ -101,19 +102,19 @@ def _as_datetime(moment: float | None) -> datetime | None:
 
 
 def _headline(summary: StreamSummary, now: float) -> str:
-    state = summary.state
-    if summary.since is not None and state != "running":
-        state = f"{state} for {_age(summary.since, now)}"
-    if summary.step:
-        state = f"{state}, {summary.step}"
-    return f"{summary.name}: {state}"
+    state = summary["state"]
+    if summary["since"] is not None and state != "running":
+        state = f"{state} for {_age(summary['since'], now)}"
+    if summary["step"]:
+        state = f"{state}, {summary['step']}"
+    return f"{summary['name']}: {state}"
 
 
 def _sentences(summary: StreamSummary, now: float) -> list[tuple[str, str]]:
     """Return what is known, a line for each subject; always the same ones."""
     newest = "-"
-    if summary.newest_record is not None:
-        newest = f"{_age(summary.newest_record, now)} old"
+    if summary["newest_record"] is not None:
+        newest = f"{_age(summary['newest_record'], now)} old"
     return [
         ("seen by", _witness(summary)),
         ("last batch", _last_batch(summary, now)),
@@ -124,13 +125,13 @@ def _sentences(summary: StreamSummary, now: float) -> list[tuple[str, str]]:
         ("quarantine", _quarantine(summary, now)),
         ("outboxes", _outboxes(summary, now)),
         ("views", _views(summary, now)),
-        ("warning", summary.warning or "-"),
+        ("warning", summary["warning"] or "-"),
     ]
 
 
 def _witness(summary: StreamSummary) -> str:
-    if summary.source == "stream":
-        return f"the stream, at {summary.address}"
+    if summary["source"] == "stream":
+        return f"the stream, at {summary['address']}"
     return "lake and checkpoint; start with `--ui`, or `ui`, to see what the stream does now"
 
 
@@ -141,38 +142,38 @@ def _age(moment: float, now: float) -> str:
 
 
 def _last_batch(summary: StreamSummary, now: float) -> str:
-    if summary.batch is None or summary.batch_ended is None:
+    if summary["batch"] is None or summary["batch_ended"] is None:
         return "none yet"
-    return f"{summary.batch}, {_age(summary.batch_ended, now)} ago, {summary.batch_records or 0:,} records"
+    return f"{summary['batch']}, {_age(summary['batch_ended'], now)} ago, {summary['batch_records'] or 0:,} records"
 
 
 def _lag(summary: StreamSummary, now: float) -> str:
-    if summary.lag is None:
+    if summary["lag"] is None:
         return "-"
-    if summary.lag_read is None:
-        return f"{summary.lag:,} records"
-    return f"{summary.lag:,} records, {_age(summary.lag_read, now)} ago"
+    if summary["lag_read"] is None:
+        return f"{summary['lag']:,} records"
+    return f"{summary['lag']:,} records, {_age(summary['lag_read'], now)} ago"
 
 
 def _tables(summary: StreamSummary) -> str:
     from router.engine.status.findings import join_names
 
     text = "-"
-    if summary.tables is not None:
-        text = f"{summary.tables:,} got rows since the start"
-    if not summary.blocked:
+    if summary["tables"] is not None:
+        text = f"{summary['tables']:,} got rows since the start"
+    if not summary["blocked"]:
         return text
-    causes = [f"{table} ({cause})" for table, cause in sorted(summary.blocked.items())]
+    causes = [f"{table} ({cause})" for table, cause in sorted(summary["blocked"].items())]
     return f"{text}; cannot be written: {join_names(causes)}; see `router tables FILE`"
 
 
 def _dead_letters(summary: StreamSummary) -> str:
     since = "in the last batch"
-    if summary.source == "stream":
+    if summary["source"] == "stream":
         since = "since the start"
-    if not summary.dead_letters:
+    if not summary["dead_letters"]:
         return f"none {since}"
-    by_cause = ", ".join(f"{count:,} {cause}" for cause, count in sorted(summary.dead_letters.items()))
+    by_cause = ", ".join(f"{count:,} {cause}" for cause, count in sorted(summary["dead_letters"].items()))
     # The table of dead letters has a row for each sink that refused a record: the counts are those of its rows.
     return f"{by_cause} {since}, one for each sink that refuses a record; see `router dead-letters FILE`"
 
@@ -180,20 +181,20 @@ def _dead_letters(summary: StreamSummary) -> str:
 def _quarantine(summary: StreamSummary, now: float) -> str:
     from router.engine.status.findings import join_names
 
-    if not summary.quarantined:
+    if not summary["quarantined"]:
         return "no rows"
-    tables = [f"{table} ({rows:,} rows)" for table, rows in sorted(summary.quarantined.items())]
+    tables = [f"{table} ({rows:,} rows)" for table, rows in sorted(summary["quarantined"].items())]
     since = ""
-    if summary.quarantined_since is not None:
-        since = f"; the oldest record is {_age(summary.quarantined_since, now)} old"
+    if summary["quarantined_since"] is not None:
+        since = f"; the oldest record is {_age(summary['quarantined_since'], now)} old"
     return f"{join_names(tables)}{since}; see `router quarantine list FILE`"
 
 
 def _views(summary: StreamSummary, now: float) -> str:
     """Return which views fail, since when, and why the first of them does."""
-    failed = [view for view in summary.views if view["failed"]]
+    failed = [view for view in summary["views"] if view["failed"]]
     if not failed:
-        return "all could be refreshed" if summary.views else "-"
+        return "all could be refreshed" if summary["views"] else "-"
     since = failed[0].get("failed_since")
     text = failed[0]["failed"]
     if since is not None:
@@ -206,10 +207,10 @@ def _views(summary: StreamSummary, now: float) -> str:
 def _outboxes(summary: StreamSummary, now: float) -> str:
     from router.engine.status.findings import join_names
 
-    if not summary.outboxes:
+    if not summary["outboxes"]:
         return "no rows"
-    sinks = [f"{sink} ({rows:,} rows)" for sink, rows in sorted(summary.outboxes.items())]
+    sinks = [f"{sink} ({rows:,} rows)" for sink, rows in sorted(summary["outboxes"].items())]
     since = ""
-    if summary.outbox_since is not None:
-        since = f"; the oldest came {_age(summary.outbox_since, now)} ago"
+    if summary["outbox_since"] is not None:
+        since = f"; the oldest came {_age(summary['outbox_since'], now)} ago"
     return f"{join_names(sinks)}{since}"

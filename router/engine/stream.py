@@ -50,7 +50,7 @@ from router.engine.start.missing_topics import NO_TOPIC, refuse_missing_topics, 
 from router.engine.start.run_lock import alone
 from router.engine.start.spark_checkpoint import CheckpointMending, refuse_left_topics
 from router.engine.start.spark_needs import spark_needs
-from router.engine.status.api_states import api_states_noted
+from router.engine.status.api_states import ApiStates
 from router.engine.status.board import StatusBoard
 from router.engine.status.webhook import failures_reported
 from router.engine.stream_destination import stream_batches
@@ -123,7 +123,7 @@ def run(
     options = options or RunOptions()
     status = options.status = options.status or StatusBoard(loaded.config.name)
     status.configured(loaded.config)
-    with api_states_noted(loaded.config, status), failures_reported(loaded.config, status):
+    with ApiStates(loaded.config, status), failures_reported(loaded.config, status, str(loaded.path)):
         return _run_with_status(loaded, registry, spark, options, status)
 
 

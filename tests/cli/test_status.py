@@ -119,7 +119,11 @@ def test_what_somebody_should_look_at_is_the_exit_code_1(run: Run, board: Status
     assert done.exit_code == 1
     document = json.loads(done.output)
     assert (document["state"], document["source"], document["exit_code"]) == ("running", "stream", 1)
-    assert document["why"] == ["12 rows are quarantined", "the circuit of games/rest is open"]
+    assert document["why"] == [finding["text"] for finding in document["findings"]]
+    assert [finding["command"] for finding in document["findings"]] == [
+        "router quarantine list FILE",
+        "router doctor FILE",
+    ]
     assert document["quarantined"] == {"silver.uno": 12}
     assert document["outboxes"] == {"games/rest": 30}
     assert document["dead_letters"] == {"schema": 3}
@@ -155,10 +159,10 @@ def test_a_wait_and_a_failure_are_told_apart(run: Run, board: StatusBoard) -> No
     """Without it a broker that is restarted wakes somebody up, or a dead stream nobody."""
     board.enter("waiting", "no broker answers")
     done = run()
-    assert (done.exit_code, "it waits: no broker answers" in done.output) == (1, True)
+    assert (done.exit_code, "continues by itself: no broker answers  $ router doctor" in done.output) == (1, True)
     board.enter("failed", "the batch does not balance")
     done = run()
-    assert (done.exit_code, "it has failed: the batch does not balance" in done.output) == (2, True)
+    assert (done.exit_code, "has failed: the batch does not balance" in done.output) == (2, True)
 
 
 def test_a_stream_that_makes_no_step_is_down(run: Run, board: StatusBoard, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +170,7 @@ def test_a_stream_that_makes_no_step_is_down(run: Run, board: StatusBoard, monke
     now = time.time()
     monkeypatch.setattr("router.cli.status.time.time", lambda: now + 601)
     done = run()
-    assert (done.exit_code, "no step for 10 min" in done.output) == (2, True)
+    assert (done.exit_code, "No step for 10 min" in done.output) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -196,6 +200,14 @@ def test_a_stream_of_another_name_is_not_taken_for_it(run: Run, tmp_path: Path, 
     file.write_text(file.read_text().replace("name: games\n", "name: others\n", 1))
     done = run()
     assert (done.exit_code, done.output.splitlines()[0]) == (2, "others: down")
+
+
+def test_a_stream_that_has_ended_is_down(run: Run, board: StatusBoard) -> None:
+    """Without it a stream that a signal has stopped looks well for as long as its process takes to end."""
+    board.enter("ended")
+    document = json.loads(run("--json").output)
+    assert (document["source"], document["state"], document["exit_code"]) == ("lake", "down", 2)
+    assert document["findings"][0]["command"] == "router run games.yaml"
 
 
 def test_a_stream_that_is_down_has_left_what_it_did(run: Run, checkpoint: Lake) -> None:
@@ -236,6 +248,8 @@ def test_what_cannot_be_read_is_named(run: Run, checkpoint: Lake, tmp_path: Path
     checkpoint.write("spark/metadata", b"{")
     document = json.loads(run("--json").output)
     assert document["unread"][0].startswith("checkpoint: ")
+    (finding,) = [finding for finding in document["findings"] if "checkpoint" in finding["text"]]
+    assert (finding["severity"], finding["command"]) == ("look", "router doctor games.yaml")
     assert document["exit_code"] == 2
 
 
@@ -304,7 +318,7 @@ def test_views_and_what_is_expected_are_in_the_document(run: Run, board: StatusB
 
     board.view_failed("sessions", "no column a")
     done = run()
-    assert (done.exit_code, "views that cannot be refreshed: sessions" in done.output) == (1, True)
+    assert (done.exit_code, "Views that cannot be refreshed: sessions" in done.output) == (1, True)
 
 
 def test_a_lake_says_how_views_were_left(run: Run, checkpoint: Lake, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from router.engine import ledger
 from router.engine.audit.verify import verify_tables
 from router.engine.merge.backlog import BacklogStore
 from router.engine.merge.coordinator import MergeCoordinator
-from router.engine.status.summary import summary_of_lake
+from router.engine.status.summary import stream_summary
 from router.registry import load_registry
 from router_decoders import Json
 from router_sinks import Upsert
@@ -166,7 +166,8 @@ def test_a_drained_run_says_that_rows_wait(tmp_path: Path) -> None:
     for tables in (("all", "p"), ()):
         done = run()
         assert done.returncode == (1 if tables else 0), done.stderr
-        assert summary_of_lake(config).blocked.keys() == {f"silver.{table}" for table in tables}, done.stderr
+        blocked = stream_summary(config, "games.yaml")["blocked"]
+        assert blocked.keys() == {f"silver.{table}" for table in tables}, done.stderr
         wrong = {audit.table for audit in verify_tables(config) if any("rows wait" in what for what in audit.wrong)}
         assert wrong == {f"silver.{table}" for table in tables}
         if tables:

@@ -27,7 +27,7 @@ from router.engine.label.layout import DEAD_SCHEMA, QUARANTINE_COLUMNS
 from router.engine.ledger import SCHEMA as LEDGER
 from router.engine.source import kafka_client
 from router.engine.status import board as board_module
-from router.engine.status.api_states import api_states_noted
+from router.engine.status.api_states import ApiStates
 from router.engine.status.board import StatusBoard
 from router.engine.status.file_reader import StatusFileReader
 from router.engine.status.server import StatusServer
@@ -191,7 +191,7 @@ def test_the_state_of_an_api_is_asked(board: StatusBoard, config: Config, monkey
     monkeypatch.setattr("router.engine.status.api_states._LOOK_SECONDS", 0.02)
     answer: list[ApiState | None] = [None]
     monkeypatch.setattr("router_rest.rate_limit.server.api_state", lambda limit: answer[0])
-    with api_states_noted(config, board):
+    with ApiStates(config, board):
         assert board.snapshot().sinks == (), "nothing was sent yet"
         answer[0] = ApiState(True, 0.75)
         deadline = time.monotonic() + 20

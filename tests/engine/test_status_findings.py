@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from router.engine.status.findings import findings
+from router.engine.status.findings import findings, overdue
 from router.engine.status.snapshot import QuarantineStatus, SinkStatus, StreamSnapshot, TableStatus, ViewStatus
 
 NOW = 10_000.0
@@ -39,8 +39,9 @@ def test_a_stream_that_is_well_has_none(state: str) -> None:
         ("running", {"sinks": (SinkStatus("r", "api", circuit_open=True),)}, ("look", "router doctor games.yaml")),
         ("running", {"views": (ViewStatus("v", "gold.v", failed="gone"),)}, ("look", "router views games.yaml")),
         ("running", {"held_topics": ("uno",)}, ("look", "")),
+        ("running", {"unread": {"ledger": "it is damaged"}}, ("look", "router doctor games.yaml")),
     ],
-    ids=["failed", "down", "stuck", "waiting", "blocked", "quarantined", "circuit", "view", "topic"],
+    ids=["failed", "down", "stuck", "waiting", "blocked", "quarantined", "circuit", "view", "topic", "unread"],
 )
 def test_what_is_wrong_has_the_next_step(state: str, fields: dict[str, Any], expected: tuple[str, str]) -> None:
     """Without it an operator knows that something is wrong, and not what to type."""
@@ -50,6 +51,17 @@ def test_what_is_wrong_has_the_next_step(state: str, fields: dict[str, Any], exp
 def test_a_lake_does_not_say_when_a_stream_made_a_step() -> None:
     """Without it each stream without a page is stuck since 1970."""
     assert found(progress=0.0) == []
+
+
+@pytest.mark.parametrize(
+    ("lag", "ended", "is_overdue"),
+    [(0, None, False), (None, None, True), (9, NOW - 300, False), (9, NOW - 301, True), (None, NOW - 301, True)],
+    ids=["no record", "nothing known", "in time", "late", "lag unknown"],
+)
+def test_a_batch_is_overdue_if_records_wait(lag: int | None, ended: float | None, is_overdue: bool) -> None:
+    """Without it cron wakes somebody up because nobody plays at night, or nobody while nothing is known."""
+    found = [(finding.severity, finding.command) for finding in overdue(lag, ended, 300.0, "games.yaml", NOW)]
+    assert found == ([("act", "router doctor games.yaml")] if is_overdue else [])
 
 
 def test_the_command_can_be_pasted_into_a_shell() -> None:

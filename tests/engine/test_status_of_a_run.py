@@ -14,7 +14,7 @@ from confluent_kafka import Producer
 from router.cli import commands
 from router.config.loader import load
 from router.engine.status.board import StatusBoard
-from router.engine.status.summary import summary_of_lake
+from router.engine.status.summary import stream_summary
 from router.engine.stream import RunOptions, run
 from router.errors import RouterError, ViewError
 from router.registry import load_registry
@@ -127,13 +127,13 @@ def test_a_view_that_fails_ends_a_run_with_1_and_stays_seen(folder: Path, spark:
         run(loaded, registry, spark)
     assert failed.value.exit_code == 1
 
-    counts, well = summary_of_lake(loaded.config).views
+    counts, well = stream_summary(loaded.config, "games.yaml")["views"]
     assert "nothing" in counts["failed"]
     assert (well["failed"], well["rows"]) == ("", 1)
     listed = CliRunner().invoke(commands, ["views", str(file)]).output
     assert "nothing" in listed
     shown = CliRunner().invoke(commands, ["status", str(file)]).output
-    assert "views that cannot be refreshed: counts" in shown
+    assert "Views that cannot be refreshed: counts" in shown
     assert "nothing" in shown
 
 

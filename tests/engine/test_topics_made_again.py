@@ -17,7 +17,8 @@ from confluent_kafka.admin import AdminClient
 
 from router import StartError
 from router.config.loader import Loaded, load
-from router.engine.status.summary import summary_of_lake
+from router.engine.status.findings import findings
+from router.engine.status.lake_board import LakeBoard
 from router.engine.stream import RunOptions, run
 from router.registry import load_registry
 
@@ -100,9 +101,12 @@ def test_other_topics_continue(spark: SparkSession, broker: EmbeddedKafka, tmp_p
     assert lives(spark, tmp_path, f"{name}-a") == {"first": 10}
     assert lives(spark, tmp_path, f"{name}-b") == {"first": 15}
 
-    summary = summary_of_lake(configuration.config)
-    assert summary.held_topics == (f"{name}-a",)
-    assert any(f"{name}-a was deleted and created again" in trouble for trouble in summary.troubles())
+    board = LakeBoard(configuration.config, brief=True)
+    board.read()
+    snapshot = board.snapshot()
+    assert snapshot.held_topics == (f"{name}-a",)
+    sentences = [finding.text for finding in findings(snapshot, "games.yaml", 600.0, 0.0)]
+    assert any(f"{name}-a was deleted and created again" in sentence for sentence in sentences)
 
     # A batch later it is still held, though Spark's offsets have passed its records.
     send(broker, f"{name}-a", 1, "second")

@@ -119,7 +119,7 @@ def config(folder: Path, url: str) -> Config:
 
 def test_a_wait_is_reported_once_and_its_end_too(tmp_path: Path, board: StatusBoard, receiver: Receiver) -> None:
     """Without it somebody gets a message a minute all night, or none."""
-    with failures_reported(config(tmp_path, receiver.url), board):
+    with failures_reported(config(tmp_path, receiver.url), board, "games.yaml"):
         board.enter("waiting", "no broker answers at broker:9092")
         receiver.wait_for(1)
         for attempt in range(3):  # each begins a query, and fails
@@ -135,7 +135,9 @@ def test_a_wait_is_reported_once_and_its_end_too(tmp_path: Path, board: StatusBo
     assert receiver.events() == ["waiting", "recovered"]
     first = receiver.messages[0]
     assert (first["query"], first["cause"]) == ("games", "no broker answers at broker:9092")
-    assert first["text"] == "games: waiting: no broker answers at broker:9092"
+    (finding,) = first["findings"]
+    assert first["text"] == f"games: waiting: {finding['text']}  $ router doctor games.yaml"
+    assert "no broker answers at broker:9092" in finding["text"]
 
 
 def test_an_idle_stream_recovers_after_a_while(
@@ -190,7 +192,10 @@ def test_blocked_tables_are_one_message(tmp_path: Path, board: StatusBoard, rece
     message = receiver.messages[0]
     assert (len(message["tables"]), message["tables_count"]) == (20, 25)
     assert message["tables"]["silver.t00"] == "no rights\\n"
-    assert "silver.t19 and 5 more" in message["text"]
+    assert "silver.t02 and 22 more" in message["text"]
+    assert message["text"].endswith("  $ router tables FILE")
+    released = receiver.messages[1]
+    assert (released["tables"], released["tables_count"]) == (message["tables"], 25)
 
 
 def test_an_error_that_ends_a_stream_is_reported(tmp_path: Path, board: StatusBoard, receiver: Receiver) -> None:
@@ -199,6 +204,7 @@ def test_an_error_that_ends_a_stream_is_reported(tmp_path: Path, board: StatusBo
         raise BatchError("games", 3, "does not balance")
     assert receiver.events() == ["stopped"]
     assert "does not balance" in receiver.messages[0]["cause"]
+    assert [finding["command"] for finding in receiver.messages[0]["findings"]] == ["router run FILE"]
 
 
 def test_a_stream_that_ends_in_order_reports_nothing(tmp_path: Path, board: StatusBoard, receiver: Receiver) -> None:

@@ -20,10 +20,9 @@ from router.engine import ledger
 from router.engine.audit.verify import Verification
 from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
 from router.engine.label.layout import merge_options, outbox_of
-from router.engine.merge.backlog import BacklogStore
 from router.engine.merge.coordinator import MergedTables
 from router.engine.preflight.explain import fixed_table
-from router.engine.quarantine.table import pending_releases, quarantined
+from router.engine.quarantine.table import Place, pending_releases, quarantined, waiting_places
 from router.own_names import OWN_LAYERS, State
 
 if TYPE_CHECKING:
@@ -69,25 +68,22 @@ class _Overview:
         self.config = config
         self.lake, checkpoint = lake_and_checkpoint(config)
         self.verification = Verification.of(config, pending=True)
-        notes = pending_releases(CheckpointStore(checkpoint), "blocked")
+        store = CheckpointStore(checkpoint)
+        notes = pending_releases(store, "blocked")
         self.blocked = {note.place.table: note.cause for note in notes}
         self.quarantined: Counter[str] = Counter()
         for quarantine in quarantined(config, self.lake):
             self.quarantined[quarantine.place.table] += quarantine.rows
         self.merged: dict[str, KeyedTable] = {}
         self.backlog = self._rows_in_outboxes()
+        for place, backlog in waiting_places(config, store).items():
+            self.backlog[Place.of(place).table] += backlog.rows
         for route, name, sink in config.all_sinks():
-            if isinstance(sink, MergingSink):
-                self._read_merge(CheckpointStore(checkpoint), f"{route}/{name}", sink)
-
-    def _read_merge(self, store: CheckpointStore, key: str, sink: MergingSink) -> None:
-        """Add the tables of a sink that merges, and the rows that it has not merged yet."""
-        keyed = merge_options(sink.keyed(), self.config.commit == "spark")
-        for table in (*MergedTables(store, key).names, fixed_table(sink)):
-            if table:
-                self.merged[table] = keyed
-        for table, backlog in BacklogStore(store, key).now().items():
-            self.backlog[table] += backlog.rows
+            if not isinstance(sink, MergingSink):
+                continue
+            keyed = merge_options(sink.keyed(), config.commit == "spark")
+            tables = {*MergedTables(store, f"{route}/{name}").names, fixed_table(sink)} - {""}
+            self.merged |= dict.fromkeys(tables, keyed)
 
     def state(self, table: str) -> TableState | None:
         """Return the state of a table; None if it is not one of the router's."""

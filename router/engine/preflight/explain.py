@@ -18,7 +18,7 @@ from router.delta.keyed.upsert import merge_engine
 from router.delta.transaction_id import batch_id
 from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
 from router.engine.label.layout import merge_options
-from router.engine.merge.backlog import BacklogStore
+from router.engine.quarantine.table import waiting_places
 from router.engine.start.checks import Checkpoint
 from router.errors import TableError
 
@@ -67,8 +67,8 @@ def explain(config: Config, table: str) -> list[tuple[str, str]]:
     lines += system_lines
     for writer in writers:
         lines += _writer(config, writer, handle)
-        backlog = BacklogStore(CheckpointStore(checkpoint), writer.place).now().get(table)
-        if backlog is not None:
+        backlog = waiting_places(config, CheckpointStore(checkpoint)).get(f"{writer.place}/{table}")
+        if backlog is not None and backlog.rows:
             lines.append(("backlog", f"{backlog.rows} rows: {backlog.why}"))
     return lines
 

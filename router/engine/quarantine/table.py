@@ -45,7 +45,7 @@ from router.engine.label.layout import (
     SCHEMA_COLUMNS,
     quarantine_of,
 )
-from router.engine.merge.backlog import BacklogStore
+from router.engine.merge.backlog import Backlog, BacklogStore
 from router.errors import TableError
 from router.own_names import BATCH_ID, CAUSE, OUTBOX, QUARANTINE, QUERY, TABLE, TIMESTAMP
 from router.spark_internals import to_spark_columns
@@ -260,20 +260,24 @@ def blocked_places(store: CheckpointStore) -> dict[str, str]:
     return {str(note.place): note.cause for note in pending_releases(store, "blocked")}
 
 
-def waiting_places(config: Config, store: CheckpointStore) -> dict[str, str]:
-    """Return why rows wait for tables, by place: those of upserts in their outboxes, all others in quarantines."""
-    places = blocked_places(store)
+def waiting_places(config: Config, store: CheckpointStore) -> dict[str, Backlog]:
+    """Return what waits for tables, by place: the rows of upserts in their outboxes, and why those of others wait.
+
+    Rows in a quarantine are not counted: they are 0.
+    """
+    waiting = {place: Backlog(0, {}, cause) for place, cause in blocked_places(store).items()}
     for route, sink_name, sink in config.all_sinks():
         if isinstance(sink, MergingSink):
             for table, backlog in BacklogStore(store, f"{route}/{sink_name}").now().items():
-                places[f"{route}/{sink_name}/{table}"] = backlog.why
-    return places
+                waiting[f"{route}/{sink_name}/{table}"] = backlog
+    return waiting
 
 
 def waiting_tables(config: Config) -> dict[str, str]:
     """Return why rows of a configuration wait for tables, by table."""
     _, checkpoint = lake_and_checkpoint(config)
-    return {Place.of(place).table: why for place, why in waiting_places(config, CheckpointStore(checkpoint)).items()}
+    waiting = waiting_places(config, CheckpointStore(checkpoint))
+    return {Place.of(place).table: backlog.why for place, backlog in waiting.items()}
 
 
 @dataclass(frozen=True)
@@ -310,8 +314,7 @@ class Quarantine:
         """Note tables that rows wait for and whose note is lost: without it rows of later batches land before those."""
         blocked: dict[str, str] = {}
         for route, name, _ in self.config.all_sinks():
-            causes = _causes(self.lake, quarantine_of(self.config.name, route, name))
-            for table, cause in causes.items():
+            for table, cause in _causes(self.lake, quarantine_of(self.config.name, route, name)).items():
                 blocked[str(Place(route, name, table))] = cause
         self.block(blocked)
 

@@ -25,9 +25,10 @@ from router.engine.status.snapshot import (
     SinkStatus,
     StreamSnapshot,
     TableStatus,
+    ViewStatus,
     Warned,
 )
-from router.engine.status.view_notes import unmade_view, with_note
+from router.engine.status.view_notes import with_note
 from router.errors import printable
 from router.stages import Stage
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from router.delta.commit import TableCommit
     from router.engine.checkpoint_store import Manifest
     from router.engine.commit.committers import Committer
-    from router.engine.status.snapshot import DeadLetterSample, ExpectationStatus, State, ViewStatus
+    from router.engine.status.snapshot import DeadLetterSample, ExpectationStatus, State
     from router.engine.views.note import Note
 
 _ANSWER_SECONDS = 60.0
@@ -66,21 +67,6 @@ class CommittedFiles:
     paths: tuple[str, ...]
     rows: int
     committed: float
-
-
-@dataclass(frozen=True)
-class StreamState:
-    """What a webhook reports of a stream: its state since when and why, finished batches, why tables are blocked.
-
-    `waiting_sinks`: ROUTE/SINK -> why the sink cannot send.
-    """
-
-    name: State
-    cause: str
-    since: float
-    finished: int
-    blocked: Mapping[str, str]
-    waiting_sinks: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -149,7 +135,7 @@ class StatusBoard(logging.Handler):
     def configured(self, config: Config) -> None:
         """Note the views and expectations of a configuration: they are shown before anything is known of them."""
         with self._guard:
-            self._views = {view.name: unmade_view(view) for view in config.views}
+            self._views = {view.name: ViewStatus(view.name, view.into) for view in config.views}
             self._expectations = without_counts(config)
 
     def enter(self, state: State, cause: str = "") -> None:
@@ -256,16 +242,13 @@ class StatusBoard(logging.Handler):
 
     def sink_waits(self, key: str, cause: str) -> None:
         """Note why a detached sink (ROUTE/SINK) cannot send; an empty cause: it can again."""
-        route, _, sink = key.partition("/")
         with self._guard:
-            before = self._sinks.get(key) or SinkStatus(route, sink)
-            self._sinks[key] = replace(before, waits=printable(cause))
+            self._sinks[key] = replace(self._sink(key), waits=printable(cause))
 
     def waited(self, key: str, arrivals: Iterable[tuple[float, int]]) -> None:
         """Note rows that were in an outbox before the stream started: when they came, and how many."""
         with self._guard:
-            route, _, sink = key.partition("/")
-            status = self._sinks.get(key) or SinkStatus(route, sink)
+            status = self._sink(key)
             queue = self._arrivals.setdefault(key, deque())
             for time_of_arrival, rows in sorted(arrivals, reverse=True):
                 queue.appendleft([time_of_arrival, rows])
@@ -277,13 +260,15 @@ class StatusBoard(logging.Handler):
     def _table(self, table: str) -> TableStatus:
         return self._tables.get(table) or TableStatus(table)
 
+    def _sink(self, key: str) -> SinkStatus:
+        route, _, sink = key.partition("/")
+        return self._sinks.get(key) or SinkStatus(route, sink)
+
     def api_is(self, key: str, state: ApiState) -> None:
         """Note how the API of a sink (ROUTE/SINK) is."""
-        route, _, sink = key.partition("/")
         with self._guard:
-            before = self._sinks.get(key) or SinkStatus(route, sink)
             self._sinks[key] = replace(
-                before,
+                self._sink(key),
                 circuit_open=state.circuit_open,
                 limit_used=state.limit_used,
                 answers=dict(state.answers),
@@ -302,8 +287,7 @@ class StatusBoard(logging.Handler):
         return {answer: count - before.get(answer, 0) for answer, count in answers.items()}
 
     def _add_applied(self, key: str, counts: Applied, landed: int) -> None:
-        route, _, sink = key.partition("/")
-        before = self._sinks.get(key) or SinkStatus(route, sink)
+        before = self._sink(key)
         queue = self._arrivals.setdefault(key, deque())
         # Rows that have landed first: a sink of the batch may have sent them already.
         if landed:
@@ -319,7 +303,7 @@ class StatusBoard(logging.Handler):
             oldest=queue[0][0] if queue else None,
         )
         if counts.dead:
-            self._add_dead_letters(Stage.APPLY, route, sink, None, counts.dead)
+            self._add_dead_letters(Stage.APPLY, before.route, before.sink, None, counts.dead)
 
     def _take_sent(self, queue: deque[list[float]], rows: int) -> None:
         """Take the oldest rows out of a queue: a sink sends them in about the order in which they came."""
@@ -489,13 +473,6 @@ class StatusBoard(logging.Handler):
         if end is not None and read >= (known.read or 0.0):
             known = replace(known, end=end, read=read)
         self._partitions[topic, partition] = known
-
-    def state(self) -> StreamState:
-        """Return what the webhook reports of the stream; it costs the same with any number of tables."""
-        with self._guard:
-            now = self._snapshot
-            waiting_sinks = {key: sink.trouble for key, sink in self._sinks.items() if sink.trouble}
-            return StreamState(now.state, now.cause, now.since, now.finished, self._blocked, waiting_sinks)
 
     def snapshot(self) -> StreamSnapshot:
         """Return the stream as it is now."""

@@ -10,7 +10,6 @@ import asyncio
 import json
 import time
 from contextlib import suppress
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aiohttp import web
@@ -101,12 +100,7 @@ class SnapshotEvents:
         began = time.monotonic()
         if began < self._due:
             return self._texts
-        snapshot = self.source.snapshot()
-        values = {field.name: getattr(snapshot, field.name) for field in fields(snapshot)}
-        values["words"] = snapshot.words
-        values["lag"] = snapshot.lag
-        values["findings"] = findings(snapshot, self.file, self.stuck_after, time.time())
-        for name, value in values.items():
+        for name, value in status_fields(self.source.snapshot(), self.file, self.stuck_after).items():
             if name not in self._values or self._values[name] != value:
                 self._values[name] = value
                 self._texts[name] = json.dumps(value, default=document_of)
@@ -118,15 +112,14 @@ class SnapshotEvents:
 
 def status_text(snapshot: StreamSnapshot, file: str, stuck_after: float) -> str:
     """Return a whole snapshot as JSON, with what is wrong: the answer of `/api/status`."""
-    now = time.time()
-    document = {
-        **vars(snapshot),
-        "words": snapshot.words,
-        "lag": snapshot.lag,
-        "findings": findings(snapshot, file, stuck_after, now),
-        "now": now,
-    }
+    document = {**status_fields(snapshot, file, stuck_after), "now": time.time()}
     return json.dumps(document, default=document_of)
+
+
+def status_fields(snapshot: StreamSnapshot, file: str, stuck_after: float) -> dict[str, Any]:
+    """Return the fields of a snapshot, with what follows from them."""
+    wrong = findings(snapshot, file, stuck_after, time.time())
+    return {**vars(snapshot), "words": snapshot.words, "lag": snapshot.lag, "findings": wrong}
 
 
 def document_of(value: Any) -> dict[str, Any]:

@@ -17,6 +17,19 @@ CAUSE_SHOWN = 160
 """Characters of a cause that a sentence shows."""
 NAMES_SHOWN = 3
 """Tables and sinks that a sentence names."""
+Kind = Literal[
+    "failed",
+    "down",
+    "stuck",
+    "overdue",
+    "waiting",
+    "topic",
+    "blocked",
+    "quarantine",
+    "view",
+    "sink",
+    "unread",
+]
 
 
 @dataclass(frozen=True)
@@ -24,10 +37,11 @@ class StreamFinding:
     """Something that is wrong. `act`: the stream does not do its work; `look`: it does, and a person should look.
 
     `command` is what to type next; empty if there is nothing to type. `places` are views and sinks that it is about:
-    view/NAME, sink/ROUTE/NAME.
+    view/NAME, sink/ROUTE/NAME. `kind` is for programs: the state, or what the finding is about.
     """
 
     severity: Literal["act", "look"]
+    kind: Kind
     text: str
     command: str = ""
     places: tuple[str, ...] = ()
@@ -40,27 +54,27 @@ def findings(snapshot: StreamSnapshot, file: str, stuck_after: float, now: float
     if snapshot.state == "failed":
         cause = snapshot.cause.rstrip(".")
         text = f"The stream has failed: {cause}. Mend this, then start it: it continues where it ended."
-        found.append(StreamFinding("act", text, f"router run {file}"))
+        found.append(StreamFinding("act", "failed", text, f"router run {file}"))
     if snapshot.state == "down":
-        found.append(
-            StreamFinding("act", "No stream runs. Start it: it continues where it ended.", f"router run {file}")
-        )
+        text = "No stream runs. Start it: it continues where it ended."
+        found.append(StreamFinding("act", "down", text, f"router run {file}"))
     idle = now - snapshot.progress
     if snapshot.state == "running" and snapshot.progress and idle > stuck_after:
         text = f"No step for {idle / 60:.0f} min ({snapshot.place}). Restart the process: it continues where it ended."
-        found.append(StreamFinding("act", text))
+        found.append(StreamFinding("act", "stuck", text))
     if snapshot.state == "waiting":
         text = f"It waits, and continues by itself: {snapshot.cause}"
-        found.append(StreamFinding("look", text, f"router doctor {file}"))
+        found.append(StreamFinding("look", "waiting", text, f"router doctor {file}"))
     if snapshot.held_topics:
-        found.append(StreamFinding("look", held_topics(snapshot.held_topics)))
-    blocked = {table.table: table.blocked for table in snapshot.tables if table.blocked}
+        found.append(StreamFinding("look", "topic", held_topics(snapshot.held_topics)))
+    blocked = snapshot.blocked
     if blocked:
         rows = sum(waiting.rows for waiting in snapshot.quarantined if waiting.table in blocked)
-        found.append(StreamFinding("look", _of_blocked(blocked, rows), f"router tables {file}"))
+        found.append(StreamFinding("look", "blocked", _of_blocked(blocked, rows), f"router tables {file}"))
     others = tuple(waiting for waiting in snapshot.quarantined if waiting.table not in blocked)
     if others:
-        found.append(StreamFinding("look", _of_quarantine(others), f"router quarantine list {file}"))
+        command = f"router quarantine list {file}"
+        found.append(StreamFinding("look", "quarantine", _of_quarantine(others), command))
     failed = {view.view: view.failed for view in snapshot.views if view.failed}
     if failed:
         text = (
@@ -68,17 +82,37 @@ def findings(snapshot: StreamSnapshot, file: str, stuck_after: float, now: float
             f"works again. Why: {_shortened(next(iter(failed.values())))}"
         )
         places = tuple(f"view/{name}" for name in failed)
-        found.append(StreamFinding("look", text, f"router views {file}", places))
+        found.append(StreamFinding("look", "view", text, f"router views {file}", places))
     for sink in snapshot.sinks:
+        if not sink.trouble:
+            continue
+        backlog = f"{sink.backlog:,} rows wait, and are"
+        text = f"{sink.key} cannot send: {backlog} tried again. Why: {_shortened(sink.waits)}"
         if sink.circuit_open:
-            name = f"{sink.route}/{sink.sink}"
-            text = f"The API of {name} is unavailable: {sink.backlog:,} rows wait, and are sent when it answers again."
-            found.append(StreamFinding("look", text, f"router doctor {file}", (f"sink/{name}",)))
-        elif sink.waits:
-            name = f"{sink.route}/{sink.sink}"
-            text = f"{name} cannot send: {sink.backlog:,} rows wait, and are tried again. Why: {_shortened(sink.waits)}"
-            found.append(StreamFinding("look", text, f"router doctor {file}", (f"sink/{name}",)))
+            text = f"The API of {sink.key} is unavailable: {backlog} sent when it answers again."
+        found.append(StreamFinding("look", "sink", text, f"router doctor {file}", (f"sink/{sink.key}",)))
+    for subject, cause in snapshot.unread.items():
+        found.append(StreamFinding("look", "unread", f"{subject} cannot be read: {cause}", f"router doctor {file}"))
     return tuple(found)
+
+
+def line_of(text: str, command: str) -> str:
+    """Return a finding in one line."""
+    return f"{text}  $ {command}" if command else text
+
+
+def overdue(lag: int | None, ended: float | None, max_age: float, file: str, now: float) -> tuple[StreamFinding, ...]:
+    """Return that no batch has ended for too long, if so: the last one `ended`, `max_age` is in seconds.
+
+    Without records that wait, no batch is due. An unknown lag counts as one: cron is to hear of a stream of which
+    nothing is known.
+    """
+    if lag == 0 or (ended is not None and now - ended <= max_age):
+        return ()
+    text = "No batch has ended yet."
+    if ended is not None:
+        text = f"The last batch ended {(now - ended) / 60:.0f} min ago."
+    return (StreamFinding("act", "overdue", text, f"router doctor {shlex.quote(file)}"),)
 
 
 def _of_blocked(blocked: Mapping[str, str], rows: int) -> str:

@@ -1,13 +1,13 @@
 """The status of a stream that cannot be asked: what its lake, checkpoint and topic say, read again and again.
 
-It has the form of a running stream's snapshot, so that the same page shows both. Counts are of the whole ledger, and
-`started` is 0: since when the stream was up is not known. Nothing is written, and no Spark is needed.
+It has the form of a running stream's snapshot, so that page and commands show both in one way. Counts are of the whole
+ledger, and `started` is 0: since when the stream was up is not known. Nothing is written, and no Spark is needed.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from router.engine.audit.dead_letters import DeadLetterSelection, dead_letter_gr
 from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
 from router.engine.preflight.explain import written_tables
 from router.engine.quarantine.table import quarantined, waiting_places
-from router.engine.start.checks import last_manifest
+from router.engine.start.checks import Checkpoint, last_manifest
 from router.engine.start.run_lock import is_run_active
 from router.engine.status.background import BackgroundThread
 from router.engine.status.board import BATCHES, installed_version
@@ -51,22 +51,20 @@ _PAUSE_PER_SECOND = 20.0
 """Seconds of rest for each second of reading."""
 
 
-@dataclass
-class _Reading:
-    """What one round has read, by field of a snapshot; what could not be read stands in `problems`."""
-
-    fields: dict[str, Any] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-
-
 class LakeBoard(BackgroundThread):
-    """The status of a stream by what it has left. Use it as a context: a thread reads it again."""
+    """The status of a stream by what it has left. Use it as a context: a thread reads it again.
+
+    `brief`: only what `router status` shows. Then the last batch is read and not all of the ledger, and neither each
+    table of the lake nor each dead letter: cron may ask once a minute.
+    """
 
     closing_seconds = 1.0
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, brief: bool = False) -> None:
         super().__init__("lake reader")
         self.config = config
+        self.brief = brief
+        self._lake, self._checkpoint = lake_and_checkpoint(config)
         self._snapshot = StreamSnapshot(config.name, installed_version(), "down", since=0.0, started=0.0)
 
     def __enter__(self) -> Self:
@@ -86,45 +84,49 @@ class LakeBoard(BackgroundThread):
 
     def read(self) -> None:
         """Read all of it."""
-        reading = _Reading()
         subjects = {
             "lock": self._read_lock,
-            "manifest": self._read_held_topics,
+            "checkpoint": self._read_checkpoint,
             "ledger": self._read_ledger,
             "tables": self._read_tables,
-            "dead letters": self._read_dead_letters,
             "quarantine": self._read_quarantine,
             "views": self._read_views,
             "expectations": self._read_expectations,
             "topic": self._read_topic,
         }
+        if not self.brief:
+            subjects["dead letters"] = self._read_dead_letters
+        fields: dict[str, Any] = {}
+        unread: dict[str, str] = {}
         for subject, read in subjects.items():
+            # Each by itself: at night the broker may be away and the lake is there, or the other way round.
             try:
-                reading.fields.update(read())
+                fields.update(read())
             except (OSError, RouterError, DeltaError, pa.ArrowException, ValueError) as error:
-                reading.problems.append(f"{subject} cannot be read: {printable(first_line(error))}")
+                unread[subject] = printable(first_line(error))
         now = time.time()
-        warnings = tuple(Warned(now, "warning", problem) for problem in reading.problems)
+        warnings = tuple(Warned(now, "warning", f"{subject} cannot be read: {unread[subject]}") for subject in unread)
         # What cannot be read now stays as it was.
-        self._snapshot = replace(self._snapshot, warnings=warnings, **reading.fields)
+        self._snapshot = replace(self._snapshot, warnings=warnings, unread=unread, **fields)
 
     def _read_lock(self) -> dict[str, Any]:
-        _, checkpoint = lake_and_checkpoint(self.config)
-        if is_run_active(checkpoint):
+        if is_run_active(self._checkpoint):
             return {"state": "running", "cause": "the stream has no page, this is what its lake says"}
         # A stream that drains its source and ends does not have to run.
         return {"state": "ended" if self.config.trigger.once else "down", "cause": ""}
 
-    def _read_held_topics(self) -> dict[str, Any]:
-        _, checkpoint = lake_and_checkpoint(self.config)
-        manifest = last_manifest(checkpoint)
-        return {"held_topics": manifest.held_topics if manifest else ()}
+    def _read_checkpoint(self) -> dict[str, Any]:
+        last = Checkpoint.read(self._checkpoint).last
+        manifest = last_manifest(self._checkpoint)
+        return {"batch": last if last >= 0 else None, "held_topics": manifest.held_topics if manifest else ()}
 
     def _read_ledger(self) -> dict[str, Any]:
-        lake, _ = lake_and_checkpoint(self.config)
-        table = lake.open(self.config.ledger)
+        table = self._lake.open(self.config.ledger)
         if table is None:
             return {}
+        waiting = waiting_in_outboxes(table, self.config, time.time())
+        if self.brief:
+            return {"batches": self._batches(1), "sinks": self._sinks({}, waiting)}
         sums = ledger.totals(self.config)
         source = sums.get((None, None), {})
         records = {name: source.get(name, 0) for name in outcome_names("source")}
@@ -135,8 +137,8 @@ class LakeBoard(BackgroundThread):
                 # Each sink of a route has what matched: it is the route's own number.
                 matched = max(counts["matched"], routes.get(route, {}).get("matched", 0))
                 routes[route] = {"matched": matched}
-        waiting = waiting_in_outboxes(table, self.config, time.time())
-        return {"records": records, "routes": routes, "batches": self._batches(), "sinks": self._sinks(sums, waiting)}
+        sinks = self._sinks(sums, waiting)
+        return {"records": records, "routes": routes, "batches": self._batches(BATCHES), "sinks": sinks}
 
     def _dead_letters(self, counts: dict[str, Any]) -> int:
         names = set(DEAD_LETTERS.parts)
@@ -144,11 +146,11 @@ class LakeBoard(BackgroundThread):
             names.remove("unmatched")
         return sum(counts.get(name) or 0 for name in names)
 
-    def _batches(self) -> tuple[BatchStatus, ...]:
+    def _batches(self, most: int) -> tuple[BatchStatus, ...]:
         """Return the last batches of the source, the newest first; the ledger has no seconds, tables and files."""
         by_batch: dict[tuple[str, int], list[dict[str, Any]]] = {}
         of_source: set[tuple[str, int]] = set()
-        for row in ledger.last(self.config, BATCHES):
+        for row in ledger.last(self.config, most):
             if row["batch_id"] is None:
                 continue
             key = (row["run"], row["batch_id"])
@@ -163,7 +165,7 @@ class LakeBoard(BackgroundThread):
             ended = max(row["finished"] for row in rows).timestamp()
             batches.append(BatchStatus(key[1], ended, **counts, dead_letters=letters, tables=0, files=0, seconds={}))
         batches.sort(key=lambda batch: batch.ended, reverse=True)
-        return tuple(batches[:BATCHES])
+        return tuple(batches[:most])
 
     def _sinks(
         self, sums: dict[tuple[str | None, str | None], dict[str, int]], waiting: dict[str, list[tuple[float, int]]]
@@ -190,11 +192,11 @@ class LakeBoard(BackgroundThread):
 
     def _read_tables(self) -> dict[str, Any]:
         """Read the tables of each sink, with their rows, and which of them cannot be written."""
-        _, checkpoint = lake_and_checkpoint(self.config)
-        causes = waiting_places(self.config, CheckpointStore(checkpoint))
+        waiting = waiting_places(self.config, CheckpointStore(self._checkpoint))
+        causes = {place: printable(backlog.why) for place, backlog in waiting.items()}
         tables = []
-        for written in written_tables(self.config):
-            cause = printable(causes.pop(f"{written.target}/{written.table}", ""))
+        for written in [] if self.brief else written_tables(self.config):
+            cause = causes.pop(f"{written.target}/{written.table}", "")
             tables.append(
                 TableStatus(
                     written.table, written.rows, blocked=cause, target=written.target, committer=written.committer
@@ -202,7 +204,7 @@ class LakeBoard(BackgroundThread):
             )
         for place, cause in causes.items():
             target, _, table = place.rpartition("/")
-            tables.append(TableStatus(table, blocked=printable(cause), target=target))
+            tables.append(TableStatus(table, blocked=cause, target=target))
         return {"tables": tuple(tables)}
 
     def _read_dead_letters(self) -> dict[str, Any]:
@@ -225,8 +227,7 @@ class LakeBoard(BackgroundThread):
         return {"dead_letters": tuple(letters)}
 
     def _read_quarantine(self) -> dict[str, Any]:
-        lake, _ = lake_and_checkpoint(self.config)
-        return {"quarantined": tuple(quarantine_status(found) for found in quarantined(self.config, lake))}
+        return {"quarantined": tuple(quarantine_status(found) for found in quarantined(self.config, self._lake))}
 
     def _read_views(self) -> dict[str, Any]:
         return {"views": views_of_lake(self.config)}

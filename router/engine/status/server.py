@@ -30,6 +30,7 @@ from aiohttp import web
 from router.config.models import Metrics, Ui, interval
 from router.engine.land.record_ages import AGE_SECONDS
 from router.engine.status.events import SnapshotEvents, status_text
+from router.engine.status.findings import findings
 from router.engine.status.metrics import metrics_text
 from router.engine.status.page import ASSETS, FORM_PATHS, OPEN_ASSETS, PAGE_HEADERS, Login, asset
 
@@ -176,11 +177,9 @@ class StatusServer:
 
     async def _healthz(self, request: web.Request) -> web.Response:
         snapshot = self.board.snapshot()
-        idle = time.time() - snapshot.progress
-        if snapshot.state == "running" and idle > self.stuck_after:
-            return _text(f"no step for {idle:.0f} s: {snapshot.place}", 503)
-        if snapshot.state == "failed":
-            return _text(snapshot.words, 503)
+        for finding in findings(snapshot, self._events.file, self.stuck_after, time.time()):
+            if finding.kind in ("failed", "stuck"):
+                return _text(finding.text, 503)
         return _text(snapshot.words)
 
     async def _readyz(self, request: web.Request) -> web.Response:

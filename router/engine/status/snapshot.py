@@ -85,6 +85,11 @@ class SinkStatus:
     last_answers: dict[str, int] = field(default_factory=dict)
 
     @property
+    def key(self) -> str:
+        """Return ROUTE/SINK."""
+        return f"{self.route}/{self.sink}"
+
+    @property
     def trouble(self) -> str:
         """Return why the sink cannot send; empty if nothing is known to be wrong."""
         return "its API does not work, the circuit is open" if self.circuit_open else self.waits
@@ -235,6 +240,7 @@ class StreamSnapshot:
     were since the start, and `batches` are the last of them, the newest first. `read` says when what stands in files
     was read last: `dead_letters`, `outboxes`, `quarantine`, `views`. Without `ui` the first three are not known, no
     `freshness` is, and of `views` only what this process has refreshed. `held_topics` were deleted and created again.
+    `unread` is about a stream that cannot be asked: which subjects of its lake could not be read, and why.
     """
 
     query: str
@@ -262,12 +268,18 @@ class StreamSnapshot:
     read: dict[str, float] = field(default_factory=dict)
     warnings: tuple[Warned, ...] = ()
     held_topics: tuple[str, ...] = ()
+    unread: dict[str, str] = field(default_factory=dict)
 
     @property
     def lag(self) -> int | None:
         """Return how many records of the source are still to be processed; None if that is not known."""
         known = [partition.lag for partition in self.partitions if partition.lag is not None]
         return sum(known) if known else None
+
+    @property
+    def blocked(self) -> dict[str, str]:
+        """Return why tables cannot be written."""
+        return {table.table: table.blocked for table in self.tables if table.blocked}
 
     @property
     def place(self) -> str:

@@ -20,8 +20,6 @@ from router.engine.status.snapshot import PartitionStatus
 from router.errors import StartError
 
 if TYPE_CHECKING:
-    from confluent_kafka.admin import AdminClient
-
     from router.config.models import Config, KafkaSource
     from router.engine.status.board import StatusBoard
 
@@ -47,17 +45,12 @@ class SourceEnds(BackgroundThread):
             log.info("the lag is known once a batch only: %s", error)
             return
         while not self._ended.is_set():
-            self._ask(admin)
+            # Without an answer the ends of before stay, with the time at which they were read.
+            try:
+                self.board.source_is_at({}, end_offsets(admin, self.kafka))
+            except (KafkaException, TimeoutError) as error:
+                log.debug("the brokers do not say where the topics end: %s", error)
             self._ended.wait(self.seconds)
-
-    def _ask(self, admin: AdminClient) -> None:
-        """Note the ends; without an answer those of before stay, with the time at which they were read."""
-        try:
-            ends = end_offsets(admin, self.kafka)
-        except (KafkaException, TimeoutError) as error:
-            log.debug("the brokers do not say where the topics end: %s", error)
-            return
-        self.board.source_is_at({}, ends)
 
 
 def ask_how_far(config: Config) -> tuple[PartitionStatus, ...]:

@@ -12,12 +12,7 @@ from router.engine.views.note import Note, view_note_path
 from router.errors import printable
 
 if TYPE_CHECKING:
-    from router.config.models import Config, View
-
-
-def unmade_view(view: View) -> ViewStatus:
-    """Return a view of which nothing is known yet."""
-    return ViewStatus(view.name, view.into)
+    from router.config.models import Config
 
 
 def noted_views(config: Config) -> dict[str, Note]:
@@ -36,7 +31,7 @@ def views_of_lake(config: Config) -> tuple[ViewStatus, ...]:
     notes = noted_views(config)
     views = []
     for view in config.views:
-        status = unmade_view(view)
+        status = ViewStatus(view.name, view.into)
         if view.name in notes:
             status = with_note(status, notes[view.name])
         views.append(status)

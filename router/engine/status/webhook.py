@@ -7,15 +7,17 @@ receiver in place of the stream: one that is slow or away delays no batch, and g
 from __future__ import annotations
 
 import logging
-import threading
+import math
 import time
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Literal
 
 import requests
 
-from router.engine.status.findings import join_names
+from router.engine.status.background import BackgroundThread
+from router.engine.status.findings import findings, join_names, line_of
 from router.errors import first_line, printable
 
 if TYPE_CHECKING:
@@ -23,7 +25,10 @@ if TYPE_CHECKING:
 
     from router.config.models import Config
     from router.engine.status.board import StatusBoard
+    from router.engine.status.findings import StreamFinding
+    from router.engine.status.snapshot import StreamSnapshot
 
+    Reported = Literal["waiting", "sink", "blocked", "failed"]
     Event = Literal["waiting", "recovered", "blocked", "stopped"]
 
 log = logging.getLogger("router")
@@ -34,110 +39,91 @@ RECOVERED_SECONDS = 60.0
 """How long a stream that waited must run until it counts as recovered, if it finishes no batch."""
 NAMED_TABLES = 20
 """Tables that one POST names; of more it has the number."""
+EVENTS: dict[Reported, Event] = {"waiting": "waiting", "sink": "waiting", "blocked": "blocked"}
+"""Events by the kind of the findings that they are about."""
 
 
 @contextmanager
-def failures_reported(config: Config, board: StatusBoard) -> Iterator[None]:
-    """Report the changes of a stream while the block runs, and the error that ends it; of a debugging run nothing."""
+def failures_reported(config: Config, board: StatusBoard, file: str = "FILE") -> Iterator[None]:
+    """Report the changes of a stream while the block runs, and the error that ends it; of a debugging run nothing.
+
+    `file` is the configuration as a user would type it.
+    """
     if config.on_failure is None or config.debug:
         yield
         return
-    webhook = FailureWebhook(config.on_failure.webhook.get_secret_value(), config.name, board)
-    webhook.start()
-    try:
-        yield
-    except Exception as error:
-        webhook.stop(error)
-        raise
-    except BaseException:  # by order, such as Ctrl-C
-        webhook.stop()
-        raise
-    webhook.stop()
+    with FailureWebhook(config.on_failure.webhook.get_secret_value(), board, file) as webhook:
+        try:
+            yield
+        except Exception as error:  # and not what ends a stream by order, such as Ctrl-C
+            webhook.error = error
+            raise
 
 
-class FailureWebhook:
-    """The address that hears of the changes of one stream, and the thread that sends them."""
+class FailureWebhook(BackgroundThread):
+    """The address that hears of the changes of one stream, and the thread that sends them. Use it as a context.
 
-    def __init__(self, url: str, query: str, board: StatusBoard) -> None:
+    At its end it reports `error`, if one ends the stream, within the time limit of a POST.
+    """
+
+    # The POST of a change may be under way, and that of the error follows it.
+    closing_seconds = 2 * (POST_SECONDS + _LOOK_SECONDS)
+
+    def __init__(self, url: str, board: StatusBoard, file: str) -> None:
+        super().__init__("webhook")
+        self.error: Exception | None = None
         self._url = url
-        self._query = query
         self._board = board
-        self._is_waiting = False
+        self._file = file
         self._finished = 0
         """Finished batches when the wait that was reported began."""
-        self._blocked: Mapping[str, str] = {}
-        self._waiting_sinks: dict[str, float] = {}
-        """Sinks (ROUTE/SINK) whose wait was reported, each with the time when it was last seen to wait."""
+        self._reported: dict[Reported, dict[str, str]] = {kind: {} for kind in EVENTS}
+        """Troubles that were reported, as `_troubles` has them."""
+        self._seen: dict[tuple[Reported, str], float] = {}
+        """When each of them was last seen."""
         self._fails = False
-        self._ended = threading.Event()
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="webhook", daemon=True)
-
-    def start(self) -> None:
-        """Report from now on."""
-        self._thread.start()
-
-    def stop(self, error: BaseException | None = None) -> None:
-        """Report the error that ends the stream, if one does, and end the thread: within the time limit of a POST."""
-        self._error = error
-        self._ended.set()
-        # The POST of a change may be under way, and that of the error follows it.
-        self._thread.join(2 * (POST_SECONDS + _LOOK_SECONDS))
 
     def _run(self) -> None:
         while not self._ended.wait(_LOOK_SECONDS):
-            self._look()
-        self._look(ends=True)
-        if self._error is not None:
-            self._report("stopped", first_line(self._error))
+            self._look(self._board.snapshot())
+        snapshot = self._board.snapshot()
+        self._look(snapshot, ends=True)
+        if self.error is not None:
+            cause = printable(first_line(self.error))
+            self._report(replace(snapshot, state="failed", cause=cause), "failed", "stopped", {"": cause})
 
-    def _look(self, *, ends: bool = False) -> None:
-        """Report what has changed since the last look; `ends`: it is the last one."""
-        state = self._board.state()
-        if state.name == "waiting" and not self._is_waiting:
-            self._is_waiting = True
-            self._finished = state.finished
-            self._report("waiting", state.cause)
+    def _look(self, snapshot: StreamSnapshot, *, ends: bool = False) -> None:
+        """Report the troubles that are new, and those that are over; `ends`: it is the last look."""
+        for kind, troubles in _troubles(snapshot).items():
+            reported = self._reported[kind]
+            new = {name: cause for name, cause in troubles.items() if name not in reported}
+            over: dict[str, str] = {}
+            for name in reported.keys() - troubles.keys():
+                if self._is_over(kind, name, snapshot, ends=ends):
+                    over[name] = reported.pop(name)
+            reported |= troubles
+            self._seen |= dict.fromkeys([(kind, name) for name in troubles], time.time())
+            if new:
+                self._report(snapshot, kind, EVENTS[kind], new)
+            if new and kind == "waiting":
+                self._finished = snapshot.finished
+            if over:
+                self._report(snapshot, kind, "recovered", over)
+
+    def _is_over(self, kind: Reported, name: str, snapshot: StreamSnapshot, *, ends: bool) -> bool:
+        """Say whether something that is well now is likely to stay so."""
+        if kind == "blocked":
+            return True
+        was_well_for_long = time.time() - self._seen[kind, name] >= RECOVERED_SECONDS
+        if kind == "sink":
+            # An API that comes and goes closes its circuit for moments.
+            return ends or was_well_for_long
         # Each try runs for a moment. One has come through when it finishes a batch; with an idle source, after a while.
-        came_through = state.finished > self._finished or time.time() - state.since > RECOVERED_SECONDS
-        if self._is_waiting and state.name == "running" and came_through:
-            self._is_waiting = False
-            self._report("recovered", "")
+        return snapshot.state == "running" and (snapshot.finished > self._finished or was_well_for_long)
 
-        self._look_at_sinks(state.waiting_sinks, ends=ends)
-
-        blocked = {table: cause for table, cause in state.blocked.items() if table not in self._blocked}
-        released = {table: cause for table, cause in self._blocked.items() if table not in state.blocked}
-        self._blocked = state.blocked
-        if blocked:
-            self._report("blocked", "tables cannot be written, their rows wait", blocked)
-        if released:
-            self._report("recovered", "", released)
-
-    def _look_at_sinks(self, waiting_sinks: Mapping[str, str], *, ends: bool) -> None:
-        """Report sinks that cannot send any more, and those that can again."""
-        now = time.time()
-        new = [sink for sink in waiting_sinks if sink not in self._waiting_sinks]
-        for sink in waiting_sinks:
-            self._waiting_sinks[sink] = now
-        if new:
-            why = waiting_sinks[new[0]]
-            self._report("waiting", f"sinks that cannot send: {join_names(new)}; their rows stay in the outbox: {why}")
-
-        # An API that comes and goes closes its circuit for moments: only one that stays well has recovered.
-        well_before = now if ends else now - RECOVERED_SECONDS
-        recovered: list[str] = []
-        for sink, seen_waiting in self._waiting_sinks.items():
-            if sink not in waiting_sinks and seen_waiting <= well_before:
-                recovered.append(sink)
-        for sink in recovered:
-            del self._waiting_sinks[sink]
-        if recovered:
-            self._report("recovered", f"sinks that can send again: {join_names(recovered)}")
-
-    def _report(self, event: Event, cause: str, tables: Mapping[str, str] | None = None) -> None:
+    def _report(self, snapshot: StreamSnapshot, kind: Reported, event: Event, troubles: Mapping[str, str]) -> None:
         """Send one POST. It is not tried again: the next change has its own."""
-        message = message_of(self._query, event, cause, tables or {})
+        message = message_of(snapshot, kind, event, troubles, self._file)
         try:
             # Redirects would take the message elsewhere, and the body of the answer is not needed.
             answer = requests.post(self._url, json=message, timeout=POST_SECONDS, allow_redirects=False, stream=True)
@@ -148,27 +134,49 @@ class FailureWebhook:
             failure = type(error).__name__
         if failure and not self._fails:
             what = "%s: the webhook of `on_failure` did not get `%s`: %s; the stream continues"
-            log.warning(what, self._query, event, failure)
+            log.warning(what, snapshot.query, event, failure)
         self._fails = bool(failure)
 
 
-def message_of(query: str, event: Event, cause: str, tables: Mapping[str, str]) -> dict[str, Any]:
-    """Return what is sent: fields for programs, and `text` for a chat that shows that."""
-    named: dict[str, str] = {}
-    for table in sorted(tables)[:NAMED_TABLES]:
-        named[printable(table)] = printable(tables[table])
-    text = f"{query}: {event}"
-    if tables:
-        more = f" and {len(tables) - len(named)} more" if len(tables) > len(named) else ""
-        text = f"{text}: {', '.join(named)}{more}"
-    if cause:
-        text = f"{text}: {printable(cause)}"
+def _troubles(snapshot: StreamSnapshot) -> dict[Reported, dict[str, str]]:
+    """Return the troubles that are reported: by kind, name -> cause. The stream itself has an empty name."""
     return {
-        "query": query,
+        "waiting": {"": snapshot.cause} if snapshot.state == "waiting" else {},
+        "sink": {sink.key: sink.trouble for sink in snapshot.sinks if sink.trouble},
+        "blocked": snapshot.blocked,
+    }
+
+
+def message_of(
+    snapshot: StreamSnapshot, kind: Reported, event: Event, troubles: Mapping[str, str], file: str
+) -> dict[str, Any]:
+    """Return what is sent: fields for programs, and `text` for a chat that shows that.
+
+    `text` has the findings about the troubles, with their commands; of those that are over it has the names.
+    """
+    names = sorted(troubles)
+    found: list[StreamFinding] = []
+    if event != "recovered":
+        about = {f"sink/{name}" for name in names}
+        for finding in findings(snapshot, file, math.inf, time.time()):
+            if finding.kind == kind and about.issuperset(finding.places):
+                found.append(finding)
+    tables: dict[str, str] = {}
+    cause = join_names([finding.text for finding in found])
+    if kind == "blocked":
+        tables = {printable(name): troubles[name] for name in names[:NAMED_TABLES]}
+    elif kind == "sink" and event == "recovered":
+        cause = f"sinks that can send again: {join_names(names)}"
+    elif kind != "sink" and event != "recovered":
+        cause = troubles[""]
+    text = join_names([line_of(finding.text, finding.command) for finding in found]) or cause or join_names(names)
+    return {
+        "query": snapshot.query,
         "event": event,
-        "cause": printable(cause),
-        "tables": named,
-        "tables_count": len(tables),
+        "cause": cause,
+        "tables": tables,
+        "tables_count": len(troubles) if kind == "blocked" else 0,
+        "findings": [asdict(finding) for finding in found],
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "text": text,
+        "text": f"{snapshot.query}: {event}: {text}".removesuffix(": "),
     }
