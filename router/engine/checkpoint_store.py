@@ -13,11 +13,7 @@
 | `replays` | dead_letters.json | a replay of dead letters that has begun and not ended |
 | `views` | NAME.json | which versions of its sources a view was made of, and how its tables were left |
 | `schemas` | the decoder's names | what a decoder has learnt |
-| | identities.json | the routes and sinks whose names differ from their ids, with their names |
-| | gone_sinks.json | removed sinks with rows in their outboxes, accepted by a person |
-| | runs.json | in which order the runs of the query began |
-| | source | the source whose offsets are in the checkpoint |
-| | format | the version of this layout |
+| | query.json | what is known of the query: `QueryNote` |
 
 A run is the life of one Spark checkpoint, which numbers its batches from 0: the decision of another run about a batch
 with the same number must never be used for a batch of this run.
@@ -27,7 +23,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -51,7 +47,9 @@ REPLAY = "replay-"
 """The prefix of the names of replays, which take the place of a run's id."""
 KEPT = 100
 """Manifests that are kept for operators to read; the router needs the last one only."""
-_FORMAT = b"3"
+FORMAT = 4
+"""The version of this layout."""
+NOTE = "query.json"
 _MERGED = "merged"
 """The key of the merged tables in a mark; keys of sinks contain a slash."""
 RECOVERY_HINTS = {
@@ -67,11 +65,9 @@ RECOVERY_HINTS = {
     "blocked": "It contains that quarantined rows wait for a table. Restore it from a copy; without it rows of later "
     "batches land before them",
     "views": "It contains what a view was made of. Delete it, and the next refresh computes all of the view again",
-    "identities.json": "It contains the former names of routes and sinks. Delete it, and a `was` that is removed is "
-    "not noticed",
-    "gone_sinks.json": "It contains which removed sinks were accepted with rows in their outboxes. Delete it, and the "
-    "next start asks for them again",
-    "runs.json": "It contains in which order runs began. Restore it from a copy; or delete it, and the ledger is used",
+    NOTE: "It contains the version of the checkpoint's layout, the order of runs, former names and removed sinks. "
+    f'Restore it from a copy; or write {{"format": {FORMAT}}} into it: the ledger has the order of runs, and the next '
+    "start asks again for the others",
     "replays": "It contains which replay was interrupted. Restore it from a copy; or delete it, and begin another",
 }
 """By folder or file: what it contains, and what a person can do if it is damaged."""
@@ -195,6 +191,21 @@ def _frozen_type(name: str, text: str | None) -> pa.DataType | None:
 
 
 @dataclass(frozen=True)
+class QueryNote:
+    """What a checkpoint knows of its query. `source` says whose offsets are in it; `runs`: id -> ordinal.
+
+    `identities`: routes and sinks whose names differ from their ids -> these ids. `gone_sinks`: removed sinks with rows
+    in their outboxes, accepted by a person.
+    """
+
+    format: int = FORMAT
+    source: str = ""
+    runs: dict[str, int] = field(default_factory=dict)
+    identities: dict[str, str] = field(default_factory=dict)
+    gone_sinks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class CheckpointStore:
     """The store of a checkpoint. Manifests and marks are those of one run; the rest outlives it."""
 
@@ -202,23 +213,29 @@ class CheckpointStore:
     run: str = ""
 
     def begin(self) -> None:
-        """Note the format. Raises StartError if an older version of the router wrote the checkpoint."""
-        written_format = self.read("format")
-        if written_format == _FORMAT:
+        """Note the format. Raises StartError if another version of the router wrote the checkpoint."""
+        content = self.load(NOTE)
+        if content is None:
+            # A checkpoint with files but without the note is of a version that had none.
+            older_files = self.checkpoint.files.get_file_info(["spark/metadata", "manifests", "store/format"])
+            if all(info.type is fs.FileType.NotFound for info in older_files):
+                self.change_note()
+                return
+        elif content.get("format") == FORMAT:
             return
-        if written_format == b"":
-            raise StartError(
-                f"{self.place('format')} is damaged: it is empty. It contains which version of the router wrote the "
-                f"checkpoint; write {_FORMAT.decode()} into it if that was this version"
-            )
-        # The earliest versions wrote no format: a checkpoint with files but without a format is theirs.
-        older_files = self.checkpoint.files.get_file_info(["spark/metadata", "manifests", "store/format"])
-        if any(info.type is not fs.FileType.NotFound for info in older_files):
-            raise StartError(
-                f"the checkpoint {self.checkpoint.root} was written by another version of the router, and this one "
-                "cannot continue from it; give this run a new checkpoint and a new lake"
-            )
-        self.write("format", _FORMAT)
+        raise StartError(
+            f"the checkpoint {self.checkpoint.root} was written by another version of the router, and this one "
+            "cannot continue from it; give this run a new checkpoint and a new lake"
+        )
+
+    def note(self) -> QueryNote:
+        """Return what is known of the query."""
+        content = self.load(NOTE) or {}
+        return QueryNote(**{**content, "gone_sinks": tuple(content.get("gone_sinks", ()))})
+
+    def change_note(self, **fields: Any) -> None:
+        """Note something else of the query."""
+        self.write(NOTE, json.dumps(asdict(replace(self.note(), **fields))).encode())
 
     def read(self, path: str) -> bytes | None:
         """Return the content of a file, or None if there is none."""

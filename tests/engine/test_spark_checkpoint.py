@@ -13,7 +13,7 @@ import pytest
 from router.api.sinks import Applied
 from router.config.loader import load
 from router.delta.lake import Lake
-from router.engine.checkpoint_store import CheckpointStore, Manifest
+from router.engine.checkpoint_store import CheckpointStore, Manifest, QueryNote
 from router.engine.outbox.apply import keeper
 from router.engine.outbox.detached import DetachedSink
 from router.engine.spark.executors import Executors
@@ -197,10 +197,27 @@ def test_a_manifest_of_a_batch_that_nobody_has_is_decided_anew(notes: Notes) -> 
     assert notes.store.manifest(1) is None
 
 
-def test_an_empty_format_is_not_taken_for_another_version(notes: Notes) -> None:
-    notes.store.write("format", b"")
-    with pytest.raises(StartError, match="store/format is damaged: it is empty"):
+def test_an_empty_note_is_not_taken_for_another_version(notes: Notes) -> None:
+    notes.store.write("query.json", b"")
+    with pytest.raises(StartError, match=r"store/query\.json is damaged: it is empty"):
         notes.store.begin()
+
+
+@pytest.mark.parametrize(("path", "content"), [("format", b"3"), ("query.json", b'{"format": 5, "new": 1}')])
+def test_a_checkpoint_of_another_version_is_refused(notes: Notes, path: str, content: bytes) -> None:
+    """Without it the router continues without what the other version has noted."""
+    notes.store.delete("query.json")
+    notes.store.write(path, content)
+    with pytest.raises(StartError, match=r"another version of the router, .* give this run a new checkpoint"):
+        notes.store.begin()
+
+
+def test_what_the_hint_says_mends_a_damaged_note(notes: Notes) -> None:
+    notes.store.write("query.json", b'{"format": 4}')
+    notes.store.begin()
+    notes.store.change_note(source="kafka", runs={"a": 1})
+    notes.store.change_note(gone_sinks=["r/s"])
+    assert notes.store.note() == QueryNote(source="kafka", runs={"a": 1}, gone_sinks=("r/s",))
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ merges or releases them any more. Reads logs and notes, on the driver; writes no
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -52,8 +51,6 @@ if TYPE_CHECKING:
     from router.engine.views.refresh import Refresher
 
 log = logging.getLogger("router")
-GONE_SINKS = "gone_sinks.json"
-"""The note with the sinks that a person let go though rows wait for them."""
 _BATCHES = 20
 """Batches whose tables a start looks at: reading a hundred manifests takes up to half a second."""
 _SHOWN = 5
@@ -66,8 +63,6 @@ GONE_TODO = (
     "they are until it comes back"
 )
 """What a person can do about a sink that is gone while rows wait for it."""
-IDENTITIES = "identities.json"
-"""The note with the routes and sinks that have a former name."""
 Severity = Literal["safe", "to do", "refused"]
 """What a change requires: nothing; something of a person, while the stream runs; or it stops the start."""
 
@@ -213,7 +208,7 @@ class LakeChanges:
     def lost_names(self) -> Iterator[Change]:
         """Yield the routes and sinks that ran under a former name (`was`), and have another one by now."""
         now = identities(self.config)
-        for shown, former in sorted(noted_identities(self.store).items()):
+        for shown, former in sorted(self.store.note().identities.items()):
             if now.get(shown, former) == former:
                 continue
             yield Change(
@@ -253,7 +248,7 @@ class LakeChanges:
 
         Rows of a sink that a person let go (`--accept gone-sinks`) are no reason to refuse a start.
         """
-        accepted = accepted_sinks(self.store)
+        accepted = self.store.note().gone_sinks
         for route, sink in sorted(self.former_sinks()):
             waiting = self._waiting(route, sink)
             if not waiting:
@@ -555,31 +550,21 @@ def identities(config: Config) -> dict[str, str]:
     return names
 
 
-def noted_identities(store: CheckpointStore) -> dict[str, str]:
-    """Return the routes and sinks whose ids went by another name at the last start, with that name."""
-    noted: dict[str, str] = store.load(IDENTITIES) or {}
-    return noted
-
-
-def accepted_sinks(store: CheckpointStore) -> frozenset[str]:
-    """Return the sinks that a person let go though rows wait for them."""
-    return frozenset(store.load(GONE_SINKS) or ())
-
-
 def refuse_changes(changes: LakeChanges, accept: Accepted) -> None:
     """Log what changes with a configuration. Raises StartError for what would lose rows, unless it is accepted.
 
     An acceptance is noted, so that it is needed once; a sink that was put back has to be let go again.
     """
     config = changes.config
-    accepted = accepted_sinks(changes.store)
+    store = changes.store
+    accepted = frozenset(store.note().gone_sinks)
     former = frozenset(f"{route}/{sink}" for route, sink in changes.former_sinks())
     still_accepted = accepted & former
     if "gone-sinks" in accept:
         still_accepted = former
-        changes.store.delete(IDENTITIES)
+        store.change_note(identities={})
     if still_accepted != accepted:
-        changes.store.write(GONE_SINKS, json.dumps(sorted(still_accepted)).encode())
+        store.change_note(gone_sinks=sorted(still_accepted))
     noticed = changes.at_start()
     tell_changes(config, noticed)
     refused = [str(change) for change in noticed if change.severity == "refused"]
@@ -587,9 +572,9 @@ def refuse_changes(changes: LakeChanges, accept: Accepted) -> None:
         raise StartError(f"{config.name}: {'. '.join(refused)}")
     renamed = {shown: identity for shown, identity in identities(config).items() if shown != identity}
     # A route that is put back after some starts without it has its former name still.
-    noted = noted_identities(changes.store)
+    noted = store.note().identities
     if {**noted, **renamed} != noted:
-        changes.store.write(IDENTITIES, json.dumps({**noted, **renamed}, sort_keys=True).encode())
+        store.change_note(identities={**noted, **renamed})
 
 
 def tell_changes(config: Config, changes: Iterable[Change]) -> None:

@@ -273,7 +273,7 @@ def refuse_other_source(store: CheckpointStore, config: Config, past: Checkpoint
     fails.
     """
     kind = _kind_of_source(config)
-    noted = (store.read("source") or b"").decode()
+    noted = store.note().source
     if past.decided >= 0 and noted not in ("", kind):
         raise StartError(
             f"the checkpoint of {config.name} says how far {noted} was read, and the source is {kind} now: it cannot "
@@ -283,9 +283,9 @@ def refuse_other_source(store: CheckpointStore, config: Config, past: Checkpoint
 
 def note_source(store: CheckpointStore, config: Config) -> None:
     """Note in the checkpoint whose records it counts."""
-    kind = _kind_of_source(config).encode()
-    if store.read("source") != kind:
-        store.write("source", kind)
+    kind = _kind_of_source(config)
+    if store.note().source != kind:
+        store.change_note(source=kind)
 
 
 def _kind_of_source(config: Config) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import pyarrow.compute as pc
@@ -18,9 +17,6 @@ if TYPE_CHECKING:
     from router.delta.lake import Lake
     from router.engine.checkpoint_store import CheckpointStore
 
-ORDINALS = "runs.json"
-"""The file of the store with the ordinals of runs."""
-
 
 def ordinal_of(store: CheckpointStore, lake: Lake, ledger: str, *, by_spark: SparkSession | None = None) -> int:
     """Return how many runs began before this one, by the ledger, and note it with the checkpoint.
@@ -31,14 +27,14 @@ def ordinal_of(store: CheckpointStore, lake: Lake, ledger: str, *, by_spark: Spa
     """
     if store.run.startswith(REPLAY):
         return -1
-    ordinals: dict[str, int] = store.load(ORDINALS) or {}
+    ordinals = store.note().runs
     if store.run in ordinals:
         return ordinals[store.run]
     runs = _runs(lake, ledger, by_spark) - {store.run}
     earlier = [run for run in runs if not run.startswith(REPLAY)]
     # A run without rows is noted and not in the ledger, one of a former checkpoint the other way round.
     ordinal = max(len(earlier), max(ordinals.values(), default=-1) + 1)
-    store.write(ORDINALS, json.dumps({**ordinals, store.run: ordinal}).encode())
+    store.change_note(runs={**ordinals, store.run: ordinal})
     return ordinal
 
 
