@@ -103,7 +103,8 @@ def _accept(config: Config, chosen: list[View]) -> None:
         note = Note.of(store.load(view_note_path(view.name)))
         is_source = view_tables.is_source(view)
         sources = filter(is_source, {*note.sources, *view_tables.names(view)})
-        lost = {name for name, table in cache.readable(sources).items() if note.lacks(name, table)} | {*note.left}
+        lost = {name for name, table in cache.readable(sources).items() if note.lacks(name, table)}
+        lost = lost - {*note.accepted} | {*note.left}
         if lost:
             is_lost = True
             accept_lost_sources(store, view, lost)
