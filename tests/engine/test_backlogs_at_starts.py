@@ -165,7 +165,7 @@ def test_a_drained_run_says_that_rows_wait(tmp_path: Path) -> None:
 
     for tables in (("all", "p"), ()):
         done = run()
-        assert done.returncode == (1 if tables else 0), done.stderr
+        assert done.returncode == (2 if tables else 0), done.stderr
         blocked = stream_summary(config, "games.yaml")["blocked"]
         assert blocked.keys() == {f"silver.{table}" for table in tables}, done.stderr
         wrong = {audit.table for audit in verify_tables(config) if any("rows wait" in what for what in audit.wrong)}
