@@ -25,7 +25,8 @@ from router.engine.audit.expectation_counts import expectation_counts
 from router.engine.checkpoint_store import lake_and_checkpoint
 from router.engine.lookup import loading
 from router.engine.status.board import StatusBoard
-from router.engine.status.view_notes import unmade_view, views_of_lake
+from router.engine.status.snapshot import ViewStatus
+from router.engine.status.view_notes import views_of_lake
 from router.engine.stream import RunOptions, run
 from router.engine.views import relation
 from router.engine.views.note import Note, note_failed_refresh, view_note_path
@@ -695,7 +696,7 @@ def test_a_schedule_refreshes_after_batches_and_goes_on_after_faults(make_query:
     bad = view("SELECT nothing FROM source", "gold.bad", name="bad")
     lake = Lake(make_query, tmp_path, good, bad)
     board = StatusBoard("games")
-    board._views = {one.name: unmade_view(one) for one in (good, bad)}
+    board._views = {one.name: ViewStatus(one.name, one.into) for one in (good, bad)}
     schedule = ViewSchedule(lake.refresher, in_order([bad, good]), observer=board)
     lake.take(event("uno", 1))
     assert schedule.batch({"silver.uno"}) == set()
