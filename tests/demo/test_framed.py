@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import DecodeError
-from router_demo.cli import simulate as command
+from router_demo.simulate import simulate as command
 
 from router import StartError
 from router_demo import avro_values, protobuf_values

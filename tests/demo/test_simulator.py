@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 from confluent_kafka import Consumer, KafkaException, TopicPartition
-from router_demo.cli import simulate as command
+from router_demo.simulate import simulate as command
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from router import StartError
