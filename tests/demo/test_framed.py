@@ -18,7 +18,6 @@ import pytest
 from click.testing import CliRunner
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import DecodeError
-from router_demo.simulate import simulate as command
 
 from router import StartError
 from router_demo import avro_values, protobuf_values
@@ -26,6 +25,7 @@ from router_demo.avro_values import AVRO_GARBAGE, AvroValues
 from router_demo.games import game_names
 from router_demo.protobuf_values import PROTOBUF_GARBAGE, ProtobufValues
 from router_demo.records import chunks, opened, records
+from router_demo.simulate import simulate as command
 from router_demo.simulator import simulate
 from router_demo.traffic import NO_SCHEMA, Traffic, stage_of
 from router_schemas.registry_client import RegistryClient

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 from confluent_kafka import Consumer, KafkaException, TopicPartition
-from router_demo.simulate import simulate as command
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from router import StartError
+from router_demo.simulate import simulate as command
 from router_demo.simulator import simulate
 from router_demo.traffic import Traffic
 
