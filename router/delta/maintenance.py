@@ -208,7 +208,8 @@ def shorten_log(
     """Delete the files of a table's log that are no longer needed, and the data files that only they refer to.
 
     Returns the data files, each with its bytes; with `dry` nothing is deleted. `with_files`: whether data files are;
-    by default those of outboxes and quarantines are not, as a batch that was cut off may read them.
+    by default those of outboxes and quarantines are not, as a batch that was cut off may read them. Of those tables the
+    log may have been cut before, so that the checkpoint says which files were removed.
 
     The newest checkpoint that is old enough becomes the beginning of the log; with `before`, of a version up to that
     one. If the table has properties for it, or others made it, delta-rs shortens the log by its properties instead.
@@ -244,14 +245,16 @@ def shorten_log(
     old = sorted(path for version, path in files if version < begin)
     # The data files first: a process that is killed finds them again in the commits that are left.
     unreadable: list[tuple[str, int]] = []
+    is_own = table.startswith(OWN_LAYERS)
     if with_files is None:
-        with_files = not table.startswith(OWN_LAYERS)
-    if old and with_files:
+        with_files = not is_own
+    if begin and with_files and (old or is_own):
         versions = [version for version, path in files if version <= begin and path.endswith(f"{version:020}.json")]
+        removed = _removed_before(lake, table, begin) if is_own else _removed_by(lake, table, versions)
         oldest = DeltaTable(lake.address(table), version=begin, storage_options=lake.delta_options(table))
         # RESTORE refers to removed files again, and a commit that marks rows as deleted to the file that it removes.
         needed = _files_of(handle) | _files_of(oldest)
-        unreadable = _delete_removed(lake, table, versions, needed, dry=dry)
+        unreadable = _delete_files(lake, table, removed - needed, dry=dry)
     if dry:
         return unreadable
     for path in old:  # oldest first: a process that is killed leaves no gap
@@ -296,27 +299,42 @@ def _spare_checkpoints(begin: int, checkpoints: dict[int, datetime | None], span
 
 def _replaced_bytes(lake: Lake, table: str, checkpoint: int, age: timedelta) -> int:
     """Return the bytes of the files that were removed within an age before a checkpoint."""
-    with lake.files.open_input_file(f"{log_folder(table)}/{checkpoint:020d}.checkpoint.parquet") as stream:
-        columns = ["remove.deletionTimestamp", "remove.size"]
-        removals = pq.ParquetFile(stream).read(columns=columns).column("remove").combine_chunks()
     since = (datetime.now(timezone.utc) - age).timestamp() * 1000
-    sizes = pc.struct_field(removals, "size")
-    return pc.sum(sizes.filter(pc.greater(pc.struct_field(removals, "deletionTimestamp"), since))).as_py() or 0
+    is_young = pc.greater(_removals(lake, table, checkpoint, "deletionTimestamp"), since)
+    return pc.sum(_removals(lake, table, checkpoint, "size").filter(is_young)).as_py() or 0
 
 
-def _delete_removed(
-    lake: Lake, table: str, versions: list[int], needed: set[str], *, dry: bool
-) -> list[tuple[str, int]]:
-    """Delete the data files that some commits have removed, those needed apart; return them with their bytes.
+def _removals(lake: Lake, table: str, checkpoint: int, field: str) -> pa.Array:
+    """Return a field of the files that a checkpoint calls removed; null for its other entries."""
+    with lake.files.open_input_file(f"{log_folder(table)}/{checkpoint:020d}.checkpoint.parquet") as stream:
+        removals = pq.ParquetFile(stream).read(columns=[f"remove.{field}"]).column("remove")
+    return pc.struct_field(removals.combine_chunks(), field)
 
-    With `dry` they are only returned. A vacuum of delta-rs takes whole hours, lists all of the table's folder, and
-    makes two commits.
-    """
+
+def _removed_by(lake: Lake, table: str, versions: list[int]) -> set[str]:
+    """Return the data files that some commits have removed."""
     removed: set[str] = set()
     for commit in log_commits(lake, table, versions):
         # A clone refers to files of another table, by their address.
         removed |= {unquote(file.path) for file in commit.removed if "://" not in file.path and file.path[0] != "/"}
-    paths = sorted(removed - needed)
+    return removed
+
+
+def _removed_before(lake: Lake, table: str, checkpoint: int) -> set[str]:
+    """Return the data files that are there still and were removed within a day before a checkpoint."""
+    folder = table.replace(".", "/")
+    entries = lake.files.get_file_info(fs.FileSelector(folder))
+    return {entry.base_name for entry in entries} & {
+        unquote(path) for path in _removals(lake, table, checkpoint, "path").to_pylist() if path
+    }
+
+
+def _delete_files(lake: Lake, table: str, removed: set[str], *, dry: bool) -> list[tuple[str, int]]:
+    """Delete data files of a table; return them with their bytes. With `dry` they are only returned.
+
+    A vacuum of delta-rs takes whole hours, lists all of the table's folder, and makes two commits.
+    """
+    paths = sorted(removed)
     folder = table.replace(".", "/")
     deleted = []
     entries = lake.files.get_file_info([f"{folder}/{path}" for path in paths])

@@ -18,7 +18,7 @@ from router import TableError
 from router.delta import maintenance
 from router.delta.commit import commit
 from router.delta.lake import Lake
-from router.delta.maintenance import MaintenanceOptions, delete_older, maintain, small_files
+from router.delta.maintenance import MaintenanceOptions, delete_older, maintain, shorten_log, small_files
 from tests.delta.busy import Busy
 from tests.delta.model import Record
 from tests.delta.test_upsert import COLUMNS, KEYED, Table
@@ -179,6 +179,35 @@ def test_joined_files_of_an_outbox_go_unless_its_rows_are_read(lake: Lake, monke
     age_log(lake, name, timedelta(hours=2))
     delete_older(lake, name, now - timedelta(days=7), version)
     assert len(data_files(lake, name)) < 18
+    assert len(DeltaTable(lake.address(name)).to_pyarrow_table()) == 24
+
+
+def test_joined_files_of_an_outbox_go_though_its_log_was_cut_before(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it maintenance, which cuts the log each minute, leaves joined files for a week that nobody can find."""
+    monkeypatch.setattr(maintenance, "LOG_COMMITS", 0)
+    now = datetime.now(timezone.utc)
+    name = "outbox.a"
+
+    def lands(rows: int) -> DeltaTable:
+        for _ in range(rows):
+            row = pa.table({"_timestamp": pa.array([now], pa.timestamp("us", "UTC"))})
+            write_deltalake(lake.address(name), row, mode="append")
+        handle = DeltaTable(lake.address(name))
+        handle.create_checkpoint()
+        age_log(lake, name, timedelta(hours=2))
+        return handle
+
+    delete_older(lake, name, now - timedelta(days=7), lands(10).version())
+    handle = lands(7)
+    assert shorten_log(lake, name, handle, MaintenanceOptions()) == [], "a batch that was cut off may read them"
+    assert len(data_files(lake, name)) == 18
+    assert DeltaTable(lake.address(name)).history()[-1]["version"] > 10, "the commit that joined them is gone"
+
+    handle = lands(7)
+    shorten_log(lake, name, handle, MaintenanceOptions(), before=handle.version(), with_files=True)
+    assert len(data_files(lake, name)) == 15
     assert len(DeltaTable(lake.address(name)).to_pyarrow_table()) == 24
 
 

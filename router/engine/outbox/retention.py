@@ -18,7 +18,7 @@ from router.api.columns import quoted
 from router.api.sinks import ApplyingSink, Batch
 from router.config.models import interval
 from router.delta.constraints import unsupported
-from router.delta.maintenance import MaintenanceOptions, delete_older
+from router.delta.maintenance import MaintenanceOptions, delete_older, shorten_log
 from router.engine.merge.backlog import BacklogStore
 from router.errors import TableError, first_line
 from router.own_names import TABLE
@@ -37,11 +37,15 @@ if TYPE_CHECKING:
 log = logging.getLogger("router")
 TIDY_SECONDS = 3600.0
 """Seconds between two deletions of old rows from an outbox."""
+JOINED_SECONDS = 600.0
+"""Seconds between two deletions of files of an outbox that compaction has joined: they are most of its bytes."""
 
 
 @dataclass
 class OutboxRetention:
-    """The deletion of applied rows from the outboxes of a query. `tidied` is when it was done last.
+    """The deletion of applied rows, and of joined files, from the outboxes of a query.
+
+    `tidied` and `joined` are when these were done last.
 
     Rows of a backlog stay, with all others for the same tables: a later batch merges them. So do rows that are parked.
     """
@@ -52,12 +56,31 @@ class OutboxRetention:
     committers: Committers
     targets: tuple[Target, ...] = ()
     tidied: float = field(default_factory=time.monotonic)
+    joined: float = field(default_factory=time.monotonic)
 
     def after_batch(self, targets: Iterable[Target]) -> None:
         """Tidy the outboxes of a batch's sinks if it is time. Call it when each sink has applied all rows."""
         self.targets = tuple(targets)
         if time.monotonic() - self.tidied > TIDY_SECONDS:
             self.tidy()
+        elif time.monotonic() - self.joined > JOINED_SECONDS:
+            self._delete_joined_files()
+
+    def _delete_joined_files(self) -> None:
+        """Delete the files that compaction has joined, of outboxes for which no rows wait."""
+        self.joined = time.monotonic()
+        for target in self.targets:
+            table = str(target.table)
+            try:
+                handle = None
+                if not self.committers.only_spark and not BacklogStore(self.store, target.key).now():
+                    handle = self.lake.open(table)
+                if handle is not None:
+                    shorten_log(
+                        self.lake, table, handle, MaintenanceOptions(), before=handle.version(), with_files=True
+                    )
+            except (DeltaError, OSError, TableError) as error:
+                log.warning("%s: its joined files could not be deleted: %s", table, first_line(error))
 
     def tidy(self) -> None:
         """Delete the rows of outboxes whose record is older than `outbox_retention`."""
