@@ -52,14 +52,24 @@ def stream_summary(config: Config, file: str) -> StreamSummary:
 
     `file` is the configuration as a user would type it.
     """
+    return summary_of_stream(config) or summary_of_lake(config, file)
+
+
+def summary_of_stream(config: Config) -> StreamSummary | None:
+    """Return what a stream answers; None if it does not answer, or has ended."""
     answer = ask_stream(config)
     # A stream that has ended answers for as long as its process lives.
-    if answer is not None and answer.status["state"] != "ended":
-        letters: Counter[str] = Counter()
-        for cause in answer.status["dead_letters"]:
-            letters[cause["stage"]] += cause["count"]
-        of_stream = {"source": "stream", "address": answer.address, "tables": len(answer.status["tables"])}
-        return {**_summary(answer.status), **of_stream, "dead_letters": dict(letters)}
+    if answer is None or answer.status["state"] == "ended":
+        return None
+    letters: Counter[str] = Counter()
+    for cause in answer.status["dead_letters"]:
+        letters[cause["stage"]] += cause["count"]
+    of_stream = {"source": "stream", "address": answer.address, "tables": len(answer.status["tables"])}
+    return {**_summary(answer.status), **of_stream, "dead_letters": dict(letters)}
+
+
+def summary_of_lake(config: Config, file: str) -> StreamSummary:
+    """Return what lake, checkpoint and topic say of a stream."""
     board = LakeBoard(config, brief=True)
     board.read()
     stuck_after = interval((config.ui or Ui()).stuck_after).total_seconds()
@@ -144,7 +154,7 @@ def _summary(status: Mapping[str, Any]) -> StreamSummary:
         "warning": status["warnings"][0]["message"] if status["warnings"] else "",
         "held_topics": status["held_topics"],
         "unread": [f"{subject}: {cause}" for subject, cause in status["unread"].items()],
-        "findings": status["findings"],
+        "findings": status.get("findings", []),
     }
 
 
