@@ -107,18 +107,16 @@ class ListOptions:
         """Return listings with the chosen rows in order. Raises UsageError if none has the column to sort by."""
         # Only the first hyphen means descending.
         column = self.sort.removeprefix("-")
-        has_column = not column
         chosen = []
         headers = []
         for listing in listings:
             rows = [row for row in listing.rows if self._has_text(listing, row)]
             for field in listing.fields:
                 headers.append(field.header)
-                if column in (field.header, field.name):
-                    has_column = True
+                if column == field.header:
                     rows.sort(key=field.sort_key, reverse=self.sort.startswith("-"))
             chosen.append(replace(listing, rows=rows))
-        if not has_column:
+        if column and column not in headers:
             raise click.UsageError(f"--sort {self.sort}: the columns are {', '.join(dict.fromkeys(headers))}")
         return chosen
 
@@ -167,9 +165,7 @@ def show_list(
         return
     from router.cli.watch import watch_stream
 
-    if as_json:
-        raise click.UsageError("--json prints one document: it goes without --watch")
-    watch_stream(config, lambda: options.choose(read()), nothing=nothing)
+    watch_stream(config, lambda: options.choose(read()), as_json=as_json, nothing=nothing)
 
 
 def show_listings(

@@ -69,9 +69,8 @@ def list_rows(waiting: _Waiting, list_options: ListOptions, as_json: bool) -> No
     """Show the rows of the configuration FILE that wait, by table, and why."""
 
     def read() -> list[Listing]:
-        now = waiting
-        if list_options.watch:
-            now = _Waiting.read(waiting.config, waiting.route, waiting.patterns)
+        # Those that stand above were read a moment ago: only who watches needs them again.
+        now = _Waiting.read(waiting.config, waiting.route, waiting.patterns) if list_options.watch else waiting
         return [now.listing(now.rows)]
 
     show_list(waiting.config, read, list_options, as_json=as_json, nothing=waiting.nothing)

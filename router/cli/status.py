@@ -72,9 +72,7 @@ def status(
     if watch:
         from router.cli.watch import watch_stream
 
-        if as_json:
-            raise click.UsageError("--json prints one document: it goes without --watch")
-        watch_stream(config, max_age=max_age)
+        watch_stream(config, as_json=as_json, max_age=max_age)
         return
     summary = stream_summary(config, str(file))
     now = time.time()

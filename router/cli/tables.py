@@ -165,13 +165,12 @@ def tables(
     from router.engine.preflight.explain import explain
 
     config = load(file, load_registry(plugin_files)).config
-    is_one_table = len(patterns) == 1 and is_name(patterns[0])
-    if (grants or is_one_table) and list_options != ListOptions():
-        raise click.UsageError("--watch, --sort and --only are about a list: they go without --grants and one TABLE")
+    if grants and list_options != ListOptions():
+        raise click.UsageError("--watch, --sort and --only are about a list: they go without --grants")
     if grants:
         click.echo("\n".join(_grants(config, patterns, catalog)))
         return
-    if is_one_table:
+    if len(patterns) == 1 and is_name(patterns[0]) and list_options == ListOptions():
         facts = explain(config, patterns[0])
         if as_json:
             show_json(

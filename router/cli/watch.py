@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from router.cli import configuration_file
+from router.cli import commands_with_file, configuration_file
 from router.cli.listing import show_listings, show_sentences
 from router.cli.status import findings_of, headline, reasons, sentences
 from router.engine.status.summary import summary_of_lake, summary_of_stream
@@ -46,6 +46,8 @@ MISSED_ANSWERS = 3
 
 SUBJECTS_OF_LIST = 2
 """Sentences above a list, beside what is wrong: who has seen it, and the last batch."""
+REPORTED = ("source", "state", "cause", "batch", "blocked", "quarantined", "outboxes", "dead_letters")
+"""Parts of a summary that tell that a list may have changed."""
 _WITH_AGE = ("stuck", "overdue")
 """Findings whose text has an age, which is no change."""
 
@@ -54,13 +56,16 @@ def watch_stream(
     config: Config,
     read: Callable[[], Sequence[Listing]] | None = None,
     *,
+    as_json: bool = False,
     nothing: str = "",
     max_age: timedelta | None = None,
 ) -> None:
     """Show the state of a stream, and the listings of a command if it has some, until Ctrl-C or SIGTERM.
 
-    `nothing` is what a terminal shows of listings without rows.
+    `nothing` is what a terminal shows of listings without rows. Raises UsageError if a document is asked for.
     """
+    if as_json:
+        raise click.UsageError("--json prints one document: it goes without --watch")
     stream = WatchedStream(config, str(configuration_file()), read, max_age)
     console = Console(highlight=False)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -86,7 +91,7 @@ class WatchedStream:
         self.config = config
         self.file = file
         self.max_age = max_age
-        self.summary: StreamSummary | None = None
+        self.summary: StreamSummary = {}
         self.listings: Sequence[Listing] = ()
         self._read = read
         self._unreadable = ""
@@ -101,7 +106,7 @@ class WatchedStream:
     def look(self) -> None:
         """Ask the stream, and read its lake if that is due."""
         answer = summary_of_stream(self.config)
-        was_asked = self.summary is not None and self.summary["source"] == "stream"
+        was_asked = self.summary.get("source") == "stream"
         now = time.monotonic()
         if answer is not None:
             self.summary = answer
@@ -138,18 +143,14 @@ class WatchedStream:
 
     def findings(self, now: float) -> list[dict[str, Any]]:
         """Return what is wrong with the stream, then why nothing new is known of it."""
-        assert self.summary is not None
-        problems = []
-        if self._unreadable:
-            problems.append(self._unreadable)
+        problems = [self._unreadable]
         if self._missed:
             problems.append(f"no answer; this is how it was at {_utc(self._answered)}")
-        own = [{"kind": "watch", "text": problem, "command": ""} for problem in problems]
-        return [*findings_of(self.summary, self.max_age, self.file, now), *own]
+        findings = findings_of(self.summary, self.max_age, self.file, now)
+        return findings + [{"kind": "watch", "text": text, "command": ""} for text in problems if text]
 
     def state(self, now: float) -> tuple[str, list[tuple[str, str]]]:
         """Return what the stream does, and a sentence for each subject; above a list only some."""
-        assert self.summary is not None
         subjects = sentences(self.summary, now)
         if self._read is not None:
             subjects = subjects[:SUBJECTS_OF_LIST]
@@ -159,13 +160,11 @@ class WatchedStream:
 def _facts(summary: StreamSummary) -> tuple[Any, ...]:
     """Return what a stream reports of its tables, without what changes by itself."""
     views = [(view["refreshed"], view["failed"]) for view in summary["views"]]
-    names = ("source", "state", "cause", "batch", "blocked", "quarantined", "outboxes", "dead_letters")
-    return *(summary[name] for name in names), views
+    return *(summary[name] for name in REPORTED), views
 
 
 def _redraw(stream: WatchedStream, console: Console, nothing: str) -> None:
     with Live(f"{stream.config.name}: reading", console=console, screen=True, auto_refresh=False) as live:
-        live.refresh()
         while True:
             stream.look()
             lines = frame(stream, nothing, console.width, console.height)
@@ -206,7 +205,6 @@ def changed_lines(stream: WatchedStream, known: dict[tuple[Any, ...], str]) -> I
 
     A time alone is no change. A row that is not there any more has a line if it had a key.
     """
-    assert stream.summary is not None
     now = time.time()
     time_of_line = _utc(now)
     wrong = [finding["kind" if finding["kind"] in _WITH_AGE else "text"] for finding in stream.findings(now)]
@@ -214,7 +212,8 @@ def changed_lines(stream: WatchedStream, known: dict[tuple[Any, ...], str]) -> I
     if known.get(("state",)) != state:
         known["state",] = state
         name, subjects = stream.state(now)
-        yield f"{time_of_line} {name}  {'  '.join(f'{subject} {text}' for subject, text in subjects if text != '-')}"
+        sentences_of_line = "  ".join(f"{subject} {text}" for subject, text in subjects if text != "-")
+        yield commands_with_file(f"{time_of_line} {name}  {sentences_of_line}", configuration_file())
     for listing in stream.listings:
         rows = {}
         for row in listing.rows:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import requests
@@ -57,15 +56,20 @@ def stream_summary(config: Config, file: str) -> StreamSummary:
 
 def summary_of_stream(config: Config) -> StreamSummary | None:
     """Return what a stream answers; None if it does not answer, or has ended."""
-    answer = ask_stream(config)
+    status = ask_stream(config)
     # A stream that has ended answers for as long as its process lives.
-    if answer is None or answer.status["state"] == "ended":
+    if status is None or status["state"] == "ended":
         return None
     letters: Counter[str] = Counter()
-    for cause in answer.status["dead_letters"]:
+    for cause in status["dead_letters"]:
         letters[cause["stage"]] += cause["count"]
-    of_stream = {"source": "stream", "address": answer.address, "tables": len(answer.status["tables"])}
-    return {**_summary(answer.status), **of_stream, "dead_letters": dict(letters)}
+    return {
+        **_summary(status),
+        "source": "stream",
+        "address": status["address"],
+        "tables": len(status["tables"]),
+        "dead_letters": dict(letters),
+    }
 
 
 def summary_of_lake(config: Config, file: str) -> StreamSummary:
@@ -82,16 +86,11 @@ def summary_of_lake(config: Config, file: str) -> StreamSummary:
     return summary
 
 
-@dataclass(frozen=True)
-class StreamAnswer:
-    """What a stream has answered at `/api/status`, and the address that it was asked at."""
+def ask_stream(config: Config) -> dict[str, Any] | None:
+    """Return what the stream of a configuration answers at `/api/status`, and the `address` that it was asked at.
 
-    status: dict[str, Any]
-    address: str
-
-
-def ask_stream(config: Config) -> StreamAnswer | None:
-    """Ask the stream of a configuration at its address; None if none of this name answers there."""
+    None if none of this name answers there.
+    """
     ui = config.ui or Ui()
     host, port = ui.host_and_port
     # A server of all addresses is asked at one of this machine.
@@ -109,7 +108,7 @@ def ask_stream(config: Config) -> StreamAnswer | None:
             return None
     if not isinstance(status, dict) or status.get("query") != config.name:
         return None
-    return StreamAnswer({**_BLANK, **status}, address)
+    return {**_BLANK, **status, "address": address}
 
 
 def as_authority(host: str, port: int) -> str:
