@@ -32,7 +32,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GAIN = " " * 16
 STOP_SECONDS = 60
 PAGE_PORT = 4480
-"""Where `router top` asks for a stream if its configuration does not name another port."""
+"""Where `router status` asks for a stream if its configuration does not name another port."""
 
 
 @dataclass(frozen=True)
@@ -126,9 +126,9 @@ def routing(demo: Demo, routes: Path, environ: dict[str, str], page: str = "") -
     demo.say(f"[bold]router run {routes} --continuous[/] starts, in a process of its own")
     if page:
         watch = f"[bold]watch it at http://{page}/[/]"
-        # Another port stands in no configuration, and so `router top` does not find it.
+        # Another port stands in no configuration, and so `router status` does not find it.
         if page.endswith(f":{PAGE_PORT}"):
-            watch += f", or by `router top {routes}`"
+            watch += f", or by `router status {routes} --watch`"
         demo.say(watch)
     with ExitStack() as stops:
         try:

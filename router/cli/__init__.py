@@ -57,7 +57,6 @@ COMMANDS = {
     "submit": ("router.cli.submit:submit", "Run a configuration on a cluster, by spark-submit."),
     "tables": ("router.cli.tables:tables", "List every table with its state."),
     "test": ("router.cli.check:test", "Run route tests: records in, rows expected."),
-    "top": ("router.cli.top:top", "Watch a stream in the terminal."),
     "verify": ("router.cli.verify:verify", "Compare tables with manifests, ledger and bronze."),
     "views": ("router.cli.views:views", "Show views, how they follow changes, or refresh them now."),
 }
@@ -67,7 +66,7 @@ GROUPS = {
     "Write a configuration": ("check", "test", "graph", "schema"),
     "Run it": ("doctor", "run", "submit", "maintain", "bench"),
     "See what happened to records": (
-        *("status", "top", "ledger", "dead-letters", "tables", "verify", "views", "expectations"),
+        *("status", "ledger", "dead-letters", "tables", "verify", "views", "expectations"),
     ),
     "Repair tables, send again": ("rebuild", "backfill", "replay", "quarantine"),
     "Extend it": ("plugins",),
@@ -86,6 +85,7 @@ FORMER = {
     "repair": "router rebuild",
     "simulate": "python -m router_demo.simulate",
     "size": "router bench --estimate",
+    "top": "router status --watch",
     "ui": "router status --page",
 }
 """Former names of commands -> what they are now."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from router.cli import config_argument, plugin_option
-from router.cli.listing import Listing, ListingField, json_option, show_json, show_listings
+from router.cli.listing import Listing, ListingField, ListOptions, json_option, list_options, show_list
 from router.cli.values import parse_since
 from router.config.loader import load
 from router.errors import printable
@@ -52,6 +52,7 @@ def letter_options(command: Callable[..., None]) -> Callable[..., None]:
 @letter_options
 @click.option("--all", "replayed", is_flag=True, help="Also those that a replay has taken.")
 @click.option("--samples", default=0, show_default=True, type=click.IntRange(0, 1000), help="Newest records of each.")
+@list_options
 @json_option
 @plugin_option
 def dead_letters(
@@ -63,6 +64,7 @@ def dead_letters(
     since: str | None,
     replayed: bool,
     samples: int,
+    list_options: ListOptions,
     as_json: bool,
     plugin_files: tuple[Path, ...],
 ) -> None:
@@ -79,20 +81,20 @@ def dead_letters(
     seconds = None if since is None else parse_since(since)
     identity, sink = config.identity_of(route, name)
     selection = DeadLetterSelection(stages, identity, sink, reason, seconds, replayed)
-    groups = dead_letter_groups(config, selection, samples)
-    rows = [_group_row(config, number, group) for number, group in enumerate(groups, 1)]
-    if as_json:
-        show_json({"name": config.name, "dead_letters": rows})
-        return
-    total = sum(group.count for group in groups)
-    title = f"{total:,} dead letters in {config.dead_letters}"
-    newest = []
-    for row in rows:
-        newest += [{"number": row["number"], **sample} for sample in row["samples"]]
-    listings = [
-        Listing("dead_letters", title, LETTER_GROUP_FIELDS, rows),
-        Listing("samples", "newest records of each", LETTER_SAMPLE_FIELDS, newest),
-    ]
+
+    def read() -> list[Listing]:
+        groups = dead_letter_groups(config, selection, samples)
+        rows = [_group_row(config, number, group) for number, group in enumerate(groups, 1)]
+        total = sum(group.count for group in groups)
+        title = f"{total:,} dead letters in {config.dead_letters}"
+        listing = Listing("dead_letters", title, LETTER_GROUP_FIELDS, rows, keys=("stage", "route", "sink", "reason"))
+        if as_json:
+            return [listing]
+        newest = []
+        for row in rows:
+            newest += [{"number": row["number"], **sample} for sample in row["samples"]]
+        return [listing, Listing("samples", "newest records of each", LETTER_SAMPLE_FIELDS, newest)]
+
     conditions = []
     if not replayed:
         conditions.append("no replay has taken")
@@ -101,7 +103,7 @@ def dead_letters(
     nothing = f"{config.dead_letters} in {config.lake} has no dead letters"
     if conditions:
         nothing += f" that {' and '.join(conditions)}"
-    show_listings(config.name, listings, nothing=nothing)
+    show_list(config, read, list_options, as_json=as_json, nothing=nothing)
 
 
 def _group_row(config: Config, number: int, group: DeadLetterGroup) -> dict[str, Any]:
@@ -133,17 +135,17 @@ def cut(text: str) -> str:
 
 
 LETTER_GROUP_FIELDS = (
-    ListingField("number", "number", "#"),
+    ListingField("number", "number", "#", compared=False),
     ListingField("count", "number"),
     ListingField("stage"),
     ListingField("route"),
     ListingField("sink"),
-    ListingField("first"),
-    ListingField("last"),
+    ListingField("first", compared=False),
+    ListingField("last", compared=False),
     ListingField("reason", "sentence", shown=_shown_reason),
 )
 LETTER_SAMPLE_FIELDS = (
-    ListingField("number", "number", "#"),
+    ListingField("number", "number", "#", compared=False),
     ListingField("topic"),
     ListingField("partition", "number", counted=False),
     ListingField("offset", "number", counted=False),

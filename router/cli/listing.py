@@ -7,8 +7,9 @@ still too wide each row becomes a block of lines. In a pipe a row is one line, h
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -23,6 +24,8 @@ from router.errors import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    from router.config.models import Config
 
 UNLIMITED = 1_000_000
 """The width of what is no terminal, in characters."""
@@ -39,7 +42,8 @@ class ListingField:
 
     A `number` stands to the right. A `sentence` may continue in the next line, a `name` and a `number` never do. A
     number that counts nothing, such as an offset, has no commas: it is not `counted`. `shown` returns the text of a
-    row's cell, if that is not the usual one of its value.
+    row's cell, if that is not the usual one of its value. A row in which only cells that are not `compared` are new,
+    such as a time, is no change to who watches it.
     """
 
     name: str
@@ -47,6 +51,7 @@ class ListingField:
     title: str = ""
     counted: bool = True
     shown: Callable[[dict[str, Any]], Any] | None = None
+    compared: bool = True
 
     @property
     def header(self) -> str:
@@ -58,23 +63,85 @@ class ListingField:
         value = row[self.name] if self.shown is None else self.shown(row)
         if value is None:
             return ""
+        file = configuration_file()
         if isinstance(value, list | tuple):
-            return "\n".join(printable(str(item)) for item in value)
+            return "\n".join(printable(commands_with_file(str(item), file)) for item in value)
         if isinstance(value, datetime):
             return f"{_in_utc(value):%Y-%m-%d %H:%M:%SZ}"
         if isinstance(value, int) and self.counted:
             return f"{value:,}"
-        return printable(commands_with_file(str(value), configuration_file()))
+        return printable(commands_with_file(str(value), file))
+
+    def sort_key(self, row: dict[str, Any]) -> tuple[int, Any]:
+        """Return what rows are sorted by: cells without content first, then numbers and times, then texts."""
+        value = row.get(self.name)
+        if isinstance(value, int | float | datetime):
+            return 1, value
+        text = self.text(row).lower()
+        return (2 if text else 0), text
 
 
 @dataclass(frozen=True)
 class Listing:
-    """Rows to print. `name` is their key in JSON, which has all values of a row, also those that no field shows."""
+    """Rows to print. `name` is their key in JSON, which has all values of a row, also those that no field shows.
+
+    `keys` name the values that tell one row from another, for who watches them; without any, rows do not change.
+    """
 
     name: str
     title: str
     fields: tuple[ListingField, ...]
     rows: Sequence[dict[str, Any]]
+    keys: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ListOptions:
+    """What a user wants to see of a list: whether it is watched, the order of its rows, and a text that they have."""
+
+    watch: bool = False
+    sort: str = ""
+    only: str = ""
+
+    def choose(self, listings: Sequence[Listing]) -> list[Listing]:
+        """Return listings with the chosen rows in order. Raises UsageError if none has the column to sort by."""
+        # Only the first hyphen means descending.
+        column = self.sort.removeprefix("-")
+        chosen = []
+        headers = []
+        for listing in listings:
+            rows = [row for row in listing.rows if self._has_text(listing, row)]
+            for field in listing.fields:
+                headers.append(field.header)
+                if column == field.header:
+                    rows.sort(key=field.sort_key, reverse=self.sort.startswith("-"))
+            chosen.append(replace(listing, rows=rows))
+        if column and column not in headers:
+            raise click.UsageError(f"--sort {self.sort}: the columns are {', '.join(dict.fromkeys(headers))}")
+        return chosen
+
+    def _has_text(self, listing: Listing, row: dict[str, Any]) -> bool:
+        wanted = self.only.lower()
+        return any(wanted in field.text(row).lower() for field in listing.fields)
+
+
+watch_option = click.option(
+    "--watch", is_flag=True, help="Show it again and again until Ctrl-C; in a pipe print a line for each change."
+)
+"""`--watch`; the command gets it as `watch`."""
+
+
+def list_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command that prints a list `--watch`, `--sort` and `--only`: it gets them as `list_options`."""
+
+    @watch_option
+    @click.option("--sort", default="", metavar="COLUMN", help="Sort rows by this column; -COLUMN: the largest first.")
+    @click.option("--only", default="", metavar="TEXT", help="Only rows that have this text, in any column.")
+    @wraps(command)
+    def with_options(*arguments: Any, watch: bool, sort: str, only: str, **others: Any) -> None:
+        command(*arguments, **others, list_options=ListOptions(watch, sort, only))
+
+    return with_options
 
 
 def numbers(*names: str) -> tuple[ListingField, ...]:
@@ -82,7 +149,33 @@ def numbers(*names: str) -> tuple[ListingField, ...]:
     return tuple(ListingField(name, "number") for name in names)
 
 
-def show_listings(about: str, listings: Sequence[Listing], *, as_json: bool = False, nothing: str = "") -> None:
+def show_list(
+    config: Config,
+    read: Callable[[], Sequence[Listing]],
+    options: ListOptions,
+    *,
+    as_json: bool = False,
+    nothing: str = "",
+) -> None:
+    """Print listings about a configuration as its user wants to see them: once, or again and again."""
+    if options.only:
+        nothing = f"no row has {options.only!r}"
+    if not options.watch:
+        show_listings(config.name, options.choose(read()), as_json=as_json, nothing=nothing)
+        return
+    from router.cli.watch import watch_stream
+
+    watch_stream(config, lambda: options.choose(read()), as_json=as_json, nothing=nothing)
+
+
+def show_listings(
+    about: str,
+    listings: Sequence[Listing],
+    *,
+    as_json: bool = False,
+    nothing: str = "",
+    console: Console | None = None,
+) -> None:
     """Print listings as tables, or all of them as one JSON document with the name of what they are about.
 
     `nothing` is the line that people see if no listing has a row. A listing without rows is left out.
@@ -90,11 +183,12 @@ def show_listings(about: str, listings: Sequence[Listing], *, as_json: bool = Fa
     if as_json:
         show_json({"name": about, **{listing.name: list(listing.rows) for listing in listings}})
         return
+    console = console or _console()
     filled = [listing for listing in listings if listing.rows]
     if not filled and nothing:
-        click.echo(printable(nothing))
+        console.print(Text(printable(nothing)), soft_wrap=True)
     for listing in filled:
-        show_listing(listing)
+        show_listing(listing, console)
 
 
 def show_json(document: dict[str, Any]) -> None:
@@ -102,12 +196,12 @@ def show_json(document: dict[str, Any]) -> None:
     click.echo(json.dumps(document, indent=2, default=_json_value))
 
 
-def show_sentences(sentences: Sequence[tuple[str, str]]) -> None:
+def show_sentences(sentences: Sequence[tuple[str, str]], console: Console | None = None) -> None:
     """Print a line for each name and what is said of it, in two columns if the terminal is wide enough.
 
     Otherwise a sentence that is too long stands below its name, indented.
     """
-    console = _console()
+    console = console or _console()
     file = configuration_file()
     sentences = [(name, commands_with_file(sentence, file)) for name, sentence in sentences]
     width = max((cell_len(name) for name, _ in sentences), default=0)
@@ -116,9 +210,9 @@ def show_sentences(sentences: Sequence[tuple[str, str]]) -> None:
     for name, sentence in sentences:
         line = f"{name}{' ' * (width - cell_len(name))}  {sentence}"
         if cell_len(line) <= console.width:
-            click.echo(line)
+            console.print(Text(line), soft_wrap=True)
             continue
-        click.echo(name)
+        console.print(Text(name), soft_wrap=True)
         _show_wrapped(console, sentence)
 
 
@@ -166,9 +260,9 @@ class _Column:
         return all(text == "" or (is_count and text == "0") for text in self.texts)
 
 
-def show_listing(listing: Listing) -> None:
+def show_listing(listing: Listing, console: Console | None = None) -> None:
     """Print a listing for people, as wide as the terminal is."""
-    console = _console()
+    console = console or _console()
     columns = []
     for field in listing.fields:
         texts = [field.text(row) for row in listing.rows]

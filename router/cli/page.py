@@ -30,7 +30,7 @@ def serve_page(config: Config, file: Path, address: str) -> None:
 
     answer = ask_stream(config)
     if answer is not None:
-        click.echo(f"{config.name} runs, and shows itself at http://{answer.address}/")
+        click.echo(f"{config.name} runs, and shows itself at http://{answer['address']}/")
         return
     options = ui_at(config.ui, address, "--page") if address else config.ui or Ui()
     graph = graph_of(config, NO_COUNTS).document()

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from router.cli import config_argument, plugin_option
-from router.cli.listing import Listing, ListingField, json_option, numbers, show_json, show_listings
+from router.cli.listing import (
+    Listing,
+    ListingField,
+    ListOptions,
+    json_option,
+    list_options,
+    numbers,
+    show_list,
+    show_listings,
+)
 from router.config.loader import load
 from router.registry import load_registry
 from router.table_names import matches
@@ -32,9 +41,10 @@ def waiting_rows(command: Callable[..., None]) -> Callable[..., None]:
     @plugin_option
     @wraps(command)
     def chosen(
-        file: Path, patterns: tuple[str, ...], route: str | None, plugin_files: tuple[Path, ...], **options: bool
+        file: Path, patterns: tuple[str, ...], route: str | None, plugin_files: tuple[Path, ...], **options: Any
     ) -> None:
-        command(_Waiting.read(file, plugin_files, route, patterns), **options)
+        config = load(file, load_registry(plugin_files)).config
+        command(_Waiting.read(config, route, patterns), **options)
 
     return chosen
 
@@ -53,13 +63,17 @@ def quarantine() -> None:
 
 @quarantine.command("list")
 @waiting_rows
+@list_options
 @json_option
-def list_rows(waiting: _Waiting, as_json: bool) -> None:
+def list_rows(waiting: _Waiting, list_options: ListOptions, as_json: bool) -> None:
     """Show the rows of the configuration FILE that wait, by table, and why."""
-    if as_json:
-        show_json({"name": waiting.config.name, "quarantined": waiting.facts(waiting.rows)})
-    else:
-        waiting.show(waiting.rows)
+
+    def read() -> list[Listing]:
+        # Those that stand above were read a moment ago: only who watches needs them again.
+        now = _Waiting.read(waiting.config, waiting.route, waiting.patterns) if list_options.watch else waiting
+        return [now.listing(now.rows)]
+
+    show_list(waiting.config, read, list_options, as_json=as_json, nothing=waiting.nothing)
 
 
 @quarantine.command(short_help="Approve the new columns that rows need.")
@@ -121,7 +135,7 @@ def discard(waiting: _Waiting, yes: bool) -> None:
 
 @dataclass(frozen=True)
 class _Waiting:
-    """The quarantined rows that a command is about. `chosen_by` says in words which options choose them.
+    """The quarantined rows that a command is about, of a route and for tables if these are named.
 
     `blocked_without_rows`: tables that cannot be written, and have no rows in the quarantine.
     """
@@ -130,15 +144,15 @@ class _Waiting:
     store: CheckpointStore
     rows: list[Quarantined]
     blocked_without_rows: list[Place]
-    chosen_by: str
+    route: str | None
+    patterns: tuple[str, ...]
 
     @classmethod
-    def read(cls, file: Path, plugin_files: tuple[Path, ...], route: str | None, patterns: tuple[str, ...]) -> _Waiting:
+    def read(cls, config: Config, route: str | None, patterns: tuple[str, ...]) -> _Waiting:
         """Read what waits, of a route if one is named, and for the tables that match a pattern if there are any."""
         from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
         from router.engine.quarantine.table import pending_releases, quarantined
 
-        config = load(file, load_registry(plugin_files)).config
         lake, checkpoint = lake_and_checkpoint(config)
         store = CheckpointStore(checkpoint)
         identity, _ = config.identity_of(route, None)
@@ -150,22 +164,31 @@ class _Waiting:
         with_rows = {rows.place for rows in chosen}
         blocked = [note.place for note in pending_releases(store, "blocked") if is_chosen(note.place)]
         without_rows = [place for place in blocked if place not in with_rows]
-        chosen_by = ""
-        if route:
-            chosen_by += f" on route {route}"
-        if patterns:
-            chosen_by += f" for {', '.join(patterns)}"
-        return cls(config, store, chosen, without_rows, chosen_by)
+        return cls(config, store, chosen, without_rows, route, patterns)
+
+    @property
+    def nothing(self) -> str:
+        """Return the line that people see if no rows wait."""
+        line = f"no rows of {self.config.name} wait"
+        if self.route:
+            line += f" on route {self.route}"
+        if self.patterns:
+            line += f" for {', '.join(self.patterns)}"
+        return line
 
     def show(self, rows: list[Quarantined]) -> bool:
         """Print rows; say whether there are any."""
+        show_listings(self.config.name, [self.listing(rows)], nothing=self.nothing)
+        return bool(rows)
+
+    def listing(self, rows: list[Quarantined]) -> Listing:
+        """Return rows as they are printed."""
         # Rows that wait for an approval have no cause: their reason are the columns that their table lacks.
         has_cause = any(quarantined.cause is not None for quarantined in rows)
         title = "why" if has_cause else "would gain"
         fields = (*WAITING_FIELDS, ListingField("reason", "sentence", title, shown=_shown_reason))
-        nothing = f"no rows of {self.config.name} wait{self.chosen_by}"
-        show_listings(self.config.name, [Listing("quarantined", "", fields, self.facts(rows))], nothing=nothing)
-        return bool(rows)
+        keys = ("table", "route", "sink", "waits_for")
+        return Listing("quarantined", "", fields, self.facts(rows), keys)
 
     def facts(self, rows: list[Quarantined]) -> list[dict[str, Any]]:
         """Return what is known of rows that wait."""
@@ -228,7 +251,7 @@ WAITING_FIELDS = (
     ListingField("route"),
     ListingField("sink"),
     *numbers("rows"),
-    ListingField("oldest", title="oldest record"),
+    ListingField("oldest", title="oldest record", compared=False),
     ListingField("written_with", "sentence", "written with", shown=_shown_versions),
 )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from router.cli import config_argument, plugin_option
-from router.cli.listing import json_option, show_json, show_sentences
+from router.cli.listing import json_option, show_json, show_sentences, watch_option
 from router.cli.page import serve_page
 from router.cli.values import parse_interval
 from router.config.loader import load
@@ -45,10 +45,16 @@ EXIT_CODES = {"look": 1, "act": 2}
     flag_value="",
     help="Show the page of a stream that is down, or runs without `ui`, until Ctrl-C; default: at the address of `ui`.",
 )
+@watch_option
 @json_option
 @plugin_option
 def status(
-    file: Path, max_age: timedelta | None, page: str | None, as_json: bool, plugin_files: tuple[Path, ...]
+    file: Path,
+    max_age: timedelta | None,
+    page: str | None,
+    watch: bool,
+    as_json: bool,
+    plugin_files: tuple[Path, ...],
 ) -> None:
     """Show the state of the stream of the configuration FILE.
 
@@ -57,28 +63,46 @@ def status(
     (it waits, a table cannot be written, rows are quarantined, an API is unavailable); 2: it is down, has failed or is
     stuck, or --max-age is over. Needs no Spark.
     """
-    from router.engine.status.findings import line_of, overdue
     from router.engine.status.summary import stream_summary
 
     config = load(file, load_registry(plugin_files)).config
     if page is not None:
         serve_page(config, file, page)
         return
+    if watch:
+        from router.cli.watch import watch_stream
+
+        watch_stream(config, as_json=as_json, max_age=max_age)
+        return
     summary = stream_summary(config, str(file))
     now = time.time()
-    if max_age is not None:
-        late = overdue(summary["lag"], summary["batch_ended"], max_age.total_seconds(), str(file), now)
-        summary["findings"][:0] = map(asdict, late)
+    summary["findings"] = findings_of(summary, max_age, str(file), now)
     # Cron knows by the code whether to wake a person: 2 for what is down, whatever else is wrong.
     code = max((EXIT_CODES[finding["severity"]] for finding in summary["findings"]), default=0)
     if as_json:
         show_json(_document(summary, code))
     else:
-        click.echo(printable(_headline(summary, now)))
-        reasons = [line_of(finding["text"], finding["command"]) for finding in summary["findings"]] or ["all is well"]
-        sentences = [*(("why", reason) for reason in reasons), *_sentences(summary, now)]
-        show_sentences([(name, printable(sentence)) for name, sentence in sentences])
+        click.echo(headline(summary, now))
+        show_sentences([*reasons(summary["findings"]), *sentences(summary, now)])
     raise SystemExit(code)
+
+
+def findings_of(summary: StreamSummary, max_age: timedelta | None, file: str, now: float) -> list[dict[str, Any]]:
+    """Return what is wrong with a stream, first that no batch has ended for too long."""
+    from router.engine.status.findings import overdue
+
+    if max_age is None:
+        return [*summary["findings"]]
+    late = overdue(summary["lag"], summary["batch_ended"], max_age.total_seconds(), file, now)
+    return [*map(asdict, late), *summary["findings"]]
+
+
+def reasons(findings: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Return a line for each finding, with its command."""
+    from router.engine.status.findings import line_of
+
+    lines = [line_of(finding["text"], finding["command"]) for finding in findings] or ["all is well"]
+    return [("why", printable(line)) for line in lines]
 
 
 def _document(summary: StreamSummary, code: int) -> dict[str, Any]:
@@ -101,21 +125,22 @@ def _as_datetime(moment: float | None) -> datetime | None:
         return None
 
 
-def _headline(summary: StreamSummary, now: float) -> str:
+def headline(summary: StreamSummary, now: float) -> str:
+    """Return the name of a stream and what it does."""
     state = summary["state"]
     if summary["since"] is not None and state != "running":
         state = f"{state} for {_age(summary['since'], now)}"
     if summary["step"]:
         state = f"{state}, {summary['step']}"
-    return f"{summary['name']}: {state}"
+    return printable(f"{summary['name']}: {state}")
 
 
-def _sentences(summary: StreamSummary, now: float) -> list[tuple[str, str]]:
+def sentences(summary: StreamSummary, now: float) -> list[tuple[str, str]]:
     """Return what is known, a line for each subject; always the same ones."""
     newest = "-"
     if summary["newest_record"] is not None:
         newest = f"{_age(summary['newest_record'], now)} old"
-    return [
+    subjects = [
         ("seen by", _witness(summary)),
         ("last batch", _last_batch(summary, now)),
         ("lag", _lag(summary, now)),
@@ -127,6 +152,7 @@ def _sentences(summary: StreamSummary, now: float) -> list[tuple[str, str]]:
         ("views", _views(summary, now)),
         ("warning", summary["warning"] or "-"),
     ]
+    return [(subject, printable(sentence)) for subject, sentence in subjects]
 
 
 def _witness(summary: StreamSummary) -> str:

@@ -19,9 +19,12 @@ from router.cli import config_argument, plugin_option
 from router.cli.listing import (
     Listing,
     ListingField,
+    ListOptions,
     json_option,
+    list_options,
     numbers,
     show_json,
+    show_list,
     show_listings,
     show_sentences,
 )
@@ -55,9 +58,10 @@ COUNTS_OF_SINK = (*count_names("route"), *count_names("sink"))
 )
 @config_argument
 @click.option("--batches", default=5, show_default=True, type=click.IntRange(1), help="How many batches.")
+@list_options
 @json_option
 @plugin_option
-def ledger(file: Path, batches: int, as_json: bool, plugin_files: tuple[Path, ...]) -> None:
+def ledger(file: Path, batches: int, list_options: ListOptions, as_json: bool, plugin_files: tuple[Path, ...]) -> None:
     """Show the ledger of the configuration FILE: its last batches by source partition, and by route and sink.
 
     A replay moves rows: as many fewer are parked, or dead, as it applied. Each batch has the sums below, that of
@@ -66,16 +70,19 @@ def ledger(file: Path, batches: int, as_json: bool, plugin_files: tuple[Path, ..
     from router.engine.ledger import last
 
     config = load(file, load_registry(plugin_files)).config
-    rows = last(config, batches)
-    # The ledger has rows of both kinds: those of the source have no route, those of sinks no partition.
-    sources = [_source_row(row) for row in rows if row["read"] is not None]
-    sinks = [_sink_row(config, row) for row in rows if row["route"] is not None]
-    listings = [
-        Listing("sources", "records by source partition", SOURCE_FIELDS, sources),
-        Listing("sinks", "events by route and sink", SINK_FIELDS, sinks),
-    ]
+
+    def read() -> list[Listing]:
+        rows = last(config, batches)
+        # The ledger has rows of both kinds: those of the source have no route, those of sinks no partition.
+        sources = [_source_row(row) for row in rows if row["read"] is not None]
+        sinks = [_sink_row(config, row) for row in rows if row["route"] is not None]
+        return [
+            Listing("sources", "records by source partition", SOURCE_FIELDS, sources),
+            Listing("sinks", "events by route and sink", SINK_FIELDS, sinks),
+        ]
+
     nothing = f"{config.ledger} in {config.lake} has no batches of {config.name}"
-    show_listings(config.name, listings, as_json=as_json, nothing=nothing)
+    show_list(config, read, list_options, as_json=as_json, nothing=nothing)
 
 
 def _source_row(row: dict[str, Any]) -> dict[str, Any]:
@@ -130,6 +137,7 @@ SINK_FIELDS = (
 @click.argument("patterns", metavar="[TABLE]...", nargs=-1)
 @click.option("--grants", is_flag=True, help="Print owner, tags and rights of the tables as SQL, for a catalog.")
 @click.option("--catalog", metavar="NAME", help="With --grants: the catalog that the tables are in.")
+@list_options
 @json_option
 @plugin_option
 def tables(
@@ -137,6 +145,7 @@ def tables(
     patterns: tuple[str, ...],
     grants: bool,
     catalog: str | None,
+    list_options: ListOptions,
     as_json: bool,
     plugin_files: tuple[Path, ...],
 ) -> None:
@@ -156,10 +165,12 @@ def tables(
     from router.engine.preflight.explain import explain
 
     config = load(file, load_registry(plugin_files)).config
+    if grants and list_options != ListOptions():
+        raise click.UsageError("--watch, --sort and --only are about a list: they go without --grants")
     if grants:
         click.echo("\n".join(_grants(config, patterns, catalog)))
         return
-    if len(patterns) == 1 and is_name(patterns[0]):
+    if len(patterns) == 1 and is_name(patterns[0]) and list_options == ListOptions():
         facts = explain(config, patterns[0])
         if as_json:
             show_json(
@@ -168,10 +179,14 @@ def tables(
         else:
             show_sentences([(name, printable(text)) for name, text in facts])
         return
-    rows = [asdict(state) for state in table_states(config)]
-    names = chosen_names(patterns, [row["table"] for row in rows], f"table of {config.name}")
-    rows = [row for row in rows if row["table"] in names]
-    show_listings(config.name, [Listing("tables", f"tables of {config.name}", STATE_FIELDS, rows)], as_json=as_json)
+
+    def read() -> list[Listing]:
+        rows = [asdict(state) for state in table_states(config)]
+        names = chosen_names(patterns, [row["table"] for row in rows], f"table of {config.name}")
+        rows = [row for row in rows if row["table"] in names]
+        return [Listing("tables", f"tables of {config.name}", STATE_FIELDS, rows, keys=("table",))]
+
+    show_list(config, read, list_options, as_json=as_json)
 
 
 def _shown_lag(row: dict[str, Any]) -> int | None:

@@ -15,7 +15,7 @@ from router.cli import (
     master_option,
     plugin_option,
 )
-from router.cli.listing import Listing, ListingField, json_option, numbers, show_json, show_listing
+from router.cli.listing import Listing, ListingField, ListOptions, json_option, list_options, numbers, show_list
 from router.cli.session import watched_session
 from router.cli.values import chosen_names
 from router.config.loader import load
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 @click.option("--plan", is_flag=True, help="Show how each follows changes, and why not in a better way (needs Spark).")
 @accept_option([("lost-sources", "make views without sources that are gone, unreadable or not written any more")])
 @master_option
+@list_options
 @json_option
 @plugin_option
 def views(
@@ -50,6 +51,7 @@ def views(
     plan: bool,
     accepted: frozenset[str],
     master: str | None,
+    list_options: ListOptions,
     as_json: bool,
     plugin_files: tuple[Path, ...],
 ) -> None:
@@ -68,8 +70,9 @@ def views(
 
     if full and not refresh:
         raise click.UsageError("--full goes with --refresh")
-    if as_json and (refresh or plan or accepted):
-        raise click.UsageError("--json shows views: it goes without --refresh, --plan and --accept")
+    if (as_json or list_options != ListOptions()) and (refresh or plan or accepted):
+        options = "--json, --watch, --sort and --only"
+        raise click.UsageError(f"{options} show views: they go without --refresh, --plan and --accept")
     config = load(file, load_registry(plugin_files)).config
     in_turn = in_order(config.views)
     names = chosen_names(patterns, [view.name for view in in_turn], f"view of {config.name}")
@@ -77,7 +80,8 @@ def views(
     if accepted:
         _accept(config, chosen)
     if not refresh and not plan:
-        _list(config, chosen, as_json=as_json)
+        nothing = f"{config.name} has no views"
+        show_list(config, lambda: [_listing(config, chosen)], list_options, as_json=as_json, nothing=nothing)
         return
     with watched_session(config, master, by_spark=True) as spark:
         refresher = refresher_of(config, spark)
@@ -115,24 +119,14 @@ def _accept(config: Config, chosen: list[View]) -> None:
         raise StartError(f"{names}: no source is missing; `router views FILE` shows what views read")
 
 
-def _list(config: Config, chosen: list[View], *, as_json: bool) -> None:
+def _listing(config: Config, chosen: list[View]) -> Listing:
     from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
     from router.engine.views.note import Note, view_note_path
-    from router.engine.views.sources import accept_lost
 
     _, checkpoint = lake_and_checkpoint(config)
     store = CheckpointStore(checkpoint)
-    notes = {view.name: Note.of(store.load(view_note_path(view.name))) for view in chosen}
-    rows = [_facts(view, notes[view.name]) for view in chosen]
-    if as_json:
-        show_json({"name": config.name, "views": rows})
-        return
-    show_listing(Listing("views", f"views of {config.name}", VIEW_FIELDS, rows))
-    for view in chosen:
-        note = notes[view.name]
-        for table in note.left:
-            line = f"{view.name}: {table} has left it: {note.origin} does not write it; see `{accept_lost(view)}`"
-            click.echo(printable(commands_with_file(line, configuration_file())))
+    rows = [_facts(view, Note.of(store.load(view_note_path(view.name)))) for view in chosen]
+    return Listing("views", f"views of {config.name}", VIEW_FIELDS, rows, keys=("view",))
 
 
 def _facts(view: View, note: Note) -> dict[str, Any]:
@@ -167,6 +161,13 @@ def _shown_violations(row: dict[str, Any]) -> list[str]:
     return [f"{name} {count:,}" for name, count in sorted(row["violated"].items())]
 
 
+def _shown_left(row: dict[str, Any]) -> list[str]:
+    from router.engine.views.sources import accept_lost
+
+    command = accept_lost(row["view"])
+    return [f"{table} has left it: {row['reads']} does not write it; see `{command}`" for table in row["left"]]
+
+
 def _shown_seconds(row: dict[str, Any]) -> str:
     return "" if row["seconds"] is None else f"{row['seconds']:.1f}"
 
@@ -178,12 +179,13 @@ VIEW_FIELDS = (
     ListingField("when"),
     *numbers("tables", "rows"),
     ListingField("violated", shown=_shown_violations),
-    ListingField("last"),
+    ListingField("last", compared=False),
     ListingField("way"),
     ListingField("why", "sentence"),
-    ListingField("seconds", "number", shown=_shown_seconds),
+    ListingField("seconds", "number", shown=_shown_seconds, compared=False),
     ListingField("failed_since", title="fails since"),
     ListingField("failed", "sentence", title="cannot be refreshed"),
+    ListingField("left", "sentence", title="warning", shown=_shown_left),
 )
 
 

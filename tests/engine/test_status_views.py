@@ -198,7 +198,7 @@ def test_a_table_says_what_commits_to_it(board: StatusBoard) -> None:
 
 
 def test_all_of_it_is_in_the_answer(board: StatusBoard) -> None:
-    """Without it the page and `router top` have nothing to show."""
+    """Without it the page and `router status --watch` have nothing to show."""
     board.carried_out(batch(0, matched=7, violated=3), {}, {}, committed_by={"silver.uno": "delta-rs"})
     board.view_refreshed("sessions", NOTE)
     with StatusServer(board, Ui(address="127.0.0.1:0"), Metrics()) as server:

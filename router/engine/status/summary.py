@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import requests
@@ -52,14 +51,29 @@ def stream_summary(config: Config, file: str) -> StreamSummary:
 
     `file` is the configuration as a user would type it.
     """
-    answer = ask_stream(config)
+    return summary_of_stream(config) or summary_of_lake(config, file)
+
+
+def summary_of_stream(config: Config) -> StreamSummary | None:
+    """Return what a stream answers; None if it does not answer, or has ended."""
+    status = ask_stream(config)
     # A stream that has ended answers for as long as its process lives.
-    if answer is not None and answer.status["state"] != "ended":
-        letters: Counter[str] = Counter()
-        for cause in answer.status["dead_letters"]:
-            letters[cause["stage"]] += cause["count"]
-        of_stream = {"source": "stream", "address": answer.address, "tables": len(answer.status["tables"])}
-        return {**_summary(answer.status), **of_stream, "dead_letters": dict(letters)}
+    if status is None or status["state"] == "ended":
+        return None
+    letters: Counter[str] = Counter()
+    for cause in status["dead_letters"]:
+        letters[cause["stage"]] += cause["count"]
+    return {
+        **_summary(status),
+        "source": "stream",
+        "address": status["address"],
+        "tables": len(status["tables"]),
+        "dead_letters": dict(letters),
+    }
+
+
+def summary_of_lake(config: Config, file: str) -> StreamSummary:
+    """Return what lake, checkpoint and topic say of a stream."""
     board = LakeBoard(config, brief=True)
     board.read()
     stuck_after = interval((config.ui or Ui()).stuck_after).total_seconds()
@@ -72,16 +86,11 @@ def stream_summary(config: Config, file: str) -> StreamSummary:
     return summary
 
 
-@dataclass(frozen=True)
-class StreamAnswer:
-    """What a stream has answered at `/api/status`, and the address that it was asked at."""
+def ask_stream(config: Config) -> dict[str, Any] | None:
+    """Return what the stream of a configuration answers at `/api/status`, and the `address` that it was asked at.
 
-    status: dict[str, Any]
-    address: str
-
-
-def ask_stream(config: Config) -> StreamAnswer | None:
-    """Ask the stream of a configuration at its address; None if none of this name answers there."""
+    None if none of this name answers there.
+    """
     ui = config.ui or Ui()
     host, port = ui.host_and_port
     # A server of all addresses is asked at one of this machine.
@@ -99,7 +108,7 @@ def ask_stream(config: Config) -> StreamAnswer | None:
             return None
     if not isinstance(status, dict) or status.get("query") != config.name:
         return None
-    return StreamAnswer({**_BLANK, **status}, address)
+    return {**_BLANK, **status, "address": address}
 
 
 def as_authority(host: str, port: int) -> str:
@@ -144,7 +153,7 @@ def _summary(status: Mapping[str, Any]) -> StreamSummary:
         "warning": status["warnings"][0]["message"] if status["warnings"] else "",
         "held_topics": status["held_topics"],
         "unread": [f"{subject}: {cause}" for subject, cause in status["unread"].items()],
-        "findings": status["findings"],
+        "findings": status.get("findings", []),
     }
 
 

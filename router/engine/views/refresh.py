@@ -210,7 +210,7 @@ class Refresher:
             parts.append(f"{', '.join(sorted(gone))}: gone")
         if recreated:
             parts.append(f"{', '.join(sorted(recreated))}: deleted and made again")
-        problem = f"its sources have changed: {'; '.join(parts)}. Bring them back, or run `{accept_lost(view)}`"
+        problem = f"its sources have changed: {'; '.join(parts)}. Bring them back, or run `{accept_lost(view.name)}`"
         raise ViewError(view.name, problem)
 
     def _warn_of_left(self, view: View, note: Note) -> None:
@@ -221,7 +221,7 @@ class Refresher:
         if note.left:
             names = ", ".join(note.left)
             problem = f"{note.origin} does not write {names} (any more), so the view has no rows of it"
-            log.warning("view %s: %s. `%s` ends this warning", view.name, problem, accept_lost(view))
+            log.warning("view %s: %s. `%s` ends this warning", view.name, problem, accept_lost(view.name))
 
     def _still_unreadable(self, note: Note) -> tuple[str, ...]:
         """Return the accepted sources that still cannot be read; for the others acceptance has been used up."""

@@ -224,9 +224,9 @@ def together(tables: Iterable[Snapshot]) -> Relation:
     return Relation(pa.schema([column for column in columns.values() if column.name not in conflicts]), conflicts)
 
 
-def accept_lost(view: View) -> str:
+def accept_lost(view: str) -> str:
     """Return the command that lets a view be made without the sources that it misses."""
-    return f"router views FILE {shlex.quote(view.name)} --accept lost-sources"
+    return f"router views FILE {shlex.quote(view)} --accept lost-sources"
 
 
 class ViewSources(NamedTuple):
@@ -323,7 +323,7 @@ class ViewTables:
                 problem = f"it needs {table}"
                 # A table that it joins, or one of its own, cannot be left out.
                 if self.is_source(view)(name):
-                    problem += f"; `{accept_lost(view)}` continues without its rows"
+                    problem += f"; `{accept_lost(view.name)}` continues without its rows"
                 raise ViewError(view.name, problem) from table
             if table is not None:
                 snapshots[name] = Snapshot(name, table)
