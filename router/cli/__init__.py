@@ -65,9 +65,7 @@ COMMANDS = {
 GROUPS = {
     "Write a configuration": ("check", "test", "graph", "schema"),
     "Run it": ("doctor", "run", "submit", "maintain", "bench"),
-    "See what happened to records": (
-        *("status", "ledger", "dead-letters", "tables", "verify", "views", "expectations"),
-    ),
+    "See what happened to records": ("status", "ledger", "dead-letters", "tables", "verify", "views", "expectations"),
     "Repair tables, send again": ("rebuild", "backfill", "replay", "quarantine"),
     "Extend it": ("plugins",),
 }
