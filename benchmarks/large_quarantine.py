@@ -45,7 +45,7 @@ def main(rows: int) -> None:
         click.echo(f"{DeltaTable(quarantine).count():,} rows in the quarantine")
         wide = str(folder / "wide.yaml")
         _measure("list", "quarantine", "list", wide)
-        _measure("approve", "approve", wide)
+        _measure("approve", "quarantine", "approve", wide)
         _measure("run, releases them", "run", wide, "--once")
         _measure("run, releases nothing", "run", wide, "--once")
         click.echo(f"{DeltaTable(folder / 'lake/silver/games').count():,} rows in the table")

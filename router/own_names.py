@@ -25,8 +25,6 @@ TIMESTAMP = "_timestamp"
 KEY = "_key"
 ARRIVAL = "_arrival"
 """The column of a row with the run and the batch in which its record arrived: see `router.engine.source.position`."""
-ROW_PLACE = (TOPIC, PARTITION, OFFSET)
-"""Columns of a row with the place of its record, as `router.record.PLACE` has them of the record."""
 
 TABLE = "_table"
 """The column of a merging sink's outbox, and of a quarantine, with the table that a row is for."""

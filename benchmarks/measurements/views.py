@@ -121,7 +121,7 @@ def _refresh_table(results: Results, scale: Scale) -> Table:
         ("tables made anew from bronze", seconds(bronze), met(ratio(topic, bronze), 1.0, at_least=True)),
     )
     notes = (
-        f"{ROWS:,} events in {REFRESHED} tables, `router rebuild --tables 'silver.*'`, without its start. Bar: from "
+        f"{ROWS:,} events in {REFRESHED} tables, `router rebuild FILE 'silver.*'`, without its start. Bar: from "
         "bronze at least the throughput of reading Kafka anew.",
     )
     return Table(("work", "seconds", "bar"), rows, dict(steps), notes)

@@ -90,8 +90,8 @@ FORMER = {
 
 REFUSED = 2
 """The exit code of a command that could not do or see anything. Those that look end with 0 if all is well and with 1 if
-they have found something; those that mend end with 1 if they did a part only. `router run` has codes of its own, by
-which a supervisor decides: `RouterError.exit_code`."""
+they have found something; those that mend end with 1 if something could not be done. `router run` has codes of its own,
+by which a supervisor decides: `RouterError.exit_code`."""
 
 
 existing_file = click.Path(exists=True, dir_okay=False, path_type=Path)

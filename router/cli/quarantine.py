@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from router.cli import config_argument, plugin_option
+from router.cli import commands_with_file, config_argument, configuration_file, plugin_option
 from router.cli.listing import (
     Listing,
     ListingField,
@@ -20,6 +20,7 @@ from router.cli.listing import (
     show_listings,
 )
 from router.config.loader import load
+from router.errors import StartError, printable
 from router.registry import load_registry
 from router.table_names import matches
 
@@ -231,10 +232,14 @@ class _Waiting:
             approve(self.store, quarantined)
             click.echo(f"approved: {self.describe(quarantined)}")
         if conflicting:
-            raise click.ClickException(
+            what = (
                 f"{', '.join(sorted(conflicting))}: the quarantined rows cannot go into it, see above; change the "
                 "table, or `router quarantine discard FILE` these rows"
             )
+            if len(conflicting) == len({quarantined.place.table for quarantined in rows}):
+                raise StartError(what)
+            click.echo(f"router: {printable(commands_with_file(what, configuration_file()))}", err=True)
+            raise SystemExit(1)
 
 
 def _shown_versions(row: dict[str, Any]) -> str:

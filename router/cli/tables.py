@@ -54,7 +54,7 @@ COUNTS_OF_SINK = (*count_names("route"), *count_names("sink"))
 
 @click.command(
     short_help="Show what became of the records of the last batches.",
-    epilog="; ".join(count.equation for count in COUNTS if count.parts),
+    epilog="; ".join(count.equation for count in COUNTS if count.parts and count.scope != "batch"),
 )
 @config_argument
 @click.option("--batches", default=5, show_default=True, type=click.IntRange(1), help="How many batches.")
@@ -64,8 +64,8 @@ COUNTS_OF_SINK = (*count_names("route"), *count_names("sink"))
 def ledger(file: Path, batches: int, list_options: ListOptions, as_json: bool, plugin_files: tuple[Path, ...]) -> None:
     """Show the ledger of the configuration FILE: its last batches by source partition, and by route and sink.
 
-    A replay moves rows: as many fewer are parked, or dead, as it applied. Each batch has the sums below, that of
-    `landed` only an outbox, over all batches. Needs no Spark.
+    A replay moves rows: as many fewer are parked, or dead, as it applied. The sums below hold for each batch,
+    that of `landed` for outboxes, over all batches. Needs no Spark.
     """
     from router.engine.ledger import last
 
@@ -165,17 +165,18 @@ def tables(
     from router.engine.preflight.explain import explain
 
     config = load(file, load_registry(plugin_files)).config
-    if grants and list_options != ListOptions():
-        raise click.UsageError("--watch, --sort and --only are about a list: they go without --grants")
+    if grants and (as_json or list_options != ListOptions()):
+        raise click.UsageError("--grants prints SQL: it goes without --json, --watch, --sort and --only")
+    if catalog and not grants:
+        raise click.UsageError("--catalog goes with --grants")
     if grants:
         click.echo("\n".join(_grants(config, patterns, catalog)))
         return
     if len(patterns) == 1 and is_name(patterns[0]) and list_options == ListOptions():
         facts = explain(config, patterns[0])
         if as_json:
-            show_json(
-                {"name": config.name, "table": patterns[0], "facts": [{"of": of, "is": text} for of, text in facts]}
-            )
+            lines = [{"fact": name, "text": text} for name, text in facts]
+            show_json({"name": config.name, "table": patterns[0], "facts": lines})
         else:
             show_sentences([(name, printable(text)) for name, text in facts])
         return
@@ -296,8 +297,10 @@ def _grants(config: Config, patterns: tuple[str, ...], catalog: str | None) -> l
     """Return owners, tags and rights of tables that exist as SQL, or a comment that there are none."""
     # Two sinks that write one table may give it the same rights: a dict keeps each line once, in order.
     lines: dict[str, None] = {}
-    for table, options in sorted(_catalog_options(config), key=itemgetter(0)):
-        if not patterns or matches(table, patterns):
+    by_table = sorted(_catalog_options(config), key=itemgetter(0))
+    chosen = chosen_names(patterns, [table for table, _ in by_table], f"table of {config.name} with such options")
+    for table, options in by_table:
+        if table in chosen:
             lines |= dict.fromkeys(_sql(table, options, catalog))
     return list(lines) or [f"-- {config.name} sets no owners, tags or rights of existing tables"]
 

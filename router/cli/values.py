@@ -61,7 +61,7 @@ def chosen_names(patterns: tuple[str, ...], names: Iterable[str], what: str) -> 
     every = list(names)
     for pattern in patterns:
         if not any(matches(name, (pattern,)) for name in every):
-            raise StartError(f"{pattern} is no {what}; {suggestion(pattern, every)}")
+            raise StartError(f"{pattern} is no {what}; {suggestion(pattern, every, listed_in='without a name all')}")
     return [name for name in every if not patterns or matches(name, patterns)]
 
 

@@ -66,8 +66,8 @@ RECOVERY_HINTS = {
     "batches land before them",
     "views": "It contains what a view was made of. Delete it, and the next refresh computes all of the view again",
     NOTE: "It contains the version of the checkpoint's layout, the order of runs, former names and removed sinks. "
-    f'Restore it from a copy; or write {{"format": {FORMAT}}} into it: the ledger has the order of runs, and the next '
-    "start asks again for the others",
+    f'Restore it from a copy; or write {{"format": {FORMAT}}} into it: the ledger has the order of runs, the next '
+    "start asks again for removed sinks, and does not notice that a `was` was removed or the source is another one",
     "replays": "It contains which replay was interrupted. Restore it from a copy; or delete it, and begin another",
 }
 """By folder or file: what it contains, and what a person can do if it is damaged."""
@@ -214,24 +214,29 @@ class CheckpointStore:
 
     def begin(self) -> None:
         """Note the format. Raises StartError if another version of the router wrote the checkpoint."""
+        if self.load(NOTE) is not None:
+            self.note()
+            return
+        # A checkpoint with files but without the note is of a version that had none.
+        older_files = self.checkpoint.files.get_file_info(["spark/metadata", "manifests", "store/format"])
+        if any(info.type is not fs.FileType.NotFound for info in older_files):
+            raise StartError(self._of_another_version())
+        self.change_note()
+
+    def note(self) -> QueryNote:
+        """Return what is known of the query. Raises StartError if another version of the router has noted it."""
         content = self.load(NOTE)
         if content is None:
-            # A checkpoint with files but without the note is of a version that had none.
-            older_files = self.checkpoint.files.get_file_info(["spark/metadata", "manifests", "store/format"])
-            if all(info.type is fs.FileType.NotFound for info in older_files):
-                self.change_note()
-                return
-        elif content.get("format") == FORMAT:
-            return
-        raise StartError(
+            return QueryNote()
+        if content.get("format") != FORMAT:
+            raise StartError(self._of_another_version())
+        return QueryNote(**{**content, "gone_sinks": tuple(content.get("gone_sinks", ()))})
+
+    def _of_another_version(self) -> str:
+        return (
             f"the checkpoint {self.checkpoint.root} was written by another version of the router, and this one "
             "cannot continue from it; give this run a new checkpoint and a new lake"
         )
-
-    def note(self) -> QueryNote:
-        """Return what is known of the query."""
-        content = self.load(NOTE) or {}
-        return QueryNote(**{**content, "gone_sinks": tuple(content.get("gone_sinks", ()))})
 
     def change_note(self, **fields: Any) -> None:
         """Note something else of the query."""

@@ -54,7 +54,7 @@ def run_with(folder: Path, columns: str, name: str, *lines: str) -> None:
 
 @pytest.mark.parametrize("first", FIRST_COMMANDS.values(), ids=FIRST_COMMANDS)
 def test_messages_lead_out(tmp_path: Path, first: str) -> None:
-    """Without it `rebuild` sends to `run`, that to `repair`, and `discard` says that it is done."""
+    """Without it `rebuild` sends to `run`, that to `rebuild`, and `discard` says that it is done."""
     (tmp_path / "in").mkdir()
     table = tmp_path / "lake/silver/all"
     run_with(tmp_path, "n int", "1.json", '{"n": 1}')

@@ -85,7 +85,8 @@ def test_the_page_quotes_messages() -> None:
 
 
 TYPED = re.compile(r"(?:^\s*(?:\$ )?|`)router ([a-z-]+)((?: [^`\n#|]*)?)", re.MULTILINE)
-PAGES = sorted([ROOT / "README.md", *(path for path in (ROOT / "docs").rglob("*.md") if path != PAGE)])
+DOCS = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "docs" / "deploy").glob("*.yaml")]
+PAGES = sorted([ROOT / "README.md", *(path for path in DOCS if path != PAGE)])
 
 
 def options_of(name: str) -> set[str]:

@@ -153,6 +153,6 @@ def test_what_cannot_go_into_its_table_is_not_approved(
 
     result = run(tmp_path / "games.yaml")
 
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "silver.uno: the quarantined rows cannot go into it" in result.output
     assert pending_releases(CheckpointStore(Lake.at(config.checkpoint_path()))) == []

@@ -69,8 +69,8 @@ def refuse_other_keys(table: str, properties: Mapping[str, str | None], keyed: K
         if before.get(name) != value:
             changed.append(f"{name} {_text(before.get(name))} there, {_text(value)} in the sink")
     problem = f"it was merged in another way: {'; '.join(changed)}"
-    refresh = f"router rebuild FILE {table}"
-    raise TableError(table, f"{problem}. Go back to that, let `{refresh}` rebuild it, or give the sink another table")
+    rebuild = f"router rebuild FILE {table}"
+    raise TableError(table, f"{problem}. Go back to that, let `{rebuild}` rebuild it, or give the sink another table")
 
 
 def _text(value: object) -> str:

@@ -201,7 +201,9 @@ class Refresh:
 
         Also returns how many rows no table has.
         """
-        if not any(isinstance(sink, TableSink) for _, _, sink in self.config.all_sinks()):
+        # Records may have rows for tables that a pattern names and nobody has written yet.
+        is_open = len(self._names()) < len(set(self.patterns))
+        if not any(isinstance(sink, TableSink) for _, _, sink in self.config.all_sinks()) or not (repairs or is_open):
             return {}, 0
         # All tables are rebuilt up to the same batch: the newest that one of the looks has seen.
         lead = max(repairs.values(), key=lambda repair: repair.last, default=self._repair(""))

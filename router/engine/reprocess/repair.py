@@ -62,7 +62,7 @@ class Repair(RepairTarget):
 
     def lock(self) -> AbstractContextManager[object]:
         """Keep other repairs of the table away. Raises RunningError if one is at work."""
-        return locked(self.checkpoint, lock_of(self.table), f"another repair of {self.table} is at work")
+        return locked(self.checkpoint, lock_of(self.table), f"another rebuild of {self.table} is at work")
 
     def look(self) -> None:
         """Open the table as it is. Raises StartError or TableError if it cannot be rebuilt."""

@@ -194,7 +194,7 @@ class ContentReplacement:
             change = compare(delta_schema(to_arrow(handle)), to_arrow_schema(commit.columns))
             # The rows were staged for the columns that the table had when it was looked at.
             if change.cast or change.conflicts or (change.widened and not commit.widened):
-                raise TableError(self.table, "its columns have changed while it was repaired; repair it again")
+                raise TableError(self.table, "its columns have changed while it was rebuilt; rebuild it again")
             if change.added:
                 add_columns(handle, to_delta(pa.schema(list(change.added))))
             if change.widened:
@@ -312,7 +312,7 @@ class ContentReplacement:
             raise TableError(self.table, NEEDS_SPARK)
         if target.waiting_rows():
             problem = "rows wait for it in the quarantine, and only Delta on Spark can replace it"
-            raise TableError(self.table, f"{problem}: {ACCEPT_LOST} lets them in; then repair it")
+            raise TableError(self.table, f"{problem}: {ACCEPT_LOST} lets them in; then rebuild it")
         ends = self._ends(rebuilt, [], handle)
         behind = [key for key, batch in ends.items() if target.is_behind(key, batch, handle)]
         if len(behind) > 1:

@@ -44,7 +44,7 @@ REPAIR_TRIES = 20
 """Tries of a commit, while other writers are faster."""
 NEEDS_SPARK = (
     "it needs Delta on Spark, which cannot replace it while the stream runs; end the stream after a complete batch, "
-    "then repair it"
+    "then rebuild it"
 )
 
 
@@ -206,7 +206,7 @@ class RepairTarget:
             if batches and commit.rows:
                 commits.append(commit)
             elif commit.rows and version > self.seen and is_own_commit(self.config.name, commit):
-                raise TableError(self.table, "rows left the quarantine for it meanwhile; repair it again")
+                raise TableError(self.table, "rows left the quarantine for it meanwhile; rebuild it again")
         return commits
 
     def batches_of(self, commit: LogCommit) -> Iterator[tuple[str, int]]:

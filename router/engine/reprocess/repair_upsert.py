@@ -105,7 +105,7 @@ class UpsertReplacement:
             return
         if deletions_table(self.lake, self.table) is not None:
             problem = "Delta on Spark makes no table in a folder that holds its remembered deletions"
-            todo = f"repair it with `commit: auto`, or move {self.lake.address(self.table)}/{DELETIONS} away first"
+            todo = f"rebuild it with `commit: auto`, or move {self.lake.address(self.table)}/{DELETIONS} away first"
             raise TableError(self.table, f"{problem}; {todo}")
 
     def _merge_batches(self, rebuild: UpsertRebuild, after: int, until: int) -> None:
@@ -154,7 +154,7 @@ class UpsertReplacement:
             return handle
         change = compare(delta_schema(to_arrow(handle)), delta_schema(to_arrow(rebuild.open())))
         if change.cast or change.conflicts:
-            raise TableError(self.table, "its columns have changed while it was repaired; repair it again")
+            raise TableError(self.table, "its columns have changed while it was rebuilt; rebuild it again")
         if change.added and not self.target.only_spark_replaces(handle):
             add_columns(handle, to_delta(pa.schema(list(change.added))))
         return handle

@@ -94,7 +94,7 @@ FAULTS = (
     Fault("the manifest of N", f"{STORE}/manifests/*/*.json", "end", "goes on"),
     Fault("the mark of applied sinks", f"{STORE}/applied/*/*.json", "offsets", "stops", "or delete it", "delete it"),
     Fault("the tables of a merge", f"{STORE}/known/*.json", "end", "stops", "Restore it", "put it back"),
-    Fault("the note of the query", f"{STORE}/query.json", "end", "stops", "start asks again", "put it back"),
+    Fault("the note of the query", f"{STORE}/query.json", "end", "stops", "removed sinks", "put it back"),
     Fault("a staged file of a table", "silver/rummy/part-0000000001-*.parquet", "manifest", "goes on", STAGED),
     Fault("a staged file of bronze", "bronze/events/part-0000000001-*.parquet", "manifest", "goes on", STAGED),
     Fault("a staged file of dead letters", "ops/dead_letters/part-0000000001-*.parquet", "manifest", "goes on", STAGED),
