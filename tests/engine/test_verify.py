@@ -280,7 +280,7 @@ def test_queries_share_a_table(lake: WrittenLake, name: str) -> None:
 def test_an_unknown_table_is_said(lake: WrittenLake) -> None:
     shown = CliRunner().invoke(commands, ["verify", str(lake.file), "silver.nonsense"])
 
-    assert shown.exit_code == 1
+    assert shown.exit_code == 2
     assert "no rows in silver.nonsense" in shown.output
 
 
