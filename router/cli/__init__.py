@@ -124,6 +124,11 @@ def commands_with_file(text: str, file: Path | None) -> str:
     return _FILE_IN_COMMAND.sub(lambda command: f"{command[1]} {path}", text)
 
 
+def echo_message(text: str, *, err: bool = False) -> None:
+    """Print a message of the engine on one line: its commands have the path of the configuration."""
+    click.echo(printable(commands_with_file(text, configuration_file())), err=err)
+
+
 config_argument = click.argument("file", type=existing_file, callback=_keep_file)
 """FILE, the configuration; the command gets it as `file`."""
 
@@ -206,10 +211,8 @@ class Commands(click.Group):
                 lines = str(error).split("\n")
             _print_stack(error)
             for line in lines:
-                click.echo(printable(commands_with_file(line, configuration_file())), err=True)
-            # Of other commands these come when a part is done.
-            is_begun = ctx.invoked_subcommand == "run" or isinstance(error, SinkError | SessionLost)
-            ctx.exit(error.exit_code if is_begun else REFUSED)
+                echo_message(line, err=True)
+            ctx.exit(_exit_code(ctx, error))
         except BrokenPipeError:
             # click ends quietly when the reader of the output has gone.
             raise
@@ -217,7 +220,7 @@ class Commands(click.Group):
             # A disk or an object store that does not answer is no fault of the program: no traceback.
             _print_stack(error)
             click.echo(f"router: {printable(first_line(error))}", err=True)
-            ctx.exit(_unexpected_code(ctx))
+            ctx.exit(_exit_code(ctx, error))
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception as error:
@@ -225,12 +228,16 @@ class Commands(click.Group):
             name = type(error).__name__
             where = f"`router --verbose {ctx.invoked_subcommand} ...` shows where"
             click.echo(f"router: unexpected {name}: {printable(first_line(error))}; {where}", err=True)
-            ctx.exit(_unexpected_code(ctx))
+            ctx.exit(_exit_code(ctx, error))
 
 
-def _unexpected_code(ctx: click.Context) -> int:
-    # What supervises a run starts it again.
-    return 1 if ctx.invoked_subcommand == "run" else REFUSED
+def _exit_code(ctx: click.Context, error: Exception) -> int:
+    """Return the exit code of a command that an error ends."""
+    if ctx.invoked_subcommand == "run":
+        # What supervises a run starts it again after an error that nobody expects.
+        return error.exit_code if isinstance(error, RouterError) else 1
+    # These come when a part is done.
+    return error.exit_code if isinstance(error, SinkError | SessionLost) else REFUSED
 
 
 def _print_stack(error: Exception) -> None:

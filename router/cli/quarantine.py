@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from router.cli import commands_with_file, config_argument, configuration_file, plugin_option
+from router.cli import config_argument, echo_message, plugin_option
 from router.cli.listing import (
     Listing,
     ListingField,
@@ -20,7 +20,7 @@ from router.cli.listing import (
     show_listings,
 )
 from router.config.loader import load
-from router.errors import StartError, printable
+from router.errors import StartError
 from router.registry import load_registry
 from router.table_names import matches
 
@@ -224,22 +224,22 @@ class _Waiting:
         """Approve what can be; name what cannot."""
         from router.engine.quarantine.table import approve
 
-        conflicting = set()
-        for quarantined in rows:
-            if quarantined.change.conflicts:
-                conflicting.add(quarantined.place.table)
-                continue
+        conflicting = [quarantined for quarantined in rows if quarantined.change.conflicts]
+        approvable = [quarantined for quarantined in rows if not quarantined.change.conflicts]
+        for quarantined in approvable:
             approve(self.store, quarantined)
             click.echo(f"approved: {self.describe(quarantined)}")
-        if conflicting:
-            what = (
-                f"{', '.join(sorted(conflicting))}: the quarantined rows cannot go into it, see above; change the "
-                "table, or `router quarantine discard FILE` these rows"
-            )
-            if len(conflicting) == len({quarantined.place.table for quarantined in rows}):
-                raise StartError(what)
-            click.echo(f"router: {printable(commands_with_file(what, configuration_file()))}", err=True)
-            raise SystemExit(1)
+        if not conflicting:
+            return
+        tables = ", ".join(sorted({quarantined.place.table for quarantined in conflicting}))
+        refusal = (
+            f"{tables}: the quarantined rows cannot go into it, see above; change the table, or `router quarantine "
+            "discard FILE` these rows"
+        )
+        if not approvable:
+            raise StartError(refusal)
+        echo_message(f"router: {refusal}", err=True)
+        raise SystemExit(1)
 
 
 def _shown_versions(row: dict[str, Any]) -> str:

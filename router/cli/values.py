@@ -61,7 +61,8 @@ def chosen_names(patterns: tuple[str, ...], names: Iterable[str], what: str) -> 
     every = list(names)
     for pattern in patterns:
         if not any(matches(name, (pattern,)) for name in every):
-            raise StartError(f"{pattern} is no {what}; {suggestion(pattern, every, listed_in='without a name all')}")
+            near = suggestion(pattern, every, listed_in="the command lists all without a name")
+            raise StartError(f"{pattern} is no {what}; {near}")
     return [name for name in every if not patterns or matches(name, patterns)]
 
 

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from router.cli import accept_option, commands_with_file, config_argument, master_option, plugin_option
+from router.cli import accept_option, config_argument, echo_message, master_option, plugin_option
 from router.cli.listing import json_option, show_json, show_sentences
 from router.cli.progress import progress_line
 from router.cli.session import watched_session
-from router.cli.values import chosen_names
 from router.cli.views import refresher_of
 from router.config.loader import load
-from router.errors import ViewError, printable
+from router.errors import StartError, ViewError, printable
 from router.registry import load_registry
 from router.table_names import matches
 
@@ -57,15 +56,14 @@ def verify(
     is compared with how the view left it, and with --recompute with its query. May run while the stream runs; Spark is
     started for --recompute only. Exit code 1: something is wrong.
     """
-    from router.engine.audit.verify import Verification, verify_tables
-    from router.engine.quarantine.table import waiting_tables
+    from router.engine.audit.verify import verify_tables
 
     config = load(file, load_registry(plugin_files)).config
-    if patterns:
-        known = {*Verification.of(config).tables(), *waiting_tables(config)}
-        chosen_names(patterns, known, f"table that {config.name} has rows in")
     with progress_line(config.name, "tables") as tell:
         audits = verify_tables(config, patterns, contents=contents, tell=tell)
+    absent = [pattern for pattern in patterns if not any(matches(audit.table, (pattern,)) for audit in audits)]
+    if absent:
+        raise StartError(f"{config.name} has no rows in {', '.join(absent)}; `router tables FILE` lists its tables")
 
     # Adds to the audits, and audits of tables that only the query of a view makes.
     notes: list[str] = []
@@ -182,7 +180,7 @@ def rebuild(
         if refreshed.refused:
             click.echo(f"{refreshed.refused:,} rows do not fit into a table")
         for table, error in refreshed.failed.items():
-            click.echo(printable(commands_with_file(f"{table} is as it was: {error}", file)))
+            echo_message(f"{table} is as it was: {error}")
     raise SystemExit(int(bool(refreshed.failed)))
 
 

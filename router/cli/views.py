@@ -9,9 +9,8 @@ import click
 
 from router.cli import (
     accept_option,
-    commands_with_file,
     config_argument,
-    configuration_file,
+    echo_message,
     master_option,
     plugin_option,
 )
@@ -19,7 +18,7 @@ from router.cli.listing import Listing, ListingField, ListOptions, json_option, 
 from router.cli.session import watched_session
 from router.cli.values import chosen_names
 from router.config.loader import load
-from router.errors import StartError, ViewError, printable
+from router.errors import StartError, ViewError
 from router.registry import load_registry
 
 if TYPE_CHECKING:
@@ -228,8 +227,7 @@ def _refresh(refresher: Refresher, chosen: list[View], *, full: bool) -> None:
         except ViewError as error:
             note_failed_refresh(refresher.store, view.name, error.what)
             has_failed = True
-            line = f"router: {commands_with_file(str(error), configuration_file())}"
-            click.echo(printable(line), err=True)
+            echo_message(f"router: {error}", err=True)
             continue
         reason = refreshed.why
         if refreshed.way:

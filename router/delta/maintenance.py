@@ -299,16 +299,17 @@ def _spare_checkpoints(begin: int, checkpoints: dict[int, datetime | None], span
 
 def _replaced_bytes(lake: Lake, table: str, checkpoint: int, age: timedelta) -> int:
     """Return the bytes of the files that were removed within an age before a checkpoint."""
+    removals = _removals(lake, table, checkpoint)
     since = (datetime.now(timezone.utc) - age).timestamp() * 1000
-    is_young = pc.greater(_removals(lake, table, checkpoint, "deletionTimestamp"), since)
-    return pc.sum(_removals(lake, table, checkpoint, "size").filter(is_young)).as_py() or 0
+    is_young = pc.greater(pc.struct_field(removals, "deletionTimestamp"), since)
+    return pc.sum(pc.struct_field(removals, "size").filter(is_young)).as_py() or 0
 
 
-def _removals(lake: Lake, table: str, checkpoint: int, field: str) -> pa.Array:
-    """Return a field of the files that a checkpoint calls removed; null for its other entries."""
+def _removals(lake: Lake, table: str, checkpoint: int) -> pa.StructArray:
+    """Return `path`, `size` and `deletionTimestamp` of the files that a checkpoint calls removed, or null."""
     with lake.files.open_input_file(f"{log_folder(table)}/{checkpoint:020d}.checkpoint.parquet") as stream:
-        removals = pq.ParquetFile(stream).read(columns=[f"remove.{field}"]).column("remove")
-    return pc.struct_field(removals.combine_chunks(), field)
+        columns = ["remove.path", "remove.size", "remove.deletionTimestamp"]
+        return pq.ParquetFile(stream).read(columns=columns).column("remove").combine_chunks()
 
 
 def _removed_by(lake: Lake, table: str, versions: list[int]) -> set[str]:
@@ -324,9 +325,8 @@ def _removed_before(lake: Lake, table: str, checkpoint: int) -> set[str]:
     """Return the data files that are there still and were removed within a day before a checkpoint."""
     folder = table.replace(".", "/")
     entries = lake.files.get_file_info(fs.FileSelector(folder))
-    return {entry.base_name for entry in entries} & {
-        unquote(path) for path in _removals(lake, table, checkpoint, "path").to_pylist() if path
-    }
+    paths = pc.struct_field(_removals(lake, table, checkpoint), "path")
+    return {entry.base_name for entry in entries} & {unquote(path) for path in paths.drop_null().to_pylist()}
 
 
 def _delete_files(lake: Lake, table: str, removed: set[str], *, dry: bool) -> list[tuple[str, int]]:

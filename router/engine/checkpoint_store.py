@@ -214,8 +214,7 @@ class CheckpointStore:
 
     def begin(self) -> None:
         """Note the format. Raises StartError if another version of the router wrote the checkpoint."""
-        if self.load(NOTE) is not None:
-            self.note()
+        if self._noted() is not None:
             return
         # A checkpoint with files but without the note is of a version that had none.
         older_files = self.checkpoint.files.get_file_info(["spark/metadata", "manifests", "store/format"])
@@ -225,9 +224,12 @@ class CheckpointStore:
 
     def note(self) -> QueryNote:
         """Return what is known of the query. Raises StartError if another version of the router has noted it."""
+        return self._noted() or QueryNote()
+
+    def _noted(self) -> QueryNote | None:
         content = self.load(NOTE)
         if content is None:
-            return QueryNote()
+            return None
         if content.get("format") != FORMAT:
             raise StartError(self._of_another_version())
         return QueryNote(**{**content, "gone_sinks": tuple(content.get("gone_sinks", ()))})

@@ -153,29 +153,31 @@ def test_an_outbox_loses_rows_that_are_old_and_were_sent(lake: Lake) -> None:
     assert kept() == {"mixed_new", "just_came", "soon_old", "old_and_not_sent"}
 
 
+def rows_land(lake: Lake, table: str, rows: int) -> DeltaTable:
+    """Append rows that just came, a file each, and write a checkpoint."""
+    now = pa.array([datetime.now(timezone.utc)], pa.timestamp("us", "UTC"))
+    for _ in range(rows):
+        write_deltalake(lake.address(table), pa.table({"_timestamp": now}), mode="append")
+    handle = DeltaTable(lake.address(table))
+    handle.create_checkpoint()
+    return handle
+
+
 def test_joined_files_of_an_outbox_go_unless_its_rows_are_read(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it an outbox keeps each row four times for a week, once for each time that its files were joined."""
     monkeypatch.setattr(maintenance, "LOG_COMMITS", 5)
     now = datetime.now(timezone.utc)
     name = "outbox.a"
 
-    def lands(rows: int) -> int:
-        for _ in range(rows):
-            row = pa.table({"_timestamp": pa.array([now], pa.timestamp("us", "UTC"))})
-            write_deltalake(lake.address(name), row, mode="append")
-        handle = DeltaTable(lake.address(name))
-        handle.create_checkpoint()
-        return handle.version()
-
-    version = lands(10)
+    version = rows_land(lake, name, 10).version()
     delete_older(lake, name, now - timedelta(days=7), version)
     assert len(data_files(lake, name)) == 11, "ten have become one"
-    version = lands(7)
+    version = rows_land(lake, name, 7).version()
     age_log(lake, name, timedelta(hours=2))
 
     delete_older(lake, name, now - timedelta(days=7), version, is_read=True)
     assert len(data_files(lake, name)) >= 18, "a batch that was cut off may read them"
-    version = lands(7)
+    version = rows_land(lake, name, 7).version()
     age_log(lake, name, timedelta(hours=2))
     delete_older(lake, name, now - timedelta(days=7), version)
     assert len(data_files(lake, name)) < 18
@@ -190,22 +192,15 @@ def test_joined_files_of_an_outbox_go_though_its_log_was_cut_before(
     now = datetime.now(timezone.utc)
     name = "outbox.a"
 
-    def lands(rows: int) -> DeltaTable:
-        for _ in range(rows):
-            row = pa.table({"_timestamp": pa.array([now], pa.timestamp("us", "UTC"))})
-            write_deltalake(lake.address(name), row, mode="append")
-        handle = DeltaTable(lake.address(name))
-        handle.create_checkpoint()
-        age_log(lake, name, timedelta(hours=2))
-        return handle
-
-    delete_older(lake, name, now - timedelta(days=7), lands(10).version())
-    handle = lands(7)
+    delete_older(lake, name, now - timedelta(days=7), rows_land(lake, name, 10).version())
+    handle = rows_land(lake, name, 7)
+    age_log(lake, name, timedelta(hours=2))
     assert shorten_log(lake, name, handle, MaintenanceOptions()) == [], "a batch that was cut off may read them"
     assert len(data_files(lake, name)) == 18
     assert DeltaTable(lake.address(name)).history()[-1]["version"] > 10, "the commit that joined them is gone"
 
-    handle = lands(7)
+    handle = rows_land(lake, name, 7)
+    age_log(lake, name, timedelta(hours=2))
     shorten_log(lake, name, handle, MaintenanceOptions(), before=handle.version(), with_files=True)
     assert len(data_files(lake, name)) == 15
     assert len(DeltaTable(lake.address(name)).to_pyarrow_table()) == 24
