@@ -10,6 +10,8 @@ QUARANTINE = "quarantine."
 """How names of quarantines begin: tables that keep rows until their table may take them."""
 OWN_LAYERS = (OUTBOX, QUARANTINE)
 """Layers in which the router, and people who discard rows, may delete any rows."""
+BRONZE = "/bronze"
+"""The key of bronze in counts; all others name a route and its sink."""
 STAGING = "_staged"
 """The folder of a lake with files that no commit names yet."""
 REPLACED = "_replaced"

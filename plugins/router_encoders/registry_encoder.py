@@ -225,20 +225,8 @@ def _with_imports(client: RegistryClient, schema: RegisteredSchema) -> ResolvedS
 
 
 def framed(array: pa.Array, prefix: bytes, write: Write) -> Encoded:
-    """Write the rows of an array; if that raises, halve it until each row that cannot be written is found."""
-    try:
-        return Encoded([prefix + record for record in write(array)])
-    except ValueError as error:
-        if len(array) <= 1:
-            return Encoded([None] * len(array), dict.fromkeys(range(len(array)), str(error)))
-    half = len(array) // 2
-    first = framed(array[:half], prefix, write)
-    second = framed(array[half:], prefix, write)
-    # Reasons are by row: those of the second half are counted from its first row.
-    reasons = dict(first.reasons)
-    for row, reason in second.reasons.items():
-        reasons[half + row] = reason
-    return Encoded(first.values + second.values, reasons)
+    """Write the rows of an array; raise ValueError for one that cannot be written."""
+    return Encoded([prefix + record for record in write(array)])
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from typing_extensions import Self
 
-    from router import Encoded
 
 TRIES = 8
 """How often items are sent that a service has not taken, before the batch of the sink ends and is tried again."""
@@ -286,7 +285,7 @@ def _client(job: SendJob) -> Any:
 
 def _items(batch: pa.RecordBatch, job: SendJob, reports: Reports) -> Iterator[Item]:
     """Yield the rows of a batch that can be sent; refuse the others."""
-    encoded: Encoded = job.encoding.function(batch.column("_row"), job.encoding.argument)
+    encoded = job.encoding.encode(batch.column("_row"))
     rows = batch.select([*PLACE, "_group", "_mark"]).to_pylist()
     most = SERVICES[job.service].item_bytes
     for number, (place, value) in enumerate(zip(rows, encoded.values, strict=True)):

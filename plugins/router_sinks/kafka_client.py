@@ -446,7 +446,7 @@ def _send_rows(rows: pa.RecordBatch, job: PublishJob, sender: Sender) -> list[di
 
 def outgoing_records(rows: pa.RecordBatch, job: PublishJob) -> tuple[list[Record], list[int], dict[int, str]]:
     """Return the records to send, the row of each, and why other rows make no record."""
-    encoded = job.encoding.function(rows.column("_row"), job.encoding.argument)
+    encoded = job.encoding.encode(rows.column("_row"))
     places = zip(*(rows.column(name).to_pylist() for name in TAKES[:3]), strict=True)
     to = rows.column("_to")
     topics, keys, *headers = to.flatten()

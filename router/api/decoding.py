@@ -2,13 +2,10 @@
 
 | the function | what happens |
 |---|---|
-| raises an error on the batch | the batch is halved until each row that raises is found: it gets an `_error` |
+| raises an error on the batch | each row that raises is found by halving, and gets an `_error` |
 | panics (Rust below Python: no `Exception`) | the same |
 | lacks memory or a module, or is interrupted | the task fails: no row is to blame |
 | returns other columns or another number of rows | the task fails with a PluginError that names the function |
-
-Halving finds the same rows as going row by row, because a decoder decodes each row independently of the others. For n
-rows it takes at most 2n calls.
 """
 
 from __future__ import annotations
@@ -18,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from zipimport import zipimporter
 
+from router.api.halving import by_halves
 from router.errors import PluginError
 from router.spark_internals import to_arrow_columns
 
@@ -27,6 +25,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
+
+    from router.api.halving import Piece
 
 RAISED = "the decoder raises "
 """The beginning of the `_error` of a row on which a decoder's function raised."""
@@ -60,9 +60,16 @@ def decode_batch(records: pa.RecordBatch, decoding: ArrowDecoding) -> pa.RecordB
     `records` have the columns of `RAW_SCHEMA` and those of `decoding.before`. Raises on no content of a row, and
     PluginError if the function breaks its contract. Runs on executors.
     """
-    pieces = _decode_or_halve(records, decoding)
-    decoded = pieces[0]
-    if len(pieces) > 1 or isinstance(decoded, str):
+
+    def decode(start: int, stop: int) -> pa.RecordBatch:
+        part = records[start:stop]
+        decoded = decoding.function(part, decoding.argument)
+        _check(decoded, part, decoding)
+        return decoded
+
+    pieces = by_halves(decode, records.num_rows)
+    decoded = pieces[0].made
+    if decoded is None or len(pieces) > 1:
         decoded = _join(pieces, decoding)
     return _with_reasons(decoded)
 
@@ -87,31 +94,6 @@ def _with_reasons(decoded: pa.RecordBatch) -> pa.RecordBatch:
     return decoded.set_column(number, decoded.schema.field(number), pc.if_else(without_reason, texts, errors))
 
 
-def _decode_or_halve(records: pa.RecordBatch, decoding: ArrowDecoding) -> list[Any]:
-    """Return decoded batches and, for each row on which the function raises, the error as a text; in order."""
-    try:
-        decoded = decoding.function(records, decoding.argument)
-    except BaseException as error:
-        if not _is_caused_by_a_row(error) or records.num_rows == 0:
-            raise
-        if records.num_rows == 1:
-            return [f"{RAISED}{type(error).__name__}: {error}"[:_SHOWN]]
-    else:
-        _check(decoded, records, decoding)
-        return [decoded]
-    # Some row of the batch raises: look for it in each half.
-    half = records.num_rows // 2
-    return [*_decode_or_halve(records[:half], decoding), *_decode_or_halve(records[half:], decoding)]
-
-
-def _is_caused_by_a_row(error: BaseException) -> bool:
-    """Return whether a row can have caused the error: not a missing module, a lack of memory or an interrupt."""
-    # pyo3 derives its panics from BaseException, and exports no class for them.
-    if type(error).__name__ == "PanicException":
-        return True
-    return isinstance(error, Exception) and not isinstance(error, (ImportError, MemoryError))
-
-
 def _check(decoded: pa.RecordBatch, records: pa.RecordBatch, decoding: ArrowDecoding) -> None:
     """Raise PluginError if the function did not return the columns of `adds` for every row."""
     names = decoding.adds.fieldNames()
@@ -129,27 +111,30 @@ def _check(decoded: pa.RecordBatch, records: pa.RecordBatch, decoding: ArrowDeco
     raise PluginError(module, f"{name} {problem}")
 
 
-def _join(pieces: list[Any], decoding: ArrowDecoding) -> pa.RecordBatch:
-    """Concatenate decoded batches; a text among them becomes a row with this `_error` and nothing else."""
+def _join(pieces: list[Piece[pa.RecordBatch]], decoding: ArrowDecoding) -> pa.RecordBatch:
+    """Concatenate decoded batches; a row on which the function raises has the error as its `_error`, nothing else."""
     import pyarrow as pa  # noqa: PLC0415 - `import router` is quick without pyarrow
 
-    decoded = [piece for piece in pieces if not isinstance(piece, str)]
     schema = to_arrow_columns(decoding.adds)
-    if decoded:
-        # A function may return other Arrow types than those of `adds`, such as large_string: its own come first.
-        schema = decoded[0].schema
+    # A function may return other Arrow types than those of `adds`, such as large_string: its own come first.
+    schema = next((piece.made.schema for piece in pieces if piece.made is not None), schema)
     columns = []
     for number, field in enumerate(schema):
         arrays = []
         for piece in pieces:
-            if not isinstance(piece, str):
-                arrays.append(piece.column(number))
+            if piece.made is not None:
+                arrays.append(piece.made.column(number))
             elif field.name == "_error":
-                arrays.append(pa.array([piece], field.type))
+                arrays.append(pa.array([described(RAISED, piece.error)], field.type))
             else:
                 arrays.append(pa.nulls(1, field.type))
         columns.append(pa.concat_arrays(arrays))
     return pa.RecordBatch.from_arrays(columns, names=schema.names)
+
+
+def described(raised: str, error: BaseException | None) -> str:
+    """Return the reason of a row on which a step raises: `raised` says which step, and that it does."""
+    return f"{raised}{type(error).__name__}: {error}"[:_SHOWN]
 
 
 def keep_archives() -> None:

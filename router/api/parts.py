@@ -17,7 +17,8 @@ from pydantic_core import CoreSchema, core_schema
 from pyspark.sql.types import StructType
 
 from router.api.columns import row
-from router.api.decoding import ArrowDecoding, decode_batch
+from router.api.decoding import ArrowDecoding, decode_batch, described
+from router.api.halving import by_halves
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -263,6 +264,10 @@ class ViewQuery(Part, ABC):
         """
 
 
+ENCODER_RAISES = "the encoder raises "
+"""The beginning of the reason of a row on which an encoder's function raised something else than ValueError."""
+
+
 @dataclass(frozen=True)
 class Encoded:
     """The encoded value of each row, in order; None for a row that cannot be encoded.
@@ -279,14 +284,32 @@ class Encoding:
     """The way in which rows of certain columns are encoded; it is pickled and sent to tasks.
 
     `column(names)` combines the route's columns into one; by default into a struct of them. `function(array, argument)`
-    is a module-level function that gets this column, one record batch at a time, and returns as many values. It must
-    raise on no row and encode each row independently of the others. `what` describes the values in a few words.
+    is a module-level function that gets this column, one record batch at a time, and returns as many values. It encodes
+    each row independently of the others. For a row that cannot be encoded it returns a reason, or raises ValueError: it
+    is called with parts of the batch then (`encode`). `what` describes the values in a few words.
     """
 
     function: Callable[[pa.Array, Any], Encoded]
     argument: Any
     what: str
     column: Callable[[Iterable[str]], Column] = row
+
+    def encode(self, array: pa.Array) -> Encoded:
+        """Return the value of each row of a batch; raises on no content of a row. Runs on executors."""
+        encoded = Encoded([])
+        for piece in by_halves(lambda start, stop: self.function(array[start:stop], self.argument), len(array)):
+            if piece.made is None:
+                reason = (
+                    str(piece.error) if isinstance(piece.error, ValueError) else described(ENCODER_RAISES, piece.error)
+                )
+                encoded.reasons[piece.start] = reason
+                encoded.values.append(None)
+                continue
+            # Reasons are by row: those of a piece are counted from its first one.
+            for place, reason in piece.made.reasons.items():
+                encoded.reasons[piece.start + place] = reason
+            encoded.values.extend(piece.made.values)
+        return encoded
 
 
 class Encoder(Part, ABC):

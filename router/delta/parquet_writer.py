@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark import TaskContext
 
+from router.api.halving import is_caused_by_a_row
 from router.delta.file_statistics import Leaf, leaves, statistics, with_nan
 from router.delta.staged_files import StagedFile
 from router.errors import first_line
@@ -116,8 +117,8 @@ class _Held:
 class Writer:
     """The writer of one task: it holds rows by table, and writes the largest tables first.
 
-    An error of the storage is raised, except for tables of the targets in `dispensable`: their rows are dropped, and
-    `failed` has the reason, by target/table.
+    An error, of the storage or of Parquet, is raised, except for tables of the targets in `dispensable`: their rows are
+    dropped, and `failed` has the reason, by target/table.
     """
 
     def __init__(self, staging: Staging, prefix: str, dispensable: Collection[str] = ()) -> None:
@@ -182,11 +183,8 @@ class Writer:
             syncs = [pool.submit(self.staging.lake.sync, file.path) for file in self.files]
         for file, sync in zip(self.files, syncs, strict=True):
             error = sync.exception()
-            if error is None:
-                continue
-            if not isinstance(error, OSError) or file.target not in self.dispensable:
-                raise error
-            self._note_failure(file.target, file.table, error)
+            if error is not None:
+                self.note_failure(file.target, file.table, error)
 
     def abandon(self) -> None:
         """Delete the written files, as far as possible: the task has failed, and the next attempt writes its own."""
@@ -211,15 +209,16 @@ class Writer:
         try:
             if f"{held.target}/{held.table}" not in self.failed:
                 write(held)
-        except OSError as error:
-            if held.target not in self.dispensable:
-                raise
-            self._note_failure(held.target, held.table, error)
+        except Exception as error:
+            self.note_failure(held.target, held.table, error)
             self._abandon_file(held)
         if held.batches:  # rows of a table that failed
             self._clear(held)
 
-    def _note_failure(self, target: str, table: str, error: OSError) -> None:
+    def note_failure(self, target: str, table: str, error: BaseException) -> None:
+        """Note why the rows of a table cannot be written; raise the error if the table is not dispensable."""
+        if target not in self.dispensable or not is_caused_by_a_row(error):
+            raise error
         self.failed[f"{target}/{table}"] = f"its files cannot be written: {first_line(error)}"
 
     def _abandon_file(self, held: _Held) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from router.counts import count_names, outcome_names
+from router.own_names import BRONZE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from router.engine.label.layout import Layout
 
 log = logging.getLogger("router")
-BRONZE = "/bronze"
-"""The key of bronze; all others name a route and its sink."""
 NAMED = 50
 """How many fields that the schema lacks are counted by name: keys that contain data differ from record to record."""
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from router.engine import ledger
-from router.engine.balance import BRONZE, imbalances, keyed
+from router.engine.balance import imbalances, keyed
+from router.own_names import BRONZE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

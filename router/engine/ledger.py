@@ -22,8 +22,9 @@ from router.delta.dataset import dataset_of
 from router.delta.file_statistics import statistics
 from router.delta.staged_files import StagedFile
 from router.delta.transaction_id import TransactionId
-from router.engine.balance import BRONZE, COUNTS_BY_KEY, SUMS, keyed, total
+from router.engine.balance import COUNTS_BY_KEY, SUMS, keyed, total
 from router.engine.checkpoint_store import lake_and_checkpoint
+from router.own_names import BRONZE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

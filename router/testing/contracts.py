@@ -24,6 +24,7 @@ from pyspark.sql import types as T
 
 from router.api.columns import holds
 from router.api.decoding import RAISED
+from router.api.parts import ENCODER_RAISES
 from router.api.sinks import Batch, Opening
 from router.record import RAW_SCHEMA
 from router.table_names import usable
@@ -162,23 +163,21 @@ def check_encoder(
 ) -> None:
     """Check the contract of an encoder, on rows of any kind that it may get; they have the columns of a route.
 
-    Its encoding can be pickled, gives every row a value or a reason, raises on none, and decides on a row without
-    looking at its neighbours.
+    Its encoding can be pickled, gives every row a value or a reason, raises nothing but ValueError, and decides on a
+    row without looking at its neighbours.
     """
     opened = encoder.open(rows.schema, folder, subject)
     encoding = cloudpickle.loads(cloudpickle.dumps(opened))  # type: ignore[no-untyped-call]
     selected = _in_outbox(spark, rows).orderBy("_offset").select(encoding.column(rows.columns).alias("row"))
     array = selected.toArrow().column("row").combine_chunks()
-    try:
-        together = encoding.function(array, encoding.argument)
-        alone = [encoding.function(array[index : index + 1], encoding.argument) for index in range(len(array))]
-    except Exception as error:
-        raise AssertionError(f"the encoder raises on a row: {error}") from error
+    together = encoding.encode(array)
+    alone = [encoding.encode(array[index : index + 1]) for index in range(len(array))]
     _require(
         len(together.values) == len(array), f"{len(array)} rows went in and {len(together.values)} values came out"
     )
     for index, (value, encoded_alone) in enumerate(zip(together.values, alone, strict=True)):
         reason = together.reasons.get(index)
+        _require(ENCODER_RAISES not in (reason or ""), f"row {index}: {reason}")
         _require((value is None) == bool(reason), f"row {index} has the value {value!r} and the reason {reason!r}")
         is_same = [value] == encoded_alone.values and reason == encoded_alone.reasons.get(0)
         _require(is_same, f"row {index} is encoded to something else among its neighbours")

@@ -10,7 +10,9 @@ import pyarrow as pa
 from hypothesis import strategies as st
 from pyspark.sql import types as T
 
+from router import Encoded, Encoding
 from router.spark_internals import arrow_type
+from router_encoders.registry_encoder import framed
 
 Values = st.SearchStrategy[Any]
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -25,6 +27,11 @@ def struct(**fields: T.DataType) -> T.StructType:
 def rows_of(columns: T.StructType, rows: list[dict[str, Any]]) -> pa.StructArray:
     """Return rows as tasks get them."""
     return pa.array(rows, arrow_type(columns))
+
+
+def encoded(rows: pa.StructArray, write: Any) -> Encoded:
+    """Return what a task makes of rows with a writer that raises ValueError for some."""
+    return Encoding(lambda array, _: framed(array, b"", write), None, "rows").encode(rows)
 
 
 def whole(bits: int) -> Values:

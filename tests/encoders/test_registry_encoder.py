@@ -57,7 +57,7 @@ def encoder(faulty: FaultyRegistry, kind: str) -> Encode:
 def number_of(encoder: Encoder, columns: T.StructType, folder: Path = HERE, subject: str | None = None) -> int:
     """Return the id in the prefix of a row that is encoded."""
     encoding = encoder.open(columns, folder, subject)
-    found = encoding.function(rows_of(columns, [dict.fromkeys(columns.names)]), encoding.argument)
+    found = encoding.encode(rows_of(columns, [dict.fromkeys(columns.names)]))
     assert not found.reasons
     return int(parse(rows_of(struct(v=T.BinaryType()), [{"v": found.values[0]}]).field("v"), False).ids[0])
 
@@ -150,7 +150,7 @@ def test_a_record_can_be_alone(faulty: FaultyRegistry, encoder: Encode, kind: st
     seen = [encoder().open(COLUMNS, HERE), encoder(wire_format="none").open(COLUMNS, HERE), alone]
     rows = rows_of(COLUMNS, [{"game": "uno", "amount": 7}])
 
-    framed, *bare = (encoding.function(rows, encoding.argument).values[0] or b"" for encoding in seen)
+    framed, *bare = (encoding.encode(rows).values[0] or b"" for encoding in seen)
 
     assert {framed[5:] if kind == "avro" else framed[6:]} == set(bare)
     with pytest.raises(StartError, match=rf"{name}: field note"):
@@ -209,7 +209,7 @@ def test_a_message_inside_of_another_is_named_in_the_prefix(faulty: FaultyRegist
     made = ToProtobuf.model_validate({"registry": faulty.url, "subject": SUBJECT, "message": "g.A.B.C"})
     encoding = made.open(struct(game=T.StringType()), HERE)
 
-    (value,) = encoding.function(rows_of(struct(game=T.StringType()), [{"game": "uno"}]), encoding.argument).values
+    (value,) = encoding.encode(rows_of(struct(game=T.StringType()), [{"game": "uno"}])).values
 
     assert value == b"\0" + number.to_bytes(4, "big") + b"\x06\0\0\x02" + b"\x0a\x03uno"
     with pytest.raises(StartError, match=r"no message 'g\.X'"):

@@ -14,13 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import types as T
 
-from router_encoders.registry_encoder import framed
 from router_schemas.avro.encode import writer
 from router_schemas.avro.model import NULL, Array, AvroRecord, MapOf, Ref, Union, text_of
 from router_schemas.avro.parser import parse_text
 from router_schemas.avro.spark_types import derived, mapped
 from router_schemas.model import column_names
-from tests.encoders.columns import OF_AVRO, plain, rows_of, struct, tables
+from tests.encoders.columns import OF_AVRO, encoded, plain, rows_of, struct, tables
 from tests.schemas import avro_strategies as avro
 
 UTC = timezone.utc
@@ -223,7 +222,7 @@ def test_a_value_that_cannot_be_written_is_one_row_without_a_value(
     columns, text = struct(a=kind), record(a=schema)
     write = writer(parse_text(text), columns)
 
-    found = framed(rows_of(columns, [{"a": value} for value in values]), b"", write)
+    found = encoded(rows_of(columns, [{"a": value} for value in values]), write)
 
     assert [value is None for value in found.values] == [False, True, False]
     assert list(found.reasons) == [1]

@@ -45,7 +45,7 @@ def rows(spark: SparkSession) -> DataFrame:
 def texts(encoder: Encoder, rows: DataFrame) -> list[Any]:
     encoding = encoder.open(rows.schema, Path())
     made = rows.withColumn("_offset", F.lit(0)).select(encoding.column(rows.columns)).toArrow().column(0)
-    values = encoding.function(made.combine_chunks(), None).values
+    values = encoding.encode(made.combine_chunks()).values
     return [json.loads(value or b"", parse_float=Decimal, parse_constant=pytest.fail) for value in values]
 
 
@@ -81,7 +81,7 @@ def test_nulls_are_kept_where_asked_for(rows: DataFrame) -> None:
 
 
 def raising(array: pa.Array, argument: None) -> Encoded:
-    raise ValueError("no")
+    raise KeyError("no")
 
 
 def short_by_one(array: pa.Array, argument: None) -> Encoded:
@@ -109,7 +109,7 @@ class Broken(Encoder):
 @pytest.mark.parametrize(
     ("function", "what"),
     [
-        (raising, "raises on a row: no"),
+        (raising, "row 0: the encoder raises KeyError: 'no'"),
         (short_by_one, "3 rows went in and 2 values came out"),
         (reasonless, "row 0 has the value None and the reason None"),
         (nosy, "something else among its neighbours"),

@@ -12,7 +12,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from pyspark.sql import types as T
 
-from router_encoders.registry_encoder import framed
 from router_schemas.model import RegisteredSchema, ResolvedSchema
 from router_schemas.protobuf.decode import MessageReader, decode, reader
 from router_schemas.protobuf.derive import derived, known, text_of
@@ -20,7 +19,7 @@ from router_schemas.protobuf.descriptors import descriptors
 from router_schemas.protobuf.encode import writer
 from router_schemas.protobuf.kinds import Kind
 from router_schemas.protobuf.merge import MessageVersion, merge
-from tests.encoders.columns import OF_PROTOBUF, plain, rows_of, struct, tables
+from tests.encoders.columns import OF_PROTOBUF, encoded, plain, rows_of, struct, tables
 from tests.schemas import proto_strategies as proto
 
 IDS, TEXT, UTC = T.LongType(), T.StringType(), timezone.utc
@@ -199,7 +198,7 @@ def test_a_value_that_cannot_be_written_is_one_row_without_a_value(
     """Without it one row stops the stream, takes its neighbours with it, or is written as something else."""
     write = writer(message(fields), BODY, columns)
 
-    found = framed(rows_of(columns, [{"a": value} for value in values]), b"", write)
+    found = encoded(rows_of(columns, [{"a": value} for value in values]), write)
 
     assert [value is None for value in found.values] == [False, True, False]
     assert list(found.reasons) == [1]
@@ -211,7 +210,7 @@ def test_two_members_of_a_oneof_are_refused() -> None:
     columns = struct(a=TEXT, b=IDS)
     write = writer(message("oneof one { string a = 1; int64 b = 2; }"), BODY, columns)
 
-    found = framed(rows_of(columns, [{"a": "x", "b": None}, {"a": "x", "b": 0}, {"a": None, "b": 0}]), b"", write)
+    found = encoded(rows_of(columns, [{"a": "x", "b": None}, {"a": "x", "b": 0}, {"a": None, "b": 0}]), write)
 
     assert found.values == [b"\x0a\x01x", None, b"\x10\x00"]
     assert "two members of one oneof" in found.reasons[1]
@@ -222,7 +221,7 @@ def test_a_text_that_is_not_utf8_is_refused() -> None:
     texts = pa.Array.from_buffers(pa.string(), 2, pa.array([b"\xff", b"ok"], pa.binary()).buffers())
     rows = pa.StructArray.from_arrays([texts], names=["a"])
 
-    found = framed(rows, b"", writer(message("string a = 1;"), BODY, struct(a=TEXT)))
+    found = encoded(rows, writer(message("string a = 1;"), BODY, struct(a=TEXT)))
 
     assert found.values == [None, b"\x0a\x02ok"]
     assert "not UTF-8" in found.reasons[0]

@@ -48,7 +48,7 @@ def labels(planned: Plan, *columns: str) -> list[Any]:
     """Return label columns in the order of the offsets; `row.field` is a field of a struct."""
     frame, labelling = planned.frame(planned.raw)
     (batch,) = frame.orderBy("offset").toArrow().combine_chunks().to_batches()
-    rows = label_records(batch, labelling).to_pylist()
+    rows = label_records(batch, labelling, {}).to_pylist()
     found = [tuple(_at(row, column) for column in columns) for row in rows]
     return found if len(columns) > 1 else [value for (value,) in found]
 

@@ -391,7 +391,7 @@ class RowReader:
 
     def rows(self, rows: pa.RecordBatch) -> Iterator[TakenRow]:
         """Yield the rows of a record batch."""
-        encoded = self.encoding.function(rows.column("_row"), self.encoding.argument)
+        encoded = self.encoding.encode(rows.column("_row"))
         topics, partitions, offsets, keys = (rows.column(name).to_pylist() for name in TAKES[:4])
         formers = [None] * rows.num_rows
         if FORMER in rows.schema.names:

@@ -9,6 +9,9 @@ the driver, `evaluate` on executors.
 If Spark would raise on a row, the value is null and the row is marked. Spark evaluates only the operands that it needs:
 `a = 0 OR 10 / a > 1` does not raise if `a` is 0. Here every operand is evaluated for all rows, and its marks count
 on the rows for which Spark would have evaluated it.
+
+A row on which an operation itself fails, for whatever cause, is marked as well; its neighbours keep their values. An
+operation that fails on every row of a batch, or on many, is a `Defect`: Spark should evaluate the expression instead.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -24,6 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.errors import PySparkException
 
+from router.api.halving import by_halves
 from router.delta.unreadable_values import is_text, not_utf8
 from router.engine.expressions import casts, functions, text
 from router.engine.expressions.tree import (
@@ -43,6 +47,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame
 
+    from router.api.halving import Piece
     from router.engine.expressions.tree import Kind, PlanEntry, Value
 
 __all__ = ["Node", "Untranslatable", "evaluate", "translate"]
@@ -105,12 +110,28 @@ def _check_constants(node: Node) -> None:
         _check_constants(child)
 
 
-def evaluate(node: Node, columns: Mapping[str, pa.Array], rows: int) -> tuple[pa.Array, pa.BooleanArray | None]:
+MANY_FAILURES = 64
+"""Rows of a batch on which an operation fails, from which it is taken to be at fault itself."""
+
+
+class Defect(NamedTuple):
+    """An operation that fails on all rows of a batch, or on many: its name, and how it fails."""
+
+    op: str
+    error: BaseException
+
+    def __str__(self) -> str:
+        return f"{self.op}, which fails in tasks ({type(self.error).__name__}: {self.error})"[:300]
+
+
+def evaluate(
+    node: Node, columns: Mapping[str, pa.Array], rows: int, defects: list[Defect] | None = None
+) -> tuple[pa.Array, pa.BooleanArray | None]:
     """Return the value of an expression for every row, and the rows on which Spark's evaluation raises.
 
-    The value is null on these. The second is None if no row raises.
+    The value is null on these. The second is None if no row raises. `defects` gets the operations that are at fault.
     """
-    value, raised = _evaluate(node, columns)
+    value, raised = _evaluate(node, columns, defects if defects is not None else [])
     if isinstance(value, pa.Scalar):
         value = repeat(value, rows)
     if isinstance(raised, pa.Scalar):
@@ -286,16 +307,63 @@ class _Result(NamedTuple):
     raised: _Mask | None = None
 
 
-def _evaluate(node: Node, columns: Mapping[str, pa.Array]) -> _Result:
+def _evaluate(node: Node, columns: Mapping[str, pa.Array], defects: list[Defect]) -> _Result:
     if node.op == "column":
         return _Result(columns[node.with_])
     if node.op == "literal":
         return _Result(pa.scalar(node.with_, arrow_type_of(node.kind)))
-    of = [_evaluate(child, columns) for child in node.of]
-    value, raised = _LAZY.get(node.op, _strict)(node, of)
+    of = [_evaluate(child, columns, defects) for child in node.of]
+    operate = partial(_LAZY.get(node.op, _strict), node)
+    rows = _rows(of)
+    pieces = by_halves(lambda start, stop: operate(of if stop - start == rows else _part(of, start, stop)), rows)
+    value, raised = pieces[0].made or _Result(None)
+    if value is None or len(pieces) > 1:
+        value, raised = _joined(node, pieces, defects)
+        if not any(isinstance(operand.value, pa.Array) for operand in of):
+            value = value[0]
+            raised = raised[0]
     if raised is None or not _any(raised):
         return _Result(value)
     return _Result(pc.if_else(raised, pa.scalar(None, value.type), value), raised)
+
+
+def _rows(of: list[_Result]) -> int:
+    """Return the number of rows of operands; 1 if all of them are constants."""
+    for operand in of:
+        for values in operand:
+            if values is not None and not isinstance(values, pa.Scalar):
+                return len(values)
+    return 1
+
+
+def _part(of: list[_Result], start: int, stop: int) -> list[_Result]:
+    """Return operands for some consecutive rows."""
+    part = []
+    for operand in of:
+        value, raised = (x if x is None or isinstance(x, pa.Scalar) else x[start:stop] for x in operand)
+        part.append(_Result(value, raised))
+    return part
+
+
+def _joined(node: Node, pieces: list[Piece[_Result]], defects: list[Defect]) -> tuple[pa.Array, pa.BooleanArray]:
+    """Return the result of an operation that fails on some rows, which are marked: for consecutive rows in pieces.
+
+    What Spark makes of these rows nobody knows here, so they are marked even if the operation is one of `try_`.
+    """
+    errors = [piece.error for piece in pieces if piece.error]
+    if len(errors) == len(pieces) or len(errors) >= MANY_FAILURES:
+        defects.append(Defect(node.op, errors[0]))
+    made_types = (piece.made.value.type for piece in pieces if piece.made)
+    kind = next(made_types, None) or arrow_type_of(node.kind)
+    values = []
+    marks = []
+    for piece in pieces:
+        size = piece.stop - piece.start
+        value, raised = piece.made or _Result(pa.scalar(None, kind), pa.scalar(True))
+        raised = pa.scalar(False) if raised is None else raised
+        values.append(repeat(value, size) if isinstance(value, pa.Scalar) else value)
+        marks.append(pa.repeat(raised, size) if isinstance(raised, pa.Scalar) else raised)
+    return pa.concat_arrays(values), pa.concat_arrays(marks)
 
 
 def _any(mask: _Mask) -> bool:

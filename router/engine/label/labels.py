@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from router.api.decoding import decode_batch
+from router.api.decoding import decode_batch, described
+from router.api.halving import by_halves
 from router.delta.unreadable_values import replace_bad_bytes
 from router.engine.expressions.evaluator import Node, evaluate
 from router.engine.expressions.tree import in_type, repeat
 from router.engine.label.layout import DEAD_SCHEMA, MERGED_COORDINATES, UNMET, Layout, RouteLabels, Target
 from router.engine.label.tombstones import TOMBSTONE, Tombstones, as_events
 from router.engine.lookup.join import LookupTable, join_lookups
+from router.own_names import BRONZE
 from router.stages import Stage
 from router.table_names import folded, refused
 
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from router.api.decoding import ArrowDecoding
+    from router.engine.expressions.evaluator import Defect
     from router.engine.label.route import Check, MergeBy, RouteExpressions
 
 _DEAD_LETTER = pa.struct(list(DEAD_SCHEMA)[:4])
@@ -60,16 +64,48 @@ class Labelling:
 
 def decode_records(records: pa.RecordBatch, decoding: Decoding) -> pa.RecordBatch:
     """Return records with the columns of decoding: `event`, `_error`, ..., and `_tombstone` if these become events."""
-    columns = dict(zip(records.schema.names, records.columns, strict=True))
+    columns = _columns_of(records)
     if decoding.arrow:
         added = decode_batch(records, decoding.arrow)
         columns = {name: column for name, column in columns.items() if name not in decoding.before}
-        columns |= zip(added.schema.names, added.columns, strict=True)
+        columns |= _columns_of(added)
+    records = pa.RecordBatch.from_pydict(columns)
+    if not (decoding.tombstones or decoding.lookups):
+        return records
+    return _row_by_row_if_it_raises(partial(_complete_events, decoding=decoding), records)
+
+
+def _complete_events(records: pa.RecordBatch, decoding: Decoding) -> pa.RecordBatch:
+    """Return decoded records with the events of tombstones, and with the rows of lookups."""
+    columns = _columns_of(records)
     if decoding.tombstones:
         columns = as_events(columns, decoding.tombstones)
     if decoding.lookups:
         columns = join_lookups(columns, decoding.lookups)
-    return pa.RecordBatch.from_arrays([*columns.values()], names=[*columns])
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def _columns_of(records: pa.RecordBatch) -> dict[str, pa.Array]:
+    return dict(zip(records.schema.names, records.columns, strict=True))
+
+
+def _row_by_row_if_it_raises(
+    step: Callable[[pa.RecordBatch], pa.RecordBatch], records: pa.RecordBatch
+) -> pa.RecordBatch:
+    """Return what a pure step makes of decoded records; one on which it raises goes through it as not decoded.
+
+    So the record is in bronze and has a dead letter with the error, and its neighbours are as if it were not there.
+    """
+    pieces = []
+    for piece in by_halves(lambda start, stop: step(records[start:stop]), records.num_rows):
+        if piece.made is not None:
+            pieces.append(piece.made)
+            continue
+        columns = _columns_of(records[piece.start : piece.stop])
+        columns["event"] = pa.nulls(1, columns["event"].type)
+        columns["_error"] = pa.array([described("the router raises ", piece.error)], columns["_error"].type)
+        pieces.append(step(pa.RecordBatch.from_pydict(columns)))
+    return pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
 
 
 def with_arrival(records: pa.RecordBatch, arrival: int | None) -> pa.RecordBatch:
@@ -99,18 +135,22 @@ def decoding_task(
     return decode
 
 
-def label_records(records: pa.RecordBatch, labelling: Labelling) -> pa.RecordBatch:
-    """Return the labelled records: the columns of the layout."""
+def label_records(records: pa.RecordBatch, labelling: Labelling, defects: dict[str, str]) -> pa.RecordBatch:
+    """Return the labelled records: the columns of the layout.
+
+    `defects` gets the routes with an expression that Spark should evaluate instead, each with the reason.
+    """
     if labelling.decoding:
         records = decode_records(records, labelling.decoding)
-    return _Labels(records, labelling).batch()
+    return _row_by_row_if_it_raises(lambda part: _Labels(part, labelling, defects).batch(), records)
 
 
 class _Labels:
     """The label columns of one batch."""
 
-    def __init__(self, records: pa.RecordBatch, labelling: Labelling) -> None:
+    def __init__(self, records: pa.RecordBatch, labelling: Labelling, defects: dict[str, str]) -> None:
         self.labelling = labelling
+        self.defects = defects
         self.rows = records.num_rows
         self.columns: dict[str, pa.Array] = dict(zip(records.schema.names, records.columns, strict=True))
         self.dead_rows: list[Any] = []  # per reason: the numbers of the rows, and their entries of `_dead`
@@ -127,7 +167,7 @@ class _Labels:
         unmatched = living
         taken_tombstone = self._none()
         for route in self.labelling.routes:
-            mask = self._holds(is_event if route.tombstones else living, route.rule)
+            mask = self._holds(is_event if route.tombstones else living, route.rule, route.labels.name)
             matched.append(mask)
             unmatched = pc.and_not(unmatched, mask)
             if route.tombstones:
@@ -148,7 +188,9 @@ class _Labels:
         if layout.drops_nulls:
             in_bronze = pc.and_not(in_bronze, pc.and_(columns["_bare"], columns["value"].is_null()))
         for check in self.labelling.bronze_checks:
-            columns[layout.bronze_violated[check.name]] = pc.and_not(in_bronze, self._holds(in_bronze, check.node))
+            columns[layout.bronze_violated[check.name]] = pc.and_not(
+                in_bronze, self._holds(in_bronze, check.node, BRONZE)
+            )
         for route, mask in zip(self.labelling.routes, matched, strict=True):
             self._route(route, mask, tombstone)
         columns["_dead"] = self._dead()
@@ -162,7 +204,7 @@ class _Labels:
         checked = pc.and_not(matched, tombstone) if route.tombstones else matched
         violated: dict[str, list[tuple[str, _Mask]]] = {action: [] for action in ACTIONS}
         for check in route.checks:
-            mask = pc.and_not(checked, self._holds(checked, check.node))
+            mask = pc.and_not(checked, self._holds(checked, check.node, labels.name))
             violated[check.otherwise].append((check.name, mask))
             columns[labels.violated[check.name]] = mask
 
@@ -214,7 +256,7 @@ class _Labels:
         values = []
         raised = self._none()
         for node, field in zip(nodes, fields, strict=True):
-            value, raised_here = evaluate(node, self.columns, self.rows)
+            value, raised_here = self._evaluate(node, labels.name)
             values.append(in_type(value, field.type))
             if raised_here is not None:
                 raised = pc.or_(raised, raised_here)
@@ -226,12 +268,12 @@ class _Labels:
         """Make the struct of an outbox's further columns; if rows name their tables, `destination` has the names."""
         tables = pa.array([by.table] * self.rows, pa.string()) if by.table else self.columns[target.destination]
         self.columns[target.destination] = pc.and_(lands, tables.is_valid())
-        deleted = self._holds(lands, by.deletes)
+        deleted = self._holds(lands, by.deletes, target.route)
         if by.tombstones:
             deleted = pc.or_(deleted, self.columns[TOMBSTONE])
         values = [tables, deleted]
         for node in by.newest:
-            value, _ = evaluate(node, self.columns, self.rows)
+            value, _ = self._evaluate(node, target.route)
             values.append(value)
         fields = list(target.schema)[len(MERGED_COORDINATES) :][: len(values)]
         values = [in_type(value, field.type) for value, field in zip(values, fields, strict=True)]
@@ -244,7 +286,7 @@ class _Labels:
             # The columns that `select` makes, unless a column of the record has their name.
             row: pa.StructArray = columns[target.rows]
             columns = {**dict(zip(row.type.names, row.flatten(), strict=True)), **columns}
-        name, _ = evaluate(node, columns, self.rows)
+        name, _ = self._evaluate(node, route.labels.name, columns)
         coded = pc.if_else(lands, name, pa.scalar(None, pa.string())).dictionary_encode()
         # A string of Spark may hold any bytes, a dead letter must be readable.
         names = replace_bad_bytes(coded.dictionary).to_pylist()
@@ -266,9 +308,19 @@ class _Labels:
             return None
         return table
 
-    def _holds(self, candidates: _Mask, node: Node) -> _Mask:
-        value, _ = evaluate(node, self.columns, self.rows)
+    def _holds(self, candidates: _Mask, node: Node, owner: str) -> _Mask:
+        value, _ = self._evaluate(node, owner)
         return pc.and_(candidates, pc.fill_null(value, False))
+
+    def _evaluate(
+        self, node: Node, owner: str, columns: dict[str, pa.Array] | None = None
+    ) -> tuple[pa.Array, pa.BooleanArray | None]:
+        """Evaluate an expression of a route, or of bronze, over the records' columns or others; note its defects."""
+        defects: list[Defect] = []
+        result = evaluate(node, columns or self.columns, self.rows, defects)
+        if defects:
+            self.defects[owner] = str(defects[0])
+        return result
 
     def _none(self) -> _Mask:
         return pa.repeat(pa.scalar(False), self.rows)

@@ -31,6 +31,7 @@ from router.engine.label.route import SPREAD_BY, Check, RoutePlanner
 from router.engine.label.tombstones import TOMBSTONE, takes_tombstones, tombstones
 from router.engine.lookup.loading import Lookups
 from router.errors import StartError, first_line
+from router.own_names import BRONZE
 from router.record import RAW_COLUMNS, RECORD_SCHEMA
 from router.registry import call_part, part_error
 
@@ -151,6 +152,7 @@ class Planner:
         self.lookup_states: tuple[str, ...] = ()
         self.preparing = threading.Lock()
         self.are_routes_checked = False
+        self.left_to_spark: dict[str, str] = {}
 
     def prepare(self, spark: SparkSession) -> None:
         """Make the stages ahead of the first batch; a batch that comes meanwhile waits for them."""
@@ -178,6 +180,22 @@ class Planner:
         self.decoder = call_part(self.decoder, "refresh", Decoder, wanted)
         if not wanted:
             self.lookups.refresh()
+
+    def leave_to_spark(self, defects: Mapping[str, str]) -> bool:
+        """Let Spark evaluate the expressions of routes, or of bronze, that fail in tasks; return whether any is new.
+
+        Until the process ends: what fails there now may fail in each batch.
+        """
+        new = {name: reason for name, reason in defects.items() if name not in self.left_to_spark}
+        for name, reason in new.items():
+            message = (
+                "%s: Spark evaluates the expressions of %s from now on, which takes longer: it has %s. Report this"
+            )
+            log.warning(message, self.config.name, name, reason)
+        self.left_to_spark.update(new)
+        if new:
+            self.stages = None
+        return bool(new)
 
     def plan(self, raw: DataFrame, arrival: int | None = None) -> Plan:
         """Return the plan of one batch. Needs the columns of `RECORD_SCHEMA`. Lazy.
@@ -274,7 +292,9 @@ class Planner:
         expressions, levels, routes_by_spark = self._expressions(
             frame, layout, has_tombstones=tombstone_events is not None
         )
-        bronze_checks, bronze_columns, bronze_by_spark = _bronze_checks(frame, expectations)
+        bronze_checks, bronze_columns, bronze_by_spark = _bronze_checks(
+            frame, expectations, self.left_to_spark.get(BRONZE)
+        )
         levels[0].update(bronze_columns)
         labelling = Labelling(
             decoding=decoding,
@@ -314,6 +334,8 @@ class Planner:
         is_event = F.col("event").isNotNull()
         for route, labels in zip(self.routes, layout.routes, strict=True):
             try:
+                if labels.name in self.left_to_spark:
+                    raise Untranslatable(self.left_to_spark[labels.name])
                 expressions.append(route.in_tasks(frame, labels))
                 continue
             except Untranslatable as reason:
@@ -358,9 +380,11 @@ def decoding_of(decoder: Decoder, raw: DataFrame) -> tuple[ArrowDecoding | None,
 
 
 def _bronze_checks(
-    frame: DataFrame, expectations: tuple[BronzeExpectation, ...]
+    frame: DataFrame, expectations: tuple[BronzeExpectation, ...], defect: str | None
 ) -> tuple[tuple[Check, ...], dict[str, Column], dict[str, str]]:
     """Return the expectations of bronze, the columns of those that Spark evaluates, and why Spark has to.
+
+    With a `defect` these are all of them.
 
     Raises StartError for an expectation that is no expression over the record's columns.
     """
@@ -372,6 +396,8 @@ def _bronze_checks(
     for number, expectation in enumerate(expectations):
         try:
             condition = F.expr(expectation.sql).cast("boolean")
+            if defect is not None:
+                raise Untranslatable(defect)
             node = translate(frame, [condition])[0]
         except Untranslatable as reason:
             name = f"_bronze_check{number}"

@@ -52,7 +52,8 @@ class Landed:
     """What a landing job reports: staged files, and counts per task and source partition.
 
     `big` counts the records that it left out for a second job; `failed` says by place why files of a table could not
-    be written, so that the batch has to be landed again. `ages` has by place how old records were when the job `began`
+    be written, and `defects` by route which expressions Spark should evaluate: the batch has to be landed again for
+    both. `ages` has by place how old records were when the job `began`
     (seconds since 1970); it is empty if nothing reads them.
     """
 
@@ -60,6 +61,7 @@ class Landed:
     counts: list[dict[str, Any]] = field(default_factory=list)
     big: int = 0
     failed: dict[str, str] = field(default_factory=dict)
+    defects: dict[str, str] = field(default_factory=dict)
     ages: dict[str, TableAges] = field(default_factory=dict)
     began: float = 0.0
 
@@ -73,6 +75,7 @@ class Landed:
             counts=self.counts + other.counts,
             big=self.big + other.big,
             failed=failed,
+            defects={**self.defects, **other.defects},
             ages=ages,
             began=self.began or other.began,
         )
@@ -146,6 +149,8 @@ class LandingJob:
     ) -> tuple[Plan, Landed]:
         """Stage the files of a batch, and again while the decoder finds schemas that its rows need.
 
+        Again as well if an expression fails in tasks: Spark evaluates those of its route then.
+
         Rows whose schemas it does not find keep the `_error` that they have. `step` times `land` and `plan`.
         """
         name = self.query.partition(":")[0]
@@ -153,6 +158,11 @@ class LandingJob:
         while True:
             with step("land"):
                 landed = self.run(plan, demands, batch, asked)
+            if planner.leave_to_spark(landed.defects):
+                self.discard(landed)
+                with step("plan"):
+                    plan = planner.plan(plan.raw, plan.arrival)
+                continue
             wanted = landed.collected("wanted")
             if not wanted:
                 return plan, landed
@@ -257,7 +267,7 @@ def _landed(reports: Any, began: float) -> Landed:
             landed.files.append(StagedFile.of(report))
         elif "big" in report:
             ages = {place: TableAges.of(of_table) for place, of_table in report["ages"].items()}
-            landed += Landed(big=report["big"], failed=report["failed"], ages=ages)
+            landed += Landed(big=report["big"], failed=report["failed"], defects=report["defects"], ages=ages)
         else:
             landed.counts.append(report)
     return landed

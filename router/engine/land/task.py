@@ -21,7 +21,7 @@ from router.delta.parquet_writer import attempt
 from router.delta.schema_diff import too_wide
 from router.delta.unreadable_values import TAKEN_BY_NULL, read_as_null, unreadable_in
 from router.delta.widening import KEEPS
-from router.engine.balance import BRONZE, Partition, add_named
+from router.engine.balance import Partition, add_named
 from router.engine.expressions.evaluator import evaluate
 from router.engine.expressions.tree import columns_of
 from router.engine.label.labels import Labelling, label_records, with_arrival
@@ -37,7 +37,7 @@ from router.engine.label.layout import (
     Target,
 )
 from router.engine.land.record_ages import BatchAges, TableAges
-from router.own_names import BATCH_ID, CAUSE, QUERY, TABLE
+from router.own_names import BATCH_ID, BRONZE, CAUSE, QUERY, TABLE
 from router.record import RAW_COLUMNS
 from router.stages import Stage
 
@@ -273,6 +273,7 @@ class _Task:
         self.big = 0
         self.batch_ages: BatchAges | None = None
         self.ages: dict[str, TableAges] = {}
+        self.defects: dict[str, str] = {}
 
     def take(self, batch: pa.RecordBatch) -> None:
         """Label and sort one Arrow batch."""
@@ -280,7 +281,7 @@ class _Task:
         if not batch.num_rows:
             return
         batch = with_arrival(batch, self.work.arrival)
-        rows = Rows(label_records(batch, self.work.labelling), self.counts)
+        rows = Rows(label_records(batch, self.work.labelling, self.defects), self.counts)
         if self.work.began is not None:
             self.batch_ages = BatchAges(rows.batch.column("timestamp"), self.work.began)
         self._raw(rows)
@@ -289,14 +290,15 @@ class _Task:
         self.writer.flush()
 
     def finish(self) -> list[str]:
-        """Write what is held; return the reports as JSON: files, counts, what was left out.
+        """Write what is held; return the reports as JSON: files, counts, and why the batch has to be landed again.
 
-        That are big records, and rows of tables whose files could not be written.
+        That are big records, rows of tables whose files could not be written, and routes with an expression that fails.
         """
         files = [json.dumps(asdict(file)) for file in self.writer.close()]
         counts = [json.dumps(asdict(counts)) for counts in self.counts.values()]
         ages = {place: asdict(of_table) for place, of_table in self.ages.items()}
-        return [*files, *counts, json.dumps({"big": self.big, "failed": self.writer.failed, "ages": ages})]
+        rest = {"big": self.big, "failed": self.writer.failed, "ages": ages, "defects": self.defects}
+        return [*files, *counts, json.dumps(rest)]
 
     def _count_ages(self, place: str, at: _Numbers | None) -> None:
         """Count how old the records are that land in a table, if something reads these counts."""
@@ -361,11 +363,22 @@ class _Task:
             if target.bad_name:
                 rows.add("rejected", target.key, rows.mask(target.bad_name))
             for table, row_numbers, part in groups(rows, target):
-                chosen = self._for_only(rows, target, row_numbers)
-                chosen_part = part
-                if target.held and rows.batch.column(target.held).null_count < rows.batch.num_rows:
-                    chosen, chosen_part = self._quarantine_unmet(rows, target, table, (part, row_numbers))
-                self._land(rows, target, table, chosen, part=chosen_part)
+                try:
+                    self._land_group(rows, target, table, row_numbers, part)
+                except Exception as error:
+                    # Only once: the rows may be what the quarantine cannot take either.
+                    if target.place(table) in self.work.demands.blocked:
+                        raise
+                    self.writer.note_failure(target.key, table, error)
+
+    def _land_group(
+        self, rows: Rows, target: Target, table: str, row_numbers: _Numbers | None, part: pa.RecordBatch | None
+    ) -> None:
+        """Land the rows of a target that are for one table: those that violate an expectation in the quarantine."""
+        chosen = self._for_only(rows, target, row_numbers)
+        if target.held and rows.batch.column(target.held).null_count < rows.batch.num_rows:
+            chosen, part = self._quarantine_unmet(rows, target, table, (part, row_numbers))
+        self._land(rows, target, table, chosen, part=part)
 
     def _land(
         self,

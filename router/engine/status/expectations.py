@@ -10,8 +10,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from router.engine.audit.expectation_counts import expectation_counts
-from router.engine.balance import BRONZE, keyed, total
+from router.engine.balance import keyed, total
 from router.engine.status.snapshot import ExpectationStatus
+from router.own_names import BRONZE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
