@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-    from router.api.halving import Piece
+    from router.api.halving import Halved
 
 RAISED = "the decoder raises "
 """The beginning of the `_error` of a row on which a decoder's function raised."""
@@ -111,7 +111,7 @@ def _check(decoded: pa.RecordBatch, records: pa.RecordBatch, decoding: ArrowDeco
     raise PluginError(module, f"{name} {problem}")
 
 
-def _join(pieces: list[Piece[pa.RecordBatch]], decoding: ArrowDecoding) -> pa.RecordBatch:
+def _join(pieces: list[Halved[pa.RecordBatch]], decoding: ArrowDecoding) -> pa.RecordBatch:
     """Concatenate decoded batches; a row on which the function raises has the error as its `_error`, nothing else."""
     import pyarrow as pa  # noqa: PLC0415 - `import router` is quick without pyarrow
 

@@ -18,7 +18,7 @@ Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
-class Piece(Generic[Made]):
+class Halved(Generic[Made]):
     """Consecutive rows, from `start` up to `stop`, and what a step makes of them; or one row on which it raises."""
 
     start: int
@@ -27,7 +27,7 @@ class Piece(Generic[Made]):
     error: BaseException | None = None
 
 
-def by_halves(step: Callable[[int, int], Made], rows: int) -> list[Piece[Made]]:
+def by_halves(step: Callable[[int, int], Made], rows: int) -> list[Halved[Made]]:
     """Return what a step makes of a batch, in order: whole if it does not raise, else in pieces.
 
     `step(start, stop)` makes something of these rows. Raises what is no row's fault, see `is_caused_by_a_row`, and what
@@ -36,14 +36,14 @@ def by_halves(step: Callable[[int, int], Made], rows: int) -> list[Piece[Made]]:
     return _halves(step, 0, rows)
 
 
-def _halves(step: Callable[[int, int], Made], start: int, stop: int) -> list[Piece[Made]]:
+def _halves(step: Callable[[int, int], Made], start: int, stop: int) -> list[Halved[Made]]:
     try:
-        return [Piece(start, stop, made=step(start, stop))]
+        return [Halved(start, stop, made=step(start, stop))]
     except BaseException as error:
         if stop == start or not is_caused_by_a_row(error):
             raise
         if stop == start + 1:
-            return [Piece(start, stop, error=error)]
+            return [Halved(start, stop, error=error)]
     # Some row raises: look for it in each half.
     middle = (start + stop) // 2
     return [*_halves(step, start, middle), *_halves(step, middle, stop)]

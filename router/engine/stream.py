@@ -457,9 +457,11 @@ class _StreamRun:
     def _pass_over(self, error: Exception) -> None:
         """Continue after records that are gone from Kafka, or raise StartError if that was not accepted."""
         gone = LostRecords(self.spark, self.lake, self.checkpoint, self.config, self._committers)
-        if "lost-records" not in self.options.accept or not (lost := gone.pass_over()):
+        passed_over = gone.pass_over(accepted="lost-records" in self.options.accept)
+        if not passed_over:
             raise gone.refusal(error) from error
-        log.warning("%s: continuing after lost records: %s", self.config.name, ", ".join(map(str, lost)))
+        for what in passed_over:
+            log.warning("%s: %s", self.config.name, what)
 
     @property
     def _committers(self) -> Committers:

@@ -50,15 +50,21 @@ def send(broker: EmbeddedKafka, topic: str, rows: int, of: str, *, at: int = 0) 
     assert producer.flush(30) == 0
 
 
-def create_again(broker: EmbeddedKafka, topic: str, rows: int) -> None:
-    """Delete a topic, create it again under its name, and send records to it."""
+def delete(broker: EmbeddedKafka, topic: str) -> None:
+    """Delete a topic, if it is there."""
     admin = AdminClient({"bootstrap.servers": broker.servers})
-    admin.delete_topics([topic])[topic].result(30)
+    if topic in admin.list_topics(timeout=5).topics:
+        admin.delete_topics([topic])[topic].result(30)
     deadline = time.monotonic() + 30
     # The name is free a moment after the answer.
     while topic in admin.list_topics(timeout=5).topics:
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def create_again(broker: EmbeddedKafka, topic: str, rows: int) -> None:
+    """Delete a topic, create it again under its name, and send records to it."""
+    delete(broker, topic)
     broker.create_topic(topic)
     send(broker, topic, rows, "second")
 
@@ -200,3 +206,75 @@ def test_a_broker_without_ids(
     with pytest.raises(StartError, match=r"again-no-id .*another name and checkpoint"):
         run(configuration, REGISTRY, spark)
     assert lives(spark, tmp_path, "again-no-id") == {"first": 12}
+
+
+def test_a_topic_of_a_pattern_that_is_deleted_ends_alone(
+    spark: SparkSession, broker: EmbeddedKafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without it the stream ends at every start, names no topic, and no option helps: all other topics wait for one."""
+    for letter in "ab":
+        broker.create_topic(f"deleted-{letter}")
+        send(broker, f"deleted-{letter}", 10, "first")
+    configuration = configured(tmp_path, broker, "pattern: 'deleted-.*'")
+    run(configuration, REGISTRY, spark)
+
+    send(broker, "deleted-a", 3, "first")  # which nobody will read
+    send(broker, "deleted-b", 5, "first")
+    delete(broker, "deleted-a")
+    for _ in range(2):  # the second has nothing to read
+        run(configuration, REGISTRY, spark)
+    assert lives(spark, tmp_path, "deleted-a") == {"first": 10}
+    assert lives(spark, tmp_path, "deleted-b") == {"first": 15}
+    warnings = [record.getMessage() for record in caplog.records if "deleted-a" in record.getMessage()]
+    assert warnings == [
+        "games: topic deleted-a was deleted: it was read up to deleted-a/0 10, and what came after that is gone; "
+        "the other topics continue"
+    ]
+
+    # Somebody makes it again: its records have the offsets of those that were read.
+    create_again(broker, "deleted-a", 15)
+    with pytest.raises(StartError, match=r"deleted-a .*another name and checkpoint"):
+        run(configuration, REGISTRY, spark)
+    send(broker, "deleted-b", 1, "first")
+    with pytest.raises(StartError, match=r"deleted-a .*another name and checkpoint"):
+        run(configuration, REGISTRY, spark)
+    assert lives(spark, tmp_path, "deleted-a") == {"first": 10}
+    assert lives(spark, tmp_path, "deleted-b") == {"first": 16}
+
+
+@pytest.mark.parametrize("batch", [0, 1])
+@pytest.mark.parametrize("step", ["land", "commit"])
+def test_a_topic_of_a_pattern_that_is_deleted_while_its_batch_runs(
+    spark: SparkSession, broker: EmbeddedKafka, tmp_path: Path, step: str, batch: int
+) -> None:
+    """Without it a batch that was cut off can never end. What was staged of the topic lands, and its records once."""
+    name = f"deleted-{step}-{batch}"
+    for letter in "ab":
+        broker.create_topic(f"{name}-{letter}")
+        send(broker, f"{name}-{letter}", 10, "first")
+    configuration = configured(tmp_path, broker, f"pattern: '{name}-.*'")
+    if batch:
+        run(configuration, REGISTRY, spark)
+        for letter in "ab":
+            send(broker, f"{name}-{letter}", 5, "first")
+
+    deleted: list[str] = []
+
+    def watch(number: int, at: str, done: int, of: int) -> None:
+        if at == "land" and step == "land" and not deleted:
+            deleted.append(name)
+            delete(broker, f"{name}-a")
+
+    run(configuration, REGISTRY, spark, RunOptions(watch=watch))
+    read = 10 + 5 * batch
+    if step == "commit":
+        # As after a kill: the batch is decided, and Spark has not noted its end.
+        for note in Path(configuration.config.checkpoint_path()).rglob(f"*commits/*{batch}*"):
+            note.unlink()
+        delete(broker, f"{name}-a")
+        send(broker, f"{name}-b", 1, "first")
+        run(configuration, REGISTRY, spark)
+        assert lives(spark, tmp_path, f"{name}-a") == {"first": read}
+        read += 1
+
+    assert lives(spark, tmp_path, f"{name}-b") == {"first": read}

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame
 
-    from router.api.halving import Piece
+    from router.api.halving import Halved
     from router.engine.expressions.tree import Kind, PlanEntry, Value
 
 __all__ = ["Node", "Untranslatable", "evaluate", "translate"]
@@ -345,7 +345,7 @@ def _part(of: list[_Result], start: int, stop: int) -> list[_Result]:
     return part
 
 
-def _joined(node: Node, pieces: list[Piece[_Result]], defects: list[Defect]) -> tuple[pa.Array, pa.BooleanArray]:
+def _joined(node: Node, pieces: list[Halved[_Result]], defects: list[Defect]) -> tuple[pa.Array, pa.BooleanArray]:
     """Return the result of an operation that fails on some rows, which are marked: for consecutive rows in pieces.
 
     What Spark makes of these rows nobody knows here, so they are marked even if the operation is one of `try_`.

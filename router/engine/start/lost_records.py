@@ -3,10 +3,14 @@
 Kafka deletes by age and size, read or not. Spark then ends the query (KAFKA_DATA_LOSS), at every start again. The
 records cannot come back, so a person decides: the refusal names partitions and offsets, and with `--accept
 lost-records` the missing range becomes a batch of its own, with no record and with its ledger rows.
+
+A topic of a pattern that somebody deleted is passed over without being asked: it is not for the other topics to wait.
+Nobody can tell whether it had records that were not read.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -96,29 +100,32 @@ class LostRecords:
             )
         return _ranges_between(begin, first)
 
-    def pass_over(self) -> list[LostRange]:
-        """Make a batch of the lost records, so that the next one begins after them; return them.
+    def pass_over(self, *, accepted: bool) -> list[str]:
+        """Make a batch of the lost records, so that the next one begins after them; return them in words.
 
-        First Spark's offsets, then the ledger under the batch's transaction id, then Spark's commit. Steps that a crash
-        cut off are done again, with the same number and, once the ledger has the batch, with the same offsets.
+        It also leaves out the deleted topics of a pattern; if the loss of records is not accepted, only these. First
+        Spark's offsets, then the ledger under the batch's transaction id, then Spark's commit. Steps that a crash cut
+        off are done again, with the same number and, once the ledger has the batch, with the same offsets.
         """
         past = Checkpoint.read(self.checkpoint)
         run = past.run or ""
         batch = past.last + 1
-        if CheckpointStore(self.checkpoint, run).manifest(batch) is not None:
-            raise StartError(
-                f"{self.config.name}: batch {batch} was decided and cut off, and Kafka does not have its records any "
-                "more; start without --accept, which ends that batch first"
-            )
         begin = self._begin(batch)
+        if CheckpointStore(self.checkpoint, run).manifest(batch) is not None:
+            return self._end_decided_batch(batch, self._deleted_topics(begin))
         if ledger.last_batch(self.lake.open(self.config.ledger), self.config.name, past.run) >= batch:
-            lost = _ranges_between(begin, self._begin(batch + 1))
+            end = self._begin(batch + 1)
+            lost = _ranges_between(begin, end)
+            deleted = {topic: begin[topic] for topic in begin.keys() - end.keys()}
         else:
-            lost = self.ranges()
-            if not lost:
+            lost = self.ranges() if accepted else []
+            deleted = self._deleted_topics(begin)
+            if not (lost or deleted):
                 return []
             for lost_range in lost:
                 begin[lost_range.topic][lost_range.partition] = lost_range.last + 1
+            for topic in deleted:
+                del begin[topic]
             # The settings of Spark are those of the batch that was cut off, or of the one before.
             former = self._notes.text(f"offsets/{batch}") or self._notes.text(f"offsets/{batch - 1}")
             self._notes.write(f"offsets/{batch}", with_offsets(former, begin))
@@ -127,7 +134,34 @@ class LostRecords:
             rows = [_ledger_row(self.config.name, run, batch, lost_range) for lost_range in lost]
             ledger.append(self.committers, entry, rows)
         self._notes.write(f"commits/{batch}", self._notes.text(f"commits/{batch - 1}") or NO_WATERMARK)
-        return lost
+        return [*(f"lost records: {lost_range}" for lost_range in lost), *_in_words(deleted)]
+
+    def _end_decided_batch(self, batch: int, deleted: Offsets) -> list[str]:
+        """Let a batch that was decided and cut off end without deleted topics: its records are staged already.
+
+        Raises StartError if there are none: other records of the batch are gone.
+        """
+        if not deleted:
+            raise StartError(
+                f"{self.config.name}: batch {batch} was decided and cut off, and Kafka does not have its records any "
+                "more; start without --accept, which ends that batch first"
+            )
+        # Spark asks for all topics that the batch began with.
+        for path in (f"offsets/{batch}", f"offsets/{batch - 1}" if batch else "sources/0/0"):
+            text = self._notes.text(path) or ""
+            head, _, last_line = text.rpartition("\n")
+            offsets = {topic: ends for topic, ends in json.loads(last_line).items() if topic not in deleted}
+            self._notes.write(path, f"{head}\n{json.dumps(offsets, separators=(',', ':'))}")
+        return _in_words(deleted)
+
+    def _deleted_topics(self, begin: Offsets) -> Offsets:
+        """Return the topics of a pattern that the brokers do not have any more, with the next offsets of each."""
+        kafka = self.config.source.kafka
+        assert kafka is not None
+        if not kafka.pattern:
+            return {}
+        existing = source.complete_offsets(self.spark, kafka, begin)
+        return {topic: offsets for topic, offsets in begin.items() if topic not in existing}
 
     def _begin(self, batch: int) -> Offsets:
         """Return the offsets that a batch begins with: where the one before it ends."""
@@ -139,6 +173,15 @@ class LostRecords:
     @property
     def _notes(self) -> SparkNotes:
         return SparkNotes(self.checkpoint)
+
+
+def _in_words(deleted: Offsets) -> list[str]:
+    sentences = []
+    for topic, offsets in sorted(deleted.items()):
+        places = ", ".join(f"{topic}/{partition} {offset:,}" for partition, offset in sorted(offsets.items()))
+        what = f"it was read up to {places}, and what came after that is gone; the other topics continue"
+        sentences.append(f"topic {topic} was deleted: {what}")
+    return sentences
 
 
 def _ranges_between(begin: Offsets, end: Offsets) -> list[LostRange]:
