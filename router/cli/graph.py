@@ -22,7 +22,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from router.api.parts import Part
-from router.api.sinks import MergingSink, TableSink
+from router.api.sinks import LakeSink
 from router.cli import config_argument, plugin_option
 from router.cli.listing import json_option, show_json
 from router.config.loader import load
@@ -229,7 +229,7 @@ class _Drawing:
         tables = self.counts.tables.get(key, ())
         below = self._tables(tables, shown_route)
         # Views that read the tables of a sink stand below each table if these are drawn for it, else below the sink.
-        if isinstance(sink, (TableSink, MergingSink)) and not (self.counts.by_table and tables):
+        if isinstance(sink, LakeSink) and not (self.counts.by_table and tables):
             written = names_of(sink)
             if written:
                 below += self._readers(written, shown_route)
