@@ -27,6 +27,7 @@ from router.cli import config_argument, plugin_option
 from router.cli.listing import json_option, show_json
 from router.config.loader import load
 from router.config.models import as_template, names_of, reads
+from router.counts import BY_NAME
 from router.errors import TableError, printable
 from router.registry import load_registry
 from router.table_names import templates_meet
@@ -193,7 +194,7 @@ class _Drawing:
         if bronze:
             counts = self.counts.of(None, None, ("read",))
             below.append(GraphNode("table", bronze.table, counts, self._readers(bronze.table)))
-        counts = self.counts.of(None, None, ("decoded", "failed", "bare", "unmatched"))
+        counts = self.counts.of(None, None, (*BY_NAME["read"].parts, "unmatched"))
         text = f"decode {describe(self.config.decode)}"
         below.append(GraphNode("decoder", text, counts, tuple(self._after_decoder())))
         counts = self.counts.of(None, None, ("read", "lost"))
@@ -233,8 +234,8 @@ class _Drawing:
             written = names_of(sink)
             if written:
                 below += self._readers(written, shown_route)
-        names = ("landed", "applied", "refused", "dropped", "quarantined", "dead", "parked", "backlog")
-        counts = self.counts.of(route, name, names)
+        # What becomes of the route's events, and of the rows of an outbox.
+        counts = self.counts.of(route, name, (*BY_NAME["matched"].parts, *BY_NAME["landed"].parts))
         return GraphNode("sink", f"{shown_name} {describe(sink)}", counts, tuple(below), key=key)
 
     def _tables(self, tables: tuple[tuple[str, int], ...], route: str = "") -> list[GraphNode]:
