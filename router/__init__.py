@@ -31,7 +31,6 @@ from router.api.sinks import (
     Sink,
     TableSink,
 )
-from router.api.table_options import check_property
 from router.errors import (
     BatchError,
     ConfigError,
@@ -81,7 +80,6 @@ __all__ = [
     "TableError",
     "TableSink",
     "ViewQuery",
-    "check_property",
     "hookimpl",
     "keep_archives",
     "raw_arrow_schema",

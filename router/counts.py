@@ -18,7 +18,7 @@ class Count:
 
     A count with `parts` is their sum in every batch; `router.engine.balance` compares those of the source and of
     routes. An `outcome` is in the reports of batches and in the metrics. Ledgers of an older version may lack one that
-    is `optional`: the next append adds it.
+    is `optional`: the next append adds it. A `logged` one is in the line of each batch in which it is not zero.
     """
 
     name: str
@@ -28,6 +28,7 @@ class Count:
     parts: tuple[str, ...] = ()
     outcome: bool = False
     optional: bool = False
+    logged: bool = False
 
     @property
     def equation(self) -> str:
@@ -35,14 +36,6 @@ class Count:
         return f"{self.name} = {' + '.join(self.parts)}"
 
 
-DEAD_LETTERS = Count(
-    "dead_letters",
-    "batch",
-    "records",
-    "became dead letters of any stage, the unmatched ones only with `unmatched: dead_letters`",
-    parts=("failed", "unmatched", "refused", "dead"),
-    outcome=True,
-)
 COUNTS = (
     Count("read", "source", "records", "were read", parts=("decoded", "failed", "bare"), outcome=True),
     Count(
@@ -88,8 +81,10 @@ COUNTS = (
         "rows",
         "were put into an outbox, less those that left it, also of earlier batches: the sum is what waits now",
     ),
-    Count("frozen", "route", "rows", "landed without a column that their table may not gain", outcome=True),
-    Count("quarantined", "route", "rows", "were put into the quarantine with their batch", outcome=True),
+    Count(
+        "frozen", "route", "rows", "landed without a column that their table may not gain", outcome=True, logged=True
+    ),
+    Count("quarantined", "route", "rows", "were put into the quarantine with their batch", outcome=True, logged=True),
     Count("released", "route", "rows", "left the quarantine, counted with the last batch that a release covers"),
     Count(
         "lost",
@@ -107,9 +102,17 @@ COUNTS = (
         "have [fields that the schema lacks](formats.md#json-without-a-registry)",
         optional=True,
     ),
-    DEAD_LETTERS,
+    Count(
+        "dead_letters",
+        "batch",
+        "records",
+        "became dead letters of any stage, the unmatched ones only with `unmatched: dead_letters`",
+        parts=("failed", "unmatched", "refused", "dead"),
+        outcome=True,
+    ),
 )
 """All counts, in the order of the ledger's columns: a new one comes last, and is optional."""
+BY_NAME = {count.name: count for count in COUNTS}
 
 
 def count_names(*scopes: Scope) -> tuple[str, ...]:

@@ -1,4 +1,6 @@
-"""Where a record was refused: the stages of dead letters."""
+"""Where a record was refused: the stages of dead letters, and what they mean. Options of commands and the table in
+docs/reference/delivery.md take them from here.
+"""
 
 from __future__ import annotations
 
@@ -18,3 +20,24 @@ class Stage(str, Enum):
 
     __str__ = str.__str__
     """Texts have the value, not the member's name."""
+
+
+MEANINGS = {
+    Stage.DECODE: "the decoder could not make an event of it (nor of null, see `drop: nulls`), or raised on it",
+    Stage.MATCH: "no route matches (unless `unmatched: drop`)",
+    Stage.EXPECT: "an expectation with `otherwise: dead_letter` does not hold",
+    Stage.SELECT: "the projection raised on this record",
+    Stage.NAME: "the table's name breaks the [rule](tables.md#names), or the sink has as many tables as it may have",
+    Stage.SCHEMA: (
+        "the table has a column of this name with a type that the value cannot become or, if the table may "
+        "not change, one that is too small; or the row violates a constraint of the table: NOT NULL, a "
+        "CHECK, an invariant, the length of a VARCHAR; or it has a text that is not UTF-8, or a date or time "
+        "beyond the years 1 to 9999, also in a list, map or struct: readers would refuse the whole file"
+    ),
+    Stage.APPLY: (
+        "a sink refused it: [Kafka](../how-to/write-to-kafka.md#what-is-promised), [other "
+        "sinks](../how-to/databases-and-queues.md), [REST](rest.md#what-becomes-of-a-call). `upsert` refuses "
+        "rows without a key, and rows that its table cannot take: NOT NULL, a CHECK, a value of another type"
+    ),
+}
+"""Why a record is a dead letter of a stage, as Markdown for docs/reference/delivery.md."""

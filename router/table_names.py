@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from itertools import permutations
 from typing import TYPE_CHECKING
 
@@ -116,7 +117,8 @@ class BronzeTables:
 
 _DIGITS = WHOLE_NUMBERS | {"schema_id", "schema_version"}
 """The raw columns, and those that decoders add, whose values are digits."""
-_PIECE = re.compile(r"\{\s*([^{}]*?)\s*\}|([^{}]+)")
+FIELD = re.compile(r"\{\s*([^{}]*?)\s*\}")
+_PIECE = re.compile(rf"{FIELD.pattern}|([^{{}}]+)")
 Piece = tuple[str, str]
 """A field in braces and a text, of a template of names: one of the two is empty."""
 
@@ -126,11 +128,12 @@ def pieces_of(template: str) -> list[Piece]:
     return [(match[1] or "", match[2] or "") for match in _PIECE.finditer(template)]
 
 
+@lru_cache(10_000)
 def template_pattern(template: str) -> re.Pattern[str]:
-    """Return the pattern of the table names that a template can make."""
+    """Return the pattern of the table names that a template can make; each field is a group."""
     pattern = ""
     for field, text in pieces_of(template):
-        pattern += "[a-z0-9_]+" if field else re.escape(text.lower())
+        pattern += "([a-z0-9_]+)" if field else re.escape(text.lower())
     return re.compile(pattern)
 
 

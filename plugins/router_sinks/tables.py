@@ -13,7 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from router import KeyedTable, MergingSink, TableSink, check_property
+from router import KeyedTable, MergingSink, TableSink
 from router_encoders.templates import check_name, check_template, table_column
 
 if TYPE_CHECKING:
@@ -91,10 +91,6 @@ LEAST = 256 << 20
 """Bytes. A merge reads several files at once, and the rows of a batch cannot be spilled."""
 
 
-KEYED = {"delta.appendOnly": "rows of a keyed table change; remove the property"}
-"""Properties that a keyed table must not have, and why."""
-
-
 class Upsert(MergingSink):
     """Keep one row per key with its newest state, in one Delta table or in one per value.
 
@@ -152,15 +148,6 @@ class Upsert(MergingSink):
     deletions_kept: str = Field(
         default="7 d", description="how long a late row cannot bring a deleted key back: 30 min, 12 h, 7 d"
     )
-    partition_by: tuple[str, ...] = Field(default=(), description="columns that a new table is partitioned by")
-    cluster_by: tuple[str, ...] = Field(
-        default=(), max_length=4, description="columns that a new table is clustered by, whenever it is maintained"
-    )
-    properties: dict[str, str] = Field(
-        default_factory=dict, description="table properties of a new table: {delta.enableChangeDataFeed: true}"
-    )
-    comment: str | None = Field(default=None, description="what a new table is about, for its readers")
-    comments: dict[str, str] = Field(default_factory=dict, description="what new columns are about: {level: ...}")
     dropped: Literal["wait", "remake"] = Field(
         default="wait", description="a table that was dropped: its rows wait until it is back, or it is created again"
     )
@@ -192,15 +179,8 @@ class Upsert(MergingSink):
             raise ValueError(f"is less than {LEAST >> 20} MB, with which no merge gets far")
         return text
 
-    @field_validator("properties")
-    @classmethod
-    def _known(cls, properties: dict[str, str]) -> dict[str, str]:
-        return {name: check_property(name, value, KEYED) for name, value in properties.items()}
-
     @model_validator(mode="after")
-    def _divided_once(self) -> Self:
-        if self.partition_by and self.cluster_by:
-            raise ValueError("`partition_by` and `cluster_by` exclude each other: Delta divides a table in one way")
+    def _clustered_by_spark(self) -> Self:
         if self.engine == "arrow" and self.cluster_by:
             raise ValueError("`engine: arrow` cannot write clustered tables; remove the engine, or `cluster_by`")
         return self
@@ -252,11 +232,6 @@ class Upsert(MergingSink):
             evolution=self.evolution,
             widening=self.widening,
             deletions_kept=int(deletions_kept[1]) * UNITS[deletions_kept[2]],
-            partition_by=_columns(self.partition_by),
-            cluster_by=_columns(self.cluster_by),
-            properties=self.properties,
-            comment=self.comment,
-            comments=dict(zip(_columns(self.comments), self.comments.values(), strict=True)),
             dropped=self.dropped,
             engine=self.engine,
             memory=_bytes(self.memory) if self.memory else None,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, 
 from pydantic import Field
 
 from router.api.parts import Part
-from router.api.table_options import LOCATION, RESET, CatalogOptions, LocationOption, Reset, TableOptions
+from router.api.table_options import NewTable, TableOptions
 from router.errors import StartError
 
 if TYPE_CHECKING:
@@ -50,30 +50,11 @@ class Sink(Part, ABC):
     )
 
 
-class TableSink(TableOptions, Sink, ABC):
-    """A sink that names the Delta table of each event; the engine stages and commits the rows.
-
-    Delivery: exactly once.
-    """
+class LakeSink(TableOptions, Sink, ABC):
+    """A sink whose rows are in tables of the lake. Derive from TableSink or MergingSink instead."""
 
     at_most: int = Field(
         default=1000, ge=1, description="distinct tables that this sink may create; events for more are dead letters"
-    )
-    columns: Literal["all", "seen"] = Field(
-        default="all",
-        description="`all`: a table has every column of the route; `seen`: it gains a column with its first value",
-    )
-    evolution: Evolution = Field(
-        default="evolve",
-        description="what becomes of rows with fields that their table has no place for. `evolve`: it gains them; "
-        "`freeze`: rows land without them and are counted; `quarantine`: these rows stay there until `router "
-        "approve` lets the table gain them; `fail`: the stream stops, and nothing of the batch is committed",
-    )
-    widening: Widening = Field(
-        default="rewrite",
-        description="how a column becomes wider, as int becomes bigint. `rewrite`: a table that the router made, of at "
-        "most 1 GiB, is rewritten once; any other keeps its types, and a row with a value that does not fit is a dead "
-        "letter; `feature`: any other gets Delta's type widening, with which delta-rs, and so polars, cannot read it",
     )
 
     @abstractmethod
@@ -90,6 +71,30 @@ class TableSink(TableOptions, Sink, ABC):
         any two rows may share a table.
         """
         return None
+
+
+class TableSink(LakeSink, ABC):
+    """A sink that names the Delta table of each event; the engine stages and commits the rows.
+
+    Delivery: exactly once.
+    """
+
+    columns: Literal["all", "seen"] = Field(
+        default="all",
+        description="`all`: a table has every column of the route; `seen`: it gains a column with its first value",
+    )
+    evolution: Evolution = Field(
+        default="evolve",
+        description="what becomes of rows with fields that their table has no place for. `evolve`: it gains them; "
+        "`freeze`: rows land without them and are counted; `quarantine`: these rows stay there until `router "
+        "approve` lets the table gain them; `fail`: the stream stops, and nothing of the batch is committed",
+    )
+    widening: Widening = Field(
+        default="rewrite",
+        description="how a column becomes wider, as int becomes bigint. `rewrite`: a table that the router made, of at "
+        "most 1 GiB, is rewritten once; any other keeps its types, and a row with a value that does not fit is a dead "
+        "letter; `feature`: any other gets Delta's type widening, with which delta-rs, and so polars, cannot read it",
+    )
 
 
 WEEK = timedelta(days=7)
@@ -123,8 +128,7 @@ class KeyedTable:
 
     - `evolution`: rows with columns that the table lacks add them (`evolve`), are refused (`freeze`), or stop the
       stream (`fail`). `widening`: see TableSink.
-    - `partition_by` or `cluster_by`, `properties`, `comment` and the `comments` of columns apply to new tables and new
-      columns only.
+    - `new_table` has the options of new tables and new columns; the engine takes them from the sink.
     - `dropped`: if the table existed and is gone, create it again (`remake`), or let its rows wait until it is back.
     - `engine`: merge with delta-rs in tasks (`arrow`), or with Delta on Spark; `auto` chooses by each table's size. A
       table that only Delta on Spark can write is always left to it.
@@ -141,47 +145,26 @@ class KeyedTable:
     evolution: Literal["evolve", "freeze", "fail"] = "evolve"
     widening: Widening = "rewrite"
     deletions_kept: timedelta = WEEK
-    partition_by: tuple[str, ...] = ()
-    cluster_by: tuple[str, ...] = ()
-    properties: dict[str, str] = field(default_factory=dict)
-    comment: str | None = None
-    comments: dict[str, str] = field(default_factory=dict)
     dropped: Literal["wait", "remake"] = "wait"
     engine: Literal["auto", "arrow", "spark"] = "auto"
     memory: int | None = None
+    new_table: NewTable = field(default_factory=NewTable)
 
 
-class MergingSink(CatalogOptions, Sink, ABC):
+class MergingSink(LakeSink, ABC):
     """A sink that keeps one row per key, in one Delta table or in several; the engine stages and merges its rows.
 
     Delivery: exactly once. A late row never overwrites a newer one.
     """
 
-    at_most: int = Field(
-        default=1000, ge=1, description="distinct tables that this sink may create; events for more are dead letters"
-    )
+    refused_properties: ClassVar[Mapping[str, str]] = {
+        "delta.appendOnly": "rows of a keyed table change; remove the property"
+    }
 
     tombstones: bool = Field(
         default=False,
         description="a record with a key and no value deletes its key; all sinks of the route, or none",
     )
-    location: LocationOption | None = Field(default=None, description=LOCATION)
-    reset: Reset = Field(default="allowed", description=RESET)
-
-    @abstractmethod
-    def table(self) -> str | Column:
-        """Return one fixed `layer.table`, or a string column over `event` and the raw columns that names it per row.
-
-        A name that breaks the naming rule makes the row a dead letter. Runs on the driver.
-        """
-
-    def table_template(self) -> str | None:
-        """Return the template of the table names, with fields in braces, if the sink builds its names from one.
-
-        `router check` then refuses a template with which two rows of different fields could get the same table. None:
-        any two rows may share a table.
-        """
-        return None
 
     @abstractmethod
     def keyed(self) -> KeyedTable:

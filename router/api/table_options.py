@@ -3,42 +3,45 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from difflib import get_close_matches
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, StringConstraints, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
 from router.storage.locations import TableLocation, location
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable
 
     from typing_extensions import Self
 
 _FLAG = re.compile(r"true|false")
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
 _TIME = re.compile(r"interval [0-9]{1,6} (second|minute|hour|day|week)s?")
-TEXT = re.compile(r".+")
-_PROPERTIES = {
-    "delta.appendOnly": _FLAG,
+PROPERTIES_OF_DELTA_RS = {
     "delta.autoOptimize.autoCompact": _FLAG,
     "delta.autoOptimize.optimizeWrite": _FLAG,
     "delta.checkpoint.writeStatsAsJson": _FLAG,
     "delta.checkpoint.writeStatsAsStruct": _FLAG,
     "delta.checkpointInterval": _NUMBER,
-    "delta.columnMapping.mode": re.compile(r"none|name"),
     "delta.dataSkippingNumIndexedCols": _NUMBER,
-    "delta.dataSkippingStatsColumns": TEXT,
+    "delta.dataSkippingStatsColumns": re.compile(r".+"),
     "delta.deletedFileRetentionDuration": _TIME,
     "delta.enableChangeDataFeed": _FLAG,
-    "delta.enableDeletionVectors": _FLAG,
     "delta.enableExpiredLogCleanup": _FLAG,
+    "delta.logRetentionDuration": _TIME,
+    "delta.randomizeFilePrefixes": _FLAG,
+}
+"""The properties that delta-rs writes and respects, with their values. Of some others it writes the name only."""
+_PROPERTIES = {
+    **PROPERTIES_OF_DELTA_RS,
+    "delta.appendOnly": _FLAG,
+    "delta.columnMapping.mode": re.compile(r"none|name"),
+    "delta.enableDeletionVectors": _FLAG,
     "delta.enableInCommitTimestamps": _FLAG,
     "delta.enableRowTracking": _FLAG,
     "delta.enableTypeWidening": _FLAG,
-    "delta.logRetentionDuration": _TIME,
-    "delta.randomizeFilePrefixes": _FLAG,
 }
 """The properties that Delta knows, with their values: https://docs.delta.io/latest/table-properties.html"""
 REFUSED_PROPERTIES = {
@@ -49,7 +52,7 @@ REFUSED_PROPERTIES = {
 RESERVED = frozenset({"collation", "comment", "external", "is_managed_location", "location", "owner", "provider"})
 
 
-def check_property(name: str, value: str, refused: Mapping[str, str] = MappingProxyType({})) -> str:
+def check_property(name: str, value: str, refused: Mapping[str, str]) -> str:
     """Return the value of a property that a table can have; raise ValueError with what to write instead.
 
     `refused` are further properties that it must not have, and why. Those without `delta.` in front are free text.
@@ -78,30 +81,14 @@ def _form(kind: re.Pattern[str]) -> str:
     return forms.get(kind, f"write {kind.pattern.replace('|', ' or ')}")
 
 
-LocationOption = Annotated[TableLocation, BeforeValidator(location, json_schema_input_type=str | TableLocation)]
-LOCATION = "a place outside of the lake's layout, with fields of the table's name: s3://lake-{topic}/events"
+class NewTable(BaseModel):
+    """How a new table is made; a table that is there stays as it is."""
 
+    model_config = ConfigDict(frozen=True)
 
-Reset = Literal["allowed", "never"]
-RESET = "never: `router rebuild` takes the tables by their whole names only"
+    refused_properties: ClassVar[Mapping[str, str]] = {}
+    """Further properties that its tables must not have, and why."""
 
-Privilege = Annotated[str, StringConstraints(to_upper=True, pattern=r"^[A-Za-z]+( [A-Za-z]+){0,3}$")]
-
-
-class CatalogOptions(BaseModel):
-    """What a catalog is to know of tables: `router tables --grants` prints it as SQL."""
-
-    owner: str | None = Field(default=None, min_length=1, description="owner in a catalog: `tables --grants`")
-    tags: dict[str, str] = Field(default_factory=dict, description="tags in a catalog: `tables --grants`; {pii: low}")
-    grants: dict[str, tuple[Privilege, ...]] = Field(
-        default_factory=dict, description="rights in a catalog: `tables --grants`; {analysts: [SELECT]}"
-    )
-
-
-class TableOptions(CatalogOptions):
-    """How a table is made; a table that is there stays as it is."""
-
-    location: LocationOption | None = Field(default=None, description=LOCATION)
     partition_by: tuple[str, ...] = Field(default=(), description="columns that a new table is partitioned by")
     cluster_by: tuple[str, ...] = Field(
         default=(),
@@ -113,7 +100,6 @@ class TableOptions(CatalogOptions):
     )
     comment: str | None = Field(default=None, description="what a new table is about, for its readers")
     comments: dict[str, str] = Field(default_factory=dict, description="what new columns are about: {level: ...}")
-    reset: Reset = Field(default="allowed", description=RESET)
 
     @field_validator("partition_by", "cluster_by")
     @classmethod
@@ -128,7 +114,7 @@ class TableOptions(CatalogOptions):
     @field_validator("properties")
     @classmethod
     def _known(cls, properties: dict[str, str]) -> dict[str, str]:
-        return {name: check_property(name, value) for name, value in properties.items()}
+        return {name: check_property(name, value, cls.refused_properties) for name, value in properties.items()}
 
     @model_validator(mode="after")
     def _divided_once(self) -> Self:
@@ -140,3 +126,47 @@ class TableOptions(CatalogOptions):
     def plain(self) -> bool:
         """Return whether a table is made as without any of these options."""
         return not (self.partition_by or self.cluster_by or self.properties or self.comment)
+
+    def named_columns(self) -> dict[str, Iterable[str]]:
+        """Return the columns that options name, by option."""
+        return {"partition_by": self.partition_by, "cluster_by": self.cluster_by, "comments": self.comments}
+
+    def new_table(self) -> NewTable:
+        """Return these options alone, which go to tasks."""
+        return NewTable.model_construct(**{name: getattr(self, name) for name in NewTable.model_fields})
+
+    def staged(self, partition_by: tuple[str, ...]) -> NewTable:
+        """Return the options of a table that is merged from nothing, to replace one with these partitions.
+
+        The one it replaces has the properties, the clustering and the comment already.
+        """
+        return NewTable(partition_by=partition_by, comments=self.comments)
+
+
+PLAIN = NewTable()
+"""The options of a table that nobody wishes otherwise."""
+
+LocationOption = Annotated[TableLocation, BeforeValidator(location, json_schema_input_type=str | TableLocation)]
+Privilege = Annotated[str, StringConstraints(to_upper=True, pattern=r"^[A-Za-z]+( [A-Za-z]+){0,3}$")]
+
+
+class CatalogOptions(BaseModel):
+    """What a catalog is to know of tables: `router tables --grants` prints it as SQL."""
+
+    owner: str | None = Field(default=None, min_length=1, description="owner in a catalog: `tables --grants`")
+    tags: dict[str, str] = Field(default_factory=dict, description="tags in a catalog: `tables --grants`; {pii: low}")
+    grants: dict[str, tuple[Privilege, ...]] = Field(
+        default_factory=dict, description="rights in a catalog: `tables --grants`; {analysts: [SELECT]}"
+    )
+
+
+class TableOptions(NewTable, CatalogOptions):
+    """How the tables of a sink, or of bronze, are made, and where they lie."""
+
+    location: LocationOption | None = Field(
+        default=None,
+        description="a place outside of the lake's layout, with fields of the table's name: s3://lake-{topic}/events",
+    )
+    reset: Literal["allowed", "never"] = Field(
+        default="allowed", description="never: `router rebuild` takes the tables by their whole names only"
+    )

@@ -22,11 +22,12 @@ from rich.text import Text
 from rich.tree import Tree
 
 from router.api.parts import Part
-from router.api.sinks import MergingSink, TableSink
+from router.api.sinks import LakeSink
 from router.cli import config_argument, plugin_option
 from router.cli.listing import json_option, show_json
 from router.config.loader import load
 from router.config.models import as_template, names_of, reads
+from router.counts import BY_NAME
 from router.errors import TableError, printable
 from router.registry import load_registry
 from router.table_names import templates_meet
@@ -193,7 +194,7 @@ class _Drawing:
         if bronze:
             counts = self.counts.of(None, None, ("read",))
             below.append(GraphNode("table", bronze.table, counts, self._readers(bronze.table)))
-        counts = self.counts.of(None, None, ("decoded", "failed", "bare", "unmatched"))
+        counts = self.counts.of(None, None, (*BY_NAME["read"].parts, "unmatched"))
         text = f"decode {describe(self.config.decode)}"
         below.append(GraphNode("decoder", text, counts, tuple(self._after_decoder())))
         counts = self.counts.of(None, None, ("read", "lost"))
@@ -229,12 +230,12 @@ class _Drawing:
         tables = self.counts.tables.get(key, ())
         below = self._tables(tables, shown_route)
         # Views that read the tables of a sink stand below each table if these are drawn for it, else below the sink.
-        if isinstance(sink, (TableSink, MergingSink)) and not (self.counts.by_table and tables):
+        if isinstance(sink, LakeSink) and not (self.counts.by_table and tables):
             written = names_of(sink)
             if written:
                 below += self._readers(written, shown_route)
-        names = ("landed", "applied", "refused", "dropped", "quarantined", "dead", "parked", "backlog")
-        counts = self.counts.of(route, name, names)
+        # What becomes of the route's events, and of the rows of an outbox.
+        counts = self.counts.of(route, name, (*BY_NAME["matched"].parts, *BY_NAME["landed"].parts))
         return GraphNode("sink", f"{shown_name} {describe(sink)}", counts, tuple(below), key=key)
 
     def _tables(self, tables: tuple[tuple[str, int], ...], route: str = "") -> list[GraphNode]:

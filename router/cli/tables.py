@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from router.api.sinks import MergingSink, TableSink
+from router.api.sinks import LakeSink
 from router.cli import config_argument, plugin_option
 from router.cli.listing import (
     Listing,
@@ -318,7 +318,7 @@ def _catalog_options(config: Config) -> Iterator[tuple[str, CatalogOptions]]:
                 yield table, config.bronze
     written = tables_by_sink(config)
     for route, name, sink in config.all_sinks():
-        if isinstance(sink, (TableSink, MergingSink)):
+        if isinstance(sink, LakeSink):
             for table, _ in written.get(f"{route}/{name}", ()):
                 yield table, sink
 

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.status import Status
 
 from router.cli import commands_with_file, configuration_file
+from router.counts import COUNTS
 from router.errors import ConfigError, RouterError, first_line, printable
 
 if TYPE_CHECKING:
@@ -84,11 +85,10 @@ def line(report: BatchReport, behind: int | None) -> str:
         f"{report.query} batch {report.batch}: {report.read:,} rows into {report.tables} tables "
         f"({report.files} files), {report.dead_letters:,} dead letters"
     )
-    # Rows that are in no table and no dead letters either.
-    for kind in ("frozen", "quarantined"):
-        count = sum(route.get(kind, 0) for route in report.routes.values())
-        if count:
-            text += f", {count:,} {kind}"
+    for count in COUNTS:
+        rows = sum(route.get(count.name, 0) for route in report.routes.values())
+        if count.logged and rows:
+            text += f", {rows:,} {count.name}"
     steps = [f"{name} {report.seconds[name]:.2f}" for name in BATCH_STEPS if report.seconds.get(name, 0) >= 0.005]
     text += f", {sum(report.seconds.values()):.2f} s ({' '.join(steps)})"
     if behind is not None:

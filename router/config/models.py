@@ -24,8 +24,8 @@ from pydantic import (
 )
 
 from router.api.parts import Decoder, Rule, ViewQuery
-from router.api.sinks import ApplyingSink, MergingSink, Sink, TableSink
-from router.api.table_options import TableOptions
+from router.api.sinks import ApplyingSink, LakeSink, Sink, TableSink
+from router.api.table_options import NewTable, TableOptions
 from router.moments import parse_moment
 from router.record import BATCH, IN_RULES, PLACE, RECORD
 from router.registry import fault
@@ -230,10 +230,10 @@ class Bronze(Model, TableOptions):
             "cluster_by": (*PLACE, "timestamp", BATCH),
             "comments": (*RECORD, BATCH),
         }
-        for option, columns in allowed.items():
-            for name in getattr(self, option):
-                if name not in columns:
-                    raise ValueError(f"`{option}` of bronze takes {', '.join(columns)}, not {name}")
+        for option, names in self.named_columns().items():
+            for name in names:
+                if name not in allowed[option]:
+                    raise ValueError(f"`{option}` of bronze takes {', '.join(allowed[option])}, not {name}")
         return self
 
 
@@ -892,9 +892,9 @@ class Config(Model):
             return None
         return BronzeTables(self.bronze.table, frozenset({self.dead_letters, self.ledger}))
 
-    def table_options(self) -> dict[str, TableOptions]:
+    def table_options(self) -> dict[str, NewTable]:
         """Return how tables are made, by target: `route/sink` and `/bronze`."""
-        options: dict[str, TableOptions] = {}
+        options: dict[str, NewTable] = {}
         if self.bronze:
             options["/bronze"] = self.bronze
         for route, name, sink in self.all_sinks():
@@ -921,7 +921,7 @@ class Config(Model):
         if self.bronze:
             yield self.bronze.table, self.bronze.location
         for _, _, sink in self.all_sinks():
-            if isinstance(sink, (TableSink, MergingSink)):
+            if isinstance(sink, LakeSink):
                 yield names_of(sink), sink.location
 
     def fixed_tables(self) -> frozenset[str]:
@@ -942,7 +942,7 @@ class Config(Model):
         return self.checkpoint or f"{self.lake.rstrip('/')}/_router/{self.name}"
 
 
-def names_of(sink: TableSink | MergingSink) -> str:
+def names_of(sink: LakeSink) -> str:
     """Return the one table of a sink, or the template of its tables; nothing if only its rows tell."""
     template = sink.table_template()
     if template:

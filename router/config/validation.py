@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pydantic import ValidationError
 
 from router.api.parts import Part, Rule
-from router.api.sinks import MergingSink, Sink, TableSink
+from router.api.sinks import LakeSink, Sink
 from router.config.models import Bronze, Config, Let, Source, View, names_of, reads, shared, with_named
 from router.config.yaml_tree import Items, Keys, Scalar, YamlNode, plain_data
 from router.registry import suggestion
@@ -339,7 +339,7 @@ def _shared_tables(root: YamlNode, registry: Registry) -> Iterator[Finding]:
         listed["topic"] = frozenset(underscored(topic) for topic in topics)
     for loc, node in _sink_nodes(root):
         sink = _resolved(registry, Sink, node)
-        if not isinstance(sink, (TableSink, MergingSink)):
+        if not isinstance(sink, LakeSink):
             continue
         template = sink.table_template()
         if template is None:
@@ -413,7 +413,7 @@ def _sink_tables(root: YamlNode, registry: Registry) -> dict[str, str]:
     tables: dict[str, str] = {}
     for loc, node in _sink_nodes(root):
         sink = _resolved(registry, Sink, node)
-        if not isinstance(sink, (TableSink, MergingSink)):
+        if not isinstance(sink, LakeSink):
             continue
         names = names_of(sink)
         if names:
@@ -500,7 +500,7 @@ def _written_locations(root: YamlNode, registry: Registry) -> Iterator[tuple[Key
                 yield ("bronze",), bronze.location.at(bronze.table)
     for loc, node in _sink_nodes(root):
         sink = _resolved(registry, Sink, node)
-        if isinstance(sink, (TableSink, MergingSink)) and sink.location:
+        if isinstance(sink, LakeSink) and sink.location:
             yield (*loc, sink.part_name), sink.location.at(names_of(sink))
 
 
@@ -556,7 +556,7 @@ def _resolved(registry: Registry, family: type[P], node: YamlNode | None) -> P |
 def _fixed_table(node: YamlNode, registry: Registry) -> str:
     """Return the one table a sink writes to, or nothing if that is not known here."""
     sink = _resolved(registry, Sink, node)
-    if not isinstance(sink, (TableSink, MergingSink)):
+    if not isinstance(sink, LakeSink):
         return ""
     names = names_of(sink)
     return "" if "{" in names else names

@@ -9,16 +9,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     import pyarrow as pa
+    from deltalake import DeltaTable
+
+    from router.api.table_options import NewTable
 
 FEED = "delta.enableChangeDataFeed"
 _CHANGE_COLUMNS = frozenset({"_change_type", "_commit_version", "_commit_timestamp"})
 
 
-def has_feed(properties: Mapping[str, str]) -> bool:
-    """Return whether a table with these properties has a change data feed."""
+def has_feed(table: DeltaTable | None, options: NewTable) -> bool:
+    """Return whether a table has a change data feed; one that is not there yet will have it by its options."""
+    properties = options.properties if table is None else table.metadata().configuration
     return properties.get(FEED, "false").lower() == "true"
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, WriterProperties, write_deltalake
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
+from router.api.table_options import PLAIN, PROPERTIES_OF_DELTA_RS
 from router.delta.log_tail import newest
 from router.delta.transaction_id import transactions
 
@@ -30,8 +31,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from router.api.sinks import KeyedTable
-    from router.api.table_options import TableOptions
+    from router.api.table_options import NewTable
     from router.delta.lake import Lake
     from router.delta.staged_files import StagedFile
 
@@ -48,12 +48,6 @@ instead of 0.03 s if the log has 10 000 files. Maintenance does that, less often
 MADE = "router.table"
 """A property of tables that Delta on Spark makes for the router: the table's name. delta-rs cannot create a table with
 such a property and its first rows in one commit; it writes the `name` of the metadata instead (`made_as`)."""
-SUPPORTED_PROPERTIES = (
-    *("delta.checkpoint.", "delta.checkpointInterval", "delta.dataSkipping", "delta.autoOptimize."),
-    *("delta.logRetentionDuration", "delta.deletedFileRetentionDuration", "delta.enableExpiredLogCleanup"),
-    *("delta.enableChangeDataFeed", "delta.randomizeFilePrefixes"),
-)
-"""The beginnings of the properties that delta-rs writes and respects. Of some others it writes the name only."""
 
 
 def made_as(table: str) -> str:
@@ -61,19 +55,20 @@ def made_as(table: str) -> str:
     return f"router:{table}"
 
 
-def made_by_spark(options: KeyedTable | TableOptions) -> str:
+def made_by_spark(options: NewTable) -> str:
     """Return why Delta on Spark has to create a table; an empty text if delta-rs can."""
     if options.cluster_by:
         return "it is to be clustered"
-    unsupported = sorted(name for name in options.properties if not name.startswith(SUPPORTED_PROPERTIES))
+    unsupported = sorted(options.properties.keys() - PROPERTIES_OF_DELTA_RS.keys())
     if not unsupported:
         return ""
     return f"it is to have {', '.join(unsupported)}"
 
 
-def supported(properties: Mapping[str, str]) -> dict[str, str]:
+def _supported(options: NewTable) -> dict[str, str | None]:
     """Return the properties that delta-rs can create a table with; `finish` sets the others, by Delta on Spark."""
-    return {name: value for name, value in properties.items() if name.startswith(SUPPORTED_PROPERTIES)}
+    supported = {name: value for name, value in options.properties.items() if name in PROPERTIES_OF_DELTA_RS}
+    return {**PROPERTIES, **supported}
 
 
 def create_table(
@@ -81,16 +76,16 @@ def create_table(
     table: str,
     schema: pa.Schema,
     *,
-    partition_by: Iterable[str] = (),
-    comment: str | None = None,
+    options: NewTable = PLAIN,
     properties: Mapping[str, str] | None = None,
     name: str | None = None,
     exclusive: bool = False,
 ) -> DeltaTable:
     """Create a table without rows and return it; return the existing table if another writer was faster.
 
-    With `exclusive` that raises DeltaError instead. `name` is the one in the metadata: by default that of the router's
-    own tables, with an empty text none.
+    With `exclusive` that raises DeltaError instead. `properties` are those that the router itself gives it, besides
+    those of `options`. `name` is the one in the metadata: by default that of the router's own tables, with an empty
+    text none.
     """
     if name is None:
         name = made_as(table)
@@ -100,9 +95,9 @@ def create_table(
         Schema.from_arrow(schema),
         mode="error" if exclusive else "ignore",
         name=name or None,
-        description=comment,
-        partition_by=[*partition_by] or None,
-        configuration={**PROPERTIES, **(properties or {})},
+        description=options.comment,
+        partition_by=[*options.partition_by] or None,
+        configuration={**_supported(options), **(properties or {})},
         storage_options=lake.delta_options(table),
         raise_if_key_not_exists=False,  # the configuration's reader has checked the names of properties
     )
@@ -116,33 +111,25 @@ def create_with_files(
     *,
     ids: Mapping[str, int],
     notes: Mapping[str, str],
-    options: KeyedTable | TableOptions | None = None,
-    properties: Mapping[str, str] | None = None,
-    comment: str | None = None,
+    options: NewTable = PLAIN,
     exclusive: bool = False,
 ) -> None:
     """Create a table with staged files, in its first commit; `schema` is Delta's JSON.
 
-    `options` are those of the table: partitions, properties, comment. Properties that only Delta on Spark can set are
-    left to `finish`. If another writer creates the table meanwhile, DeltaError is raised, or the files are appended to
-    it; with `exclusive` they are not appended to a table that is there when the call begins.
+    Properties that only Delta on Spark can set are left to `finish`. If another writer creates the table meanwhile,
+    DeltaError is raised, or the files are appended to it; with `exclusive` they are not appended to a table that is
+    there when the call begins.
     """
-    all_properties = dict(properties or {})
-    partition_by: list[str] = []
-    if options is not None:
-        all_properties = {**options.properties, **all_properties}
-        partition_by = list(options.partition_by)
-        comment = options.comment
     lake.note_location(table)
     create_table_with_add_actions(
         lake.address(table),
         Schema.from_json(schema),
         [add_action(file) for file in files],
         mode="error" if exclusive else "append",
-        partition_by=partition_by,
+        partition_by=list(options.partition_by),
         name=made_as(table),
-        description=comment,
-        configuration={**PROPERTIES, **supported(all_properties)},
+        description=options.comment,
+        configuration=_supported(options),
         commit_properties=_commit_properties(ids, notes),
         storage_options=lake.delta_options(table),
     )

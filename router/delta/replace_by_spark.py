@@ -21,6 +21,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from router.api.columns import quoted
+from router.api.table_options import PLAIN
 from router.delta.casting import cast_to
 from router.delta.commit import names, to_arrow, to_arrow_schema
 from router.delta.replace import MADE, PROPERTIES
@@ -35,8 +36,7 @@ if TYPE_CHECKING:
     from deltalake import Transaction
     from pyspark.sql import Column, SparkSession
 
-    from router.api.sinks import KeyedTable
-    from router.api.table_options import TableOptions
+    from router.api.table_options import NewTable
     from router.delta.commit import TableCommit
     from router.delta.lake import Lake
 
@@ -138,30 +138,26 @@ def create_by_spark(
     address: str,
     schema: pa.Schema,
     *,
-    options: KeyedTable | TableOptions | None = None,
+    options: NewTable = PLAIN,
     properties: Mapping[str, str] | None = None,
 ) -> None:
     """Create a table without rows, unless it exists; its property `MADE` marks it as the router's."""
-    all_properties = {**PROPERTIES, MADE: table}
-    if options is not None:
-        all_properties |= options.properties
-        # Delta clusters by columns with statistics only, and those are the first 32: put the columns in front.
-        if options.cluster_by:
-            first = [schema.field(name) for name in options.cluster_by]
-            others = [column for column in schema if column.name not in options.cluster_by]
-            schema = type(schema)([*first, *others])
-    all_properties |= properties or {}
+    all_properties = {**PROPERTIES, MADE: table, **options.properties, **(properties or {})}
+    # Delta clusters by columns with statistics only, and those are the first 32: put the columns in front.
+    if options.cluster_by:
+        first = [schema.field(name) for name in options.cluster_by]
+        others = [column for column in schema if column.name not in options.cluster_by]
+        schema = pa.schema([*first, *others])
 
     builder = DeltaTable.createIfNotExists(session).location(address).addColumns(spark_schema(schema))
     for name, value in all_properties.items():
         builder = builder.property(name, str(value))
-    if options is not None:
-        if options.comment:
-            builder = builder.comment(options.comment)
-        if options.partition_by:
-            builder = builder.partitionedBy(*options.partition_by)
-        if options.cluster_by:
-            builder = builder.clusterBy(*options.cluster_by)
+    if options.comment:
+        builder = builder.comment(options.comment)
+    if options.partition_by:
+        builder = builder.partitionedBy(*options.partition_by)
+    if options.cluster_by:
+        builder = builder.clusterBy(*options.cluster_by)
     builder.execute()
 
 
@@ -237,7 +233,7 @@ def _in_schema(rows: DataFrame, schema: str) -> DataFrame:
     return rows.select(*columns, *others)
 
 
-def finish(session: SparkSession, address: str, options: KeyedTable | TableOptions) -> None:
+def finish(session: SparkSession, address: str, options: NewTable) -> None:
     """Set the properties of a table without rows that delta-rs cannot set, and its clustering."""
     table = f"delta.{quoted(address)}"
     if options.properties:
@@ -246,6 +242,13 @@ def finish(session: SparkSession, address: str, options: KeyedTable | TableOptio
     if options.cluster_by:
         columns = ", ".join(quoted(name) for name in options.cluster_by)
         session.sql(f"ALTER TABLE {table} CLUSTER BY ({columns})")
+
+
+def is_finished(table: Any, options: NewTable) -> bool:
+    """Return whether an open table has what `finish` gives it."""
+    if options.cluster_by and "clustering" not in (table.protocol().writer_features or ()):
+        return False
+    return bool(options.properties.items() <= table.metadata().configuration.items())
 
 
 def set_property_by_spark(session: SparkSession, address: str, name: str, value: str) -> None:

@@ -17,10 +17,10 @@ from functools import lru_cache
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
 from router.storage.addresses import SCHEMES, is_local, normalized
+from router.table_names import FIELD, pieces_of, template_pattern
 
 WHOLE_NAME = "table"
 """The field that stands for all of a table's name after its layer."""
-FIELD = re.compile(r"\{\s*([^{}]*?)\s*\}")
 BUCKET = re.compile(r"(?!.*\.\.)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 """Names that a bucket or a container can have: https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html"""
 
@@ -79,10 +79,11 @@ class Location:
 
         Raises ValueError if no bucket can have the name that is made of the table's.
         """
-        match = _pattern(self.names).fullmatch(table)
+        match = template_pattern(self.names).fullmatch(table)
         if match is None or table in self.others:
             return None
-        value = match[1] if match.re.groups else ""
+        # A name with several fields does not tell which of its characters are whose: `faults` refuses them in a place.
+        value = match[1] if match.re.groups == 1 else ""
         bucket, slash, rest = self._parts
         if FIELD.search(bucket):
             container, at, account = bucket.partition("@")
@@ -148,16 +149,7 @@ class Location:
 
 def makes(names: str, table: str) -> bool:
     """Return whether a template may make a table's name; nothing is the template of names that only rows tell."""
-    return not names or _pattern(names).fullmatch(table) is not None
-
-
-@lru_cache(CACHED)
-def _pattern(names: str) -> re.Pattern[str]:
-    """Return the pattern of the names of a template: if it has one field, its value is the group."""
-    texts = FIELD.split(names.lower())[::2]
-    if len(texts) == 2:
-        return re.compile(rf"{re.escape(texts[0])}([a-z0-9_]+){re.escape(texts[1])}")
-    return re.compile("[a-z0-9_]+".join(re.escape(text) for text in texts))
+    return not names or template_pattern(names).fullmatch(table) is not None
 
 
 def _bucket(place: str) -> str:
@@ -166,7 +158,7 @@ def _bucket(place: str) -> str:
 
 def _segments(place: str) -> list[str]:
     """Return a place as names, from the kind of storage on: what lies within another begins with its names."""
-    full = normalized(FIELD.sub("{}", place))
+    full = normalized(FIELD.sub("{field}", place))
     if is_local(full):
         return ["file", *full.strip("/").split("/")]
     scheme, _, rest = full.partition("://")
@@ -177,12 +169,8 @@ def _segments(place: str) -> list[str]:
 def _pieces(text: str) -> tuple[str | None, ...]:
     """Return the characters of a text; None for a field."""
     pieces: list[str | None] = []
-    # Texts and fields take turns, and a text is the first.
-    for index, part in enumerate(FIELD.split(text)):
-        if index % 2:
-            pieces.append(None)
-        else:
-            pieces += part
+    for field_name, characters in pieces_of(text):
+        pieces += [None] if field_name else characters
     return tuple(pieces)
 
 

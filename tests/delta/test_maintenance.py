@@ -15,6 +15,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from router import TableError
+from router.api.table_options import NewTable
 from router.delta import maintenance
 from router.delta.commit import commit
 from router.delta.lake import Lake
@@ -319,7 +320,7 @@ def test_an_outbox_is_compacted_as_far_as_it_was_sent(lake: Lake) -> None:
 
 def merged_often(lake: Lake, batches: int) -> Table:
     """Return a table whose rows every batch rewrites, in partitions with names that are escaped in paths."""
-    table = Table(lake, replace(KEYED, partition_by=("part",)), {**COLUMNS, "part": pa.string()})
+    table = Table(lake, replace(KEYED, new_table=NewTable(partition_by=("part",))), {**COLUMNS, "part": pa.string()})
     for batch in range(batches):
         values = (("v", batch), ("part", "a b/c%"))
         table.take(Record(("a",), batch, values=values), Record(("b",), batch, values=values))

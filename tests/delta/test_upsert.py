@@ -17,6 +17,7 @@ import pytest
 from deltalake import DeltaTable, Field, Schema, write_deltalake
 
 from router.api.sinks import KeyedTable
+from router.api.table_options import NewTable
 from router.delta.keyed import row_versions
 from router.delta.keyed.scd import OP, UPDATE
 from router.delta.keyed.upsert import NeedsSpark, TableUpsert, UpsertResult, _quote, merge_condition, upsert
@@ -489,19 +490,19 @@ def test_what_only_spark_can_write_is_left_to_it(table: Table) -> None:
 
 def test_a_new_table_is_made_as_it_was_asked_for(make: Callable[..., Table]) -> None:
     """Without it a table has to be made by hand before its first record comes."""
-    keyed = replace(KEYED, partition_by=("v",), properties={"delta.logRetentionDuration": "interval 7 days"})
-    table = make(keyed=keyed)
+    new = NewTable(partition_by=("v",), properties={"delta.logRetentionDuration": "interval 7 days"})
+    table = make(keyed=replace(KEYED, new_table=new))
     table.take(record("a", 0, 0), record("b", 1, None))
     table.take(record("a", 2, 5))
 
     assert table.handle.metadata().partition_columns == ["v"]
-    assert keyed.properties.items() <= table.handle.metadata().configuration.items()
+    assert new.properties.items() <= table.handle.metadata().configuration.items()
     assert table.rows() == [{"k": "a", "v": 5, "_offset": 2}, {"k": "b", "v": None, "_offset": 1}]
 
 
 def test_a_table_and_its_columns_say_what_they_are(make: Callable[..., Table]) -> None:
     """Without it whoever finds the table has to ask whoever wrote the configuration."""
-    keyed = replace(KEYED, comment="the last of each", comments={"k": "who", "bonus": "in euros"})
+    keyed = replace(KEYED, new_table=NewTable(comment="the last of each", comments={"k": "who", "bonus": "in euros"}))
     table = make(keyed=keyed)
     table.take(record("a", 0, 0))
     table.columns = GROWN
@@ -514,7 +515,7 @@ def test_a_table_and_its_columns_say_what_they_are(make: Callable[..., Table]) -
 
 def test_a_property_that_only_spark_knows_is_left_to_it(make: Callable[..., Table]) -> None:
     """Without it a table is made without what was asked for, or never."""
-    table = make(keyed=replace(KEYED, properties={"delta.enableTypeWidening": "true"}))
+    table = make(keyed=replace(KEYED, new_table=NewTable(properties={"delta.enableTypeWidening": "true"})))
     with pytest.raises(NeedsSpark, match="enableTypeWidening"):
         table.take(record("a", 0, 0))
 

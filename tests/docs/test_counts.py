@@ -1,4 +1,7 @@
-"""The counts on the pages are those of `router.counts`. COUNTS=write writes docs/reference/system-tables.md again."""
+"""The counts and stages on the pages are those of `router.counts` and `router.stages`.
+
+COUNTS=write writes their tables in docs/reference again.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from router.counts import COUNTS
+from router.stages import MEANINGS, Stage
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "reference" / "system-tables.md"
+REFERENCE = ROOT / "docs" / "reference"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-BETWEEN = re.compile(r"(?<=<!-- counts -->\n).*?(?=<!-- end -->)", re.DOTALL)
 EQUATION = re.compile(r"\b\w+ = \w+(?: \+ \w+)+")
 EQUATIONS = {count.equation for count in COUNTS if count.parts}
 
@@ -29,12 +32,26 @@ def table_of_counts() -> str:
     return "".join(lines)
 
 
-def test_the_page_has_the_counts_of_now() -> None:
-    """Without it somebody queries a ledger by a column that was renamed, or adds up the wrong ones."""
-    now = BETWEEN.sub(lambda _: table_of_counts(), PAGE.read_text())
+def table_of_stages() -> str:
+    """Return the table of the stages of dead letters."""
+    lines = ["| stage | because |\n|---|---|\n"]
+    for stage in Stage:
+        lines.append(f"| `{stage}` | {MEANINGS[stage]} |\n")
+    return "".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("page", "name", "table"),
+    [("system-tables.md", "counts", table_of_counts()), ("delivery.md", "stages", table_of_stages())],
+    ids=["counts", "stages"],
+)
+def test_a_page_has_the_table_of_now(page: str, name: str, table: str) -> None:
+    """Without it somebody queries a ledger by a column that was renamed, or replays dead letters of no stage."""
+    path = REFERENCE / page
+    between = re.compile(rf"(?<=<!-- {name} -->\n).*?(?=<!-- end -->)", re.DOTALL)
     if os.environ.get("COUNTS") == "write":
-        PAGE.write_text(now)
-    assert table_of_counts() in PAGE.read_text()
+        path.write_text(between.sub(lambda _: table, path.read_text()))
+    assert between.findall(path.read_text()) == [table]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)

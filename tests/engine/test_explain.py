@@ -12,6 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from router import TableError
 from router.api.sinks import KeyedTable
+from router.api.table_options import NewTable
 from router.cli import commands
 from router.config.loader import load
 from router.delta.keyed import upsert as module
@@ -49,7 +50,7 @@ dead_letters: ops.dead
 def file(tmp_path: Path) -> Path:
     """Return a configuration, with a lake in which one table was merged in batch 3."""
     lake = Lake.at(str(tmp_path / "lake"))
-    keyed = KeyedTable(("gamer",), comment="the last of each")
+    keyed = KeyedTable(("gamer",), new_table=NewTable(comment="the last of each"))
     rows = [Record((f"g{n}",), n, values=(("level", n),), deletes=n == 4) for n in range(5)]
     work = TableUpsert("silver.uno", "games:run-7/profiles/upsert/silver.uno", 3, keyed, {})
     upsert(lake, work, lane(rows, keyed, {"gamer": pa.string(), "level": pa.int32()}))

@@ -13,6 +13,7 @@ from deltalake import Transaction
 from deltalake.exceptions import DeltaError
 
 from router.api.sinks import KeyedTable
+from router.api.table_options import NewTable
 from router.delta.lake import Lake
 from router.delta.parquet_writer import Staging
 from router.engine.merge.delta_rs import MergeJob, merge_table
@@ -72,7 +73,7 @@ def without_a_file(lake: Lake) -> None:
 @pytest.mark.parametrize("harm", [dropped, without_a_file])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"history": True}, {"soft_delete": "gone"}, {"partition_by": ("gamer",)}],
+    [{}, {"history": True}, {"soft_delete": "gone"}, {"new_table": NewTable(partition_by=("gamer",))}],
     ids=["latest", "history", "flagged", "divided"],
 )
 def test_a_table_merged_anew_is_what_the_batches_made(tmp_path: Path, options: dict[str, Any], harm: Any) -> None:

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from deltalake import DeltaTable
 
-    from router.api.table_options import TableOptions
-
 KEYED_BY = "router.keyed"
 """The property: keys, order and history as JSON."""
 SHOWN = 3
@@ -50,11 +48,9 @@ def keyed_of(handle: DeltaTable) -> KeyedTable | None:
     return KeyedTable(keys=tuple(value["keys"]), history=value["history"])
 
 
-def own_properties(options: KeyedTable | TableOptions) -> dict[str, str]:
+def own_properties(keyed: KeyedTable) -> dict[str, str]:
     """Return the properties that the router itself gives a new table."""
-    if not isinstance(options, KeyedTable):
-        return {}
-    return {KEYED_BY: keyed_by(options)}
+    return {KEYED_BY: keyed_by(keyed)}
 
 
 def refuse_other_keys(table: str, properties: Mapping[str, str | None], keyed: KeyedTable) -> None:

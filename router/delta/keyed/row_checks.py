@@ -88,7 +88,7 @@ def check_rows(
     checked = Refusals(rows)
     for key in keyed.keys:
         checked.refuse(np.asarray(rows.column(key).is_null()), f"key {key} is null")
-    for name in keyed.partition_by:
+    for name in keyed.new_table.partition_by:
         if name in rows.column_names:
             checked.refuse(read_as_null(rows.column(name)) & ~checked.deletes, f"{name}: {TAKEN_BY_NULL}")
     if keyed.history:
@@ -144,12 +144,12 @@ def wanted_columns(rows: pa.Table, keyed: KeyedTable) -> pa.Schema:
 
 def wanted_schema(rows: pa.Schema, valued: set[str], keyed: KeyedTable) -> pa.Schema:
     """Return the columns that a table needs for such rows; `valued` have a value in a row that deletes nothing."""
-    always = {*keyed.keys, *keyed.partition_by, *keyed.cluster_by, *order_names(keyed)}
+    always = {*keyed.keys, *keyed.new_table.partition_by, *keyed.new_table.cluster_by, *order_names(keyed)}
     fields: list[pa.Field] = []
     for field in delta_schema(rows):
         if field.name in OUTBOX_ONLY or field.name not in always | valued:
             continue
-        comment = keyed.comments.get(field.name)
+        comment = keyed.new_table.comments.get(field.name)
         fields.append(field.with_metadata({"comment": comment}) if comment else field)
     if keyed.soft_delete:
         fields.append(pa.field(keyed.soft_delete, pa.bool_()))

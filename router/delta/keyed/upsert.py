@@ -148,7 +148,7 @@ def _upsert(lake: Lake, work: TableUpsert, rows: pa.Table) -> UpsertResult:
     if table is not None:
         widening_way = way(table, work.table, work.keyed.widening)
         have = to_arrow(table)
-    feed = has_feed(table.metadata().configuration if table is not None else work.keyed.properties)
+    feed = has_feed(table, work.keyed.new_table)
     checked = check_rows(rows, have, work.table, work.keyed, widens=widening_way is not None, feed=feed)
     if checked.widened:
         why = f"wider types are needed for {', '.join(checked.widened.names)}"
@@ -189,15 +189,8 @@ def _with_columns(lake: Lake, work: TableUpsert, table: DeltaTable | None, added
             add_columns(table, to_delta(added))
         return table
     # Create it before its first files are written: a process that dies then leaves a table, not a folder of files.
-    keyed = work.keyed
-    table = create_table(
-        lake,
-        work.table,
-        added,
-        partition_by=keyed.partition_by,
-        comment=keyed.comment,
-        properties={**keyed.properties, **own_properties(keyed)},
-    )
+    own = own_properties(work.keyed)
+    table = create_table(lake, work.table, added, options=work.keyed.new_table, properties=own)
     _leave_to_spark(table, work.keyed)
     return table
 
@@ -300,7 +293,7 @@ def merge_engine(table: DeltaTable | None, keyed: KeyedTable) -> MergeEngine:
         return MergeEngine("spark", "the engine is given")
     why_spark = ""
     if table is None:
-        why_spark = made_by_spark(keyed)
+        why_spark = made_by_spark(keyed.new_table)
     else:
         features = unmergeable(table)
         if features:

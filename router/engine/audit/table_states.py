@@ -81,7 +81,7 @@ class _Overview:
         for route, name, sink in config.all_sinks():
             if not isinstance(sink, MergingSink):
                 continue
-            keyed = merge_options(sink.keyed(), config.commit == "spark")
+            keyed = merge_options(sink, only_spark=config.commit == "spark")
             tables = {*MergedTables(store, f"{route}/{name}").names, fixed_table(sink)} - {""}
             self.merged |= dict.fromkeys(tables, keyed)
 

@@ -19,11 +19,20 @@ from py4j.protocol import Py4JError
 from pyarrow import fs
 from pyspark.errors import AnalysisException, PySparkException
 
+from router.api.table_options import PLAIN
 from router.delta.commit import TableCommit, commit, is_committed, names, to_arrow, to_arrow_schema, to_delta
 from router.delta.constraints import unsupported
 from router.delta.log_tail import newest
-from router.delta.replace import create_table, made_by_spark, supported
-from router.delta.replace_by_spark import append_by_spark, create_by_spark, finish, rewrite_by_spark, staged_rows, widen
+from router.delta.replace import create_table, made_by_spark
+from router.delta.replace_by_spark import (
+    append_by_spark,
+    create_by_spark,
+    finish,
+    is_finished,
+    rewrite_by_spark,
+    staged_rows,
+    widen,
+)
 from router.delta.schema_diff import SchemaDiff, compare, delta_schema
 from router.delta.table_cache import THREADS, SparkTable, check_log, spark_table, unreadable
 from router.delta.widening import narrower, rewrite, way
@@ -36,7 +45,7 @@ if TYPE_CHECKING:
     import deltalake
     from pyspark.sql import DataFrame, SparkSession
 
-    from router.api.table_options import TableOptions
+    from router.api.table_options import NewTable
     from router.config.models import Config
     from router.delta.lake import Lake
     from router.delta.staged_files import StagedFile
@@ -59,7 +68,7 @@ class Committers:
     lake: Lake
     spark: SparkSession
     only_spark: bool = False
-    options: Mapping[str, TableOptions] = field(default_factory=dict)
+    options: Mapping[str, NewTable] = field(default_factory=dict)
     committed_by: dict[str, Committer] = field(default_factory=dict)
 
     @classmethod
@@ -161,8 +170,8 @@ class Committers:
             return 0
 
         # Create the table if its options need more than a first commit gives it, or finish what a crash left.
-        options = self.options.get(work.target)
-        if options and not options.plain and (table is None or _is_unfinished(table, work, options)):
+        options = self.options.get(work.target, PLAIN)
+        if not options.plain and (table is None or _is_unfinished(table, work, options)):
             table = self._create_with_options(work, options, by_spark=by_spark)
         elif by_spark and table is None:
             _create_empty(self.spark.newSession(), self.lake, work)
@@ -182,7 +191,7 @@ class Committers:
             check_log(self.lake, name, table.version())
         return table
 
-    def _create_with_options(self, work: TableCommit, options: TableOptions, *, by_spark: bool) -> Any:
+    def _create_with_options(self, work: TableCommit, options: NewTable, *, by_spark: bool) -> Any:
         """Create the table of a commit with its sink's options, without rows; return it open.
 
         Delta on Spark creates no table in a folder that has files, and the staged ones are there: so delta-rs creates
@@ -195,14 +204,7 @@ class Committers:
             if by_spark:
                 create_by_spark(session, work.table, address, schema, options=options)
                 return spark_table(self.spark, self.lake, work.table)
-            table = create_table(
-                self.lake,
-                work.table,
-                schema,
-                partition_by=options.partition_by,
-                comment=options.comment,
-                properties=supported(options.properties),
-            )
+            table = create_table(self.lake, work.table, schema, options=options)
             if made_by_spark(options):
                 finish(session, address, options)
                 table.update_incremental()
@@ -309,14 +311,11 @@ def only_spark_appends(table: deltalake.DeltaTable, work: TableCommit) -> bool:
     return bool(unsupported(table) - {"partitioning"})
 
 
-def _is_unfinished(table: Any, work: TableCommit, options: TableOptions) -> bool:
+def _is_unfinished(table: Any, work: TableCommit, options: NewTable) -> bool:
     """Return whether a crash, or an error of Spark, came between creating a table and giving it Spark's options."""
     if work.decided not in (None, -1) or not made_by_spark(options) or isinstance(table, SparkTable):
         return False
-    lacks_properties = not options.properties.items() <= table.metadata().configuration.items()
-    features = table.protocol().writer_features or ()
-    lacks_clustering = bool(options.cluster_by) and "clustering" not in features
-    if not lacks_properties and not lacks_clustering:
+    if is_finished(table, options):
         return False
     return len(table.file_uris()) == 0  # a table with rows is in use as it is
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
+from router.api.table_options import PLAIN
 from router.delta.casting import type_within
 from router.delta.change_feed import has_feed, taken_by_feed
 from router.delta.commit import ACCEPT_LOST, TableCommit, to_arrow, to_arrow_schema, to_delta
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from router.api.sinks import Evolution, Widening
-    from router.api.table_options import TableOptions
+    from router.api.table_options import NewTable
     from router.delta.lake import Lake
     from router.delta.staged_files import StagedFile
     from router.engine.expressions.evaluator import Node
@@ -68,7 +69,7 @@ class SchemaEvolution:
     tables: Any
     query: str
     spark: SparkSession
-    options: Mapping[str, TableOptions] = field(default_factory=dict)
+    options: Mapping[str, NewTable] = field(default_factory=dict)
     committed_batches: CommittedBatches = field(default_factory=CommittedBatches)
     conditions: dict[tuple[str, str], Node | None] = field(default_factory=dict)
     known: dict[str, set[str]] = field(default_factory=dict)
@@ -176,9 +177,7 @@ class SchemaEvolution:
     ) -> TableCommit:
         """Return the commit of staged files whose rows have the columns `come`."""
         target, table = where
-        comments: Mapping[str, str] = {}
-        if target in self.options:
-            comments = self.options[target].comments
+        comments = self.options.get(target, PLAIN).comments
         added = None
         if difference.added:
             added = to_delta(_with_comments(pa.schema(list(difference.added)), comments))
@@ -307,7 +306,7 @@ class _TableDemands:
     By target: `schemas` are the columns of its rows, `modes` its evolution, `widenings` how its tables become wider.
     """
 
-    options: Mapping[str, TableOptions]
+    options: Mapping[str, NewTable]
     before: Demands
     schemas: Mapping[str, pa.Schema]
     modes: Mapping[str, Evolution]
@@ -318,7 +317,7 @@ class _TableDemands:
     refused: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, layout: Layout, options: Mapping[str, TableOptions], before: Demands) -> _TableDemands:
+    def of(cls, layout: Layout, options: Mapping[str, NewTable], before: Demands) -> _TableDemands:
         schemas = {target.key: target.schema for target in layout.all_targets}
         schemas |= {"/bronze": BRONZE_SCHEMA, "/dead_letters": DEAD_SCHEMA}
         return cls(
@@ -350,12 +349,10 @@ class _TableDemands:
         # A column that no table can have must not reach the manifest: its commit would fail for ever. The rows that
         # have it become dead letters.
         new = come if have is None else difference.added
-        options = self.options.get(target)
-        properties = handle.metadata().configuration if handle is not None else (options.properties if options else {})
         faults = {
             **too_deep(come),
             **too_deep(difference.widened, widened=True),
-            **taken_by_feed(new, feed=has_feed(properties)),
+            **taken_by_feed(new, feed=has_feed(handle, self.options.get(target, PLAIN))),
         }
         if faults:
             come = pa.schema([column for column in come if column.name not in faults])
@@ -378,8 +375,8 @@ class _TableDemands:
         present.update(self.before.conflicts.get(place, {}))
         present.update(self.before.frozen.get(place, {}))
         # A new table needs the columns that it is partitioned or clustered by from the beginning.
-        options = self.options.get(target)
-        if have is None and landed and options:
+        if have is None and landed:
+            options = self.options.get(target, PLAIN)
             present.update(options.partition_by)
             present.update(options.cluster_by)
         return pa.schema([column for column in self.schemas[target] if column.name in present])

@@ -46,8 +46,10 @@ from router.record import BATCH, RAW_COLUMNS, RECORD_ARRIVAL, raw_arrow_schema
 from router.table_names import underscored
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from router.api.sinks import Evolution, KeyedTable, MergingSink, Widening
-    from router.api.table_options import TableOptions
+    from router.api.table_options import NewTable
     from router.engine.expressions.tree import Node
     from router.table_names import BronzeTables
 
@@ -277,13 +279,14 @@ def merge_struct(sink: MergingSink) -> Column:
     return F.struct(F.lit("").alias(TABLE), F.lit(False).alias(DELETED), *named)
 
 
-def with_order_columns(sink: MergingSink) -> KeyedTable:
-    """Return the options of a sink's merge, with the number of columns that it orders by."""
-    return replace(sink.keyed(), newest=len(sink.newest()))
+def with_order_columns(sink: MergingSink, *, only_spark: bool = False) -> KeyedTable:
+    """Return the options of a sink's merge, with the number of columns that it orders by: these need a JVM."""
+    return replace(merge_options(sink, only_spark=only_spark), newest=len(sink.newest()))
 
 
-def merge_options(keyed: KeyedTable, only_spark: bool) -> KeyedTable:
-    """Return the options of a merge; if they choose no engine, `commit: spark` of the configuration does."""
+def merge_options(sink: MergingSink, *, only_spark: bool) -> KeyedTable:
+    """Return the options of a sink's merge; if they choose no engine, `commit: spark` of the configuration does."""
+    keyed = replace(sink.keyed(), new_table=sink.new_table())
     if only_spark and keyed.engine == "auto":
         return replace(keyed, engine="spark")
     return keyed
@@ -296,11 +299,11 @@ def check_mergeable(sink: MergingSink, where: str, rows: StructType, more: Struc
     """
     keyed = with_order_columns(sink)
     kinds: dict[str, DataType] = {field.name: field.dataType for field in rows}
-    _check_columns(keyed, where, kinds, ("keys", "columns", "partition_by", "cluster_by", "comments"))
+    _check_columns({"keys": keyed.keys, "columns": keyed.columns or (), **sink.named_columns()}, where, kinds)
     for key in keyed.keys:
         if not isinstance(kinds[key], _KEYS):
             raise StartError(f"{where}: {key} is {kinds[key].simpleString()} and cannot be a key; cast it in `select`")
-    _check_division(keyed, where, kinds)
+    _check_division(sink, where, kinds)
     for newest in more.fields[2:]:
         if not isinstance(newest.dataType, ORDERED):
             raise StartError(f"{where}: `newest_by` has no order: it is {newest.dataType.simpleString()}; cast it")
@@ -314,10 +317,10 @@ def check_mergeable(sink: MergingSink, where: str, rows: StructType, more: Struc
         raise StartError(f"{where}: the sink keeps a column {clash[0]} itself; rename the event's in `select`")
 
 
-def check_options(options: TableOptions, where: str, rows: StructType) -> None:
+def check_options(options: NewTable, where: str, rows: StructType) -> None:
     """Refuse options with which no table of a route's columns can be made. Raises StartError with the next step."""
     kinds: dict[str, DataType] = {field.name: field.dataType for field in rows}
-    _check_columns(options, where, kinds, ("partition_by", "cluster_by", "comments"))
+    _check_columns(options.named_columns(), where, kinds)
     _check_division(options, where, kinds)
     for name in options.partition_by:
         if isinstance(kinds[name], (TimestampType, TimestampNTZType)):
@@ -327,17 +330,15 @@ def check_options(options: TableOptions, where: str, rows: StructType) -> None:
             )
 
 
-def _check_columns(
-    table: KeyedTable | TableOptions, where: str, kinds: dict[str, DataType], options: tuple[str, ...]
-) -> None:
-    for option in options:
-        for name in getattr(table, option) or ():
+def _check_columns(named: Mapping[str, Iterable[str]], where: str, kinds: dict[str, DataType]) -> None:
+    for option, names in named.items():
+        for name in names:
             if name not in kinds:
                 selected = ", ".join(kinds)
                 raise StartError(f"{where}: `{option}` names {name}, which `select` does not give; it gives {selected}")
 
 
-def _check_division(table: KeyedTable | TableOptions, where: str, kinds: dict[str, DataType]) -> None:
+def _check_division(table: NewTable, where: str, kinds: dict[str, DataType]) -> None:
     for option, types in DIVIDING.items():
         for name in getattr(table, option):
             if not isinstance(kinds[name], types):

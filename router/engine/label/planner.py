@@ -21,7 +21,7 @@ from pyspark.sql.types import BooleanType, StringType, StructField, StructType
 from router.api.columns import holds
 from router.api.decoding import ArrowDecoding
 from router.api.parts import Decoder
-from router.api.sinks import MergingSink, TableSink
+from router.api.sinks import LakeSink
 from router.delta.change_feed import has_feed, taken_by_feed
 from router.delta.nesting import too_deep
 from router.engine.expressions.evaluator import Node, Untranslatable, translate
@@ -219,11 +219,9 @@ class Planner:
         for route in self.stages.labelling.layout.routes:
             for target in route.targets:
                 sink = sinks.get(target.key)
-                properties: Mapping[str, str] = sink.properties if isinstance(sink, TableSink) else {}
-                if isinstance(sink, MergingSink):
-                    properties = sink.keyed().properties
                 faults = [*too_deep(target.schema).values()]
-                faults += taken_by_feed(target.schema, feed=has_feed(properties)).values()
+                if isinstance(sink, LakeSink):
+                    faults += taken_by_feed(target.schema, feed=has_feed(None, sink)).values()
                 if faults:
                     raise StartError(f"route {route.name}, sink {target.sink}: {faults[0]}")
         self.checks_columns = False

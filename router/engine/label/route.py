@@ -28,7 +28,7 @@ from pyspark.sql.types import (
 
 from router.api.columns import holds, tried
 from router.api.parts import Rule
-from router.api.sinks import KeyedTable, MergingSink, Sink, TableSink
+from router.api.sinks import KeyedTable, LakeSink, MergingSink, Sink, TableSink
 from router.delta.schema_diff import delta_schema
 from router.engine.expressions.evaluator import Node, Untranslatable, translate
 from router.engine.label.layout import (
@@ -136,7 +136,7 @@ class RoutePlanner:
 
     def check_sink(self, sink: Sink) -> None:
         """Check the methods of a sink from which the plan of a batch is made."""
-        if not isinstance(sink, (TableSink, MergingSink)):
+        if not isinstance(sink, LakeSink):
             return
         call_part(sink, "table", (str, Column), route=self.route.name)
         call_part(sink, "table_template", (str, type(None)), route=self.route.name)
@@ -149,7 +149,7 @@ class RoutePlanner:
         """Return, by the place of the sink, the table column of each sink that names its tables per row."""
         columns = {}
         for j, sink in enumerate(self.route.sinks):
-            if not isinstance(sink, (TableSink, MergingSink)):
+            if not isinstance(sink, LakeSink):
                 continue
             table = sink.table()
             if not isinstance(table, str):
@@ -212,7 +212,7 @@ class RoutePlanner:
         """Return whether all table names are made of templates that read columns of a frame only."""
         for j in self.table_columns():
             sink = self.route.sinks[j]
-            assert isinstance(sink, (TableSink, MergingSink))
+            assert isinstance(sink, LakeSink)
             for field, _ in pieces_of(sink.table_template() or "{?}"):
                 if field and field.split(".")[0].lower() not in frame_names:
                     return False

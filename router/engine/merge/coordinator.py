@@ -221,7 +221,7 @@ class MergeCoordinator:
         target = rows.target
         return MergeJob(
             staging=Staging(self.lake, self.options.file_bytes, self.options.buffer_bytes),
-            keyed=merge_options(with_order_columns(sink), self.committers.only_spark),
+            keyed=with_order_columns(sink, only_spark=self.committers.only_spark),
             app=str(TransactionId("sink", self.query, target.route, target.sink)),
             batch=rows.work.version,
             route=target.route,
@@ -264,7 +264,7 @@ class MergeCoordinator:
 
     def _note_committers(self, sink: MergingSink, target: Target, outcomes: MergeOutcomes) -> None:
         """Note what has merged each table."""
-        only_spark = merge_options(with_order_columns(sink), self.committers.only_spark).engine == "spark"
+        only_spark = merge_options(sink, only_spark=self.committers.only_spark).engine == "spark"
         for table in outcomes.tables:
             by_spark = only_spark or table in self.left[target.key]
             self.committers.committed_by[table] = "Spark" if by_spark else "delta-rs"

@@ -198,7 +198,7 @@ class TableMerge:
             sink=self.job.sink,
             batch=self.job.batch,
             widens=widens,
-            feed=has_feed(handle.metadata().configuration),
+            feed=has_feed(handle, self.work.keyed.new_table),
         )
         # Kept in memory: the report, the changes, the deletions and the dead letters are each read from it.
         answered = self._answers(decision).persist()
@@ -226,7 +226,7 @@ class TableMerge:
         wanted = wanted_schema(rows.schema, self.summary.valued, keyed)
         handle = self.lake.open(self.work.table)
         in_table = [] if handle is None else to_arrow(handle).names
-        feed = has_feed(keyed.properties if handle is None else handle.metadata().configuration)
+        feed = has_feed(handle, keyed.new_table)
         taken = taken_by_feed([column for column in wanted if column.name not in in_table], feed=feed)
         wanted = pa.schema([column for column in wanted if column.name not in taken])
         if handle is None:
@@ -293,7 +293,7 @@ class TableMerge:
             self.work.table,
             self.address,
             schema,
-            options=keyed,
+            options=keyed.new_table,
             properties=own_properties(keyed),
         )
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 from pyspark.errors import PySparkException
 
-from router.api.sinks import MergingSink, Sink, TableSink
+from router.api.sinks import LakeSink, MergingSink, Sink, TableSink
 from router.delta.commit import row_count
 from router.delta.constraints import unsupported
 from router.delta.keyed.row_versions import deletions_table
@@ -153,7 +153,7 @@ def _committer(config: Config, sink: Sink, handle: DeltaTable) -> Committer:
     """Return what commits the next rows of a sink to a table."""
     only_spark = config.commit == "spark"
     if isinstance(sink, MergingSink):
-        by_spark = merge_engine(handle, merge_options(sink.keyed(), only_spark)).engine == "spark"
+        by_spark = merge_engine(handle, merge_options(sink, only_spark=only_spark)).engine == "spark"
     else:
         by_spark = only_spark or bool(_left_to_spark(sink, handle))
     return "Spark" if by_spark else "delta-rs"
@@ -161,7 +161,7 @@ def _committer(config: Config, sink: Sink, handle: DeltaTable) -> Committer:
 
 def fixed_table(sink: Sink) -> str:
     """Return the one table of a sink; an empty text if data names its tables, or it has none."""
-    if not isinstance(sink, (TableSink, MergingSink)):
+    if not isinstance(sink, LakeSink):
         return ""
     try:
         table = sink.table()
@@ -177,8 +177,8 @@ def _writer(config: Config, writer: WritingSink, handle: DeltaTable | None) -> L
     last = "has not yet" if writer.batch is None else f"last in batch {writer.batch}"
     yield "written by", f"{route}/{sink_name}, {last}"
     if isinstance(writer.sink, MergingSink):
-        keyed = writer.sink.keyed()
-        engine = merge_engine(handle, merge_options(keyed, only_spark))
+        keyed = merge_options(writer.sink, only_spark=only_spark)
+        engine = merge_engine(handle, keyed)
         yield "engine", f"{engine.engine}: {engine.why}"
         yield "keys", ", ".join(keyed.keys)
         return

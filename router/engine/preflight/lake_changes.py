@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from deltalake.exceptions import DeltaError
 
-from router.api.sinks import MergingSink, TableSink
+from router.api.sinks import LakeSink, MergingSink, TableSink
 from router.config.models import names_of
 from router.delta.commit import to_arrow
 from router.delta.history import log_commits, log_versions
@@ -387,7 +387,7 @@ class LakeChanges:
         """Return the sinks whose tables only their rows name."""
         keys = set()
         for route, name, sink in self.config.all_sinks():
-            if isinstance(sink, (TableSink, MergingSink)) and not names_of(sink):
+            if isinstance(sink, LakeSink) and not names_of(sink):
                 keys.add(f"{route}/{name}")
         return frozenset(keys)
 
@@ -454,7 +454,7 @@ class LakeChanges:
         tables = {target.table} if target.table else set()
         place = self._places[target.key]
         sink = self.config.routes[int(place[1])].sinks[int(place[3])]
-        if not isinstance(sink, (TableSink, MergingSink)):
+        if not isinstance(sink, LakeSink):
             return tables
         template = names_of(sink)
         if template and "{" not in template:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from router.api.sinks import ApplyingSink, MergingSink, TableSink
+from router.api.sinks import ApplyingSink, LakeSink, MergingSink
 from router.config.models import interval
 from router.delta.maintenance import LEAST_AGE, LOG_AGE, REPLACED_TIMES
 from router.errors import StartError
@@ -239,7 +239,7 @@ def count_tables(config: Config) -> tuple[int, bool]:
     """Return how many tables a configuration names, and whether data may name more."""
     templates = []
     for _, _, sink in config.all_sinks():
-        if isinstance(sink, (TableSink, MergingSink)):
+        if isinstance(sink, LakeSink):
             templates.append(sink.table_template())
     open_ended = any(not template or "{" in template for template in templates)
     return max(1, len(templates)), open_ended

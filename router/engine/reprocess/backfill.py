@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import functions as F
 
-from router.api.sinks import MergingSink, Sink, TableSink
+from router.api.sinks import LakeSink, Sink
 from router.delta.commit import to_arrow
 from router.delta.dataset import dataset_of
 from router.delta.log_tail import newest
@@ -255,4 +255,4 @@ class Backfill:
 
 
 def _writes_tables(route: str, name: str, sink: Sink) -> bool:
-    return isinstance(sink, (TableSink, MergingSink))
+    return isinstance(sink, LakeSink)

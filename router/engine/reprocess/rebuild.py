@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from router.api.sinks import MergingSink, TableSink
+from router.api.sinks import LakeSink
 from router.engine.balance import keyed, total
 from router.engine.decision import BatchDecider
 from router.engine.destination import Destination
@@ -137,7 +137,7 @@ class Rebuild:
 
     def _may_write(self, route: Route) -> bool:
         for sink in route.sinks:
-            if isinstance(sink, (TableSink, MergingSink)):
+            if isinstance(sink, LakeSink):
                 name = fixed_table(sink)
                 if name == "" or name in self.only:
                     return True

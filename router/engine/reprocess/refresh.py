@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from router.api.sinks import MergingSink, TableSink
+from router.api.sinks import LakeSink, MergingSink, TableSink
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.merge.coordinator import MergedTables
 from router.engine.preflight.explain import fixed_table, tables_by_sink
@@ -161,7 +161,7 @@ class Refresh:
             sinks_by_table.setdefault(table, set()).update(sinks.keys() & rows_by_sink.keys())
         for key, sink in sinks.items():
             names: list[str] = []
-            if isinstance(sink, (TableSink, MergingSink)):
+            if isinstance(sink, LakeSink):
                 names.append(fixed_table(sink))
             if isinstance(sink, MergingSink):
                 names += MergedTables(store, key).names
@@ -189,7 +189,7 @@ class Refresh:
             protected += [table for table in self._bronze() if matches(table, self.patterns)]
         protected_sinks = set()
         for route, name, sink in self.config.all_sinks():
-            if isinstance(sink, (TableSink, MergingSink)) and sink.reset == "never":
+            if isinstance(sink, LakeSink) and sink.reset == "never":
                 protected_sinks.add(f"{route}/{name}")
         protected += [table for table, keys in sinks_by_table.items() if keys & protected_sinks]
         if protected := sorted({*protected} - self._names()):

@@ -21,7 +21,7 @@ from router.delta.transaction_id import TransactionId, batch_id, parse
 from router.engine.audit.verify import RecordedCounts, committed_rows, describe_commits, is_own_commit
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.commit.committers import Committers
-from router.engine.label.layout import merge_options, with_order_columns
+from router.engine.label.layout import with_order_columns
 from router.engine.merge.coordinator import MergedTables
 from router.engine.preflight.explain import fixed_table
 from router.engine.quarantine.table import Quarantined, quarantined
@@ -104,7 +104,7 @@ class RepairTarget:
         """Return the merging sink that writes the table: its key, and how the rows of a key become one."""
         for route, name, sink in self.config.all_sinks():
             if isinstance(sink, MergingSink) and self.merges(f"{route}/{name}", sink):
-                return f"{route}/{name}", merge_options(with_order_columns(sink), self.committers.only_spark)
+                return f"{route}/{name}", with_order_columns(sink, only_spark=self.committers.only_spark)
         return None
 
     def merges(self, key: str, sink: MergingSink) -> bool:

@@ -165,8 +165,8 @@ class UpsertReplacement:
         rebuild.remember_deletions(self.target.repair_id.transaction(now))
         ids = {str(self.target.repair_id): now, self.target.app_id(self.key): until}
         rebuild.replace(handle, ids, self.target.notes({self.key: until}), full=self.target.full)
-        if handle is None and made_by_spark(self.keyed):
-            finish(self.target.spark.newSession(), self.lake.spark_address(self.table), self.keyed)
+        if handle is None and made_by_spark(self.keyed.new_table):
+            finish(self.target.spark.newSession(), self.lake.spark_address(self.table), self.keyed.new_table)
 
     def _replace_by_spark(self, rebuild: UpsertRebuild, until: int, handle: DeltaTable | None) -> None:
         """Overwrite the table through Delta on Spark while no stream runs."""
@@ -176,7 +176,9 @@ class UpsertReplacement:
         merged_columns = to_arrow(rebuild.open())
         properties = own_properties(self.keyed)
         if handle is None:
-            create_by_spark(session, self.table, address, merged_columns, options=self.keyed, properties=properties)
+            create_by_spark(
+                session, self.table, address, merged_columns, options=self.keyed.new_table, properties=properties
+            )
         # Only now: deletions lie below the table's folder, and Spark makes no table in a folder with files.
         rebuild.remember_deletions(target.repair_id.transaction(int(time.time())))
         widened: list[tuple[str, Widening]] = []

@@ -106,10 +106,10 @@ class UpsertRebuild:
 
     def __post_init__(self) -> None:
         self.drop()  # what a repair that was killed has left
-        partition_by = self.keyed.partition_by
+        partition_by = self.keyed.new_table.partition_by
         if self.handle is not None:
             partition_by = tuple(self.handle.metadata().partition_columns)
-        self.merged_as = replace(self.keyed, properties={}, cluster_by=(), comment=None, partition_by=partition_by)
+        self.merged_as = replace(self.keyed, new_table=self.keyed.new_table.staged(partition_by))
         if self.handle is not None:
             self._create_like(self.handle)
 
@@ -124,7 +124,7 @@ class UpsertRebuild:
             self.lake,
             self.name,
             columns,
-            partition_by=self.merged_as.partition_by,
+            options=self.merged_as.new_table,
             properties=own_properties(self.keyed),
             name=made_as(self.name) if may_widen else "",
             exclusive=True,
@@ -209,7 +209,14 @@ class UpsertRebuild:
             replace_content(handle, files, ids=ids, notes=notes, schema=schema, partition_by=partition_by, alone=True)
         else:
             create_with_files(
-                self.lake, self.table, schema, files, ids=ids, notes=notes, options=self.keyed, exclusive=True
+                self.lake,
+                self.table,
+                schema,
+                files,
+                ids=ids,
+                notes=notes,
+                options=self.keyed.new_table,
+                exclusive=True,
             )
         self._note_keys()
 

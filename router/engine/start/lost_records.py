@@ -205,6 +205,6 @@ def _ledger_row(query: str, run: str, batch: int, lost_range: LostRange) -> dict
         "partition": lost_range.partition,
         "from_offset": lost_range.first,
         "to_offset": lost_range.last,
-        **dict.fromkeys(("read", "decoded", "failed", "bare", "unmatched"), 0),
+        **dict.fromkeys(ledger.COUNTED, 0),
         "lost": len(lost_range),
     }

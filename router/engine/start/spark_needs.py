@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from router.api.sinks import ApplyingSink, MergingSink, TableSink
+from router.api.sinks import ApplyingSink, LakeSink, MergingSink
 from router.delta.replace import made_by_spark
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from router.api.sinks import KeyedTable, Sink
-    from router.api.table_options import TableOptions
+    from router.api.sinks import Sink
     from router.config.models import Config
 
 
@@ -39,12 +38,7 @@ def spark_needs(config: Config) -> list[str]:
 def _needs_of_sink(sink: Sink, *, sends: bool) -> Iterator[str]:
     if isinstance(sink, ApplyingSink) and sends:
         yield "Spark reads its outbox"
-    options: KeyedTable | TableOptions | None = None
-    if isinstance(sink, MergingSink):
-        options = sink.keyed()
-        if options.engine == "spark":
-            yield "Spark merges its tables: its engine is given"
-    elif isinstance(sink, TableSink):
-        options = sink
-    if options is not None and made_by_spark(options):
-        yield f"Spark makes its tables: {made_by_spark(options)}"
+    if isinstance(sink, MergingSink) and sink.keyed().engine == "spark":
+        yield "Spark merges its tables: its engine is given"
+    if isinstance(sink, LakeSink) and made_by_spark(sink):
+        yield f"Spark makes its tables: {made_by_spark(sink)}"

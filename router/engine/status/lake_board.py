@@ -15,7 +15,7 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
 from router.api.sinks import ApplyingSink
-from router.counts import DEAD_LETTERS, outcome_names
+from router.counts import BY_NAME, outcome_names
 from router.engine import ledger
 from router.engine.audit.dead_letters import DeadLetterSelection, dead_letter_groups
 from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
@@ -141,7 +141,7 @@ class LakeBoard(BackgroundThread):
         return {"records": records, "routes": routes, "batches": self._batches(BATCHES), "sinks": sinks}
 
     def _dead_letters(self, counts: dict[str, Any]) -> int:
-        names = set(DEAD_LETTERS.parts)
+        names = set(BY_NAME["dead_letters"].parts)
         if self.config.unmatched != "dead_letters":
             names.remove("unmatched")
         return sum(counts.get(name) or 0 for name in names)

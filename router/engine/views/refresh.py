@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from deltalake.exceptions import DeltaError
 from pyspark.errors import PySparkException
 
+from router.api.table_options import NewTable
 from router.delta.change_feed import FEED, taken_by_feed
 from router.delta.commit import TableCommit, to_delta
 from router.delta.history import log_commits
@@ -448,8 +449,7 @@ class _Commits:
                 staged.files,
                 ids=ids,
                 notes=self.notes,
-                properties={FEED: "true"} if self.view.changes else {},
-                comment=self.view.comment,
+                options=NewTable(properties={FEED: "true"} if self.view.changes else {}, comment=self.view.comment),
             )
         else:
             replace_content(existing.table.newest(), staged.files, ids=ids, notes=self.notes, schema=schema)

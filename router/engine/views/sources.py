@@ -18,7 +18,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 from pyarrow import fs
 
-from router.api.sinks import MergingSink, TableSink
+from router.api.sinks import LakeSink
 from router.config.models import names_of
 from router.delta.commit import to_arrow
 from router.delta.history import log_commits
@@ -304,7 +304,7 @@ class ViewTables:
             return frozenset({view_writer(view.source.view)})
         writers: set[str] = set()
         for route, name, sink in self.config.all_sinks():
-            if route != view.source.route or not isinstance(sink, (TableSink, MergingSink)):
+            if route != view.source.route or not isinstance(sink, LakeSink):
                 continue
             if makes(names_of(sink), table):
                 writers.add(sink_writer(route, name))
@@ -379,7 +379,7 @@ def _templates(config: Config, route: str) -> Iterator[str]:
         if candidate.name != route:
             continue
         for sink in candidate.sinks:
-            if not isinstance(sink, (TableSink, MergingSink)):
+            if not isinstance(sink, LakeSink):
                 continue
             names = names_of(sink)
             if not names:
