@@ -46,7 +46,7 @@ from router.engine.spark.session import alive, quiet_failures, quiet_gateway
 from router.engine.start.checks import Checkpoint, begin, executors_of, reach, refuse_speculation, was_cut_off
 from router.engine.start.killed_repairs import clear_killed_repairs
 from router.engine.start.lost_records import LostRecords
-from router.engine.start.missing_topics import NO_TOPIC, refuse_missing_topics, wait_for_topics
+from router.engine.start.missing_topics import NO_POSITION, NO_TOPIC, refuse_missing_topics, wait_for_topics
 from router.engine.start.run_lock import alone
 from router.engine.start.spark_checkpoint import CheckpointMending, refuse_left_topics
 from router.engine.start.spark_needs import spark_needs
@@ -399,7 +399,7 @@ class _StreamRun:
                 self._explain_missing_topics()
             if says_lost(error):
                 self._pass_over(error)
-            elif not self._failed_after_its_batch(error):
+            elif not (self._passed_over_deleted_topics(error) or self._failed_after_its_batch(error)):
                 raise
             self._query(begin)
             return
@@ -456,12 +456,24 @@ class _StreamRun:
 
     def _pass_over(self, error: Exception) -> None:
         """Continue after records that are gone from Kafka, or raise StartError if that was not accepted."""
-        gone = LostRecords(self.spark, self.lake, self.checkpoint, self.config, self._committers)
+        gone = self._lost_records()
         passed_over = gone.pass_over(accepted="lost-records" in self.options.accept)
         if not passed_over:
             raise gone.refusal(error) from error
         for what in passed_over:
             log.warning("%s: %s", self.config.name, what)
+
+    def _lost_records(self) -> LostRecords:
+        return LostRecords(self.spark, self.lake, self.checkpoint, self.config, self._committers)
+
+    def _passed_over_deleted_topics(self, error: Exception) -> bool:
+        """Return whether a batch failed since topics of a pattern were deleted, and now goes on without them."""
+        if NO_POSITION not in str(error):
+            return False
+        passed_over = self._lost_records().pass_over(accepted=False)
+        for what in passed_over:
+            log.warning("%s: %s", self.config.name, what)
+        return bool(passed_over)
 
     @property
     def _committers(self) -> Committers:

@@ -252,7 +252,9 @@ def test_a_topic_of_a_pattern_that_is_deleted_while_its_batch_runs(
     for letter in "ab":
         broker.create_topic(f"{name}-{letter}")
         send(broker, f"{name}-{letter}", 10, "first")
-    configuration = configured(tmp_path, broker, f"pattern: '{name}-.*'")
+    # By default each try of a task looks for a partition for two minutes.
+    seconds = "kafkaConsumer.pollTimeoutMs: 3000, kafka.default.api.timeout.ms: 3000, kafka.request.timeout.ms: 2000"
+    configuration = configured(tmp_path, broker, f"pattern: '{name}-.*', options: {{{seconds}}}")
     if batch:
         run(configuration, REGISTRY, spark)
         for letter in "ab":

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 NO_TOPIC = "UnknownTopicOrPartition"
 """Kafka's error for a topic that is missing, also for a moment while the brokers learn of a new one."""
 
+NO_POSITION = "before the position for partition"
+"""A part of what Kafka's consumer says after a minute in which it did not find a partition: its topic may be gone."""
+
 
 def missing_topics(spark: SparkSession, config: Config) -> str:
     """Return a sentence about the configured topics that are missing; empty if there are none, and for a pattern.
