@@ -233,7 +233,8 @@ def infer(sample: DataFrame) -> T.StructType:
 
     Runs one Spark job over the sample; other records are passed over.
     """
-    text = F.col("value").cast("string")
+    # Spark's parser takes no byte order mark, which decoding passes over.
+    text = F.ltrim(F.col("value").cast("string"), F.lit("\ufeff"))
     objects = sample.select(text).where(F.is_valid_utf8(text) & F.ltrim(text).startswith("{"))
     # itemgetter, because executors have it without this plugin
     struct = sample.sparkSession.read.options(**INFERENCE).json(objects.rdd.map(itemgetter(0))).schema

@@ -6,7 +6,7 @@ This module defines what JSON means here; the first step is only allowed to be q
 
 | what | means |
 |---|---|
-| RFC 8259 in UTF-8 | JSON |
+| RFC 8259 in UTF-8, a byte order mark passed over | JSON |
 | more than 999 levels, a number of more than 1000 digits, a key of more than 50,000 characters | beyond a limit |
 | a text of more than 20 million characters for a string | beyond a limit |
 | an integer without `.` and `e`, in the range of its type | a whole number |
@@ -162,12 +162,13 @@ class RowDecoder:
         """Return the event of a text, or the reason for none. Never raises for any bytes."""
         if text is None:
             return DecodedRow(reason=NULL)
-        if not text.strip(BLANKS.encode()):
-            return DecodedRow(reason=EMPTY)
         try:
-            chars = text.decode()
+            # A byte order mark is passed over, as RFC 8259, 8.1 lets a parser do.
+            chars = text.decode("utf-8-sig")
         except UnicodeDecodeError:
             return DecodedRow(reason=NOT_UTF8)
+        if not chars.strip(BLANKS):
+            return DecodedRow(reason=EMPTY)
         try:
             depth = _depth(chars)
             if not depth:

@@ -62,8 +62,17 @@ class Library(ABC, Generic[M]):
 
     @property
     def advice(self) -> str:
-        """Return how a configuration announces schemas."""
+        """Return why the first of the schemas cannot be read, or how a configuration announces schemas."""
+        for reason in self.reasons.values():
+            return reason
+        if self.announced:
+            return "register a schema of the `subjects`"
         return "name the `subjects` of the records"
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Return why writers' schemas cannot be read."""
+        return {}
 
     @property
     @abstractmethod
@@ -394,6 +403,11 @@ class AnyFormat(Library[Formats]):
     def empty(self) -> bool:
         """Return whether no schema is known that can be read."""
         return all(library.empty for library in self._libraries.values())
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Return why writers' schemas of any format cannot be read."""
+        return dict(chain.from_iterable(library.reasons.items() for library in self._libraries.values()))
 
     @property
     def announced(self) -> bool:

@@ -53,7 +53,9 @@ def decoded(raw: DataFrame, schema: T.StructType) -> DataFrame:
 
 def levels(schema: T.StructType) -> tuple[dict[str, Column], ...]:
     """Return the projections that add `event` and `_error`, one after the other; each uses columns before it."""
+    # Decoding passes over a byte order mark.
     text = F.col("value").cast("string")
+    text = F.when(text.startswith("\ufeff"), F.substring(text, 2, 2**31 - 1)).otherwise(text)
     parsed = F.col("_json.value")
     value = F.col("_parsed") if has_times(schema) else parsed
     unread = F.col("_json.corrupt").isNotNull() | F.col("_json.end").isNull() | parsed.isNull()

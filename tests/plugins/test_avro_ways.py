@@ -235,6 +235,24 @@ def test_single_objects_of_all_versions_of_a_subject_are_one_event(open_, faulty
     assert [(row["schema_id"], row["schema_version"]) for row in rows] == [(first, 1), (second, 2), (second, 2)]
 
 
+@pytest.mark.parametrize("space", ["my-shop.events", "shop.Outer$", None])
+def test_a_namespace_that_spark_refuses_is_read(open_, faulty: FaultyRegistry, decode, space: str | None) -> None:
+    """Avro 1.12 in Spark refuses names that producers with other libraries have."""
+    suit = {"type": "enum", "name": "Suit", "symbols": ["HEARTS"]}
+    suits = [{"name": "suit", "type": suit}, {"name": "others", "type": {"type": "array", "items": "Suit"}}]
+    old = {"type": "record", "name": "Bet", "namespace": space, "fields": [*FIELDS[:2], *suits]}
+    new = {**old, "fields": [*old["fields"], {"name": "note", "type": "string"}]}
+    event = {"game": "uno", "amount": 5, "suit": "HEARTS", "others": ["HEARTS"]}
+    for version in (old, new):
+        faulty.book.add("bets", json.dumps(version), "AVRO")
+    values = [single_object(old, **event), single_object(new, **event, note="a")]
+
+    rows = decode(open_(registry=faulty.url, subjects=["bets"], wire_format="single_object"), values)
+
+    assert [row["event"] for row in rows] == [{**event, "note": None}, {**event, "note": "a"}]
+    assert {row["message"] for row in rows} == {f"{space}.Bet" if space else "Bet"}
+
+
 def test_a_fingerprint_that_two_meanings_share_is_refused(open_, faulty: FaultyRegistry, decode) -> None:
     """A fingerprint does not tell logical types: a number would be read as a time, or the other way round."""
     amount = {"type": "long", "logicalType": "timestamp-millis"}

@@ -69,6 +69,8 @@ GOOD: list[tuple[bytes, dict[str, Any]]] = [
     ),
     (b'{"rounds":[{"n":1,"at":"2026-11-21T10:00:00Z"},null]}', {"rounds": [{"n": 1, "at": at(10)}, None]}),
     (b'{"whole":1,"whole":2}', {"whole": 2}),
+    (b'\xef\xbb\xbf{"whole":1}', {"whole": 1}),
+    (b'\xef\xbb\xbf {"other":1,"text":5}', {"text": "5"}),
 ]  # fmt: skip
 
 
@@ -102,7 +104,11 @@ REASONS: list[tuple[bytes | None, str]] = [
     (b'{"text":"a\x01"}', "value is not JSON"),
     (b'{"text":"\\q"}', "value is not JSON"),
     (b'{"whole":1/*2*/}', "value is not JSON"),
-    (b'\xef\xbb\xbf{"whole":1}', "value is not JSON"),
+    (b"\xef\xbb\xbf", "value is empty"),
+    (b"\xef\xbb\xbf \n", "value is empty"),
+    (b'\xef\xbb\xbf\xef\xbb\xbf{"whole":1}', "value is not JSON"),
+    (b' \xef\xbb\xbf{"whole":1}', "value is not JSON"),
+    (b'\xef\xbb{"whole":1}', "value is not UTF-8"),
     ('{"whole":1}'.encode("utf-16-le"), "value is not JSON"),
     (b'\x00{"whole":1}', "value is not JSON"),
     (b'{"text":' * 1000 + b"1" + b"}" * 1000, "value is nested more than 999 levels deep"),

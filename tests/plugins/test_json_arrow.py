@@ -289,7 +289,7 @@ def test_what_fits_is_an_event() -> None:
 BAD: list[bytes | None] = [
     None, b"", b" ", b"nope", b"null", b"5", b"[]", b'"text"', b"\xff", b"\x00", b"{", b"}",
     b'{"text":"\xc3("}', b'{"other":"\xed\xa0\x80"}', b'{"other":"\xff"}', b'{"\xff":1}', b'{"other":{"\xc0\x80":1}}',
-    b'\xef\xbb\xbf{"whole":1}', '{"whole":1}'.encode("utf-16-le"), b'\x00{"whole":1}', b'{"whole":1}\x00',
+    b'\xef\xbb\xbf\xef\xbb\xbf{"whole":1}', '{"whole":1}'.encode("utf-16-le"), b'\x00{"whole":1}', b'{"whole":1}\x00',
     b'{"whole":1', b'{"whole":1,}', b"{,}", b"{'whole':1}", b"{whole:1}", b'{"whole":1/*2*/}', b'{"whole":1;}',
     b'{"whole":01}', b'{"other":01}', b'{"other":-}', b'{"other":1.}', b'{"other":.5}', b'{"other":+1}',
     b'{"other":NaN}', b'{"real":NaN}', b'{"real":-Infinity}', b'{"other":nul}', b'{"other":truee}', b'{"other":[1,]}',

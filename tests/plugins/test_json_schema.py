@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from router import StartError
 from router.testing import check_decoder
-from router_decoders import JsonSchema
+from router_decoders import Auto, JsonSchema
 from router_decoders.json_arrow import FramedObjects, JsonEvents, framed_events
 from router_decoders.json_types import shape
 from router_schemas.json_schema.library import Objects
@@ -166,6 +167,33 @@ def test_schemas_of_another_format_and_of_no_use_have_a_reason(
         assert row["event"] is None
         assert word in row["_error"]
     assert rows[-1]["event"] is not None
+
+
+@pytest.mark.parametrize("decode", [JsonSchema, Auto])
+def test_a_start_without_a_readable_schema_says_what_is_wrong_with_it(
+    decode: type[JsonSchema | Auto], faulty: FaultyRegistry, opened: Open
+) -> None:
+    """To name the subjects is no advice to someone who has named them."""
+    options = {"registry": faulty.url, "subjects": ["bets"]}
+    with pytest.raises(StartError, match="register a schema of the `subjects`"):
+        opened(decode.model_validate(options)).refresh(frozenset())
+    (number,) = add(faulty, {"oneOf": [{"type": "string"}, {"type": "integer"}]})
+
+    with pytest.raises(StartError, match=f"schema {number} cannot be used: #: a column has one type") as caught:
+        opened(decode.model_validate(options)).refresh(frozenset())
+
+    assert "subjects" not in str(caught.value)
+
+
+def test_alternatives_at_the_root_are_read(faulty: FaultyRegistry, opened: Open, stream: Stream) -> None:
+    """One property of two types must not cost the records of all alternatives."""
+    (number,) = add(faulty, {"oneOf": [BET, CLASH, {"type": "array"}]})
+    values = [{"game": "uno", "amount": 5}, {"game": "uno", "amount": "5"}, {"game": "uno", "amount": None}, []]
+
+    rows = stream(opened(decoder(faulty)), [pack(number, None, text(value)) for value in values])
+
+    assert [row["event"] and row["event"]["amount"] for row in rows] == ["5", "5", None, None]
+    assert [row["_error"] is None for row in rows] == [True, True, True, False]
 
 
 def test_names_that_a_table_cannot_have_are_columns(faulty: FaultyRegistry, opened: Open, stream: Stream) -> None:

@@ -107,6 +107,13 @@ def test_a_debug_run_has_a_schema_file_of_its_own(tmp_path: Path, place: Any, na
     assert decoder.prepare(place()) == real
 
 
+def test_an_object_behind_a_byte_order_mark_is_inferred_from(place: Any) -> None:
+    """Producers that write one write it into every record: there would be no schema."""
+    prepared = Json.model_validate({"infer": {"file": "games.ddl"}}).prepare(place([b'\xef\xbb\xbf{"game":"uno"}']))
+
+    assert prepared == Json(schema="game STRING")
+
+
 @pytest.mark.parametrize("values", [[], [b"broken", b"[1]", b"5", None]], ids=["no records", "no objects"])
 def test_a_source_without_objects_has_no_schema(tmp_path: Path, place: Any, values: list[bytes | None]) -> None:
     """An empty schema in the file would lose every field from then on."""

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router_schemas.avro.library import reader_text
 from router_schemas.avro.model import MAX_DEPTH, canonical_form, rabin, recursive, single_object_header, text_of
-from router_schemas.avro.parser import MAX_FIXED, parse, parse_text
+from router_schemas.avro.parser import MAX_FIXED, is_name, parse, parse_text
 from router_schemas.model import RegisteredSchema, ResolvedSchema
 from tests.light import drawn
 from tests.schemas import avro_strategies as avro
@@ -219,6 +220,49 @@ def test_a_long_name_is_cut_in_the_message() -> None:
         parse_text(json.dumps("x" * 1_000_000))
 
     assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("schema", "name"),
+    [
+        (record(("a", "int"), name="R", namespace="com.my-shop.events"), "com.my-shop.events.R"),
+        (record(("a", "int"), name="R", namespace="com.shop.Outer$"), "com.shop.Outer$.R"),
+        (record(("a", "int"), name="my-shop.Outer$.R"), "my-shop.Outer$.R"),
+        (record(("a", "int"), name="R", namespace="2026.1a.b c"), "2026.1a.b c.R"),
+        (record(("a", "int"), name="R", namespace=None), "R"),
+        (record(("a", "int"), name="R", namespace=""), "R"),
+    ],
+    ids=str,
+)
+def test_namespaces_are_those_that_fastavro_takes(schema: Json, name: str) -> None:
+    """A namespace is the name of a topic or a class: no byte of a record depends on it."""
+    assert fastavro.parse_schema(schema)["name"] == name
+
+    found = parse_text(json.dumps(schema))
+
+    assert list(found.types) == [name]
+    assert canonical_form(found) == fastavro.schema.to_parsing_canonical_form(schema)
+    assert parse_text(text_of(found)) == found
+    envelope = json.loads(reader_text(found))
+    inner = envelope["fields"][0]["type"]["name"]
+    assert all(is_name(part) for part in inner.split("."))
+    assert inner.rpartition(".")[2] == "R"
+
+
+def test_a_type_with_a_null_namespace_is_in_the_one_around_it() -> None:
+    """Avro's Java library reads null as no attribute."""
+    suit = {"type": "enum", "name": "Suit", "namespace": None, "symbols": ["HEARTS"]}
+
+    found = parse_text(json.dumps(record(("a", suit), ("b", "Suit"), ("c", "x-y.Suit"), name="x-y.Event")))
+
+    assert list(found.types) == ["x-y.Event", "x-y.Suit"]
+
+
+@pytest.mark.parametrize("space", ["a..b", "a.", ".a", "a\nb", "a\u0000b", "a\ud800b"], ids=ascii)
+def test_a_namespace_of_no_name_is_refused(space: str) -> None:
+    """Half of a surrogate pair would stop the batch that writes the record's name into a table."""
+    with pytest.raises(ValueError, match="cannot be a name"):
+        parse_text(json.dumps(record(("a", "int"), name="R", namespace=space)))
 
 
 @pytest.mark.parametrize("name", ["größe", "_a1", "名前", "a٣"])

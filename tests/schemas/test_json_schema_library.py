@@ -89,6 +89,70 @@ def test_a_schema_may_refer_to_itself_by_its_address() -> None:
     whole["properties"] |= {"a": kind("boolean"), "c": kind("integer")}
 
     assert found(whole, **{"x": PLAYER}) == "struct<a:boolean,b:bigint,c:bigint>"
+    assert found(whole) == "struct<a:boolean,b:bigint,c:bigint>"
+
+
+URN = "urn:example:event"
+EMBEDDED = {"$id": "/types/player.json", **event(id={"$ref": "#/$defs/id"}), "$defs": {"id": kind("integer")}}
+
+
+@pytest.mark.parametrize(
+    ("reference", "schema"),
+    [
+        ("#player", {"$defs": {"p": {"$anchor": "player", **PLAYER}}}),
+        ("#player", {"$defs": {"p": {"$dynamicAnchor": "player", **PLAYER}}}),
+        ("#player", {"definitions": {"p": {"$id": "#player", **PLAYER}}}),
+        ("#player", {"definitions": {"p": {"id": "#player", **PLAYER}}}),
+        ("#player", {"$defs": {"list": [{"a/b": {"$anchor": "player", **PLAYER}}]}}),
+        ("e.json#player", {"$id": "https://example.com/e.json", "$defs": {"p": {"$anchor": "player", **PLAYER}}}),
+        ("https://example.com/e.json#/$defs/p", {"$id": "https://example.com/e.json", "$defs": {"p": PLAYER}}),
+        ("https://example.com/e.json#/$defs/p", {"$id": "https://example.com/e.json#", "$defs": {"p": PLAYER}}),
+        (f"{URN}#/$defs/p", {"$id": URN, "$defs": {"p": PLAYER}}),
+        (f"{URN}#player", {"$id": URN, "$defs": {"p": {"$anchor": "player", **PLAYER}}}),
+        ("player.json", {"$id": "https://example.com/e.json", "$defs": {"p": {"$id": "player.json", **PLAYER}}}),
+        ("player.json", {"$defs": {"p": {"$id": "player.json", **PLAYER}}}),
+        ("p/x.json#y", {"$defs": {"p": {"$id": "p/x.json", "$defs": {"z": {"$anchor": "y", **PLAYER}}}}}),
+        ("#/$defs/p", {"$id": "e.json", "$defs": {"p": PLAYER}, "$references": "a word of its author"}),
+    ],
+    ids=str,
+)
+def test_a_reference_is_found_within_its_own_document(reference: str, schema: Json) -> None:
+    """Bundled schemas, and those with anchors, would have no columns otherwise."""
+    assert found({**schema, **event(who={"$ref": reference})}) == "struct<who:struct<id:string,level:bigint>>"
+
+
+def test_a_reference_in_a_schema_with_an_address_of_its_own_starts_there() -> None:
+    """A bundler leaves the references of each schema as they were when it was a file."""
+    whole = {
+        "$id": "https://example.com/events/e.json",
+        **event(
+            a={"$ref": "../types/player.json"},
+            b={"$ref": "/types/player.json#/$defs/id"},
+            # Generators give each property an address, and refer to the document's definitions in it.
+            c={"$id": "properties/c", **event(d={"$ref": "#/$defs/id"})},
+        ),
+        "$defs": {"player": EMBEDDED, "id": kind("boolean")},
+    }
+
+    assert found(whole) == "struct<a:struct<id:bigint>,b:bigint,c:struct<d:boolean>>"
+
+
+def test_an_anchor_of_an_import_is_its_own() -> None:
+    """The same anchor in two schemas is two places."""
+    shared = {"$defs": {"p": {"$anchor": "player", **PLAYER}}, **event(me={"$ref": "#player"})}
+    whole = {"$defs": {"p": {"$anchor": "player", **kind("date")}}}
+    whole |= event(a={"$ref": "shared.json#player"}, b={"$ref": "shared.json"}, c={"$ref": "#player"})
+    whole["$defs"]["p"]["type"] = "boolean"
+
+    player = "struct<id:string,level:bigint>"
+    assert found(whole, **{"shared.json": shared}) == f"struct<a:{player},b:struct<me:{player}>,c:boolean>"
+
+
+def test_an_anchor_that_leads_around_ends() -> None:
+    """A list of a list has no end as a type, whatever the reference is called."""
+    node = {"$anchor": "node", **event(next={"$ref": "#node"})}
+
+    assert found({**event(a={"$ref": "#node"}), "$defs": {"n": node}}) == "struct<a:struct<next:string>>"
 
 
 @pytest.mark.parametrize(
@@ -100,6 +164,7 @@ def test_a_schema_may_refer_to_itself_by_its_address() -> None:
         (event(a={"$ref": "p.json#/none"}), {"p.json": PLAYER}, "there is no 'p.json#/none'"),
         (event(a={"$ref": "p.json"}), {"p.json": event(b={"$ref": "q.json"})}, "p.json#/properties/b: 'q.json'"),
         (event(a={"$ref": "#anchor"}), {"p.json": PLAYER}, "'#anchor'"),
+        (event(a={"$ref": "p.json#anchor"}), {"p.json": PLAYER}, "'p.json#anchor'"),
         (event(id=kind("string"), ID=kind("string")), {}, "differ by case only"),
         ({**PLAYER, "$references": []}, {"p.json": PLAYER}, "rename"),
         ([], {"p.json": PLAYER}, "#: "),
@@ -168,8 +233,53 @@ def test_alternatives_at_the_root_are_one_event() -> None:
     imports = {"bet.json": event(game=kind("string"), amount=kind("integer")), "login.json": event(game=kind("string"))}
 
     assert found(whole, **imports) == "struct<game:string,amount:bigint>"
-    with pytest.raises(ValueError, match="one type; game: string became integer"):
-        found({"oneOf": [imports["bet.json"], event(game=kind("integer"))]})
+
+
+NUMBERED = event(game=kind("integer"), who=event(id=kind("integer")))
+NAMED = event(game=kind("string"), who=PLAYER, amount=kind("integer"))
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ({"oneOf": [NAMED, NUMBERED]}, "game:string,who:string,amount:bigint"),
+        ({"anyOf": [NUMBERED, NAMED]}, "game:string,who:string,amount:bigint"),
+        (
+            {**NAMED, "oneOf": [{"properties": {"game": kind("boolean")}}]},
+            "game:string,who:struct<id:string,level:bigint>,amount:bigint",
+        ),
+        (
+            {"$ref": "#/$defs/any", "$defs": {"any": {"oneOf": [NAMED, NUMBERED]}}},
+            "game:string,who:string,amount:bigint",
+        ),
+        (
+            {"allOf": [event(at=kind("string")), {"oneOf": [NUMBERED, event(game=kind("string"))]}]},
+            "at:string,game:string,who:struct<id:bigint>",
+        ),
+        ({"oneOf": [event(at=kind("string")), event(at=kind("string", format="date-time"))]}, "at:string"),
+        ({"oneOf": [event(a=kind("integer")), event(a=kind("number"))]}, "a:double"),
+        ({"oneOf": [PLAYER, kind("object"), True, {"type": ["object", "array"]}]}, "id:string,level:bigint"),
+        ({"oneOf": [PLAYER, {"additionalProperties": kind("string")}]}, "id:string,level:bigint"),
+        ({"oneOf": [PLAYER, kind("array", items=PLAYER), kind("string"), kind("null")]}, "id:string,level:bigint"),
+        ({"oneOf": [PLAYER, {"$ref": "#"}]}, "id:string,level:bigint"),
+    ],
+    ids=str,
+)
+def test_alternatives_at_the_root_that_differ_are_one_event(schema: Json, expected: str) -> None:
+    """One property of two types in a union of events would make dead letters of all of them."""
+    assert found(schema) == f"struct<{expected}>"
+
+
+def test_a_root_that_is_no_object_has_no_columns() -> None:
+    """A text or an array is no event, and a free object has no properties to make columns of."""
+    for schema in (
+        {"oneOf": [kind("string"), kind("integer")]},
+        {"oneOf": [kind("object"), True]},
+        {"oneOf": [{"additionalProperties": kind("string")}, kind("string")]},
+        {"oneOf": [kind("array", items=PLAYER)]},
+    ):
+        with pytest.raises(ValueError, match=r"^#: "):
+            found(schema)
 
 
 def test_types_that_all_refer_to_each_other_end() -> None:

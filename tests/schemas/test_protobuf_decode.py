@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router_schemas.model import RegisteredSchema, ResolvedSchema
 from router_schemas.protobuf.decode import MessageReader, decode, handler_of, read_natively, reader
+from router_schemas.protobuf.descriptors import descriptors
 from router_schemas.protobuf.kinds import Kind
 from router_schemas.protobuf.merge import MessageVersion, merge
 from router_schemas.protobuf.model import Column
@@ -297,3 +299,18 @@ def test_equal_maps_have_their_entries_in_one_order() -> None:
     first = one(b"".join(entries), read)
     assert one(b"".join(reversed(entries)), read) == first
     assert dict(first["scores"]) == {5: 1, -3: 1, 10: 1, 0: 1}
+
+
+@pytest.mark.parametrize(
+    "syntax", ['syntax = "proto2"', 'edition = "2023"; option features.json_format = LEGACY_BEST_EFFORT']
+)
+def test_fields_of_one_json_name_are_read(syntax: str) -> None:
+    """Both names are legal where JSON names are not checked: their numbers tell the fields apart."""
+    label = "optional " if "proto2" in syntax else ""
+    text = f"{syntax}; package t; message M {{ {label}int32 a_b = 1; {label}int32 aB = 2; }}"
+    files = descriptors(ResolvedSchema(RegisteredSchema(1, "PROTOBUF", text)))
+    (merged,) = merge([MessageVersion.of("v1", files, "t.M")])
+
+    events = decode(pa.array([b"\x08\x05\x10\x06"], pa.binary()), reader(merged)).events
+
+    assert events.to_pylist() == [{"a_b": 5, "aB": 6}]

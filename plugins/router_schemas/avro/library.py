@@ -46,7 +46,7 @@ from router_schemas.avro.model import (
     single_object_header,
     text_of,
 )
-from router_schemas.avro.parser import parse, parse_text
+from router_schemas.avro.parser import is_name, parse, parse_text
 from router_schemas.avro.spark_types import mapped
 from router_schemas.library import EventMaking, Library, RegistryLibrary
 from router_schemas.model import HOLD, VALUE_HEADER, SchemaInfo, SchemaOrigin, WriterSchema, schema_file
@@ -221,10 +221,12 @@ def reader_text(reader: AvroSchema) -> str:
     for name in (ENVELOPE, END_MARK):
         if name in reader.types:
             raise ValueError(f"the schema has a type {name}, which is needed to find broken records; rename it")
-    fields = (AvroField("value", reader.root), AvroField("end", Ref(END_MARK)))
+    names = {name: _spark_name(name) for name in reader.types}
+    _check_distinct("types", names.values())
+    fields = (AvroField("value", renamed(reader.root, names)), AvroField("end", Ref(END_MARK)))
     types: dict[str, Definition] = {ENVELOPE: AvroRecord(ENVELOPE, fields), END_MARK: Fixed(END_MARK, len(END))}
     for name, definition in reader.types.items():
-        types[name] = _without_aliases(definition)
+        types[names[name]] = replace(_with_names_of(None, definition, names), aliases=())
     return text_of(AvroSchema(Ref(ENVELOPE), types))
 
 
@@ -272,7 +274,6 @@ def _check_distinct(things: str, names: Collection[str]) -> None:
         raise ValueError(f"two {things} are one to the reader, by an alias; merge this version's schema as well")
 
 
-def _without_aliases(definition: Definition) -> Definition:
-    if isinstance(definition, AvroRecord):
-        definition = replace(definition, fields=tuple(replace(field, aliases=()) for field in definition.fields))
-    return replace(definition, aliases=())
+def _spark_name(name: str) -> str:
+    """Return a type's name for Avro 1.12, which Spark contains: a part that it refuses is written in hex."""
+    return ".".join(part if is_name(part) else f"x{part.encode().hex()}" for part in name.split("."))

@@ -1,9 +1,9 @@
 """Read a registered Avro schema, with what it refers to, into one schema that stands alone.
 
-Names, duplicates, unions and references are checked as Apache Avro 1.12 does. Two things are accepted, as Avro's own
-reader accepts them: a logical type that does not fit its type is ignored (specification, "Logical Types"), and
-defaults are not checked, because a value's bytes do not depend on them. Unknown attributes are dropped: of what a
-stranger registered, only types and names reach Spark.
+Names, duplicates, unions and references are checked as Apache Avro 1.12 does. Three things are accepted, as readers of
+Avro accept them: a namespace of any printable characters (fastavro, Java before 1.12), a logical type that does not fit
+its type, which is ignored (specification, "Logical Types"), and defaults are not checked, because a value's bytes do
+not depend on them. Unknown attributes are dropped: of what a stranger registered, only types and names reach Spark.
 """
 
 from __future__ import annotations
@@ -160,11 +160,15 @@ class _Parser:
     def defined(self, node: dict[str, Any], at: _Place) -> Ref:
         """Keep the definition of a record, enum or fixed, and return a reference to it."""
         short_name = _needed(node, "name", at)
-        space = node.get("namespace", at.space)
+        space = node.get("namespace")
+        if space is None:  # some libraries write null for none of its own
+            space = at.space
         if not isinstance(short_name, str) or not isinstance(space, str):
             raise _fault(at.path, "name and namespace are texts")
         name = _full_name(short_name, space)
-        if not all(_is_name(part) for part in name.split(".")) or name in PRIMITIVES:
+        *spaces, last_part = name.split(".")
+        # Most libraries look at the name alone, so a namespace may be that of a topic or an outer class.
+        if not all(part and part.isprintable() for part in spaces) or not is_name(last_part) or name in PRIMITIVES:
             raise _fault(at.path, f"{_shown(name)} cannot be a name; use letters, digits and underscores")
         if name in self.types:
             raise _fault(at.path, f"type {name} is defined twice; define it once and then use its name")
@@ -193,7 +197,7 @@ class _Parser:
             if not isinstance(node, dict):
                 raise _fault(at.path, f"a field is an object, not {_shown(node)}")
             name = _needed(node, "name", at)
-            if not isinstance(name, str) or not _is_name(name):
+            if not isinstance(name, str) or not is_name(name):
                 raise _fault(at.path, f"{_shown(name)} cannot be a field's name; use letters, digits and underscores")
             if name in fields:
                 raise _fault(at.path, f"field {name} is defined twice; rename one")
@@ -229,7 +233,7 @@ def _symbols(node: dict[str, Any], at: _Place) -> tuple[str, ...]:
     _needed(node, "symbols", at)
     symbols = _texts(node, "symbols", at)
     for symbol in symbols:
-        if not _is_name(symbol):
+        if not is_name(symbol):
             raise _fault(at.path, f"{_shown(symbol)} cannot be a symbol; use letters, digits and underscores")
     if len(set(symbols)) < len(symbols):
         raise _fault(at.path, "a symbol comes twice; write it once")
@@ -267,7 +271,7 @@ def _full_name(name: str, space: str) -> str:
     return f"{space}.{name}" if space and "." not in name else name
 
 
-def _is_name(name: str) -> bool:
+def is_name(name: str) -> bool:
     """Return whether Avro accepts a name: letters (of any script, as its Java library does), digits, underscores."""
     if name.isascii():
         return name.isidentifier()

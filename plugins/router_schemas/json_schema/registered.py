@@ -1,9 +1,9 @@
 """Read a registered JSON Schema, with what it refers to, as a Spark struct.
 
-Nothing is ever fetched. The references stand in one document with the schema, under `$references`, and every `$ref` to
-one of them becomes a JSON pointer there. A `$ref` is resolved as JSON Schema core, 8.2 requires: against the `$id` of
-its document. A reference of the registry is known under the name it is registered with, under that name resolved
-against the schema's `$id`, and under its own `$id`.
+Nothing is ever fetched. The references stand in one document with the schema, under `$references`, and every `$ref`
+becomes a JSON pointer there. A `$ref` is resolved as JSON Schema core, 8.2 requires: against the `$id` of its document,
+to a place or an anchor in it. A reference of the registry is known under the name it is registered with, under that
+name resolved against the schema's `$id`, and under its own `$id`.
 
 Every schema has columns, whatever it allows: a value that no column can hold is kept as its JSON text. A schema file
 that is written for the router may be refused, because its author can change it. A registered schema belongs to others,
@@ -12,6 +12,8 @@ and a refusal would make dead letters of all its records. So these lines are add
 | JSON Schema | Spark | decided by |
 |---|---|---|
 | several objects in oneOf, anyOf or allOf, or with properties | one struct with the fields of all | core, 10.2.1 |
+| the same at the root, a property has several types in them | that property is a string: the JSON text | core, 10.2.1 |
+| members at the root that are no objects with properties, beside one that is | are ignored | core, 10.2.1 |
 | integer in one of them and number in another | double | validation, 6.1.1 |
 | members that only restrict: required, if, not, ... | are ignored | validation, 6.5.3 |
 | several other types; none; true | string: the JSON text | core, 4.3.2 |
@@ -27,13 +29,22 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urldefrag, urljoin
 
 from pyspark.sql import types as T
 
 from router_schemas.json_schema.merge import ObjectVersion, merge
-from router_schemas.json_schema.spark_types import UNIONS, TypeMapping, Untyped, at_pointer, check_types, is_null
+from router_schemas.json_schema.spark_types import (
+    UNIONS,
+    TypeMapping,
+    Untyped,
+    at_pointer,
+    check_types,
+    escaped,
+    is_null,
+)
 
 if TYPE_CHECKING:
     from router_schemas.model import ResolvedSchema
@@ -78,63 +89,92 @@ def struct_of_text(text: str, imports: Mapping[str, str] | None = None) -> T.Str
 
 def _document(text: str, imports: Mapping[str, str]) -> object:
     """Return one document that refers to itself only."""
-    root = _loaded("#", text)
-    if not isinstance(root, Mapping) or not imports:
-        return root
-    if REFERENCES in root:
+    document = _loaded("#", text)
+    if not isinstance(document, dict):
+        return document
+    if imports and REFERENCES in document:
         raise ValueError(f"#/{REFERENCES}: this keyword is needed for the schema's references; rename it")
 
     # All addresses first: any document may refer to any other.
-    base = _address(root, "")
-    pointers = {base: "#"} if base else {}
-    others: list[tuple[object, str, str]] = []
+    base = _address(document, "")
+    links = _Links({base: "#"})
+    links.add(document, base, "#", "#")
     for place, (name, body) in enumerate(imports.items()):
         pointer = f"#/{REFERENCES}/{place}"
         other = _loaded(pointer, body)
+        document.setdefault(REFERENCES, []).append(other)
         own_address = _address(other, urljoin(base, name))
         for address in (name, urljoin(base, name), own_address):
-            pointers.setdefault(urldefrag(address).url, pointer)
-        others.append((other, own_address, pointer))
-    document = {key: _linked(node, base, "#", pointers) for key, node in root.items()}
-    document[REFERENCES] = [_linked(other, address, pointer, pointers) for other, address, pointer in others]
+            links.pointers.setdefault(urldefrag(address).url, pointer)
+        links.add(other, own_address, pointer, pointer)
+    links.follow(document)
     return document
 
 
 def _address(document: object, otherwise: str) -> str:
     """Return the address of a document, its `$id` without a fragment; `otherwise` if it has none."""
-    identity = None
-    if isinstance(document, Mapping):
-        identity = document.get("$id", document.get("id"))
-    if not isinstance(identity, str):
-        return otherwise
-    return urldefrag(urljoin(otherwise, identity)).url
+    return urljoin(otherwise, urldefrag(_identity(document)).url)
 
 
-def _linked(node: object, base: str, own: str, pointers: Mapping[str, str]) -> Any:
-    """Return a piece of a document with its `$ref`s pointing into the whole.
+def _identity(document: object) -> str:
+    """Return the `$id` of a schema, which draft 4 calls `id`; empty if it has none."""
+    if not isinstance(document, Mapping):
+        return ""
+    identity = document.get("$id", document.get("id"))
+    return identity if isinstance(identity, str) else ""
 
-    `base` is the address of its document, `own` the pointer to it, and `pointers` has those to all addresses.
+
+class _Links:
+    """The addresses of a document's places, and its references, which are then replaced by pointers to these places.
+
+    A schema with an `$id` is a document of its own within the other (core, 9.3). An anchor is a name for a place of its
+    document (8.2.2); older drafts write it as an `$id` of the form `#name`.
     """
-    if isinstance(node, list):
-        return [_linked(item, base, own, pointers) for item in node]
-    if not isinstance(node, Mapping):
-        return node
-    linked = {key: _linked(item, base, own, pointers) for key, item in node.items()}
-    reference = node.get("$ref")
-    if isinstance(reference, str):
-        linked["$ref"] = _link(reference, base, own, pointers)
-    return linked
 
+    def __init__(self, pointers: dict[str, str]) -> None:
+        self.pointers = pointers
+        self.anchors: dict[tuple[str, str], str] = {}
+        self.around: dict[str, str] = {}
+        """Pointer to an inner document -> the one to the document around it."""
+        self.references: list[tuple[dict[str, Any], str, str]] = []
 
-def _link(reference: str, base: str, own: str, pointers: Mapping[str, str]) -> str:
-    """Return the pointer for a reference, or the reference itself if its address is unknown or it has an anchor."""
-    address, _, fragment = reference.partition("#")
-    pointer: str | None = own
-    if address:
-        pointer = pointers.get(address, pointers.get(urljoin(base, address)))
-    if pointer is None or (fragment and not fragment.startswith("/")):
-        return reference
-    return pointer + fragment
+    def add(self, node: object, base: str, own: str, pointer: str) -> None:
+        """Take a place with all below it; `base` is the address of its document, and `own` the pointer to that."""
+        if isinstance(node, list):
+            for place, item in enumerate(node):
+                self.add(item, base, own, f"{pointer}/{place}")
+        if not isinstance(node, dict):
+            return
+        address, anchor = urldefrag(_identity(node))
+        if address and pointer != own:
+            base = urljoin(base, address)
+            self.pointers.setdefault(base, pointer)
+            self.around[pointer] = own
+            own = pointer
+        for name in (anchor, node.get("$anchor"), node.get("$dynamicAnchor")):
+            if isinstance(name, str):
+                self.anchors.setdefault((own, name), pointer)
+        if isinstance(node.get("$ref"), str):
+            self.references.append((node, base, own))
+        for key, item in node.items():
+            self.add(item, base, own, f"{pointer}/{escaped(key)}")
+
+    def follow(self, document: object) -> None:
+        """Let all references be pointers; those to unknown addresses and anchors stay."""
+        for node, base, own in self.references:
+            address, _, fragment = node["$ref"].partition("#")
+            place: str | None = own
+            if address:
+                place = self.pointers.get(address, self.pointers.get(urljoin(base, address)))
+            if place is not None and fragment and not fragment.startswith("/"):
+                place = self.anchors.get((place, fragment))
+                fragment = ""
+            if place is None:
+                continue
+            # Generators give an `$id` to each property, and inside of it still refer to the document around it.
+            while place in self.around and at_pointer(document, place + fragment) is None:
+                place = self.around[place]
+            node["$ref"] = place + fragment
 
 
 class _Size:
@@ -194,13 +234,18 @@ class ColumnMapping(TypeMapping):
     def __init__(self, document: object) -> None:
         super().__init__(document)
         self.parts = 0
+        self.depth = 0
+        """Properties, elements and values around a place; an event has none."""
 
     def inside(self, node: object, pointer: str, trail: tuple[str, ...]) -> T.DataType:
         """Return the type of a property, of elements or of a map's values; a text if there is none."""
+        self.depth += 1
         try:
             return self.type_at(node, pointer, trail)
         except Untyped:
             return T.StringType()
+        finally:
+            self.depth -= 1
 
     def type_at(self, node: object, pointer: str, trail: tuple[str, ...]) -> T.DataType:
         """Return the type of one schema."""
@@ -218,6 +263,9 @@ class ColumnMapping(TypeMapping):
         for union in UNIONS:
             if union in node:
                 kinds += self.members(node[union], f"{pointer}/{union}", trail)
+        events = [kind for kind in kinds if isinstance(kind, T.StructType)]
+        if events and not self.depth:
+            return _common_event(events)
         return _common_type(kinds, pointer)
 
     def members(self, members: object, pointer: str, trail: tuple[str, ...]) -> list[T.DataType]:
@@ -226,8 +274,14 @@ class ColumnMapping(TypeMapping):
             raise ValueError(f"{pointer}: a list of schemas is needed")
         kinds = []
         for place, member in enumerate(members):
-            if _says_type(member) and not is_null(member):
+            if not _says_type(member) or is_null(member):
+                continue
+            try:
                 kinds.append(self.type_at(member, f"{pointer}/{place}", trail))
+            except Untyped:
+                # Events of any other member may have the properties of this one: it takes none of them away.
+                if self.depth:
+                    raise
         return kinds
 
 
@@ -243,3 +297,17 @@ def _common_type(kinds: list[T.DataType], pointer: str) -> T.DataType:
     for conflict in merged.conflicts:
         raise Untyped(f"{pointer}: a column has one type; {conflict.field.removeprefix('it.')}: {conflict.what}")
     return merged.struct["it"].dataType
+
+
+def _common_event(events: list[T.StructType]) -> T.StructType:
+    """Return the struct that holds all events; a property that has no common type in them is a string."""
+    kinds: dict[str, list[T.DataType]] = {}
+    for field in chain.from_iterable(events):
+        kinds.setdefault(field.name, []).append(field.dataType)
+    fields = []
+    for name, kinds_of_property in kinds.items():
+        kind: T.DataType = T.StringType()
+        with suppress(Untyped):
+            kind = _common_type(kinds_of_property, name)
+        fields.append(T.StructField(name, kind))
+    return T.StructType(fields)

@@ -134,7 +134,7 @@ class TypeMapping:
         """Return a struct with the properties in their order."""
         if not isinstance(properties, Mapping):
             raise _refusal(pointer, "properties are an object")
-        fields = {name: self.inside(node, f"{pointer}/{_escaped(name)}", trail) for name, node in properties.items()}
+        fields = {name: self.inside(node, f"{pointer}/{escaped(name)}", trail) for name, node in properties.items()}
         return T.StructType([T.StructField(name, kind) for name, kind in fields.items()])
 
     def array_type(self, node: Mapping[str, Any], pointer: str, trail: tuple[str, ...]) -> T.DataType:
@@ -217,7 +217,8 @@ def at_pointer(document: object, pointer: str) -> object:
     return document
 
 
-def _escaped(name: str) -> str:
+def escaped(name: str) -> str:
+    """Return a name as a step of a JSON pointer."""
     return name.replace("~", "~0").replace("/", "~1")
 
 

@@ -283,6 +283,9 @@ def pool_of(descriptors: bytes) -> Any:
     """
     pool = descriptor_pool.DescriptorPool()
     for file in descriptor_pb2.FileDescriptorSet.FromString(descriptors).file:
+        # Two fields may have one JSON name in proto2, which the pool refuses otherwise. JSON is not read by it.
+        for _, _, message in _nested(file.message_type, file.package):
+            message.options.deprecated_legacy_json_field_conflicts = True
         try:
             pool.Add(file)
         except (TypeError, ValueError) as error:

@@ -230,7 +230,9 @@ class Payloads(Library[Wrapped]):
 
     @property
     def advice(self) -> str:
-        """Return how a configuration announces messages inside, or which field the outer messages lack."""
+        """Return how a configuration announces messages inside, or why the outer ones do not lead to them."""
+        for reason in self._outer.reasons.values():
+            return reason
         return self._fault or "name the wrapper's `messages`, or its `subjects`"
 
     @property
