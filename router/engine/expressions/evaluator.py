@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame
 
-    from router.api.halving import Halved
     from router.engine.expressions.tree import Kind, PlanEntry, Value
 
 __all__ = ["Node", "Untranslatable", "evaluate", "translate"]
@@ -313,15 +312,12 @@ def _evaluate(node: Node, columns: Mapping[str, pa.Array], defects: list[Defect]
     if node.op == "literal":
         return _Result(pa.scalar(node.with_, arrow_type_of(node.kind)))
     of = [_evaluate(child, columns, defects) for child in node.of]
-    operate = partial(_LAZY.get(node.op, _strict), node)
-    rows = _rows(of)
-    pieces = by_halves(lambda start, stop: operate(of if stop - start == rows else _part(of, start, stop)), rows)
-    value, raised = pieces[0].made or _Result(None)
-    if value is None or len(pieces) > 1:
-        value, raised = _joined(node, pieces, defects)
-        if not any(isinstance(operand.value, pa.Array) for operand in of):
-            value = value[0]
-            raised = raised[0]
+    operate = _LAZY.get(node.op, _strict)
+    try:
+        value, raised = operate(node, of)
+    except Exception:
+        # Without a call of its own for the batch, `by_halves` would cost each operation of each batch 20 microseconds.
+        value, raised = _by_rows(partial(operate, node), node, of, defects)
     if raised is None or not _any(raised):
         return _Result(value)
     return _Result(pc.if_else(raised, pa.scalar(None, value.type), value), raised)
@@ -345,11 +341,14 @@ def _part(of: list[_Result], start: int, stop: int) -> list[_Result]:
     return part
 
 
-def _joined(node: Node, pieces: list[Halved[_Result]], defects: list[Defect]) -> tuple[pa.Array, pa.BooleanArray]:
-    """Return the result of an operation that fails on some rows, which are marked: for consecutive rows in pieces.
+def _by_rows(
+    operate: Callable[[list[_Result]], _Result], node: Node, of: list[_Result], defects: list[Defect]
+) -> _Result:
+    """Return the result of an operation that fails on some rows, which are marked.
 
     What Spark makes of these rows nobody knows here, so they are marked even if the operation is one of `try_`.
     """
+    pieces = by_halves(lambda start, stop: operate(_part(of, start, stop)), _rows(of))
     errors = [piece.error for piece in pieces if piece.error]
     if len(errors) == len(pieces) or len(errors) >= MANY_FAILURES:
         defects.append(Defect(node.op, errors[0]))
@@ -363,7 +362,9 @@ def _joined(node: Node, pieces: list[Halved[_Result]], defects: list[Defect]) ->
         raised = pa.scalar(False) if raised is None else raised
         values.append(repeat(value, size) if isinstance(value, pa.Scalar) else value)
         marks.append(pa.repeat(raised, size) if isinstance(raised, pa.Scalar) else raised)
-    return pa.concat_arrays(values), pa.concat_arrays(marks)
+    if not any(isinstance(operand.value, pa.Array) for operand in of):
+        return _Result(values[0][0], marks[0][0])
+    return _Result(pa.concat_arrays(values), pa.concat_arrays(marks))
 
 
 def _any(mask: _Mask) -> bool:
