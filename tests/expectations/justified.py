@@ -243,5 +243,19 @@ JUSTIFIED = (
         gone=('ops.dead | {"stage": "decode", "reason": "value is not JSON", "key": "b:key 45", "value": "b:9999999999999999999999999999... 2002 characters, sha256 9c71700f0e9d", "topic": "events", "partition": 0, "offset": 15, "timestamp": "2026-01-01T12:00:45.123456+00:00", "timestamp_type": 0, "headers": [{"key": "trace", "value": "x:00ff"}, {"key": "empty", "value": null}], "batch_id": 0}',),
         come=('ops.dead | {"stage": "decode", "reason": "value has a number of more than 1000 digits", "key": "b:key 45", "value": "b:9999999999999999999999999999... 2002 characters, sha256 9c71700f0e9d", "topic": "events", "partition": 0, "offset": 15, "timestamp": "2026-01-01T12:00:45.123456+00:00", "timestamp_type": 0, "headers": [{"key": "trace", "value": "x:00ff"}, {"key": "empty", "value": null}], "batch_id": 0}',),
     ),
+    Justified(
+        'json_every_type',
+        'A byte order mark before an object is passed over, as RFC 8259 lets a parser do.',
+        gone=(
+            'ops.dead | {"stage": "decode", "reason": "value is not JSON", "key": "b:key 49", "value": "x:efbbbf7b7d", "topic": "events", "partition": 0, "offset": 49, "timestamp": "2026-01-01T12:00:49.123456+00:00", "timestamp_type": 0, "headers": [{"key": "trace", "value": "x:00ff"}, {"key": "empty", "value": null}], "batch_id": 0}',
+            'ops.ledger | {"batch_id": 0, "topic": "events", "partition": 0, "from_offset": 0, "to_offset": 128, "read": 129, "decoded": 71, "failed": 58, "bare": 0, "unmatched": 0}',
+            'ops.ledger | {"batch_id": 0, "topic": "events", "partition": 0, "from_offset": 0, "to_offset": 128, "route": "all", "sink": "delta", "matched": 71, "landed": 71, "refused": 0, "dropped": 0, "frozen": 0, "quarantined": 0}',
+        ),
+        come=(
+            'ops.ledger | {"batch_id": 0, "topic": "events", "partition": 0, "from_offset": 0, "to_offset": 128, "read": 129, "decoded": 72, "failed": 57, "bare": 0, "unmatched": 0}',
+            'ops.ledger | {"batch_id": 0, "topic": "events", "partition": 0, "from_offset": 0, "to_offset": 128, "route": "all", "sink": "delta", "matched": 72, "landed": 72, "refused": 0, "dropped": 0, "frozen": 0, "quarantined": 0}',
+            'silver.all | {"offset": 49}',
+        ),
+    ),
 )
 # fmt: on
