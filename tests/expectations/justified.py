@@ -257,5 +257,57 @@ JUSTIFIED = (
             'silver.all | {"offset": 49}',
         ),
     ),
+    Justified(
+        'json_plain',
+        'As json_every_type: a byte order mark before an object is passed over.',
+        gone=(
+            'ops.dead | {"stage": "decode", "reason": "value is not JSON", "key": "b:key 49", "value": "x:efbbbf7b7d", "topic": "events", "partition": 0, "offset": 49, "timestamp": "2026-01-01T12:00:49.123456+00:00", "timestamp_type": 0, "headers": [{"key": "trace", "value": "x:00ff"}, {"key": "empty", "value": null}], "batch_id": 0}',
+            'ops.ledger | {"batch_id": 0, "topic": "events", "partition": 0, "from_offset": 0, "to_offset": 128, "read": 129, "decoded": 79, "failed": 50, "bare": 0, "unmatched": 0}',
+            'ops.ledger | {"batch_id": 0, "topic": "events", "partition": 0, "from_offset": 0, "to_offset": 128, "route": "all", "sink": "delta", "matched": 79, "landed": 79, "refused": 0, "dropped": 0, "frozen": 0, "quarantined": 0}',
+        ),
+        come=(
+            'ops.ledger | {"batch_id": 0, "topic": "events", "partition": 0, "from_offset": 0, "to_offset": 128, "read": 129, "decoded": 80, "failed": 49, "bare": 0, "unmatched": 0}',
+            'ops.ledger | {"batch_id": 0, "topic": "events", "partition": 0, "from_offset": 0, "to_offset": 128, "route": "all", "sink": "delta", "matched": 80, "landed": 80, "refused": 0, "dropped": 0, "frozen": 0, "quarantined": 0}',
+            'silver.all | {"offset": 49}',
+        ),
+    ),
+    Justified(
+        'json_rescue',
+        'As json_every_type: a byte order mark before an object is passed over.',
+        gone=(
+            'ops.dead | {"stage": "decode", "reason": "value is not JSON", "key": "b:key 13", "value": "x:efbbbf7b7d", "topic": "events", "partition": 0, "offset": 13, "timestamp": "2026-01-01T12:00:13.123456+00:00", "timestamp_type": 0, "headers": [{"key": "trace", "value": "x:00ff"}, {"key": "empty", "value": null}], "batch_id": 0}',
+            'ops.ledger | {"batch_id": 0, "topic": "events", "partition": 0, "from_offset": 0, "to_offset": 63, "read": 64, "decoded": 27, "failed": 37, "bare": 0, "unmatched": 0}',
+            'ops.ledger | {"batch_id": 0, "topic": "events", "partition": 0, "from_offset": 0, "to_offset": 63, "route": "all", "sink": "delta", "matched": 27, "landed": 27, "refused": 0, "dropped": 0, "frozen": 0, "quarantined": 0}',
+        ),
+        come=(
+            'ops.ledger | {"batch_id": 0, "topic": "events", "partition": 0, "from_offset": 0, "to_offset": 63, "read": 64, "decoded": 28, "failed": 36, "bare": 0, "unmatched": 0}',
+            'ops.ledger | {"batch_id": 0, "topic": "events", "partition": 0, "from_offset": 0, "to_offset": 63, "route": "all", "sink": "delta", "matched": 28, "landed": 28, "refused": 0, "dropped": 0, "frozen": 0, "quarantined": 0}',
+            'silver.all | {"offset": 13}',
+        ),
+    ),
+    Justified(
+        'routes_in_tasks',
+        'As json_every_type: a byte order mark before an object is passed over.',
+        gone=(
+            'ops.dead | {"stage": "decode", "reason": "value is not JSON", "key": "b:key 109", "value": "x:efbbbf7b7d", "topic": "events", "partition": 1, "offset": 36, "timestamp": "2026-01-01T12:01:49.123456+00:00", "timestamp_type": 0, "headers": [{"key": "trace", "value": "x:00ff"}, {"key": "empty", "value": null}], "batch_id": 0}',
+            'ops.ledger | {"batch_id": 0, "topic": "events", "partition": 1, "from_offset": 0, "to_offset": 49, "read": 50, "decoded": 31, "failed": 19, "bare": 0, "unmatched": 11}',
+        ),
+        come=(
+            'ops.dead | {"stage": "match", "reason": "no route matches", "key": "b:key 109", "value": "x:efbbbf7b7d", "topic": "events", "partition": 1, "offset": 36, "timestamp": "2026-01-01T12:01:49.123456+00:00", "timestamp_type": 0, "headers": [{"key": "trace", "value": "x:00ff"}, {"key": "empty", "value": null}], "batch_id": 0}',
+            'ops.ledger | {"batch_id": 0, "topic": "events", "partition": 1, "from_offset": 0, "to_offset": 49, "read": 50, "decoded": 32, "failed": 18, "bare": 0, "unmatched": 12}',
+        ),
+    ),
+    Justified(
+        'routes_of_every_type',
+        'As json_every_type: a byte order mark before an object is passed over.',
+        gone=(
+            'ops.dead | {"stage": "decode", "reason": "value is not JSON", "key": "b:key 109", "value": "x:efbbbf7b7d", "topic": "events", "partition": 1, "offset": 36, "timestamp": "2026-01-01T12:01:49.123456+00:00", "timestamp_type": 0, "headers": [{"key": "trace", "value": "x:00ff"}, {"key": "empty", "value": null}], "batch_id": 0}',
+            'ops.ledger | {"batch_id": 0, "topic": "events", "partition": 1, "from_offset": 0, "to_offset": 49, "read": 50, "decoded": 28, "failed": 22, "bare": 0, "unmatched": 8}',
+        ),
+        come=(
+            'ops.dead | {"stage": "match", "reason": "no route matches", "key": "b:key 109", "value": "x:efbbbf7b7d", "topic": "events", "partition": 1, "offset": 36, "timestamp": "2026-01-01T12:01:49.123456+00:00", "timestamp_type": 0, "headers": [{"key": "trace", "value": "x:00ff"}, {"key": "empty", "value": null}], "batch_id": 0}',
+            'ops.ledger | {"batch_id": 0, "topic": "events", "partition": 1, "from_offset": 0, "to_offset": 49, "read": 50, "decoded": 29, "failed": 21, "bare": 0, "unmatched": 9}',
+        ),
+    ),
 )
 # fmt: on
