@@ -299,10 +299,11 @@ class Encoding:
         encoded = Encoded([])
         for piece in by_halves(lambda start, stop: self.function(array[start:stop], self.argument), len(array)):
             if piece.made is None:
-                reason = (
-                    str(piece.error) if isinstance(piece.error, ValueError) else described(ENCODER_RAISES, piece.error)
+                # ValueError is how a function refuses a row.
+                is_refused = isinstance(piece.error, ValueError)
+                encoded.reasons[piece.start] = (
+                    str(piece.error) if is_refused else described(ENCODER_RAISES, piece.error)
                 )
-                encoded.reasons[piece.start] = reason
                 encoded.values.append(None)
                 continue
             # Reasons are by row: those of a piece are counted from its first one.

@@ -397,9 +397,7 @@ class _StreamRun:
             self._end(query)
             if NO_TOPIC in str(error):
                 self._explain_missing_topics()
-            if says_lost(error):
-                self._pass_over(error)
-            elif not (self._passed_over_deleted_topics(error) or self._failed_after_its_batch(error)):
+            if not (self._pass_over(error) or self._failed_after_its_batch(error)):
                 raise
             self._query(begin)
             return
@@ -454,25 +452,20 @@ class _StreamRun:
             writer = writer.trigger(processingTime=f"{millis} milliseconds")  # Spark knows neither `ms` nor `1.5 s`
         return writer.start()
 
-    def _pass_over(self, error: Exception) -> None:
-        """Continue after records that are gone from Kafka, or raise StartError if that was not accepted."""
-        gone = self._lost_records()
-        passed_over = gone.pass_over(accepted="lost-records" in self.options.accept)
-        if not passed_over:
-            raise gone.refusal(error) from error
-        for what in passed_over:
-            log.warning("%s: %s", self.config.name, what)
+    def _pass_over(self, error: Exception) -> bool:
+        """Leave out what is gone from Kafka, if a query ended for that; return whether it can continue.
 
-    def _lost_records(self) -> LostRecords:
-        return LostRecords(self.spark, self.lake, self.checkpoint, self.config, self._committers)
-
-    def _passed_over_deleted_topics(self, error: Exception) -> bool:
-        """Return whether a batch failed since topics of a pattern were deleted, and now goes on without them."""
-        if NO_POSITION not in str(error):
+        Raises StartError if records are gone and that was not accepted.
+        """
+        is_lost = says_lost(error)
+        if not is_lost and NO_POSITION not in str(error):
             return False
-        passed_over = self._lost_records().pass_over(accepted=False)
-        for what in passed_over:
-            log.warning("%s: %s", self.config.name, what)
+        gone = LostRecords(self.spark, self.lake, self.checkpoint, self.config, self._committers)
+        passed_over = gone.pass_over(accepted=is_lost and "lost-records" in self.options.accept)
+        if is_lost and not passed_over:
+            raise gone.refusal(error) from error
+        for sentence in passed_over:
+            log.warning("%s: %s", self.config.name, sentence)
         return bool(passed_over)
 
     @property

@@ -17,6 +17,9 @@ from confluent_kafka.admin import AdminClient
 
 from router import StartError
 from router.config.loader import Loaded, load
+from router.engine.checkpoint_store import lake_and_checkpoint
+from router.engine.commit.committers import Committers
+from router.engine.start.lost_records import LostRecords
 from router.engine.status.findings import findings
 from router.engine.status.lake_board import LakeBoard
 from router.engine.stream import RunOptions, run
@@ -280,3 +283,24 @@ def test_a_topic_of_a_pattern_that_is_deleted_while_its_batch_runs(
         read += 1
 
     assert lives(spark, tmp_path, f"{name}-b") == {"first": read}
+
+
+def test_a_decided_batch_that_lacks_no_topic_is_left_alone(
+    spark: SparkSession, broker: EmbeddedKafka, tmp_path: Path
+) -> None:
+    """Without it a broker that is slow for a minute stops the stream while such a batch ends."""
+    broker.create_topic("decided-a")
+    send(broker, "decided-a", 10, "first")
+    configuration = configured(tmp_path, broker, "pattern: 'decided-.*'")
+    run(configuration, REGISTRY, spark)
+    for note in Path(configuration.config.checkpoint_path()).rglob("*commits/*0*"):
+        note.unlink()
+
+    lake, checkpoint = lake_and_checkpoint(configuration.config)
+    committers = Committers.of(configuration.config, spark, lake)
+    gone = LostRecords(spark, lake, checkpoint, configuration.config, committers)
+    assert gone.pass_over(accepted=False) == []
+    with pytest.raises(StartError, match="start without --accept"):
+        gone.pass_over(accepted=True)
+    run(configuration, REGISTRY, spark)
+    assert lives(spark, tmp_path, "decided-a") == {"first": 10}

@@ -35,6 +35,7 @@ from router.engine.expressions.tree import (
     Node,
     Untranslatable,
     arrow_type_of,
+    as_array,
     in_type,
     is_constant,
     repeat,
@@ -131,11 +132,9 @@ def evaluate(
     The value is null on these. The second is None if no row raises. `defects` gets the operations that are at fault.
     """
     value, raised = _evaluate(node, columns, defects if defects is not None else [])
-    if isinstance(value, pa.Scalar):
-        value = repeat(value, rows)
-    if isinstance(raised, pa.Scalar):
-        raised = pa.repeat(raised, rows)
-    return value, raised
+    if raised is not None:
+        raised = as_array(raised, rows)
+    return as_array(value, rows), raised
 
 
 class _Tree:
@@ -323,24 +322,6 @@ def _evaluate(node: Node, columns: Mapping[str, pa.Array], defects: list[Defect]
     return _Result(pc.if_else(raised, pa.scalar(None, value.type), value), raised)
 
 
-def _rows(of: list[_Result]) -> int:
-    """Return the number of rows of operands; 1 if all of them are constants."""
-    for operand in of:
-        for values in operand:
-            if values is not None and not isinstance(values, pa.Scalar):
-                return len(values)
-    return 1
-
-
-def _part(of: list[_Result], start: int, stop: int) -> list[_Result]:
-    """Return operands for some consecutive rows."""
-    part = []
-    for operand in of:
-        value, raised = (x if x is None or isinstance(x, pa.Scalar) else x[start:stop] for x in operand)
-        part.append(_Result(value, raised))
-    return part
-
-
 def _by_rows(
     operate: Callable[[list[_Result]], _Result], node: Node, of: list[_Result], defects: list[Defect]
 ) -> _Result:
@@ -348,23 +329,37 @@ def _by_rows(
 
     What Spark makes of these rows nobody knows here, so they are marked even if the operation is one of `try_`.
     """
-    pieces = by_halves(lambda start, stop: operate(_part(of, start, stop)), _rows(of))
+    lengths = [len(operand.value) for operand in of if isinstance(operand.value, pa.Array)]
+    rows = lengths[0] if lengths else 1
+    pieces = by_halves(lambda start, stop: operate([_part(operand, start, stop) for operand in of]), rows)
     errors = [piece.error for piece in pieces if piece.error]
     if len(errors) == len(pieces) or len(errors) >= MANY_FAILURES:
         defects.append(Defect(node.op, errors[0]))
     made_types = (piece.made.value.type for piece in pieces if piece.made)
     kind = next(made_types, None) or arrow_type_of(node.kind)
+    failed = _Result(pa.scalar(None, kind), pa.scalar(True))
     values = []
     marks = []
     for piece in pieces:
+        value, raised = piece.made or failed
+        if raised is None:
+            raised = pa.scalar(False)
         size = piece.stop - piece.start
-        value, raised = piece.made or _Result(pa.scalar(None, kind), pa.scalar(True))
-        raised = pa.scalar(False) if raised is None else raised
-        values.append(repeat(value, size) if isinstance(value, pa.Scalar) else value)
-        marks.append(pa.repeat(raised, size) if isinstance(raised, pa.Scalar) else raised)
-    if not any(isinstance(operand.value, pa.Array) for operand in of):
+        values.append(as_array(value, size))
+        marks.append(as_array(raised, size))
+    if not lengths:  # of constants a constant
         return _Result(values[0][0], marks[0][0])
     return _Result(pa.concat_arrays(values), pa.concat_arrays(marks))
+
+
+def _part(operand: _Result, start: int, stop: int) -> _Result:
+    """Return an operand for some consecutive rows; a constant is the same for all."""
+    value, raised = operand
+    if isinstance(value, pa.Array):
+        value = value[start:stop]
+    if isinstance(raised, pa.Array):
+        raised = raised[start:stop]
+    return _Result(value, raised)
 
 
 def _any(mask: _Mask) -> bool:

@@ -125,7 +125,12 @@ def in_type(value: Value, kind: pa.DataType) -> Value:
 def arrays(*values: Value) -> list[pa.Array]:
     """Return operands as arrays: constants are repeated. One of them is an array already."""
     rows = next(len(value) for value in values if not isinstance(value, pa.Scalar))
-    return [repeat(value, rows) if isinstance(value, pa.Scalar) else value for value in values]
+    return [as_array(value, rows) for value in values]
+
+
+def as_array(value: Value, rows: int) -> pa.Array:
+    """Return a value for each row: a constant is repeated."""
+    return repeat(value, rows) if isinstance(value, pa.Scalar) else value
 
 
 def by_value(values: pa.Array, function: Callable[[Any], Any], kind: pa.DataType) -> pa.Array:

@@ -10,7 +10,6 @@ Nobody can tell whether it had records that were not read.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -112,10 +111,12 @@ class LostRecords:
         batch = past.last + 1
         begin = self._begin(batch)
         if CheckpointStore(self.checkpoint, run).manifest(batch) is not None:
-            return self._end_decided_batch(batch, self._deleted_topics(begin))
+            return self._end_decided_batch(batch, self._deleted_topics(begin), accepted=accepted)
         if ledger.last_batch(self.lake.open(self.config.ledger), self.config.name, past.run) >= batch:
             end = self._begin(batch + 1)
             lost = _ranges_between(begin, end)
+            if lost and not accepted:
+                return []
             deleted = {topic: begin[topic] for topic in begin.keys() - end.keys()}
         else:
             lost = self.ranges() if accepted else []
@@ -136,22 +137,21 @@ class LostRecords:
         self._notes.write(f"commits/{batch}", self._notes.text(f"commits/{batch - 1}") or NO_WATERMARK)
         return [*(f"lost records: {lost_range}" for lost_range in lost), *_in_words(deleted)]
 
-    def _end_decided_batch(self, batch: int, deleted: Offsets) -> list[str]:
+    def _end_decided_batch(self, batch: int, deleted: Offsets, *, accepted: bool) -> list[str]:
         """Let a batch that was decided and cut off end without deleted topics: its records are staged already.
 
-        Raises StartError if there are none: other records of the batch are gone.
+        Raises StartError if other records of it are gone, and that was accepted: it ends only if that is not.
         """
-        if not deleted:
+        if accepted and not deleted:
             raise StartError(
                 f"{self.config.name}: batch {batch} was decided and cut off, and Kafka does not have its records any "
                 "more; start without --accept, which ends that batch first"
             )
         # Spark asks for all topics that the batch began with.
-        for path in (f"offsets/{batch}", f"offsets/{batch - 1}" if batch else "sources/0/0"):
+        for path in (f"offsets/{batch}", _begin_note(batch)) if deleted else ():
             text = self._notes.text(path) or ""
-            head, _, last_line = text.rpartition("\n")
-            offsets = {topic: ends for topic, ends in json.loads(last_line).items() if topic not in deleted}
-            self._notes.write(path, f"{head}\n{json.dumps(offsets, separators=(',', ':'))}")
+            offsets = {topic: ends for topic, ends in offsets_in(text).items() if topic not in deleted}
+            self._notes.write(path, with_offsets(text, offsets))
         return _in_words(deleted)
 
     def _deleted_topics(self, begin: Offsets) -> Offsets:
@@ -165,7 +165,7 @@ class LostRecords:
 
     def _begin(self, batch: int) -> Offsets:
         """Return the offsets that a batch begins with: where the one before it ends."""
-        text = self._notes.text(f"offsets/{batch - 1}" if batch else "sources/0/0")
+        text = self._notes.text(_begin_note(batch))
         if text is None:
             raise StartError(f"{self.config.name}: the checkpoint does not say where batch {batch} begins")
         return offsets_in(text)
@@ -175,12 +175,18 @@ class LostRecords:
         return SparkNotes(self.checkpoint)
 
 
+def _begin_note(batch: int) -> str:
+    """Return the path of Spark's note with the offsets that a batch begins with."""
+    return f"offsets/{batch - 1}" if batch else "sources/0/0"
+
+
 def _in_words(deleted: Offsets) -> list[str]:
+    """Return a sentence for each deleted topic, with its next offsets."""
     sentences = []
     for topic, offsets in sorted(deleted.items()):
         places = ", ".join(f"{topic}/{partition} {offset:,}" for partition, offset in sorted(offsets.items()))
-        what = f"it was read up to {places}, and what came after that is gone; the other topics continue"
-        sentences.append(f"topic {topic} was deleted: {what}")
+        outcome = f"it was read up to {places}, and what came after that is gone; the other topics continue"
+        sentences.append(f"topic {topic} was deleted: {outcome}")
     return sentences
 
 

@@ -190,8 +190,8 @@ def processed_offsets(checkpoint: Lake) -> dict[tuple[str, int], int]:
 
 
 def with_offsets(text: str | None, offsets: Offsets) -> str:
-    """Return a note about a batch (version, metadata, one line per source) with other offsets."""
-    head = text.split("\n")[:2] if text else ["v1", '{"batchWatermarkMs":0,"batchTimestampMs":0,"conf":{}}']
+    """Return a note with other offsets, which are its last line; by default one about a batch (version, metadata)."""
+    head = text.split("\n")[:-1] if text else ["v1", '{"batchWatermarkMs":0,"batchTimestampMs":0,"conf":{}}']
     return "\n".join([*head, _as_text(offsets)])
 
 
