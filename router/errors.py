@@ -25,6 +25,8 @@ from typing import ClassVar
 
 CAUSE_SIGN = "\N{DOWNWARDS ARROW WITH TIP RIGHTWARDS}"
 """The sign that delta-rs writes before each cause of an error of the storage, in colours."""
+SQL_STATE = re.compile(r"\s*SQLSTATE: \w+\s*$")
+"""What Spark writes after the message of an error, also after the traceback of a Python task."""
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -60,7 +62,8 @@ def first_line(error: BaseException | None) -> str:
     the disk.
     """
     text = str(error).strip() or type(error).__name__
-    lines = _without_xml(text).split("JVM stacktrace")[0].strip().splitlines()
+    message = _without_xml(text).split("JVM stacktrace")[0].strip()
+    lines = SQL_STATE.sub("", message).splitlines()
     causes = [number for number, line in enumerate(lines) if CAUSE_SIGN in line]
     if causes:
         # The line before the first cause names the failed operation.
@@ -68,8 +71,8 @@ def first_line(error: BaseException | None) -> str:
         last = causes[-1]
         chain = [COLOUR.sub("", line).replace(CAUSE_SIGN, "").strip() for line in lines[first : last + 1]]
         return ": ".join(chain)[:300]
-    if any(line.startswith("Traceback (most recent call last)") for line in lines):
-        return lines[-1].strip()[:300]
+    if any("Traceback (most recent call last)" in line for line in lines):
+        return lines[-1].strip().removeprefix(f"{TaskError.__module__}.{TaskError.__name__}: ")[:300]
     by_py4j = lines[0].startswith("An error occurred while calling") and len(lines) > 1
     return lines[1 if by_py4j else 0].strip(": \t")[:300]
 
@@ -84,6 +87,16 @@ def _without_xml(text: str) -> str:
         return before.rstrip(": ")
     meaning = "no such bucket" if code[1] == "NoSuchBucket" else code[1]
     return f"{before.rstrip(': ')}: {meaning}"
+
+
+class TaskError(Exception):
+    """An error of a Python task in one line, class and message: it reaches the driver as the text of a traceback.
+
+    A message of several lines, which may quote a record, could pass for another error there.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(f"{type(error).__name__}: {printable(first_line(error))}")
 
 
 @dataclass(frozen=True)

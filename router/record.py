@@ -30,6 +30,9 @@ RAW_COLUMNS = (*RECORD, RECORD_ARRIVAL)
 """The columns of a record that was read."""
 RECORD_SCHEMA = f"{RAW_SCHEMA}, {RECORD_ARRIVAL} bigint"
 """The same, as DDL."""
+UNREADABLE = "_unreadable"
+"""The column with the reason why a record cannot be read, and with what it has: decoder and rules do not see that."""
+UNREADABLE_TYPE = "struct<reason: string, key: binary, value: binary, headers: {}>".format(RECORD["headers"])
 IN_RULES = (set(RECORD) | {"event"}) - {"timestamp_type"}
 """What rules of every kind may name."""
 WHOLE_NUMBERS = frozenset(name for name, kind in RECORD.items() if kind in ("int", "bigint"))

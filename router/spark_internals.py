@@ -10,7 +10,7 @@ import inspect
 import subprocess
 import sys
 import traceback
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 
+MOST_CAUSES = 30
+"""The longest chain of causes that is followed: an exception may name itself among them."""
 EXIT_SECONDS = 5
 """How long a JVM that answers no call any more may take to end."""
 
@@ -61,17 +63,29 @@ def start_jvm(conf: SparkConf, stderr: int | None = None) -> Any:
     return SparkContext._jvm
 
 
+def causes_in_jvm(error: BaseException) -> list[tuple[str, str]]:
+    """Return class and message of an exception of the JVM, and of each of its causes; none if the JVM raised nothing.
+
+    Spark gives the exception of a task as the cause of that of its job.
+    """
+    thrown = getattr(error, "_origin", None)
+    if isinstance(error, Py4JJavaError):
+        thrown = error.java_exception
+    causes: list[tuple[str, str]] = []
+    with suppress(Py4JError):  # the JVM has ended meanwhile
+        while thrown is not None and len(causes) < MOST_CAUSES:
+            causes.append((thrown.getClass().getName(), str(thrown.getMessage() or "")))
+            thrown = thrown.getCause()
+    return causes
+
+
 def first_cause(error: Exception) -> str:
     """Return the message of the JVM's first exception: the others only report that something could not be made."""
-    message = first_line(error)
-    thrown = getattr(error, "_origin", None)
-    cause = thrown.getCause() if thrown is not None else None
-    if isinstance(error, Py4JJavaError):
-        cause = error.java_exception
-    while cause is not None:
-        message = str(cause.getMessage() or cause)
-        cause = cause.getCause()
-    return message.splitlines()[0]
+    causes = causes_in_jvm(error)
+    if not causes:
+        return first_line(error)
+    name, message = causes[-1]
+    return (message or name).splitlines()[0]
 
 
 class _NotConverted(captured.UnknownException):

@@ -10,6 +10,7 @@ from enum import Enum
 class Stage(str, Enum):
     """The stage of a dead letter, as its column `stage` has it."""
 
+    READ = "read"
     DECODE = "decode"
     MATCH = "match"
     EXPECT = "expect"
@@ -23,6 +24,10 @@ class Stage(str, Enum):
 
 
 MEANINGS = {
+    Stage.READ: (
+        "the source cannot give it to Spark (a time that no timestamp holds, a damaged batch of Kafka), or it ends the "
+        "process that reads it; it is in bronze without a time"
+    ),
     Stage.DECODE: "the decoder could not make an event of it (nor of null, see `drop: nulls`), or raised on it",
     Stage.MATCH: "no route matches (unless `unmatched: drop`)",
     Stage.EXPECT: "an expectation with `otherwise: dead_letter` does not hold",

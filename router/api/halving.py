@@ -27,31 +27,35 @@ class Halved(Generic[Made]):
     error: BaseException | None = None
 
 
-def by_halves(step: Callable[[int, int], Made], rows: int) -> list[Halved[Made]]:
-    """Return what a step makes of a batch, in order: whole if it does not raise, else in pieces.
-
-    `step(start, stop)` makes something of these rows. Raises what is no row's fault, see `is_caused_by_a_row`, and what
-    the step raises on a batch without rows.
-    """
-    return _halves(step, 0, rows)
-
-
-def _halves(step: Callable[[int, int], Made], start: int, stop: int) -> list[Halved[Made]]:
-    try:
-        return [Halved(start, stop, made=step(start, stop))]
-    except BaseException as error:
-        if stop == start or not is_caused_by_a_row(error):
-            raise
-        if stop == start + 1:
-            return [Halved(start, stop, error=error)]
-    # Some row raises: look for it in each half.
-    middle = (start + stop) // 2
-    return [*_halves(step, start, middle), *_halves(step, middle, stop)]
-
-
 def is_caused_by_a_row(error: BaseException) -> bool:
     """Return whether a row can have caused the error: not a missing module, a lack of memory or an interrupt."""
     # pyo3 derives its panics from BaseException, and exports no class for them.
     if type(error).__name__ == "PanicException":
         return True
     return isinstance(error, Exception) and not isinstance(error, (ImportError, MemoryError, PluginError))
+
+
+def by_halves(
+    step: Callable[[int, int], Made], rows: int, is_caused: Callable[[BaseException], bool] = is_caused_by_a_row
+) -> list[Halved[Made]]:
+    """Return what a step makes of a batch, in order: whole if it does not raise, else in pieces.
+
+    `step(start, stop)` makes something of these rows. Raises what no row has caused, by `is_caused`, and what the step
+    raises on a batch without rows.
+    """
+    return _halves(step, is_caused, 0, rows)
+
+
+def _halves(
+    step: Callable[[int, int], Made], is_caused: Callable[[BaseException], bool], start: int, stop: int
+) -> list[Halved[Made]]:
+    try:
+        return [Halved(start, stop, made=step(start, stop))]
+    except BaseException as error:
+        if stop == start or not is_caused(error):
+            raise
+        if stop == start + 1:
+            return [Halved(start, stop, error=error)]
+    # Some row raises: look for it in each half.
+    middle = (start + stop) // 2
+    return [*_halves(step, is_caused, start, middle), *_halves(step, is_caused, middle, stop)]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from router.api.parts import BatchReport
 
-BATCH_STEPS = ("plan", "land", "decide", "manifest", "commit", "apply", "ledger", "release")
+BATCH_STEPS = ("plan", "land", "search", "decide", "manifest", "commit", "apply", "ledger", "release")
 
 
 class Watcher:

@@ -17,8 +17,10 @@ offsets. A `Destination` holds the choices in which a stream and a replay differ
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -27,21 +29,24 @@ from router.delta.commit import is_committed
 from router.delta.transaction_id import TransactionId
 from router.engine import ledger
 from router.engine.balance import UnknownFieldReport
-from router.engine.checkpoint_store import CheckpointStore, Manifest, frozen_as_text
+from router.engine.checkpoint_store import UNREADABLE, CheckpointStore, Manifest, frozen_as_text
 from router.engine.commit.committers import Committers
 from router.engine.decision import BatchDecider
 from router.engine.destination import CarriedOut
 from router.engine.outbox.apply import Outboxes
 from router.engine.quarantine.table import Quarantine
-from router.engine.retryable_errors import never_passes
+from router.engine.retryable_errors import kind_of, never_passes
 from router.engine.source.position import RecordNumbers, arrival_of
+from router.engine.source.unreadable import FoundRecords, UnreadableRecords, is_for_search
 from router.engine.spark.executors import Executors
 from router.engine.start.run_order import ordinal_of
-from router.engine.steps import Steps
+from router.engine.steps import Steps, Stopped
 from router.errors import BatchError, RunningError, StartError, TableError
 from router.own_names import OUTBOX
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pyspark.sql import DataFrame, SparkSession
 
     from router.api.parts import BatchReport
@@ -52,10 +57,13 @@ if TYPE_CHECKING:
     from router.engine.destination import Destination
     from router.engine.label.layout import Layout
     from router.engine.label.planner import Plan, Planner
+    from router.engine.source.unreadable import Span
     from router.engine.steps import Watch
     from router.engine.topic_ids import TopicIds
 
 log = logging.getLogger("router")
+TRIES_BEFORE_SEARCH = 3
+"""Equal failures of a landing job, after which the records that cause them are searched for."""
 TRIES_WITHOUT_QUARANTINE = 3
 """Tries of a commit that can never succeed, of a table without a quarantine: after them an outbox is quarantined, and
 any other table stops the stream. The rows of a table with a quarantine go there after the first failure."""
@@ -66,7 +74,8 @@ class Batches:
     """The batches of one query.
 
     `fingerprint` is that of the configuration. `prepared` is a planner that may have planned before. `tables` opens
-    tables; if it is None, the batches open them through a cache of their own. A stream from Kafka has `topics`.
+    tables; if it is None, the batches open them through a cache of their own. A stream from Kafka has `topics`, and
+    `spans`, which returns the records of a batch that has begun.
     """
 
     config: Config
@@ -81,6 +90,7 @@ class Batches:
     executors: Executors = field(default_factory=Executors)
     tables: Any = None
     topics: TopicIds | None = None
+    spans: Callable[[int], tuple[Span, ...]] | None = None
 
     def __post_init__(self) -> None:
         config = self.config
@@ -129,8 +139,7 @@ class Batches:
                 manifest_to_finish = self._manifest_to_finish(earlier_manifest)
             arrival = arrival_of(self.ordinal, batch)
             # 1 read, 2 decode, 3 label: lazy. A decided batch needs no new schemas: its rows are staged already.
-            records = self.topics.without_held(raw) if self.topics else raw
-            plan = self.decider.plan(records, arrival, refresh=manifest_to_finish is None)
+            plan = self.decider.plan(self._not_held(raw), arrival, refresh=manifest_to_finish is None)
         if manifest_to_finish is not None:
             return self.carry_out(manifest_to_finish, plan, steps, replay=True)
 
@@ -138,16 +147,68 @@ class Batches:
         if self.decider.demands.blocked:
             self.decider.forget_released(self.quarantine.blocked())
         frozen_before = self.decider.demands.frozen
-        decision = self.decider.land_and_decide(plan, steps, self.destination)  # 4 land, 5 decide
-        # A topic that was made again before its records were read: without it the batch lands again.
-        while self.topics and self.topics.compare({partition.topic for partition in decision.partitions}):
-            self.decider.landing.discard(decision.landed)
-            plan = self.decider.plan(self.topics.without_held(raw), arrival, refresh=False)
-            decision = self.decider.land_and_decide(plan, steps, self.destination)
+        decision = self._land_and_decide(raw, plan, steps)  # 4 land, 5 decide
         self._log_frozen_columns(decision.plan.layout, frozen_before)
         manifest = self._write_manifest(decision, steps, new=earlier_manifest is None)
         self.unknown.report(self.config.name, manifest.partitions)
         return self.carry_out(manifest, decision.plan, steps, decision.tables)
+
+    def _not_held(self, raw: DataFrame) -> DataFrame:
+        return self.topics.without_held(raw) if self.topics else raw
+
+    def _land_and_decide(self, raw: DataFrame, plan: Plan, steps: Steps) -> BatchDecision:
+        """Return the decision of a batch, in which records that cannot be read are dead letters."""
+        failures: Counter[str] = Counter()
+        while True:
+            try:
+                decision = self.decider.land_and_decide(plan, steps, self.destination)
+            except Exception as error:
+                raw = self._readable(raw, plan, steps, error, failures)
+            else:
+                # A topic that was made again before its records were read: without it the batch lands again.
+                if not (self.topics and self.topics.compare({partition.topic for partition in decision.partitions})):
+                    return decision
+                self.decider.landing.discard(decision.landed)
+            plan = self.decider.plan(self._not_held(raw), plan.arrival, refresh=False)
+
+    def _readable(
+        self, raw: DataFrame, plan: Plan, steps: Steps, error: Exception, failures: Counter[str]
+    ) -> DataFrame:
+        """Return what to land of a batch after a failure: the same, or after some without unreadable records.
+
+        Raises the error if it is none that a record may have caused, or no such record is found.
+        """
+        if self.spans is None or self.config.source.kafka is None or not is_for_search(error):
+            raise error
+        kind = kind_of(error)
+        failures[kind] += 1
+        path = f"{UNREADABLE}/{self.store.run}.json"
+        noted = self.store.load(path)
+        is_noted = noted is not None and noted["batch"] == steps.batch and len(failures) == failures[kind] == 1
+        if failures[kind] < TRIES_BEFORE_SEARCH and not is_noted:
+            return raw
+        if failures[kind] > TRIES_BEFORE_SEARCH:  # it was searched for already
+            raise error
+        trial = replace(self.decider.landing, only=frozenset())
+
+        def land(records: DataFrame) -> None:
+            of_records = self.decider.plan(self._not_held(records), plan.arrival, refresh=False)
+            trial.run(of_records, self.decider.demands, steps.batch)
+
+        def tell(done: int, of: int) -> None:
+            if self.stop.is_set():
+                raise Stopped
+            steps.tell("search", done, of)
+
+        with steps.step("search"):
+            search = UnreadableRecords(self.spark, self.config.source.kafka, self.spans(steps.batch), land, tell)
+            found = FoundRecords.of(noted) if is_noted else search.find()
+            if not found.reasons:
+                raise error
+            note = {"batch": steps.batch, **found.as_json()}
+            self.store.write(path, json.dumps(note).encode())
+            log.warning("%s, batch %d: %s", self.config.name, steps.batch, found)
+            return search.frame(found)
 
     def carry_out(
         self,

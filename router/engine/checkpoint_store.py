@@ -12,6 +12,7 @@
 | `replays` | SINK.json | a replay of what a sink keeps that has begun and not ended |
 | `replays` | dead_letters.json | a replay of dead letters that has begun and not ended |
 | `views` | NAME.json | which versions of its sources a view was made of, and how its tables were left |
+| `unreadable` | RUN.json | which records of a run's newest batch with some cannot be read |
 | `schemas` | the decoder's names | what a decoder has learnt |
 | | query.json | what is known of the query: `QueryNote` |
 
@@ -50,6 +51,7 @@ KEPT = 100
 FORMAT = 4
 """The version of this layout."""
 NOTE = "query.json"
+UNREADABLE = "unreadable"
 _MERGED = "merged"
 """The key of the merged tables in a mark; keys of sinks contain a slash."""
 RECOVERY_HINTS = {
@@ -68,6 +70,7 @@ RECOVERY_HINTS = {
     NOTE: "It contains the version of the checkpoint's layout, the order of runs, former names and removed sinks. "
     f'Restore it from a copy; or write {{"format": {FORMAT}}} into it: the ledger has the order of runs, the next '
     "start asks again for removed sinks, and does not notice that a `was` was removed or the source is another one",
+    UNREADABLE: "It contains which records of a batch cannot be read. Delete it, and the next start searches for them",
     "replays": "It contains which replay was interrupted. Restore it from a copy; or delete it, and begin another",
 }
 """By folder or file: what it contains, and what a person can do if it is damaged."""

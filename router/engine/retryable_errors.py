@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import errno
 import logging
 import re
@@ -14,10 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
+from deltalake import exceptions as delta_rs
 from tenacity import RetryCallState, wait_exponential_jitter
 from tenacity.wait import wait_base
 
-from router.errors import RouterError, SinkError, StartError, TableError
+from router.errors import RouterError, SinkError, StartError, TableError, first_line
+from router.spark_internals import causes_in_jvm
 from router.storage.addresses import SCHEME
 
 if TYPE_CHECKING:
@@ -40,16 +43,21 @@ PASSING = (
     "TimeoutException",
     "KafkaException",
     "ConnectException",
-    "ConnectionError",
-    "Connection refused",
     "DisconnectException",
-    "IOException: ",
-    "LeaderNotAvailable",
-    "UnknownHost",
-    "UnknownTopicOrPartition",
+    "IOException",
+    "LeaderNotAvailableException",
+    "UnknownHostException",
+    "UnknownTopicOrPartitionException",
 )
-"""Parts of the messages of Spark and Kafka that mean: the source or storage is unavailable for a while."""
+"""The ends of the names of exceptions of the JVM that mean: the source or storage is unavailable for a while."""
+UNREADABLE = ("Encountered corrupt message", "Received exception when fetching the next record")
+"""The beginnings of the messages of Kafka's consumer (4.1, `FetchCollector`, `CompletedFetch`) that mean: these records
+are damaged in the broker's files, and stay so. Their exception is no other than that of an outage."""
+PYTHON_TASK = re.compile(r"^(?:[\w.]*\.)?(\w+)(?:: |$)")
+"""The class in the last line of a traceback."""
 
+IN_PYTHON = "org.apache.spark.api.python.PythonException"
+"""The exception of the JVM whose message is the traceback of a Python task."""
 ERRNO = re.compile(r"(?:\[[Ee]rrno |\(os error )(\d+)[\])]")
 """The number of an error of the operating system, as Python and Arrow, and as delta-rs write it: the error of a task
 reaches the driver as text."""
@@ -81,7 +89,7 @@ MISSING_RIGHTS = {
     "ClusterAuthorizationException": "Describe on the cluster",
 }
 """Kafka's errors that stay until a person has changed a login or the rights of a user."""
-BY_KAFKA = re.compile(r"org\.apache\.kafka\.common\.errors\.(\w+): ([^\n]*?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
+BY_KAFKA = "org.apache.kafka.common.errors."
 
 
 def refusal_by_broker(config: Config, error: BaseException) -> StartError | None:
@@ -90,8 +98,9 @@ def refusal_by_broker(config: Config, error: BaseException) -> StartError | None
     if kafka is None or isinstance(error, RouterError):
         return None
     broker = f"{config.name}: the broker at {kafka.servers}"
-    for kind, message in BY_KAFKA.findall(str(error)):
-        reason = message.rstrip(".")
+    for name, message in causes_in_jvm(error):
+        kind = name.removeprefix(BY_KAFKA)
+        reason = message.splitlines()[0].rstrip(".") if message else kind
         if kind in REFUSED_LOGIN:
             todo = "correct the options kafka.sasl.* and kafka.ssl.* of the source"
             return StartError(f"{broker} refuses the login: {reason}; {todo}")
@@ -138,20 +147,54 @@ def _is_below(path: str, file: str) -> bool:
     return SCHEME.sub("", file).lstrip("/").startswith(SCHEME.sub("", folder).lstrip("/"))
 
 
+def is_for_a_person(error: BaseException) -> bool:
+    """Return whether Kafka says what only a person can mend: records are gone, or a login or a right is missing."""
+    refusals = (*REFUSED_LOGIN, *MISSING_RIGHTS)
+    return says_lost(error) or any(name.removeprefix(BY_KAFKA) in refusals for name, _ in causes_in_jvm(error))
+
+
 def passing(error: BaseException) -> bool:
-    """Return whether a failure is temporary: the source, the registry, the storage or a sink's API is unavailable."""
+    """Return whether a failure is temporary: the source, the registry, the storage or a sink's API is unavailable.
+
+    Told by classes and numbers of errors, never by words of a stack trace or of a record.
+    """
     if isinstance(error, SinkError):
         return isinstance(error.__cause__, OSError)
     if isinstance(error, RouterError):
         return isinstance(error, TableError)
-    # These contain the words of temporary errors as well.
+    causes = causes_in_jvm(error)
+    if not causes:
+        by_delta_rs = isinstance(error, delta_rs.DeltaError)
+        return isinstance(error, OSError) or (by_delta_rs and _has_passing_number(first_line(error)))
+    if any(message.startswith(UNREADABLE) for _, message in causes):
+        return False
+    # These have the causes of temporary errors as well.
+    if is_for_a_person(error):
+        return False
     if UNREADABLE_FILE.search(str(error)) and DAMAGED_FILE.search(str(error)):
         return False
-    if says_lost(error) or any(sign in str(error) for sign in (*REFUSED_LOGIN, *MISSING_RIGHTS)):
+    for name, message in causes:
+        if name == IN_PYTHON and _passes_in_python(message):
+            return True
+        if name.endswith(PASSING):
+            return True
+    return False
+
+
+def _passes_in_python(traceback: str) -> bool:
+    """Return whether the error of a Python task is temporary, by the last line of its traceback."""
+    said = first_line(RuntimeError(traceback))
+    raised = PYTHON_TASK.match(said)
+    if raised is None:
         return False
-    text = f"{type(error).__name__}: {error}"
-    numbers = {int(number) for number in ERRNO.findall(text)}
-    return isinstance(error, OSError) or bool(numbers & PASSING_ERRNO) or any(sign in text for sign in PASSING)
+    kind: type = getattr(builtins, raised[1], getattr(delta_rs, raised[1], object))
+    if issubclass(kind, (ConnectionError, TimeoutError)):
+        return True
+    return issubclass(kind, (OSError, delta_rs.DeltaError)) and _has_passing_number(said)
+
+
+def _has_passing_number(text: str) -> bool:
+    return bool({int(number) for number in ERRNO.findall(text)} & PASSING_ERRNO)
 
 
 NEVER_PASSES = (
@@ -178,6 +221,11 @@ def never_passes(error: TableError) -> bool:
 VARIES = re.compile(r"[0-9a-fA-F-]{8,}|(?<!\d)(?![45]\d\d(?!\d))\d+")
 """The parts of the message of one failure that differ from try to try: names of staged files, numbers, times. The
 status of an answer, 400 to 599, is none of them."""
+
+
+def kind_of(error: BaseException) -> str:
+    """Return what is equal in the messages of equal failures, whatever numbers and names they contain."""
+    return VARIES.sub("*", first_line(error))
 
 
 @dataclass

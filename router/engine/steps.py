@@ -11,6 +11,10 @@ Watch = Callable[[int, str, int, int], None]
 """Called with (batch id, step, done, of): at a step's start (0 done), on progress inside it, and at its end."""
 
 
+class Stopped(Exception):  # noqa: N818 - an order, no error
+    """The end of a query before a batch, or in one, after the order to stop; the next start processes that batch."""
+
+
 @dataclass
 class Steps:
     """The wall seconds of each step of one batch."""

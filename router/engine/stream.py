@@ -42,17 +42,19 @@ from router.engine.retryable_errors import (
 )
 from router.engine.source import source
 from router.engine.source.consumer_group import ConsumerGroup, refuse_foreign_group
+from router.engine.source.unreadable import Span
 from router.engine.spark.session import alive, quiet_failures, quiet_gateway
 from router.engine.start.checks import Checkpoint, begin, executors_of, reach, refuse_speculation, was_cut_off
 from router.engine.start.killed_repairs import clear_killed_repairs
 from router.engine.start.lost_records import LostRecords
 from router.engine.start.missing_topics import NO_POSITION, NO_TOPIC, refuse_missing_topics, wait_for_topics
 from router.engine.start.run_lock import alone
-from router.engine.start.spark_checkpoint import CheckpointMending, refuse_left_topics
+from router.engine.start.spark_checkpoint import CheckpointMending, SparkNotes, refuse_left_topics
 from router.engine.start.spark_needs import spark_needs
 from router.engine.status.api_states import ApiStates
 from router.engine.status.board import StatusBoard
 from router.engine.status.webhook import failures_reported
+from router.engine.steps import Stopped
 from router.engine.stream_destination import stream_batches
 from router.engine.topic_ids import TopicIds
 from router.engine.views.schedule import ViewSchedule, in_order, refresher
@@ -85,10 +87,6 @@ EXECUTOR_SECONDS = 30
 KEPT_REPORTS = 1_000
 OWN_LOG = "put it back from a copy, or see docs/evidence/storage-faults.md"
 """What a person can do about the log of a table for which the stream waits."""
-
-
-class _Stop(Exception):  # noqa: N818 - an order, no error
-    """The end of a query before a batch that came after the order to stop; the next start processes that batch."""
 
 
 @dataclass
@@ -494,7 +492,7 @@ class _StreamRun:
                     self._release()
                 outage.notice(query, busy=self.busy.locked())
         except StreamingQueryException as error:
-            if not isinstance(self.error, _Stop):
+            if not isinstance(self.error, Stopped):
                 failed = self.error or error
                 raise failed from failed.__cause__  # which says whether it passes
 
@@ -542,7 +540,7 @@ class _StreamRun:
         free = self.busy.acquire(blocking=False)
         try:
             if not free or self.options.stop.is_set():
-                raise _Stop
+                raise Stopped
             self.batches = self.batches or self._start(raw)
             memory = LearntSchemas(CheckpointStore(self.checkpoint))
             records = source.records(raw, self.config, memory, batch, self.batches.numbers)
@@ -581,7 +579,27 @@ class _StreamRun:
             dead_letter_limit=self._dead_letter_limit,
             status=self.status,
             topics=self.topics,
+            spans=self._spans if self.config.source.kafka else None,
         )
+
+    def _spans(self, batch: int) -> tuple[Span, ...]:
+        """Return the records of a batch that has begun, by Spark's notes. Partitions without new ones are left out."""
+        kafka = self.config.source.kafka
+        assert kafka is not None
+        notes = SparkNotes(self.checkpoint)
+        begins = notes.offsets(f"offsets/{batch - 1}" if batch else "sources/0/0")
+        ends = notes.offsets(f"offsets/{batch}")
+        # A partition that is new begins with its first record.
+        first = source.retained_offsets(self.spark, kafka, ends)
+        spans = []
+        for topic, numbers in ends.items():
+            for number, end in numbers.items():
+                begin = begins.get(topic, {}).get(number)
+                if begin is None:
+                    begin, _ = first.get(topic, {}).get(number, (end, end))
+                if begin < end:
+                    spans.append(Span(topic, number, begin, end))
+        return tuple(spans)
 
     def _watch(self, batch: int, step: str, done: int, of: int) -> None:
         self.status.step(batch, step, done, of)

@@ -23,6 +23,8 @@ from router.engine.spark.executors import Executors
 from router.engine.status.board import StatusBoard
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pyspark.sql import SparkSession
 
     from router.config.models import Config
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from router.engine.checkpoint_store import CheckpointStore
     from router.engine.destination import CarriedOut
     from router.engine.label.planner import Planner
+    from router.engine.source.unreadable import Span
     from router.engine.steps import Steps, Watch
     from router.engine.topic_ids import TopicIds
     from router.engine.views.schedule import ViewSchedule
@@ -112,6 +115,7 @@ def stream_batches(
     dead_letter_limit: DeadLetterLimit | None = None,
     status: StatusBoard | None = None,
     topics: TopicIds | None = None,
+    spans: Callable[[int], tuple[Span, ...]] | None = None,
 ) -> Batches:
     """Return the batches of a stream. `store` names its run.
 
@@ -172,4 +176,5 @@ def stream_batches(
         executors=executors,
         tables=tables,
         topics=topics,
+        spans=spans,
     )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
+from deltalake.exceptions import DeltaError
 
 from router.engine.retryable_errors import passing
 from router.errors import first_line
@@ -52,7 +53,7 @@ def test_what_the_disk_says_is_in_an_error_of_delta_rs(before: str) -> None:
     """Without it the log says `Generic LocalFileSystem error`, and nobody knows what to do."""
     arrow = "\x1b[31m↳\x1b[0m"
     causes = f"Generic LocalFileSystem error\n   {arrow} Unable to copy data\n    {arrow} {FULL} (os error 28)\n\n"
-    error = RuntimeError(before + causes)
+    error = DeltaError(before + causes)
     said = f"Generic LocalFileSystem error: Unable to copy data: {FULL} (os error 28)"
     assert first_line(error).removeprefix("OSError: ") == said
     assert passing(error)
@@ -87,7 +88,9 @@ def test_the_stream_waits_for_room_and_goes_on(router_run, new_topic, small_disk
     left = list(lake.glob("*/*/*.parquet"))
     filler.unlink()
 
-    assert router.ended() == 0, router.said
+    if router.ended():  # the room came in the middle of a try, when some tables were in their quarantine already
+        assert "every start tries them again" in router.said, router.said
+        assert router_run(config, "--once").ended() == 0
     assert all(FULL in line for line in waiting), waiting
     assert left == []
     assert len(lakes.places(lake)) == lakes.places(lake).total() == EVENTS

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,6 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from router import ApplyingSink, ArrowDecoder, ArrowDecoding, Batch, Decoder, Opening, Outcome, Rule, TableSink
+from router_decoders import Json
 
 
 class Events(Decoder):
@@ -83,6 +86,26 @@ def shouted(records: pa.RecordBatch, end: str) -> pa.RecordBatch:
             why.append("no text")
     kind = pa.struct([("game", pa.string()), ("text", pa.string())])
     return pa.RecordBatch.from_arrays([pa.array(texts, kind), pa.array(why, pa.string())], names=["event", "_error"])
+
+
+class Fatal(ArrowDecoder):
+    """Decode JSON, and end the process at a record with a word, as a fault in a library below Python does."""
+
+    word: str
+    schema_of: str
+
+    def decoding(self) -> ArrowDecoding:
+        inner = Json.model_validate({"schema": self.schema_of}).decoding()
+        assert inner is not None
+        return replace(inner, function=fatal, argument=(inner, self.word))
+
+
+def fatal(records: pa.RecordBatch, about: tuple[ArrowDecoding, str]) -> pa.RecordBatch:
+    """Decode records, or end the process."""
+    inner, word = about
+    if any(word.encode() in (value or b"") for value in records.column("value").to_pylist()):
+        os._exit(3)
+    return inner.function(records, inner.argument)
 
 
 class Where(Rule):

@@ -209,7 +209,9 @@ def test_missing_rights_are_named(spark: SparkSession, secured: SecuredKafka, tm
     environ = {"BOOTSTRAP": "-", "API_KEY": "guest", "API_SECRET": LOGINS["guest"]}
     registry = load_registry()
     loaded = load(tmp_path / "games.yaml", registry, environ=environ, text=text)
-    with pytest.raises(StartError, match=r"not read private: .*; give this user Read and Describe") as refused:
+    with pytest.raises(
+        StartError, match=r"the user of the source read private: .*; give this user Read and Describe"
+    ) as refused:
         run(loaded, registry, spark)
     assert refused.value.exit_code == 2
 

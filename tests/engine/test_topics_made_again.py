@@ -42,7 +42,9 @@ def configured(folder: Path, broker: EmbeddedKafka, source: str) -> Loaded:
         "routes: [{name: all, match: {sql: 'event.n >= 0'}, select: ['event.*', topic], "
         "sinks: [{delta: silver.all}]}]\n"
     )
-    return load(folder / "games.yaml", REGISTRY, text=text)
+    file = folder / "games.yaml"
+    file.write_text(text)
+    return load(file, REGISTRY)
 
 
 def send(broker: EmbeddedKafka, topic: str, rows: int, of: str, *, at: int = 0) -> None:

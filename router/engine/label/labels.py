@@ -19,6 +19,7 @@ from router.engine.label.layout import DEAD_SCHEMA, MERGED_COORDINATES, UNMET, L
 from router.engine.label.tombstones import TOMBSTONE, Tombstones, as_events
 from router.engine.lookup.join import LookupTable, join_lookups
 from router.own_names import BRONZE
+from router.record import UNREADABLE
 from router.stages import Stage
 from router.table_names import folded, refused
 
@@ -160,8 +161,9 @@ class _Labels:
         """Return the columns of the layout."""
         columns = self.columns
         layout = self.labelling.layout
-        is_event = columns["event"].is_valid()
-        tombstone = columns.get(TOMBSTONE, self._none())
+        unreadable = self._shown()
+        is_event = pc.and_not(columns["event"].is_valid(), unreadable)
+        tombstone = pc.and_not(columns.get(TOMBSTONE, self._none()), unreadable)
         living = pc.and_not(is_event, tombstone)
         matched = []
         unmatched = living
@@ -177,10 +179,11 @@ class _Labels:
         failed = pc.and_not(columns["_error"].is_valid(), taken_tombstone)
         if layout.drops_nulls:
             failed = pc.and_not(failed, columns["value"].is_null())
+        self._add_dead(pc.and_not(failed, unreadable), Stage.DECODE, columns["_error"])
+        failed = pc.or_(failed, unreadable)
         columns["_failed"] = failed
         columns["_unmatched"] = unmatched
         columns["_bare"] = pc.and_not(pc.invert(pc.or_(living, failed)), taken_tombstone)
-        self._add_dead(failed, Stage.DECODE, columns["_error"])
         if self.labelling.unmatched_are_dead:
             self._add_dead(unmatched, Stage.MATCH, "no route matches")
 
@@ -195,6 +198,18 @@ class _Labels:
             self._route(route, mask, tombstone)
         columns["_dead"] = self._dead()
         return pa.RecordBatch.from_arrays([columns[name] for name in layout.columns()], names=layout.columns())
+
+    def _shown(self) -> _Mask:
+        """Return which records cannot be read; show what they have, for bronze and dead letters."""
+        columns = self.columns
+        if UNREADABLE not in columns or columns[UNREADABLE].null_count == self.rows:
+            return self._none()
+        unreadable = columns[UNREADABLE].is_valid()
+        reason, *values = columns[UNREADABLE].flatten()
+        for name, value in zip(("key", "value", "headers"), values, strict=True):
+            columns[name] = pc.if_else(unreadable, in_type(value, columns[name].type), columns[name])
+        self._add_dead(unreadable, Stage.READ, reason)
+        return unreadable
 
     def _route(self, route: RouteExpressions, matched: _Mask, tombstone: _Mask) -> None:
         labels = route.labels

@@ -32,7 +32,7 @@ from router.engine.label.tombstones import TOMBSTONE, takes_tombstones, tombston
 from router.engine.lookup.loading import Lookups
 from router.errors import StartError, first_line
 from router.own_names import BRONZE
-from router.record import RAW_COLUMNS, RECORD_SCHEMA
+from router.record import RAW_COLUMNS, RECORD_SCHEMA, UNREADABLE
 from router.registry import call_part, part_error
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from router.engine.label.route import RouteExpressions
 
 log = logging.getLogger("router")
+KEPT = ("_big", UNREADABLE)
+"""Columns of records that neither decoder nor rules see, for the task that lands them."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ class Plan:
     def frame(self, records: DataFrame, tasks: int | None = None) -> tuple[DataFrame, Labelling]:
         """Return the frame that the landing task gets of raw records, and how it labels them.
 
-        With `tasks` rows are shuffled so that those of a table meet in one of so many. Keeps a column `_big`.
+        With `tasks` rows are shuffled so that those of a table meet in one of so many. Keeps `_big` and UNREADABLE.
         """
         stages = self.stages
         spread = tasks is not None and self.spreads
@@ -103,7 +105,7 @@ class Plan:
             return frame, stages.labelling
 
         # Spark's expressions need decoded records: an earlier task decodes them.
-        decoded = StructType([*stages.decoded, *(field for field in frame.schema if field.name == "_big")])
+        decoded = StructType([*stages.decoded, *(field for field in frame.schema if field.name in KEPT)])
         if stages.arrow or stages.decoding.tombstones or stages.decoding.lookups:
             frame = frame.mapInArrow(decoding_task(stages.decoding, decoded.names, self.arrival), decoded)
         elif self.arrival is not None:

@@ -225,7 +225,7 @@ class ReplayDestination(Destination):
                 "unmatched": total(partitions, "unmatched"),
             }
             # All of them were counted as failed until now, or as decoded and unmatched.
-            if self.scope.stage == Stage.DECODE:
+            if self.scope.stage in (Stage.READ, Stage.DECODE):
                 changes["failed"] -= read
             else:
                 changes["decoded"] -= read

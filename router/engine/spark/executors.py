@@ -155,8 +155,14 @@ def guarded(task: Callable[..., Any], check: ExecutorCheck, *, reports: bool) ->
         if reports and (faults or mark):
             report = json.dumps({"faults": faults, "mark": mark})
             yield pa.RecordBatch.from_arrays([pa.array([report], pa.string())], names=["report"])
-        if not faults:
+        if faults:
+            return
+        from router.errors import TaskError  # noqa: PLC0415 - it is there, or there were faults
+
+        try:
             yield from pickle.loads(pickled_task)(batches)
+        except Exception as error:
+            raise TaskError(error) from error
 
     return run
 

@@ -1,0 +1,291 @@
+"""Find the records of a batch that its source cannot give to Spark, or that end every task that meets them.
+
+A batch whose landing job fails again and again is tried in ranges, without anything being written. A range of at most
+`RANGE` offsets that still fails is read by Kafka's own consumer, with the options of the source: that tells a record
+which cannot be read from its neighbours. Records that can be read are tried once more, by halves, for a record may as
+well end the process that decodes it. What is found becomes dead letters of the stage `read`; all else lands. Runs on
+the driver.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import functions as F
+
+from router import spark_internals
+from router.api.halving import by_halves
+from router.engine.retryable_errors import is_for_a_person, passing
+from router.engine.source.source import Offsets, kafka_options, records_between
+from router.errors import RouterError, first_line
+from router.record import UNREADABLE, UNREADABLE_TYPE, raw_arrow_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from router.config.models import KafkaSource
+
+RANGE = 1_000
+"""Offsets of the smallest range that Spark reads; the consumer reads it record by record, in about half a second."""
+RANGES = 10
+"""Failing ranges of a partition, after which the consumer reads the rest of it: all of its records may be bad."""
+MOST_FOUND = 64
+"""Records that are found by trying; if there are more, something else than records is to blame."""
+LONGEST_MILLIS = (2**63 - 1) // 1_000
+"""The time of a record, in ms since 1970, at most: Spark's timestamps are 64 bits of microseconds."""
+TIMESTAMP_TYPES = {"NoTimestampType": -1, "CreateTime": 0, "LogAppendTime": 1}
+"""The ids of Kafka's types of timestamps by name. Source: org.apache.kafka.common.record.TimestampType."""
+POLL_SECONDS = 10
+
+
+class Span(NamedTuple):
+    """Records of a partition, from the offset `first` up to, and without, `end`."""
+
+    topic: str
+    partition: int
+    first: int
+    end: int
+
+
+@dataclass(frozen=True)
+class FoundRecords:
+    """What a search has found: the spans that Spark must not read, and why records cannot be read, by place."""
+
+    by_consumer: tuple[Span, ...] = ()
+    reasons: dict[tuple[str, int, int], str] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        reasons = [[*place, reason] for place, reason in self.reasons.items()]
+        return {"by_consumer": self.by_consumer, "reasons": reasons}
+
+    @classmethod
+    def of(cls, content: dict[str, Any]) -> FoundRecords:
+        """Return what `as_json` has made."""
+        spans = tuple(Span(*span) for span in content["by_consumer"])
+        return cls(spans, {(topic, number, offset): why for topic, number, offset, why in content["reasons"]})
+
+    def __str__(self) -> str:
+        (topic, number, offset), reason = next(iter(self.reasons.items()))
+        what = f"{len(self.reasons):,} records cannot be read and become dead letters of the stage read; the first is"
+        return f"{what} {topic}/{number}, offset {offset}: {reason}"
+
+
+def is_for_search(error: BaseException) -> bool:
+    """Return whether a record may have caused the failure of a Spark job."""
+    is_known = isinstance(error, RouterError) or passing(error) or is_for_a_person(error)
+    return not is_known and bool(spark_internals.causes_in_jvm(error))
+
+
+@dataclass(frozen=True)
+class UnreadableRecords:
+    """The search for unreadable records among those of some spans, which are a batch.
+
+    `land` runs the plan of the batch on other records without writing anything. `tell` is called before each try with
+    the offsets that are known to be good or bad, and all of them; it raises to end the search.
+    """
+
+    spark: SparkSession
+    kafka: KafkaSource
+    spans: tuple[Span, ...]
+    land: Callable[[DataFrame], object]
+    tell: Callable[[int, int], object] = lambda done, of: None
+
+    def find(self) -> FoundRecords:
+        """Return what cannot be read; nothing is found if the records are not to blame."""
+        pieces = [*_pieces(self.spans)]
+        failing: Counter[tuple[str, int]] = Counter()
+
+        def read(start: int, stop: int) -> bool:
+            chosen = pieces[start:stop]
+            if all(failing[piece[:2]] >= RANGES for piece in chosen):
+                return False  # for the consumer
+            self.tell(start, len(pieces))
+            try:
+                self.land(self._by_spark(chosen))
+            except Exception as error:
+                if len(chosen) == 1 and is_for_search(error):
+                    failing[chosen[0][:2]] += 1
+                raise
+            return True
+
+        by_consumer: list[Span] = []
+        for halved in by_halves(read, len(pieces), is_for_search):
+            if not halved.made:
+                by_consumer += pieces[halved.start : halved.stop]
+        reasons: dict[tuple[str, int, int], str] = {}
+        for span in by_consumer:
+            reasons |= self._tried(span)
+        # Consecutive ranges are read as one.
+        return FoundRecords(tuple(_joined(by_consumer)), reasons) if reasons else FoundRecords()
+
+    def frame(self, found: FoundRecords) -> DataFrame:
+        """Return all records of the spans, those that cannot be read with the reason in the column UNREADABLE. Lazy.
+
+        Such a record has no time; without one for the task its key, value and headers are in the reason's struct.
+        """
+        frame = self._by_spark(_without(self.spans, found.by_consumer))
+        tables = [self._by_consumer(span, found.reasons) for span in found.by_consumer]
+        return frame.unionByName(self.spark.createDataFrame(pa.concat_tables(tables))) if tables else frame
+
+    def _by_spark(self, spans: Iterable[Span]) -> DataFrame:
+        """Return the records of spans, as Spark's source reads them. Lazy."""
+        # A read has one span of a partition.
+        reads: list[tuple[Offsets, Offsets]] = []
+        for span in _joined(spans):
+            free = [read for read in reads if span.partition not in read[0].get(span.topic, {})]
+            if not free:
+                free = [({}, {})]
+                reads += free
+            begins, ends = free[0]
+            begins.setdefault(span.topic, {})[span.partition] = span.first
+            ends.setdefault(span.topic, {})[span.partition] = span.end
+        frame = self.spark.createDataFrame(_table([]))
+        for begins, ends in reads:
+            records = records_between(self.spark, self.kafka, begins, ends)
+            frame = frame.unionByName(records.withColumn(UNREADABLE, F.lit(None).cast(UNREADABLE_TYPE)))
+        return frame
+
+    def _tried(self, span: Span) -> dict[tuple[str, int, int], str]:
+        """Return why records of a span cannot be read, or end the task that reads them."""
+        table = self._by_consumer(span, {})
+        good = table.filter(table.column(UNREADABLE).is_null())
+        reasons = {}
+        for record in table.filter(table.column(UNREADABLE).is_valid()).select(["offset", UNREADABLE]).to_pylist():
+            reasons[span.topic, span.partition, record["offset"]] = record[UNREADABLE]["reason"]
+
+        def land(start: int, stop: int) -> bool:
+            self.tell(0, 1)
+            if len(found) <= MOST_FOUND:
+                try:
+                    self.land(self.spark.createDataFrame(good[start:stop]))
+                except Exception as error:
+                    if stop == start + 1 and is_for_search(error):
+                        found.append(good.column("offset")[start].as_py())
+                    raise
+            return True
+
+        found: list[int] = []
+        for halved in by_halves(land, len(good), is_for_search) if len(good) else ():
+            if halved.error is not None:
+                offset = good.column("offset")[halved.start].as_py()
+                why = f"the task that reads it fails: {first_line(halved.error)}"
+                reasons[span.topic, span.partition, offset] = why
+        return reasons if len(found) <= MOST_FOUND else {}
+
+    def _by_consumer(self, span: Span, reasons: dict[tuple[str, int, int], str]) -> pa.Table:
+        """Return the records of a span as the consumer reads them, unreadable ones with the reason; others get these.
+
+        An offset that the consumer cannot read is a record without key and value.
+        """
+        records = []
+        for record in self._polled(span):
+            reason = record.pop("reason") or reasons.get((span.topic, span.partition, record["offset"]))
+            record[UNREADABLE] = None
+            if reason:
+                hidden = {name: record.pop(name, None) for name in ("key", "value", "headers")}
+                record[UNREADABLE] = {"reason": reason, **hidden}
+                record["timestamp"] = None
+            records.append(record)
+        return _table(records)
+
+    def _polled(self, span: Span) -> Iterator[dict[str, Any]]:
+        """Yield the records of a span, and why one cannot be read. Raises what may pass."""
+        jvm = spark_internals.jvm(self.spark)
+        settings = {"key.deserializer": _BYTES, "value.deserializer": _BYTES, "enable.auto.commit": "false"}
+        for name, value in kafka_options(self.kafka).items():
+            if name.startswith("kafka."):
+                settings[name.removeprefix("kafka.")] = value
+        consumer = jvm.org.apache.kafka.clients.consumer.KafkaConsumer(settings)
+        try:
+            partition = jvm.org.apache.kafka.common.TopicPartition(span.topic, span.partition)
+            consumer.assign([partition])
+            consumer.seek(partition, span.first)
+            while (position := consumer.position(partition)) < span.end:
+                try:
+                    polled = consumer.poll(jvm.java.time.Duration.ofSeconds(POLL_SECONDS)).records(partition)
+                except Py4JJavaError as error:
+                    if passing(error):
+                        raise
+                    position = consumer.position(partition)
+                    reason = spark_internals.first_cause(error)
+                    yield {**_place(span, position), "reason": f"Kafka's consumer cannot read it: {reason}"}
+                    consumer.seek(partition, position + 1)
+                    continue
+                for record in polled.toArray():
+                    if record.offset() < span.end:
+                        yield _record(span, record)
+        finally:
+            consumer.close()
+
+
+_BYTES = "org.apache.kafka.common.serialization.ByteArrayDeserializer"
+
+
+def _place(span: Span, offset: int) -> dict[str, Any]:
+    return {"topic": span.topic, "partition": span.partition, "offset": offset}
+
+
+def _record(span: Span, record: Any) -> dict[str, Any]:
+    """Return a record of the consumer with the columns of a raw record, and why Spark cannot read it, or None."""
+    millis = record.timestamp()
+    reason = None
+    if abs(millis) > LONGEST_MILLIS:
+        reason = f"its time is {millis} ms since 1970, which no timestamp holds: does its producer send microseconds?"
+    headers = [{"key": header.key(), "value": header.value()} for header in record.headers().toArray()]
+    return {
+        **_place(span, record.offset()),
+        "key": record.key(),
+        "value": record.value(),
+        "timestamp": None if reason else millis * 1_000,
+        "timestamp_type": TIMESTAMP_TYPES[record.timestampType().toString()],
+        "headers": headers or None,
+        "reason": reason,
+    }
+
+
+def _table(records: list[dict[str, Any]]) -> pa.Table:
+    """Return records with the columns of raw records and UNREADABLE."""
+    raw = raw_arrow_schema()
+    hidden = [pa.field("reason", pa.string()), *(raw.field(name) for name in ("key", "value", "headers"))]
+    return pa.Table.from_pylist(records, raw.append(pa.field(UNREADABLE, pa.struct(hidden))))
+
+
+def _pieces(spans: Iterable[Span]) -> Iterator[Span]:
+    """Yield spans of at most RANGE offsets."""
+    for span in spans:
+        for first in range(span.first, span.end, RANGE):
+            yield span._replace(first=first, end=min(first + RANGE, span.end))
+
+
+def _joined(spans: Iterable[Span]) -> Iterator[Span]:
+    """Yield spans, those of a partition that follow each other as one."""
+    last: Span | None = None
+    for span in spans:
+        if last and span[:3] == (last.topic, last.partition, last.end):
+            last = last._replace(end=span.end)
+            continue
+        if last:
+            yield last
+        last = span
+    if last:
+        yield last
+
+
+def _without(spans: Iterable[Span], others: tuple[Span, ...]) -> Iterator[Span]:
+    """Yield what is left of spans without others, which are parts of them in the same order."""
+    for span in spans:
+        first = span.first
+        for other in others:
+            if other[:2] == span[:2]:
+                if first < other.first:
+                    yield span._replace(first=first, end=other.first)
+                first = other.end
+        if first < span.end:
+            yield span._replace(first=first)
