@@ -24,6 +24,7 @@ from pyspark.sql import functions as F
 
 from router.api.sinks import MergingSink
 from router.config.models import names_of
+from router.counts import BY_NAME
 from router.delta.parquet_writer import staged_again
 from router.engine import ledger
 from router.engine.balance import total
@@ -214,16 +215,9 @@ class ReplayDestination(Destination):
         """Return the changes of the counts that the dead letters had in the ledger until now."""
         partitions = manifest.partitions
         read = total(partitions, "read")
-        failed = total(partitions, "failed")
         if self.scope.route is None:
-            bare = total(partitions, "bare")
-            changes = {
-                "read": 0,
-                "decoded": read - failed - bare,
-                "failed": failed,
-                "bare": bare,
-                "unmatched": total(partitions, "unmatched"),
-            }
+            changes = {name: total(partitions, name) for name in (*BY_NAME["read"].parts, "unmatched")}
+            changes["read"] = 0
             # All of them were counted as failed until now, or as decoded and unmatched.
             if self.scope.stage == Stage.DECODE:
                 changes["failed"] -= read
@@ -239,7 +233,7 @@ class ReplayDestination(Destination):
         rows = []
         for key in manifest.targets:
             route, sink = key.split("/", 1)
-            rows.append({"route": route, "sink": sink, **dict.fromkeys(counts, failed - read)})
+            rows.append({"route": route, "sink": sink, **dict.fromkeys(counts, total(partitions, "failed") - read)})
         return rows
 
 
