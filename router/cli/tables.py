@@ -16,14 +16,13 @@ import click
 
 from router.api.sinks import LakeSink
 from router.cli import config_argument, plugin_option
+from router.cli.documents import json_option, show_json
 from router.cli.listing import (
     Listing,
     ListingField,
     ListOptions,
-    json_option,
     list_options,
     numbers,
-    show_json,
     show_list,
     show_listings,
     show_sentences,
