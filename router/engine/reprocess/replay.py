@@ -33,6 +33,7 @@ from router.engine.decision import BatchDecider
 from router.engine.destination import Destination
 from router.engine.outbox.apply import REPLAYED, mark_replayed, opened
 from router.engine.quarantine.table import blocked_places
+from router.engine.reprocess.context import Reprocessing
 from router.engine.reprocess.records import BronzeRecords, delta_rows
 from router.engine.reprocess.resend import resending_sinks
 from router.engine.reprocess.run import NamedRun
@@ -58,7 +59,6 @@ if TYPE_CHECKING:
     from router.engine.balance import Partition
     from router.engine.batch_decision import BatchDecision
     from router.engine.checkpoint_store import Manifest
-    from router.engine.reprocess.context import ReprocessContext
 
 _NOTE = "replays/dead_letters.json"
 _DEAD_LETTER_KEY = (*PLACE, "timestamp", "key", "value")
@@ -248,19 +248,13 @@ def still_path(folder: str, batch: int) -> str:
 
 
 @dataclass
-class DeadLetterReplay:
+class DeadLetterReplay(Reprocessing):
     """The replays of a configuration's dead letters. To show or send some, its decoder must be prepared.
 
     With `accept` dead letters also go into tables whose rows depend on the order in which records come.
     """
 
-    context: ReprocessContext
     accept: bool = False
-
-    def __post_init__(self) -> None:
-        self.config = self.context.config
-        self.spark = self.context.spark
-        self.lake = self.context.lake
 
     def begin(self, chosen: DeadLetterFilter) -> NamedRun[DeadLetterChoice] | None:
         """Return a new replay of the dead letters that a filter chooses; None if there are none."""
