@@ -44,6 +44,7 @@ from router.errors import (
 from router.reader import read
 from router.record import RAW_SCHEMA, raw_arrow_schema
 from router.spark_internals import to_arrow_columns, to_spark_columns
+from router.templates import Placeholder, parse_template, template_fields
 
 __all__ = [
     "RAW_SCHEMA",
@@ -67,6 +68,7 @@ __all__ = [
     "Outcome",
     "Part",
     "Parts",
+    "Placeholder",
     "PluginError",
     "Preparation",
     "Problem",
@@ -82,9 +84,11 @@ __all__ = [
     "ViewQuery",
     "hookimpl",
     "keep_archives",
+    "parse_template",
     "raw_arrow_schema",
     "read",
     "row",
+    "template_fields",
     "to_arrow_columns",
     "to_spark_columns",
     "tried",

@@ -11,13 +11,16 @@ import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from itertools import permutations
+from itertools import pairwise, permutations
 from typing import TYPE_CHECKING
 
 from router.record import WHOLE_NUMBERS
+from router.templates import fill_template, parse_template, template_fields
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from router.templates import Piece
 
 _DEVICE = r"(?i:con|prn|aux|nul|com[0-9]|lpt[0-9])"
 _LAYER = rf"(?!{_DEVICE}\.)[A-Za-z0-9][A-Za-z0-9_]{{0,63}}"
@@ -117,29 +120,20 @@ class BronzeTables:
 
 _DIGITS = WHOLE_NUMBERS | {"schema_id", "schema_version"}
 """The raw columns, and those that decoders add, whose values are digits."""
-FIELD = re.compile(r"\{\s*([^{}]*?)\s*\}")
-_PIECE = re.compile(rf"{FIELD.pattern}|([^{{}}]+)")
-Piece = tuple[str, str]
-"""A field in braces and a text, of a template of names: one of the two is empty."""
-
-
-def pieces_of(template: str) -> list[Piece]:
-    """Return the fields and texts of a template."""
-    return [(match[1] or "", match[2] or "") for match in _PIECE.finditer(template)]
 
 
 @lru_cache(10_000)
 def template_pattern(template: str) -> re.Pattern[str]:
     """Return the pattern of the table names that a template can make; each field is a group."""
     pattern = ""
-    for field, text in pieces_of(template):
-        pattern += "([a-z0-9_]+)" if field else re.escape(text.lower())
+    for piece in parse_template(template):
+        pattern += re.escape(piece.lower()) if isinstance(piece, str) else "([a-z0-9_]+)"
     return re.compile(pattern)
 
 
 def template_glob(template: str) -> str:
     """Return the pattern, as commands take it, of the table names that a template can make."""
-    return "".join("*" if field else text.lower() for field, text in pieces_of(template))
+    return fill_template(template.lower(), lambda _: "*")
 
 
 def templates_meet(first: str, second: str) -> bool:
@@ -165,10 +159,10 @@ def may_collide(template: str, values: Mapping[str, frozenset[str]]) -> bool:
     was as long as it says where that ends: digits before a text that begins with none, one of some values none of which
     begins another. The same from its end. What remains between the two may be one field, with whatever in it.
     """
-    pieces = pieces_of(template)
-    if len({field for field, _ in pieces if field}) < 2:
+    if len({*template_fields(template)}) < 2:
         return False
-    backwards = [(field, text[::-1]) for field, text in reversed(pieces)]
+    pieces = parse_template(template)
+    backwards = [piece[::-1] if isinstance(piece, str) else piece for piece in reversed(pieces)]
     reversed_values = {}
     for field, of_field in values.items():
         reversed_values[field] = frozenset(value[::-1] for value in of_field)
@@ -177,13 +171,15 @@ def may_collide(template: str, values: Mapping[str, frozenset[str]]) -> bool:
 
 def _count_readable(pieces: Sequence[Piece], values: Mapping[str, frozenset[str]]) -> int:
     """Return how many pieces can be told from each other, from the first one on."""
-    for index, (field, _) in enumerate(pieces):
-        # The end of a name is like a character that no value can have.
-        after = pieces[index + 1][1] if index + 1 < len(pieces) else "."
-        if field in _DIGITS:
-            if not after or after[0].isdigit():
+    # The end of a name is like a character that no value can have.
+    for index, (piece, after) in enumerate(pairwise([*pieces, "."])):
+        if isinstance(piece, str):
+            continue
+        following = after if isinstance(after, str) else ""
+        if piece.path in _DIGITS:
+            if not following or following[0].isdigit():
                 return index
-        elif field and not _end_is_known(values.get(field, frozenset()), after):
+        elif not _end_is_known(values.get(piece.path, frozenset()), following):
             return index
     return len(pieces)
 

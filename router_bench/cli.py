@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from router.cli import config_argument, existing_file, plugin_option
-from router.cli.listing import json_option
+from router.cli.documents import json_option
 from router.cli.values import parse_number, parse_pairs
 from router.config.loader import load
 from router.errors import StartError

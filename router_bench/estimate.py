@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from router.cli.listing import show_json, show_sentences
+from router.cli.documents import show_json
+from router.cli.listing import show_sentences
 from router.cli.values import parse_interval, parse_number
 from router.engine.preflight.sizing import Load, count_tables
 from router.engine.preflight.sizing import size as compute_size

@@ -50,7 +50,6 @@ SCALARS: dict[str, pa.DataType] = {
 """The scalar types by Spark's names for them; a decimal has its digits as well."""
 INTEGERS = ("bigint", "int", "smallint")
 TIMES = ("timestamp", "timestamp_ntz", "date")
-COLLECTIONS = ("struct", "array", "map")
 
 
 @dataclass(frozen=True)

@@ -70,9 +70,7 @@ class RegistryDecoder(ArrowDecoder):
         """Return the servers of the registry."""
         from router_schemas.registry_client import servers_of
 
-        if self.registry is None:
-            return ()
-        return servers_of(self.registry.beside(folder))
+        return servers_of(self.registry, folder)
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from router import Part
-from router_encoders.templates import Placeholder, parse
+from router import Part, template_fields
 from router_http.options import Basic, OAuth, Secret, SecretOptions, checked_token, is_header_name, is_header_text
 from router_rest.presets import SIGNATURES
 
@@ -125,7 +124,7 @@ class Hmac(SecretOptions):
 
 def _known(option: str, text: str, known: tuple[str, ...]) -> set[str]:
     """Return the fields of a text; raise ValueError for one that there is not."""
-    fields = {piece.path for piece in parse(text) if isinstance(piece, Placeholder)}
+    fields = {*template_fields(text)}
     unknown = sorted(fields - {*known})
     if unknown:
         raise ValueError(f"{option}: there is no {{{unknown[0]}}}; known: {', '.join(known)}")

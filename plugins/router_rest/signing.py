@@ -17,8 +17,7 @@ from urllib.parse import urlsplit
 
 from requests.auth import AuthBase
 
-from router import StartError
-from router_encoders.templates import Placeholder, parse
+from router import Placeholder, StartError, parse_template
 from router_http.client import TokenSource, signed_jwt
 
 if TYPE_CHECKING:
@@ -45,8 +44,8 @@ class HmacSignature(AuthBase):
     def __init__(self, given: Mapping[str, Any], clock: Callable[[], float] = time.time) -> None:
         self._given = given
         self._key = base64.b64decode(given["key"])
-        self._signed = parse(given["signed"])
-        self._value = parse(given["value"])
+        self._signed = parse_template(given["signed"])
+        self._value = parse_template(given["value"])
         self._clock = clock
 
     def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import PrivateAttr
 from pyspark.sql import functions as F
 
-from router import ApiState, Batch, Encoding, Opening, Outcome, Resent, Server, StartError
+from router import ApiState, Batch, Encoding, Opening, Outcome, Resent, Server, StartError, template_fields
 from router_encoders.outbox_rows import PLACE, as_it_is, order_key, own_columns, type_of, with_event
-from router_encoders.templates import parse
 from router_rest.delivery.batcher import BY_HOST, LIMIT
 from router_rest.options import RestOptions
 from router_rest.templates import (
@@ -19,7 +18,6 @@ from router_rest.templates import (
     body_fields,
     body_row,
     check_fields,
-    fields_in,
     parse_json,
     to_column,
 )
@@ -198,7 +196,7 @@ class Rest(RestOptions):
         """Raise StartError for an option that names a column which is not there, or does not fit."""
         check_fields(events, "url", self.template.fields)
         for header in self.rendered.values():
-            check_fields(events, "headers", fields_in(parse(header)))
+            check_fields(events, "headers", template_fields(header))
         values, texts = body_fields((*self._action_pieces, *(self.body.pieces or ())))
         check_fields(events, "body", values, one_value=False)
         check_fields(events, "body", texts)

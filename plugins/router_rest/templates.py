@@ -17,9 +17,9 @@ from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from router import StartError, tried
+from router import Placeholder, StartError, parse_template, tried
 from router_encoders.outbox_rows import OPTIONS
-from router_encoders.templates import Placeholder, parse, parse_with_escapes, text_column
+from router_encoders.templates import text_column
 from router_http.options import checked_url
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def fields_in(pieces: Iterable[str | Placeholder]) -> Iterator[str]:
 
 def parse_url(text: str) -> UrlTemplate:
     """Return the template of a URL; raise ValueError, which does not quote it: URLs may hold secrets."""
-    pieces = parse(text)
+    pieces = parse_template(text)
     if _HOLE in text:
         raise ValueError("a URL has no control characters")
     # The URL is read with a hole for each field, and the fields are put into its parts afterwards.
@@ -197,7 +197,7 @@ def to_column(
     faults = [*_faults(template, [*hosts], dots=dots)]
     values = []
     for name, header in (headers or {}).items():
-        value = text_column(parse(header))
+        value = text_column(parse_template(header))
         values.append(value)
         faults.append(_header_fault(name, value))
     if method is not None:
@@ -280,12 +280,12 @@ BodyPiece = str | Placeholder | Text | Form
 
 def parse_text(text: str) -> tuple[BodyPiece, ...]:
     """Return the pieces of a text that is the whole body of a row; `{{` is a brace. Raises ValueError."""
-    return (Text(tuple(parse_with_escapes(text)), plain=True),)
+    return (Text(tuple(parse_template(text)), plain=True),)
 
 
 def parse_form(texts: Mapping[str, str]) -> tuple[BodyPiece, ...]:
     """Return the pieces of a form that is the whole body of a row. Raises ValueError."""
-    return (Form(tuple((name, tuple(parse_with_escapes(text))) for name, text in texts.items())),)
+    return (Form(tuple((name, tuple(parse_template(text))) for name, text in texts.items())),)
 
 
 def parse_json(template: Any) -> tuple[BodyPiece, ...]:
@@ -321,7 +321,7 @@ def _json_pieces(node: Any) -> Iterator[BodyPiece]:
 
 
 def _json_text(text: str) -> BodyPiece:
-    pieces = parse_with_escapes(text)
+    pieces = parse_template(text)
     if not any(fields_in(pieces)):
         return json.dumps("".join(map(str, pieces)))
     if len(pieces) == 1 and isinstance(pieces[0], Placeholder):

@@ -319,8 +319,14 @@ def _origin(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"[:200]
 
 
-def servers_of(registry: RegistryOptions) -> Iterator[Server]:
-    """Yield the servers of a registry for `router doctor`, each with a check that it accepts this login."""
+def servers_of(options: RegistryOptions | None, folder: Path) -> Iterator[Server]:
+    """Yield the servers of a registry for `router doctor`, each with a check that it accepts this login; none for None.
+
+    `folder` is that of the configuration.
+    """
+    if options is None:
+        return
+    registry = options.beside(folder)
     for url in registry.url:
         of_url = registry.model_copy(update={"url": (url,), "attempts": 1})
         yield Server("schema registry", url, of_url.verify, partial(_check, of_url))

@@ -10,11 +10,11 @@ from pydantic import Field, PrivateAttr, SecretStr, field_validator
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import functions as F
 
-from router import ApplyingSink, Batch, Encoder, Encoding, Opening, Outcome, Server, StartError, tried
+from router import ApplyingSink, Batch, Encoder, Encoding, Opening, Outcome, Server, StartError, parse_template, tried
 from router_encoders import ToJson
 from router_encoders.outbox_rows import PLACE, as_bytes, bounded_batches, own_columns, with_event
 from router_encoders.reports import refused_rows
-from router_encoders.templates import parse, text_column
+from router_encoders.templates import text_column
 from router_sinks.kafka_topics import CreateTopics, Topics, check_topic, is_fixed, unusable
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ def _outgoing(events: DataFrame, topic: str, key: str | None, headers: Mapping[s
     for name, sql in headers.items():
         expressions[f"header {name}"] = sql
     types = rows.select(*map(F.expr, expressions.values())).schema
-    fields = [text_column(parse(topic)).alias("topic")]
+    fields = [text_column(parse_template(topic)).alias("topic")]
     for (what, sql), column in zip(expressions.items(), types, strict=True):
         fields.append(as_bytes(F.expr(sql), column.dataType, what).alias(f"c{len(fields)}"))
     # The condition is always true, which no optimiser knows: see `tried`.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from router_encoders.templates import Placeholder, parse
+from router import Placeholder, parse_template, template_fields
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +25,7 @@ INTERNAL = "__"
 
 def check_topic(topic: str) -> str:
     """Return a topic, or a template for topics; raise ValueError saying what to change in one that is none."""
-    pieces = parse(topic)
+    pieces = parse_template(topic)
     texts = [piece for piece in pieces if isinstance(piece, str)]
     if pieces and isinstance(pieces[0], Placeholder):
         raise ValueError(
@@ -41,13 +41,13 @@ def check_topic(topic: str) -> str:
 
 def is_fixed(topic: str) -> bool:
     """Return whether the topic is the same for all rows."""
-    return not any(isinstance(piece, Placeholder) for piece in parse(topic))
+    return not template_fields(topic)
 
 
 def pattern(topic: str) -> re.Pattern[str]:
     """Return the pattern of the names that a template can make."""
     text = ""
-    for piece in parse(topic):
+    for piece in parse_template(topic):
         text += ".*" if isinstance(piece, Placeholder) else re.escape(piece)
     return re.compile(text, re.DOTALL)
 

@@ -11,10 +11,10 @@ from pydantic import Field, PrivateAttr, SecretStr, field_validator
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import functions as F
 
-from router import ApplyingSink, Batch, Opening, Outcome, Server, StartError, row, tried
+from router import ApplyingSink, Batch, Opening, Outcome, Placeholder, Server, StartError, parse_template, row, tried
 from router_encoders.outbox_rows import PLACE, own_columns, with_event
 from router_encoders.reports import outcome, reported
-from router_encoders.templates import Placeholder, parse, text_column
+from router_encoders.templates import text_column
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -75,7 +75,7 @@ class Database(ApplyingSink):
     @field_validator("table")
     @classmethod
     def _table(cls, table: str) -> str:
-        pieces = parse(table)
+        pieces = parse_template(table)
         if isinstance(pieces[0], Placeholder):
             raise ValueError(
                 "a table begins with fixed text, such as `wins_` in wins_{event.game}: data may name no other"
@@ -137,7 +137,7 @@ class Database(ApplyingSink):
     def _rows(self, events: DataFrame) -> DataFrame:
         """Return the rows to insert: their place, table and columns."""
         # The condition is always true, which no optimiser knows: see `tried`.
-        table = tried(F.when(F.col("_offset") >= 0, text_column(parse(self.table))))
+        table = tried(F.when(F.col("_offset") >= 0, text_column(parse_template(self.table))))
         value = row(own_columns(events, self.without).fieldNames())
         return with_event(events).select(*PLACE, table.alias("_table"), value.alias("_row"))
 

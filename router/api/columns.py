@@ -31,6 +31,11 @@ def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
+def sql_text(text: str) -> str:
+    """Return a text as a literal of Spark's SQL."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
 def row(names: Iterable[str]) -> Column:
     """Return columns as one struct, whatever characters their names have."""
     return F.struct(*[F.col(quoted(name)) for name in names])

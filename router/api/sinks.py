@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from router.api.parts import Part
 from router.api.table_options import NewTable, TableOptions
 from router.errors import StartError
+from router.templates import parse_template
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -68,9 +69,14 @@ class LakeSink(TableOptions, Sink, ABC):
         """Return the template of the table names, with fields in braces, if the sink builds its names from one.
 
         `router check` then refuses a template with which two rows of different fields could get the same table. None:
-        any two rows may share a table.
+        any two rows may share a table. `{{` and `}}` are braces; a sink whose other braces do not pair is refused.
         """
         return None
+
+    @model_validator(mode="after")
+    def _has_readable_template(self) -> Self:
+        parse_template(self.table_template() or "")
+        return self
 
 
 class TableSink(LakeSink, ABC):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from router.cli import config_argument, master_option, plugin_option
-from router.cli.listing import json_option, show_json
+from router.cli.documents import json_option, show_json
 from router.cli.session import stream_held_off, watched_session
 from router.config.loader import load
 from router.config.models import moment

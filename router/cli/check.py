@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from router.cli import config_argument, existing_file, plugin_option
+from router.cli.documents import json_option, show_json
 from router.cli.session import spark_session
 from router.config.loader import Loaded, load
 from router.errors import ConfigError
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from router.engine.preflight.lake_changes import Change
+    from router.errors import Problem
 
 
 @click.command(short_help="Find every mistake in a configuration.")
@@ -28,10 +31,17 @@ if TYPE_CHECKING:
     help="Also show what changes for checkpoint, ledger and tables, and what a start would refuse (takes seconds).",
 )
 @click.option("--fingerprint", is_flag=True, help="Print the fingerprint of a good FILE, and nothing else.")
+@json_option
 @plugin_option
 @click.pass_context
 def check(
-    ctx: click.Context, file: Path, plan: bool, lake: bool, fingerprint: bool, plugin_files: tuple[Path, ...]
+    ctx: click.Context,
+    file: Path,
+    plan: bool,
+    lake: bool,
+    fingerprint: bool,
+    as_json: bool,
+    plugin_files: tuple[Path, ...],
 ) -> None:
     """Find every mistake in the configuration FILE.
 
@@ -44,10 +54,14 @@ def check(
     With --lake each line names a change, and whether it is safe or what to do about it. A start refuses changes that
     would lose rows; the exit code is then 1. Nothing is written.
     """
+    if fingerprint and as_json:
+        raise click.UsageError("--json has the fingerprint: it goes without --fingerprint")
     registry = load_registry(plugin_files)
     # The engine is imported for --plan and --lake only: checking a file takes tenths of a second.
     plan_summary = ""
     changes: list[Change] = []
+    loaded = None
+    problems: tuple[Problem, ...] = ()
     try:
         loaded = load(file, registry)
         missing = list(missing_extras(loaded.config).values())
@@ -62,27 +76,47 @@ def check(
 
             changes = check_lake(loaded)
     except ConfigError as error:
-        for problem in error.problems:
+        problems = error.problems
+    if as_json:
+        document = _document(loaded, problems)
+        document["plan"] = plan_summary or None
+        document["changes"] = _changes(loaded, changes) if loaded and lake and not problems else None
+        show_json(document)
+    elif problems or loaded is None:
+        for problem in problems:
             click.echo(str(problem))
-        ctx.exit(1)
-    if fingerprint:
-        click.echo(loaded.fingerprint)
     else:
-        click.echo(_summary(loaded, registry))
-    if plan_summary:
-        click.echo(plan_summary)
-    if lake:
-        _show_changes(ctx, loaded, changes)
+        click.echo(loaded.fingerprint if fingerprint else _summary(loaded, registry))
+        if plan_summary:
+            click.echo(plan_summary)
+        if lake:
+            _show_changes(loaded, changes)
+    is_refused = any(change.severity == "refused" for change in changes)
+    ctx.exit(int(bool(problems) or is_refused))
 
 
-def _show_changes(ctx: click.Context, loaded: Loaded, changes: list[Change]) -> None:
-    """Print a line for each change, with its place; exit with 1 if a start would refuse one."""
+def _document(loaded: Loaded | None, problems: tuple[Problem, ...]) -> dict[str, Any]:
+    return {
+        "name": loaded.config.name if loaded else None,
+        "fingerprint": loaded.fingerprint if loaded else None,
+        "problems": [asdict(problem) for problem in problems],
+    }
+
+
+def _changes(loaded: Loaded, changes: list[Change]) -> list[dict[str, Any]]:
+    """Return changes as problems are, with their severity."""
+    rows = []
+    for change in changes:
+        rows.append({"severity": change.severity, **asdict(loaded.problem(change.place, change.what, change.todo))})
+    return rows
+
+
+def _show_changes(loaded: Loaded, changes: list[Change]) -> None:
+    """Print a line for each change, with its place."""
     for change in changes:
         click.echo(str(loaded.problem(change.place, f"{change.severity}: {change.what}", change.todo)))
     if not changes:
         click.echo("no change for checkpoint, ledger or tables")
-    if any(change.severity == "refused" for change in changes):
-        ctx.exit(1)
 
 
 def _summary(loaded: Loaded, registry: Registry) -> str:
@@ -104,9 +138,10 @@ def _count(number: int, noun: str) -> str:
 
 @click.command(short_help="Run route tests: records in, rows expected.")
 @click.argument("files", type=existing_file, nargs=-1, required=True)
+@json_option
 @plugin_option
 @click.pass_context
-def test(ctx: click.Context, files: tuple[Path, ...], plugin_files: tuple[Path, ...]) -> None:
+def test(ctx: click.Context, files: tuple[Path, ...], as_json: bool, plugin_files: tuple[Path, ...]) -> None:
     """Run the route tests in FILES, such as games.test.yaml, which tests games.yaml.
 
     Every case is one batch into a lake of its own. No source is read, no registry
@@ -121,13 +156,18 @@ def test(ctx: click.Context, files: tuple[Path, ...], plugin_files: tuple[Path, 
         environ = {**os.environ, **tests.variables}
         loaded_of_files.append(load(tests.tested(file), registry, environ=environ))
 
-    has_failed = False
+    cases: list[dict[str, Any]] = []
     # One session for all files; each case has a lake of its own, so that none is reached for.
     with spark_session(loaded_of_files[0].config) as session:
         for file, tests, loaded in zip(files, tests_of_files, loaded_of_files, strict=True):
             for result in run_tests(loaded, tests, session):
-                has_failed = has_failed or bool(result.faults)
-                click.echo(f"{file}: {result.name}: {'FAILED' if result.faults else 'passed'}")
+                passed = not result.faults
+                cases.append({"file": str(file), "case": result.name, "passed": passed, "faults": list(result.faults)})
+                if as_json:
+                    continue
+                click.echo(f"{file}: {result.name}: {'passed' if passed else 'FAILED'}")
                 for fault in result.faults:
                     click.echo(f"  {fault}")
-    ctx.exit(int(has_failed))
+    if as_json:
+        show_json({"cases": cases})
+    ctx.exit(int(not all(case["passed"] for case in cases)))

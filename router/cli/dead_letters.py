@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from router.cli import config_argument, plugin_option
-from router.cli.listing import Listing, ListingField, ListOptions, json_option, list_options, show_list
+from router.cli.documents import json_option
+from router.cli.listing import Listing, ListingField, ListOptions, list_options, show_list
 from router.cli.values import parse_since
 from router.config.loader import load
 from router.errors import printable

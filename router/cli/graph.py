@@ -24,7 +24,7 @@ from rich.tree import Tree
 from router.api.parts import Part
 from router.api.sinks import LakeSink
 from router.cli import config_argument, plugin_option
-from router.cli.listing import json_option, show_json
+from router.cli.documents import json_option, show_json
 from router.config.loader import load
 from router.config.models import as_template, names_of, reads
 from router.counts import BY_NAME

@@ -6,9 +6,8 @@ still too wide each row becomes a block of lines. In a pipe a row is one line, h
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
+from datetime import datetime
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from router.cli import commands_with_file, configuration_file
+from router.cli.documents import in_utc, show_json
 from router.errors import printable
 
 if TYPE_CHECKING:
@@ -31,9 +31,6 @@ UNLIMITED = 1_000_000
 """The width of what is no terminal, in characters."""
 SENTENCE = 24
 """Characters that a column of sentences has at least; longer ones continue on the next line."""
-
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
-"""`--json`; the command gets it as `as_json`."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,7 @@ class ListingField:
         if isinstance(value, list | tuple):
             return "\n".join(printable(commands_with_file(str(item), file)) for item in value)
         if isinstance(value, datetime):
-            return f"{_in_utc(value):%Y-%m-%d %H:%M:%SZ}"
+            return f"{in_utc(value):%Y-%m-%d %H:%M:%SZ}"
         if isinstance(value, int) and self.counted:
             return f"{value:,}"
         return printable(commands_with_file(str(value), file))
@@ -191,11 +188,6 @@ def show_listings(
         show_listing(listing, console)
 
 
-def show_json(document: dict[str, Any]) -> None:
-    """Print one JSON document: times as ISO 8601 in UTC, all but ASCII escaped."""
-    click.echo(json.dumps(document, indent=2, default=_json_value))
-
-
 def show_sentences(sentences: Sequence[tuple[str, str]], console: Console | None = None) -> None:
     """Print a line for each name and what is said of it, in two columns if the terminal is wide enough.
 
@@ -216,24 +208,12 @@ def show_sentences(sentences: Sequence[tuple[str, str]], console: Console | None
         _show_wrapped(console, sentence)
 
 
-def _in_utc(time: datetime) -> datetime:
-    return time.replace(tzinfo=time.tzinfo or timezone.utc).astimezone(timezone.utc)
-
-
 def _console() -> Console:
     """Return the terminal, or a pipe in which nothing wraps."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = UNLIMITED
     return console
-
-
-def _json_value(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return _in_utc(value).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    if isinstance(value, set | frozenset):
-        return sorted(value)
-    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
 @dataclass(frozen=True)

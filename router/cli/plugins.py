@@ -12,7 +12,8 @@ import click
 from pydantic_core import PydanticUndefined
 
 from router.cli import plugin_option
-from router.cli.listing import Listing, ListingField, json_option, show_json, show_listing
+from router.cli.documents import json_option, show_json
+from router.cli.listing import Listing, ListingField, show_listing
 from router.config.json_schema import json_schema
 from router.registry import Entry, Registry, load_registry, options_of, suggestion
 

@@ -9,16 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from router.cli import config_argument, echo_message, plugin_option
-from router.cli.listing import (
-    Listing,
-    ListingField,
-    ListOptions,
-    json_option,
-    list_options,
-    numbers,
-    show_list,
-    show_listings,
-)
+from router.cli.documents import json_option
+from router.cli.listing import Listing, ListingField, ListOptions, list_options, numbers, show_list, show_listings
 from router.config.loader import load
 from router.errors import StartError
 from router.registry import load_registry

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from router.cli import config_argument, plugin_option
-from router.cli.listing import json_option, show_json, show_sentences, watch_option
+from router.cli.documents import json_option, show_json
+from router.cli.listing import show_sentences, watch_option
 from router.cli.page import serve_page
 from router.cli.values import parse_interval
 from router.config.loader import load

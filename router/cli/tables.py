@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from router.api.columns import quoted, sql_text
 from router.api.sinks import LakeSink
 from router.cli import config_argument, plugin_option
+from router.cli.documents import json_option, show_json
 from router.cli.listing import (
     Listing,
     ListingField,
     ListOptions,
-    json_option,
     list_options,
     numbers,
-    show_json,
     show_list,
     show_listings,
     show_sentences,
@@ -328,22 +328,14 @@ def _sql(table: str, options: CatalogOptions, catalog: str | None) -> Iterator[s
     parts = table.split(".")
     if catalog:
         parts.insert(0, catalog)
-    name = ".".join(_quoted(part) for part in parts)
+    name = ".".join(quoted(part) for part in parts)
     if options.owner:
-        yield f"ALTER TABLE {name} SET OWNER TO {_quoted(options.owner)};"
+        yield f"ALTER TABLE {name} SET OWNER TO {quoted(options.owner)};"
     if options.tags:
-        pairs = ", ".join(f"{_text(key)} = {_text(value)}" for key, value in options.tags.items())
+        pairs = ", ".join(f"{sql_text(key)} = {sql_text(value)}" for key, value in options.tags.items())
         yield f"ALTER TABLE {name} SET TAGS ({pairs});"
     for principal, privileges in options.grants.items():
-        yield f"GRANT {', '.join(privileges)} ON TABLE {name} TO {_quoted(principal)};"
-
-
-def _quoted(name: str) -> str:
-    return f"`{name.replace('`', '``')}`"
-
-
-def _text(text: str) -> str:
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+        yield f"GRANT {', '.join(privileges)} ON TABLE {name} TO {quoted(principal)};"
 
 
 @click.command(short_help="Compact and clean tables.")

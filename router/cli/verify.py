@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from router.cli import accept_option, config_argument, echo_message, master_option, plugin_option
-from router.cli.listing import json_option, show_json, show_sentences
+from router.cli.documents import json_option, show_json
+from router.cli.listing import show_sentences
 from router.cli.progress import progress_line
 from router.cli.session import watched_session
 from router.cli.views import refresher_of

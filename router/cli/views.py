@@ -14,7 +14,8 @@ from router.cli import (
     master_option,
     plugin_option,
 )
-from router.cli.listing import Listing, ListingField, ListOptions, json_option, list_options, numbers, show_list
+from router.cli.documents import json_option
+from router.cli.listing import Listing, ListingField, ListOptions, list_options, numbers, show_list
 from router.cli.session import watched_session
 from router.cli.values import chosen_names
 from router.config.loader import load

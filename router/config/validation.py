@@ -19,7 +19,8 @@ from router.config.models import Bronze, Config, Let, Source, View, names_of, re
 from router.config.yaml_tree import Items, Keys, Scalar, YamlNode, plain_data
 from router.registry import suggestion
 from router.storage.addresses import SCHEMES, is_local, normalized
-from router.table_names import BronzeTables, folded, may_collide, pieces_of, templates_meet, underscored
+from router.table_names import BronzeTables, folded, may_collide, templates_meet, underscored
+from router.templates import fill_template, template_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -352,7 +353,7 @@ def _shared_tables(root: YamlNode, registry: Registry) -> Iterator[Finding]:
         if may_collide(template, known_values):
             message = "events that differ in its fields could name one table: a_b and c, a and b_c both make a_b_c"
             yield Finding((*loc, sink.part_name, "table"), message, COLLISION_HINT)
-        if any(field == "topic" for field, _ in pieces_of(template)):
+        if "topic" in template_fields(template):
             yield from _topics_named(root, partial(_table_of_topic, template), "a sink")
 
 
@@ -476,7 +477,7 @@ def _conflicts(root: YamlNode, location: Location, first: dict[Location, YamlNod
         if location.meets(other):
             hint = "a table has one place, whoever writes it: give both the same `location`"
             yield f"a table could have this location, and that at line {node.line}", hint
-        elif location.overlaps(other.place):
+        elif location.overlaps(other.shape):
             yield f"a table could lie where one does by the location at line {node.line}, or within it", LOCATION_HINT
     # Spark is told the options of a location by its bucket: without one they are those of the storage.
     has_own_options = location.options and location.bucket is None and not is_local(location.place)
@@ -529,10 +530,8 @@ def _storage_kind(place: str) -> str | None:
 
 def _table_of_topic(template: str, topic: str) -> str:
     """Return the table of a topic, as far as a template tells; the topic if it makes no name."""
-    name = ""
-    for field, text in pieces_of(template):
-        # What other fields hold is not known: any text stands for it.
-        name += underscored(topic) if field == "topic" else text or "x"
+    # What other fields hold is not known: any text stands for it.
+    name = fill_template(template, lambda field: underscored(topic) if field == "topic" else "x")
     return folded(name) or topic
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
@@ -18,9 +19,10 @@ from pyarrow import fs
 from router.delta.located_files import NOTES, LocatedFiles, note, note_path, noted
 from router.errors import StartError
 from router.storage import files as storage
-from router.storage.addresses import SCHEMES, is_local, normalized
+from router.storage.addresses import SCHEME, SCHEMES, is_local, normalized
 from router.storage.locations import Location
 from router.table_names import usable
+from router.templates import literal_template
 
 DAMAGED_LOG = "its log is"
 """A text in the error of a table whose log has a damaged file."""
@@ -152,7 +154,7 @@ class Lake:
 
     def as_noted(self) -> Lake:
         """Return the lake with the noted locations, for readers without the configuration."""
-        locations = [Location(table, place) for table, place in self.noted_locations().items()]
+        locations = [Location(table, literal_template(place)) for table, place in self.noted_locations().items()]
         return Lake.at(self.root, self.options, tuple(locations))
 
     @property
@@ -242,10 +244,13 @@ class Lake:
 
 def _complete(location: Location, root: str, options: dict[str, str]) -> Location:
     """Return a location with an absolute path and with options: its own, or the lake's in the same kind of storage."""
-    place = normalized(location.place)
+    place = location.place
+    if SCHEME.match(place) is None:
+        # Executors may run in other folders. Braces of this one are no fields.
+        place = str(Path(literal_template(str(Path.cwd())), place))
     if location.options:
         return replace(location, place=place)
-    same_kind = _storage_kind(root) == _storage_kind(place)
+    same_kind = _storage_kind(root) == _storage_kind(location.shape)
     return replace(location, place=place, options=options if same_kind else {})
 
 

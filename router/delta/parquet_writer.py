@@ -249,13 +249,11 @@ class Writer:
             self._close(held)
             held.nans |= new_nans
         if held.file is None:
-            held.file = _File.open(self.staging, held.table, self._name(), rows, held.nans)
+            name = f"{self.prefix}-{uuid.uuid4()}.parquet"
+            held.file = _File.open(self.staging, held.table, name, rows, held.nans)
         held.file.add(rows)
         if held.file.size >= self.staging.file_bytes:
             self._close(held)
-
-    def _name(self) -> str:
-        return f"{self.prefix}-{uuid.uuid4()}.parquet"
 
     def _close(self, held: _Held) -> None:
         if held.file is not None:

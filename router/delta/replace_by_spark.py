@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
-from router.api.columns import quoted
+from router.api.columns import quoted, sql_text
 from router.api.table_options import PLAIN
 from router.delta.casting import cast_to
 from router.delta.commit import names, to_arrow, to_arrow_schema
@@ -237,7 +237,7 @@ def finish(session: SparkSession, address: str, options: NewTable) -> None:
     """Set the properties of a table without rows that delta-rs cannot set, and its clustering."""
     table = f"delta.{quoted(address)}"
     if options.properties:
-        pairs = [f"{_sql_text(name)} = {_sql_text(value)}" for name, value in options.properties.items()]
+        pairs = [f"{sql_text(name)} = {sql_text(value)}" for name, value in options.properties.items()]
         session.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ({', '.join(pairs)})")
     if options.cluster_by:
         columns = ", ".join(quoted(name) for name in options.cluster_by)
@@ -253,12 +253,7 @@ def is_finished(table: Any, options: NewTable) -> bool:
 
 def set_property_by_spark(session: SparkSession, address: str, name: str, value: str) -> None:
     """Set a property of a table."""
-    session.sql(f"ALTER TABLE delta.{quoted(address)} SET TBLPROPERTIES ({_sql_text(name)} = {_sql_text(value)})")
-
-
-def _sql_text(text: str) -> str:
-    """Return a text as a literal of Spark's SQL."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    session.sql(f"ALTER TABLE delta.{quoted(address)} SET TBLPROPERTIES ({sql_text(name)} = {sql_text(value)})")
 
 
 def widen(session: SparkSession, address: str, widened: str) -> None:

@@ -27,6 +27,7 @@ from router.engine.checkpoint_store import lake_and_checkpoint
 from router.own_names import BRONZE
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Iterable, Mapping
     from datetime import datetime
 
@@ -107,8 +108,9 @@ def rows(
             "to_offset": part.last,
         }
         ledger_rows.append({**source, **_counts_of_source(part)})
+        sums = {kind: keyed([part], kind) for kind in COUNTS_BY_KEY}
         for key in targets:
-            ledger_rows.append({**source, **_counts_of_target(part, key)})
+            ledger_rows.append({**source, **_counts_of_target(part, sums, key)})
     if not counted:
         ledger_rows.append({**batch_columns, **dict.fromkeys(COUNTED, 0)})
     for key, counts in applied.items():
@@ -127,20 +129,27 @@ def _counts_of_source(part: Partition) -> dict[str, Any]:
     }
 
 
-def _counts_of_target(part: Partition, key: str) -> dict[str, Any]:
-    """Return the counts of a source partition for one route and sink."""
+def _counts_of_target(part: Partition, sums: Mapping[str, Counter[str]], key: str) -> dict[str, Any]:
+    """Return the counts of a source partition, whose keyed sums are given, for one route and sink."""
     route, sink = key.split("/", 1)
-    quarantine = f"{key}/quarantine"
-    # A row may also be refused on its way into the quarantine: it is a dead letter of the sink then.
-    rejected = part.rejected.get(key, 0) + part.rejected.get(quarantine, 0)
-    counts = {}
-    for name in outcome_names("route"):
-        # A task counts by route or by sink, never both.
-        by_key = getattr(part, name)
-        counts[name] = by_key.get(route, 0) + by_key.get(key, 0)
-    counts["refused"] += rejected
-    counts["quarantined"] = part.landed.get(quarantine, 0)
+    counts = {name: sums[name][route] for name in outcome_names("route")}
+    _add_sink(counts, sums, (key, f"{key}/quarantine"))
     return {"route": route, "sink": sink, **counts, "violated": _of_route(part.violated, route)}
+
+
+def _add_sink(counts: dict[str, int], sums: Mapping[str, Counter[str]], keys: Iterable[str]) -> None:
+    """Add the counts of a sink to those of its route: a task counts by route or by sink, never both.
+
+    The first key is that of the sink, the others are those of its quarantine.
+    """
+    sink_key, *quarantine_keys = keys
+    for name in counts:
+        counts[name] += sums[name][sink_key]
+    for key in quarantine_keys:
+        counts["quarantined"] += sums["landed"][key]
+    # A row may also be refused on its way into the quarantine: it is a dead letter of the sink then.
+    for key in (sink_key, *quarantine_keys):
+        counts["refused"] += sums["rejected"][key]
 
 
 def _of_route(violated: Mapping[str, int], route: str) -> list[tuple[str, int]] | None:
@@ -214,22 +223,13 @@ def report(
     )
 
 
-def _counts_of_route(
-    route: RouteLabels, sums: Mapping[str, Mapping[str, int]], moved: Mapping[str, int]
-) -> dict[str, int]:
+def _counts_of_route(route: RouteLabels, sums: Mapping[str, Counter[str]], moved: Mapping[str, int]) -> dict[str, int]:
     """Return the counts of a route in a report, summed over its sinks."""
     counts = {name: sums[name][route.name] for name in outcome_names("route")}
     for target in route.targets:
-        # The first key is that of the sink, the others are those of its quarantine.
-        sink_key, *quarantine_keys = target.keys
-        for name in counts:
-            counts[name] += sums[name][sink_key]
-        counts["landed"] -= moved[sink_key]
-        counts["quarantined"] += moved[sink_key]
-        for key in quarantine_keys:
-            counts["quarantined"] += sums["landed"][key]
-        for key in target.keys:
-            counts["refused"] += sums["rejected"][key]
+        _add_sink(counts, sums, target.keys)
+        counts["landed"] -= moved[target.key]
+        counts["quarantined"] += moved[target.key]
     for name in route.violated:
         counts[f"{VIOLATED}{name}"] = sums["violated"][f"{route.name}/{name}"]
     return counts

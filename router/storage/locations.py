@@ -17,7 +17,8 @@ from functools import lru_cache
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
 from router.storage.addresses import SCHEMES, is_local, normalized
-from router.table_names import FIELD, pieces_of, template_pattern
+from router.table_names import template_pattern
+from router.templates import fill_template, template_fields
 
 WHOLE_NAME = "table"
 """The field that stands for all of a table's name after its layer."""
@@ -25,6 +26,8 @@ BUCKET = re.compile(r"(?!.*\.\.)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 """Names that a bucket or a container can have: https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html"""
 
 CACHED = 10_000
+_HOLE = "\ue000"
+"""A character that no place has, for the value of a field: one of Unicode's private use, as paths refuse controls."""
 
 
 class TableLocation(BaseModel):
@@ -42,12 +45,10 @@ class TableLocation(BaseModel):
     @field_validator("place")
     @classmethod
     def _usable(cls, place: str) -> str:
-        if "{" in FIELD.sub("", place) or "}" in FIELD.sub("", place):
-            raise ValueError("its braces do not pair; write a field of the table's name as {table}")
-        normalized(FIELD.sub("x", place))
+        normalized(fill_template(place, lambda _: "x"))
         scheme, separator, _ = place.partition("://")
         _, _, account = _bucket(place).partition("@")
-        if separator and (FIELD.search(scheme) or FIELD.search(account)):
+        if separator and template_fields(scheme + account):
             raise ValueError("a field can stand in the bucket or in the path, not in the scheme or the account")
         return place
 
@@ -83,20 +84,20 @@ class Location:
         if match is None or table in self.others:
             return None
         # A name with several fields does not tell which of its characters are whose: `faults` refuses them in a place.
-        value = match[1] if match.re.groups == 1 else ""
+        field_value = match[1] if match.re.groups == 1 else ""
+        short_name = table.partition(".")[2]
+
+        def value_of(field: str) -> str:
+            return short_name if field == WHOLE_NAME else field_value
+
         bucket, slash, rest = self._parts
-        if FIELD.search(bucket):
+        if template_fields(bucket):
             container, at, account = bucket.partition("@")
-            name = self._filled(container, table, value).replace("_", "-")
+            name = fill_template(container, value_of).replace("_", "-")
             if not BUCKET.fullmatch(name):
                 raise ValueError(f"no bucket can be called {name}, which `location` makes of {table}")
             bucket = name + at + account
-        return normalized(self._scheme + bucket + slash + self._filled(rest, table, value))
-
-    @staticmethod
-    def _filled(text: str, table: str, value: str) -> str:
-        whole = table.partition(".")[2]
-        return FIELD.sub(lambda match: whole if match[1] == WHOLE_NAME else value, text)
+        return normalized(self._scheme + bucket + slash + fill_template(rest, value_of))
 
     @property
     def _scheme(self) -> str:
@@ -113,17 +114,15 @@ class Location:
     @property
     def bucket(self) -> str | None:
         """Return the one bucket of all the tables; None for a path, and if each table may have its own."""
-        name, _, _ = _bucket(self.place).partition("@")
-        if not name or FIELD.search(name):
-            return None
-        return name
+        name, _, _ = _bucket(self.shape).partition("@")
+        return None if _HOLE in name else name or None
 
     def faults(self) -> str:
         """Return why two tables cannot have places of their own; an empty text if each has one."""
         if not self.names:
             return "the names of the sink's tables are not known before its rows, so none can have a place of its own"
-        names_fields = FIELD.findall(self.names)
-        place_fields = set(FIELD.findall(self.place))
+        names_fields = template_fields(self.names)
+        place_fields = {*template_fields(self.place)}
         # The value of a field can be read from a name that has no other one.
         readable = [WHOLE_NAME]
         if len(names_fields) == 1:
@@ -138,13 +137,18 @@ class Location:
 
     def meets(self, other: Location) -> bool:
         """Return whether a name may be made by both templates."""
-        return _alike(_pieces(self.names), _pieces(other.names))
+        return _alike(_with_holes(self.names), _with_holes(other.names))
+
+    @property
+    def shape(self) -> str:
+        """Return the place with a hole for each field, for `overlaps`."""
+        return normalized(_with_holes(self.place))
 
     def overlaps(self, place: str) -> bool:
-        """Return whether a table of this may lie in a place (which may have fields), or the place in the table's."""
+        """Return whether a table of this may lie in a place (which may have holes), or the place in the table's."""
         # The longer of the two lies within the other if it begins with its names.
-        segments = zip(_segments(self.place), _segments(place), strict=False)
-        return all(_alike(_pieces(segment), _pieces(other)) for segment, other in segments)
+        segments = zip(_segments(self.shape), _segments(place), strict=False)
+        return all(_alike(segment, other) for segment, other in segments)
 
 
 def makes(names: str, table: str) -> bool:
@@ -158,30 +162,25 @@ def _bucket(place: str) -> str:
 
 def _segments(place: str) -> list[str]:
     """Return a place as names, from the kind of storage on: what lies within another begins with its names."""
-    full = normalized(FIELD.sub("{field}", place))
-    if is_local(full):
-        return ["file", *full.strip("/").split("/")]
-    scheme, _, rest = full.partition("://")
+    if is_local(place):
+        return ["file", *place.strip("/").split("/")]
+    scheme, _, rest = place.partition("://")
     bucket, *folders = [part for part in rest.split("/") if part]
     return [SCHEMES[scheme], bucket.partition("@")[0], *folders]
 
 
-def _pieces(text: str) -> tuple[str | None, ...]:
-    """Return the characters of a text; None for a field."""
-    pieces: list[str | None] = []
-    for field_name, characters in pieces_of(text):
-        pieces += [None] if field_name else characters
-    return tuple(pieces)
+def _with_holes(template: str) -> str:
+    return fill_template(template, lambda _: _HOLE)
 
 
 @lru_cache(CACHED)
-def _alike(first: tuple[str | None, ...], second: tuple[str | None, ...]) -> bool:
-    """Return whether two texts may be the same, for any values of their fields."""
+def _alike(first: str, second: str) -> bool:
+    """Return whether two texts may be the same, for any values in their holes."""
     if not first or not second:
-        return all(piece is None for piece in first + second)
-    # A field ends here, or it takes one more piece of the other text.
-    if first[0] is None:
+        return not (first + second).strip(_HOLE)
+    # A hole ends here, or it takes one more character of the other text.
+    if first[0] == _HOLE:
         return _alike(first[1:], second) or _alike(first, second[1:])
-    if second[0] is None:
+    if second[0] == _HOLE:
         return _alike(first, second[1:]) or _alike(first[1:], second)
     return first[0] == second[0] and _alike(first[1:], second[1:])

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -150,6 +151,57 @@ def test_check_lake_says_what_changes(run, monkeypatch, severity, code):
     assert line.endswith(f"routes.0: {severity}: rows wait; put it back")
     assert line.startswith("good.yaml:")
     assert code == result.exit_code
+
+
+def test_check_prints_a_document_of_its_problems(run):
+    """Without it an editor or a pipeline reads places out of sentences."""
+    result = run("check", "bad.yaml", "--json", "--plugin", str(PARTS))
+    document = json.loads(result.stdout)
+
+    assert result.exit_code == 1
+    assert (document["name"], document["fingerprint"], document["plan"], document["changes"]) == (None,) * 4
+    assert [(problem["line"], problem["column"]) for problem in document["problems"]] == [(1, 1), (2, 1), (7, 23)]
+    assert document["problems"][2]["path"] == "routes.1.match.were"
+    assert document["problems"][2]["hint"].startswith("did you mean `where`?")
+
+
+@pytest.mark.parametrize(("severity", "code"), [("safe", 0), ("refused", 1)])
+def test_check_prints_a_document_of_what_changes(run, monkeypatch, severity, code):
+    engine = ModuleType("router.engine.preflight.check")
+    change = Change(severity, ("routes", 0), "rows wait", "put it back")
+    engine.check_lake = lambda loaded: [change]  # type: ignore[attr-defined]
+    engine.check_plan = lambda loaded, registry: "in one stage"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "router.engine.preflight.check", engine)
+
+    result = run("check", "good.yaml", "--json", "--lake", "--plan", "--plugin", str(PARTS))
+    document = json.loads(result.stdout)
+
+    assert result.exit_code == code
+    assert (document["name"], document["plan"], document["problems"]) == ("games", "in one stage", [])
+    assert len(document["fingerprint"]) > 8
+    (row,) = document["changes"]
+    assert (row["severity"], row["path"], row["what"], row["hint"]) == (
+        severity,
+        "routes.0",
+        "rows wait",
+        "put it back",
+    )
+
+
+@pytest.mark.parametrize(("faults", "code"), [((), 0), (("it has 2 rows",), 1)])
+def test_test_prints_a_document_of_its_cases(run, tmp_path, monkeypatch, faults, code):
+    """Without it a pipeline cannot show which case failed."""
+    (tmp_path / "good.test.yaml").write_text("tests: [{name: a win, records: [{event: {}}], expect: {}}]\n")
+    tests = import_module("router.engine.preflight.route_tests")
+    monkeypatch.setattr(tests, "run_tests", lambda *_: [tests.CaseResult("a win", faults)])
+    monkeypatch.setattr(import_module("router.cli.check"), "spark_session", lambda _: nullcontext())
+
+    result = run("test", "good.test.yaml", "--json", "--plugin", str(PARTS))
+
+    assert result.exit_code == code
+    assert json.loads(result.stdout) == {
+        "cases": [{"file": "good.test.yaml", "case": "a win", "passed": not faults, "faults": list(faults)}]
+    }
 
 
 def test_check_without_plan_needs_no_engine(run, monkeypatch):

@@ -201,6 +201,22 @@ def test_checks_speak_beside_other_mistakes(faults, good):
 
 
 @pytest.mark.parametrize(
+    ("table", "what"),
+    [
+        ("silver.{event.game", "the brace at character 8 has no partner"),
+        ("silver.{}", "the braces at character 8 hold no field"),
+        ("silver.{ }_a", "the braces at character 8 hold no field"),
+    ],
+)
+def test_a_template_of_any_sink_pairs_its_braces(faults, good, table, what):
+    """Without it a sink of a plugin writes tables that no command, view or location of the router recognises."""
+    (problem,) = faults(good.replace("silver.big", f'"{table}"'))
+
+    assert problem.path.startswith("routes.0.sinks.0")
+    assert what in problem.what
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("500 ms", timedelta(milliseconds=500)),
@@ -244,7 +260,7 @@ BIG = "[{fixed: silver.big}]"
         ("{table: silver.big, location: .}", "", "a table could lie within `lake`"),
         ("{table: silver.big, location: /c/x}", "checkpoint: /c\n", "a table could lie within `checkpoint`"),
         ("{table: silver.big, location: s4://b/x}", "", "s4://b/x: s4:// is not a storage"),
-        ("{table: silver.big, location: 's3://b/{x'}", "", "its braces do not pair"),
+        ("{table: silver.big, location: 's3://b/{x'}", "", "the brace at character 8 has no partner"),
         ("{table: silver.big, location: 'abfss://c@{table}.y.z/x'}", "", "a field can stand in the bucket"),
         (
             '{table: "silver.{event.game}", location: "s3://l-{event.game}"}',

@@ -118,8 +118,8 @@ def test_a_place_for_two_tables_is_a_fault(names: str, place: str, what: str) ->
 )
 def test_places_within_each_other_are_seen(one: str, other: str, overlap: bool) -> None:
     """Without it maintenance deletes the files of one table as leftovers of another."""
-    assert Location(GAMES, one).overlaps(other) is overlap
-    assert Location(GAMES, other).overlaps(one) is overlap
+    assert Location(GAMES, one).overlaps(Location(GAMES, other).shape) is overlap
+    assert Location(GAMES, other).overlaps(Location(GAMES, one).shape) is overlap
 
 
 @pytest.fixture
@@ -145,6 +145,33 @@ def test_a_table_elsewhere_is_one_of_the_lake(elsewhere: Lake, tmp_path: Path) -
         assert lake.for_spark() == str(tmp_path / "lake")
     assert elsewhere.noted_locations() == {"silver.uno": str(tmp_path / "games/uno")}
     assert "hush" not in repr(elsewhere)
+
+
+@pytest.mark.parametrize(
+    ("folder", "place", "wanted"),
+    [
+        ("{event.game}", "games/{table}", "games/uno"),
+        ("{event", "games/{table}", "games/uno"),
+        ("a", "{{x}}/{table}", "{x}/uno"),
+        ("}", "{{{table}}}", "{uno}"),
+    ],
+)
+def test_braces_of_a_folder_are_no_field(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, place: str, wanted: str
+) -> None:
+    """Without it readers without the configuration look for a table in another folder."""
+    root = tmp_path / folder
+    root.mkdir()
+    monkeypatch.chdir(root)
+    location = Location(GAMES, place)
+    lake = Lake.at("lake", {}, (location,))
+    lake.note_location("silver.uno")
+    write_deltalake(lake.address("silver.uno"), pa.table({"n": [1]}))
+
+    assert lake.address("silver.uno") == str(root / wanted)
+    assert Lake.at("lake").as_noted().address("silver.uno") == lake.address("silver.uno")
+    assert location.overlaps(str(root / wanted))
+    assert not location.overlaps(str(root / "lake"))
 
 
 def test_files_are_reached_by_the_lakes_paths(elsewhere: Lake, tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.delta.lake import Lake
-from router.table_names import NAME_CHARACTERS_SHOWN, BronzeTables, folded, may_collide, pieces_of, refused, usable
+from router.table_names import NAME_CHARACTERS_SHOWN, BronzeTables, folded, may_collide, refused, usable
+from router.templates import fill_template, template_fields
 from tests.light import drawn
 
 ACCEPTED = {
@@ -137,13 +138,13 @@ def test_a_template_that_is_taken_tells_its_fields_apart(template: str) -> None:
     """Without it rows of two games land in one table, and nobody can tell them apart."""
     if may_collide(template, {"kind": KINDS}):
         return
-    fields = list(dict.fromkeys(field for field, _ in pieces_of(template) if field))
+    fields = list(dict.fromkeys(template_fields(template)))
     texts = ["", "a", "_", "1", "a_", "_win", "1_1", "a1"]
     values = {"kind": sorted(KINDS), "partition": ["0", "1", "11"]}
     seen: dict[str, tuple[str, ...]] = {}
     for chosen in product(*(values.get(field, texts) for field in fields)):
         given = dict(zip(fields, chosen, strict=True))
-        name = "".join(given[field] if field else text for field, text in pieces_of(template))
+        name = fill_template(template, given.__getitem__)
         assert seen.setdefault(name, chosen) == chosen
 
 

@@ -1,4 +1,4 @@
-"""The counts and stages on the pages are those of `router.counts` and `router.stages`.
+"""The counts, stages and kinds of values on the pages are those of their tables in the code.
 
 COUNTS=write writes their tables in docs/reference again.
 """
@@ -8,11 +8,19 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
 from router.counts import COUNTS
 from router.stages import MEANINGS, Stage
+from router_schemas.avro.kinds import AvroKind
+from router_schemas.protobuf.kinds import SPECIAL, WRAPPERS, Kind
+from router_schemas.protobuf.model import spark_struct
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
@@ -40,13 +48,57 @@ def table_of_stages() -> str:
     return "".join(lines)
 
 
+def words(types: tuple[type[DataType], ...]) -> str:
+    """Return the names of types of columns, without digits and fields."""
+    return ", ".join(re.split(r"[(<]", kind().simpleString())[0] for kind in types)
+
+
+def table_of_kinds(format_name: str, rows: list[tuple[str, ...]]) -> str:
+    """Return the table of the kinds of a format; kinds that differ in their names only are one row."""
+    lines = [f"| {format_name} | column | encoded | declared | notes |\n|---|---|---|---|---|\n"]
+    names: dict[tuple[str, ...], list[str]] = {}
+    for name, *facts in rows:
+        names.setdefault(tuple(facts), []).append(name)
+    lines += [f"| {' | '.join([', '.join(of_row), *facts])} |\n" for facts, of_row in names.items()]
+    return "".join(lines)
+
+
+def table_of_avro() -> str:
+    """Return the table of the kinds of Avro values."""
+    rows = []
+    for kind in AvroKind:
+        described = kind.value
+        column = words((type(described.column),))
+        rows.append((str(kind), column, words(described.columns), words(described.declares), described.note))
+    return table_of_kinds("Avro", rows)
+
+
+def table_of_protobuf() -> str:
+    """Return the table of the kinds of Protobuf values."""
+    rows = []
+    for kind in Kind:
+        described = kind.value
+        (column,) = spark_struct(pa.struct([("column", described.arrow)]))
+        shown = column.dataType.simpleString().replace(":", " ")
+        messages = [name for name, special in SPECIAL.items() if special is kind and name not in WRAPPERS]
+        for name in messages or [described.title or str(kind)]:
+            facts = (shown, words(described.columns), words(described.declares), described.note)
+            rows.append((name.rpartition(".")[2], *facts))
+    return table_of_kinds("Protobuf", rows)
+
+
 @pytest.mark.parametrize(
     ("page", "name", "table"),
-    [("system-tables.md", "counts", table_of_counts()), ("delivery.md", "stages", table_of_stages())],
-    ids=["counts", "stages"],
+    [
+        ("system-tables.md", "counts", table_of_counts()),
+        ("delivery.md", "stages", table_of_stages()),
+        ("formats.md", "avro kinds", table_of_avro()),
+        ("formats.md", "protobuf kinds", table_of_protobuf()),
+    ],
+    ids=["counts", "stages", "avro kinds", "protobuf kinds"],
 )
 def test_a_page_has_the_table_of_now(page: str, name: str, table: str) -> None:
-    """Without it somebody queries a ledger by a column that was renamed, or replays dead letters of no stage."""
+    """Without it somebody queries a ledger by a column that was renamed, or encodes a column as it is not read."""
     path = REFERENCE / page
     between = re.compile(rf"(?<=<!-- {name} -->\n).*?(?=<!-- end -->)", re.DOTALL)
     if os.environ.get("COUNTS") == "write":

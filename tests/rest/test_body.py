@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router_encoders.templates import Placeholder
+from router import Placeholder
 from router_rest.options import BodyOptions
 from router_rest.templates import Body, Text, body_of, check_wrap, parse_json, parse_text
 

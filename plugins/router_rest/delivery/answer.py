@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
-from router_encoders.templates import Placeholder, parse
+from router import Placeholder, parse_template
 from router_rest.http_client.response import ResponseHeaders
 
 if TYPE_CHECKING:
@@ -261,7 +261,7 @@ class AnswerRule:
         from router_rest.delivery.answer_expression_reader import read_expression
 
         pieces: list[str | AnswerExpression] = []
-        for piece in parse(reason or ""):
+        for piece in parse_template(reason or ""):
             if isinstance(piece, Placeholder):
                 pieces.append(read_expression(piece.path, SEEN))
             else:

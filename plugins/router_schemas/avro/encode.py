@@ -1,13 +1,10 @@
 """Encode columns as Avro, the inverse of spark_types. fastavro writes the bytes.
 
+`AvroKind` has the columns that are written to each kind of value. Of the rest:
+
 | column | schema |
 |---|---|
-| boolean, float, double, binary | boolean; float, double; double; bytes, fixed |
-| tinyint, smallint, int | int, time-millis, long, double |
-| bigint | long, time-micros, timestamp-nanos, local-timestamp-nanos |
-| string | string, enum |
-| date, timestamp, timestamp_ntz | date, timestamp-micros or -millis, local-timestamp-micros or -millis |
-| decimal | decimal on bytes or fixed, with no fewer digits before or after the point |
+| string | enum |
 | struct, array, map<string, ...> | record, array, map |
 | anything that may be null | a union of null and that |
 | anything | the first type of a union that accepts it |
@@ -30,13 +27,14 @@ import re
 from dataclasses import replace
 from datetime import date, datetime, timedelta, timezone
 from itertools import pairwise, repeat
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import fastavro
 from fastavro.schema import SchemaParseException
 from pyspark.sql import types as T
 
 from router_schemas import byte_columns
+from router_schemas.avro.kinds import kind_of, texts
 from router_schemas.avro.model import (
     NULL,
     Array,
@@ -52,7 +50,6 @@ from router_schemas.avro.model import (
     text_of,
     words,
 )
-from router_schemas.avro.spark_types import DIGITS
 from router_schemas.model import column_names
 
 if TYPE_CHECKING:
@@ -60,7 +57,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from router_schemas.avro.model import Definition, Logical, LogicalName, PrimitiveName, Type
+    from router_schemas.avro.model import Definition, Logical, PrimitiveName, Type
     from router_schemas.byte_columns import Write
 
 Values: TypeAlias = "Callable[[pa.Array], list[Any]]"
@@ -68,23 +65,6 @@ Values: TypeAlias = "Callable[[pa.Array], list[Any]]"
 
 _NO_NULL = "it is null, and the schema has no null there"
 _IS_NULL = (NULL.name, None)
-_INTS = (T.ByteType, T.ShortType, T.IntegerType)
-_PLAIN: dict[tuple[PrimitiveName, LogicalName | Literal[""]], tuple[type[T.DataType], ...]] = {
-    ("boolean", ""): (T.BooleanType,),
-    **dict.fromkeys((("int", ""), ("int", "time-millis")), _INTS),
-    ("long", ""): (*_INTS, T.LongType),
-    **dict.fromkeys(
-        (("long", "time-micros"), ("long", "timestamp-nanos"), ("long", "local-timestamp-nanos")), (T.LongType,)
-    ),
-    ("float", ""): (T.FloatType,),
-    ("double", ""): (*_INTS, T.FloatType, T.DoubleType),
-    **dict.fromkeys((("string", ""), ("string", "uuid")), (T.StringType,)),
-    **dict.fromkeys((("bytes", ""), ("bytes", "big-decimal")), (T.BinaryType,)),
-    ("int", "date"): (T.DateType,),
-    **dict.fromkeys((("long", "timestamp-micros"), ("long", "timestamp-millis")), (T.TimestampType,)),
-    **dict.fromkeys((("long", "local-timestamp-micros"), ("long", "local-timestamp-millis")), (T.TimestampNTZType,)),
-}
-"""The columns that a primitive type with a logical type accepts."""
 
 
 def writer(schema: AvroSchema, columns: T.StructType) -> Write:
@@ -144,7 +124,7 @@ class _Columns:
         values: Values | None = None
         match kind, column:
             case Primitive(), _:
-                values = _primitive(kind, column, path)
+                values = _values(kind.name, kind.logical, column, path)
             case Ref(name), _:
                 values = self.named(self.types[name], column, path)
             case Array(items), T.ArrayType():
@@ -255,7 +235,7 @@ def _array(items: Values) -> Values:
 def _map(values: Values, path: str) -> Values:
     def convert(array: pa.Array) -> list[Any]:
         keys, items = byte_columns.entries(array)
-        pairs = list(zip(_texts(keys, path), values(items), strict=True))
+        pairs = list(zip(texts(keys, path), values(items), strict=True))
         return [dict(pairs[begin:end]) for begin, end in pairwise(byte_columns.ends(array))]
 
     return convert
@@ -281,46 +261,29 @@ def _members(members: list[Values], has_null: bool, path: str) -> Values:
     return convert
 
 
-def _primitive(kind: Primitive, column: T.DataType, path: str) -> Values | None:
-    """Return the conversion of a column without nulls to a primitive type; None if the column does not match it."""
-    logical: LogicalName | Literal[""] = kind.logical.name if kind.logical else ""
-    if kind.name == "bytes" and kind.logical and logical == "decimal":
-        return _decimal_or_bytes(kind.logical, column, _plain)
-    if not isinstance(column, _PLAIN.get((kind.name, logical), ())):
+def _values(stored: str, logical: Logical | None, column: T.DataType, path: str) -> Values | None:
+    """Return the conversion of a column without nulls to a kind of value; None if the column does not match it."""
+    kind = kind_of(stored, logical)
+    if kind is None or not kind.accepts(column, logical):
         return None
-    if kind.name == "string":
-        return lambda array: _texts(array, path)
-    if logical.endswith("timestamp-millis"):
-        return lambda array: _milliseconds(array, path)
-    if logical and kind.name != "bytes":
-        return _numbers
-    return _plain
+    write = kind.value.write
+    return lambda array: write(array, path)
 
 
 def _fixed(named: Fixed, column: T.DataType, path: str) -> Values | None:
     """Return the conversion of a column without nulls to a fixed; None if the column does not match it."""
+    values = _values("fixed", named.logical, column, path)
+    # fastavro makes the bytes of a decimal itself.
+    if values is None or isinstance(column, T.DecimalType):
+        return values
 
     def exact(array: pa.Array) -> list[Any]:
-        blobs = _plain(array)
+        blobs = values(array)
         if any(len(blob) != named.size for blob in blobs):
             raise ValueError(f"field {path}: the schema takes {named.size} bytes, no more and no fewer")
         return blobs
 
-    if named.logical and named.logical.name == "decimal":
-        return _decimal_or_bytes(named.logical, column, exact)
-    return exact if isinstance(column, T.BinaryType) else None
-
-
-def _decimal_or_bytes(logical: Logical, column: T.DataType, blobs: Values) -> Values | None:
-    """Return the conversion of a column to a decimal; one with more digits than Spark can have is read as its bytes."""
-    match column:
-        case T.DecimalType():
-            more_digits = logical.precision - column.precision
-            # No digit is lost: the schema has as many after the point as the column, and as many before it.
-            return _plain if 0 <= logical.scale - column.scale <= more_digits else None
-        case T.BinaryType() if logical.precision > DIGITS:
-            return blobs
-    return None
+    return exact
 
 
 def _enum(named: Enum, path: str) -> Values:
@@ -329,35 +292,11 @@ def _enum(named: Enum, path: str) -> Values:
 
     def convert(array: pa.Array) -> list[Any]:
         try:
-            return [symbols[text] for text in _texts(array, path)]
+            return [symbols[text] for text in texts(array, path)]
         except KeyError:
             raise ValueError(f"field {path}: enum {named.name} has no such symbol") from None
 
     return convert
-
-
-def _plain(array: pa.Array) -> list[Any]:
-    values: list[Any] = array.to_pylist()
-    return values
-
-
-def _numbers(array: pa.Array) -> list[Any]:
-    """Return days or microseconds: Python's own dates and times end at the year 9999."""
-    numbers: list[Any] = byte_columns.whole(array).tolist()
-    return numbers
-
-
-def _milliseconds(array: pa.Array, path: str) -> list[Any]:
-    micros = byte_columns.whole(array)
-    if (micros % 1000).any():
-        fault = "the time has microseconds, and the schema keeps milliseconds; cut it in `select`"
-        raise ValueError(f"field {path}: {fault}")
-    millis: list[Any] = (micros // 1000).tolist()
-    return millis
-
-
-def _texts(array: pa.Array, path: str) -> list[Any]:
-    return [text.decode() for text in byte_columns.texts(array, path)]
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)

@@ -14,6 +14,7 @@ import unicodedata
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, get_args
 
+from router_schemas.avro.kinds import KINDS
 from router_schemas.avro.model import (
     MAX_DEPTH,
     Array,
@@ -24,7 +25,6 @@ from router_schemas.avro.model import (
     Enum,
     Fixed,
     Logical,
-    LogicalName,
     MapOf,
     Primitive,
     PrimitiveName,
@@ -42,24 +42,6 @@ if TYPE_CHECKING:
 
 
 PRIMITIVES: tuple[PrimitiveName, ...] = get_args(PrimitiveName)
-LOGICAL: dict[str, set[LogicalName]] = {
-    "int": {"date", "time-millis"},
-    "long": {
-        "time-micros",
-        "timestamp-millis",
-        "timestamp-micros",
-        "timestamp-nanos",
-        "local-timestamp-millis",
-        "local-timestamp-micros",
-        "local-timestamp-nanos",
-    },
-    "bytes": {"decimal", "big-decimal"},
-    "string": {"uuid"},
-    "fixed": {"decimal", "duration", "uuid"},
-}
-"""The logical types that fit each type."""
-SIZES: dict[LogicalName, int] = {"duration": 12, "uuid": 16}
-"""Bytes of the fixed that a logical type needs."""
 MAX_FIXED = 1 << 20
 """Bytes of the largest fixed. A reader allocates all of them before it reads a value."""
 
@@ -249,12 +231,13 @@ def _size(node: dict[str, Any], at: _Place) -> int:
 
 def _logical(node: dict[str, Any], kind: str, size: int = 0) -> Logical | None:
     """Return the logical type; None if it does not fit its type, as the specification requires to ignore it then."""
-    name = next((logical for logical in LOGICAL.get(kind, ()) if logical == node.get("logicalType")), None)
-    if name is None:
+    wanted = node.get("logicalType")
+    described = KINDS[kind, wanted].value if isinstance(wanted, str) and (kind, wanted) in KINDS else None
+    if described is None or described.logical is None:
         return None
+    name = described.logical
     if name != "decimal":
-        fits = kind != "fixed" or SIZES[name] == size
-        return Logical(name) if fits else None
+        return Logical(name) if size == described.size else None
 
     precision: Any = node.get("precision")
     scale: Any = node.get("scale", 0)

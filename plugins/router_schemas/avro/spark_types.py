@@ -1,41 +1,25 @@
 """Map Avro types to Spark types, and back: the columns of a reader's schema, and a schema for columns.
 
-Spark's `from_avro` makes these columns of a reader's schema (`mapped`):
+Spark's `from_avro` makes the columns of `AvroKind`, and these, of a reader's schema (`mapped`):
 
 | Avro | Spark | |
 |---|---|---|
-| boolean, int, long, float, double | boolean, int, bigint, float, double | |
-| string, enum, string with uuid | string | |
-| bytes, fixed | binary | |
+| enum | string | |
 | record, array, map | struct, array, map<string, ...> | |
 | null with one other type | that type | every column may be null |
 | int with long, float with double | bigint, double | |
 | other unions | struct of member0, member1, ... | null not counted; one member is set, the others are null |
-| date (int) | date | |
-| timestamp-millis, timestamp-micros (long) | timestamp | |
-| local-timestamp-millis, local-timestamp-micros | timestamp_ntz | Delta needs its table feature |
-| decimal (bytes, fixed) | decimal | beyond 38 digits binary: two's complement, big-endian |
-| time-millis, time-micros | int, bigint | counted from midnight; Spark 4.0 has no type for it |
-| timestamp-nanos, local-timestamp-nanos | bigint | Spark's timestamps end at microseconds |
-| duration, uuid (fixed), big-decimal (bytes) | binary | |
 | null alone, a record without fields, arrays and maps of them | no column | they have no values to keep |
 | a type that contains itself | refused | |
 
-Source: "Apache Avro Data Source Guide" of Spark 4.0, "Supported types for Avro -> Spark SQL conversion", and
-SchemaConverters of spark-avro 4.0. Later versions of Spark know more logical types. The ones that become plain numbers
-above are given to Spark without their logical type, so that a column has one type in all versions. In PERMISSIVE mode
-`from_avro` declares everything nullable, and so does this module.
+Source: SchemaConverters of spark-avro 4.0; `AvroKind` has the values. In PERMISSIVE mode `from_avro` declares
+everything nullable, and so does this module.
 
-A schema that is made for columns is read back as the same columns (`derived`):
+A schema that is made for columns is read back as the same columns (`derived`): what `AvroKind` declares, and
+these:
 
 | column | Avro |
 |---|---|
-| boolean, float, double, string, binary | boolean, float, double, string, bytes |
-| tinyint, smallint, int / bigint | int / long |
-| date | date |
-| timestamp | timestamp-micros |
-| timestamp_ntz | local-timestamp-micros |
-| decimal | decimal on bytes |
 | struct | record, named by its place: games.Event.bags |
 | array, map<string, ...> | array, map |
 
@@ -52,6 +36,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import types as T
 
+from router_schemas.avro.kinds import KINDS, AvroKind, column_of
 from router_schemas.avro.model import (
     MAX_DEPTH,
     NULL,
@@ -64,7 +49,6 @@ from router_schemas.avro.model import (
     Logical,
     MapOf,
     Primitive,
-    PrimitiveName,
     Ref,
     Type,
     Union,
@@ -79,17 +63,6 @@ if TYPE_CHECKING:
     from router_schemas.model import ResolvedSchema
 
 
-PLAIN: dict[PrimitiveName, T.DataType] = {
-    "boolean": T.BooleanType(),
-    "int": T.IntegerType(),
-    "long": T.LongType(),
-    "float": T.FloatType(),
-    "double": T.DoubleType(),
-    "string": T.StringType(),
-    "bytes": T.BinaryType(),
-}
-DIGITS = 38
-"""The largest precision of Spark's decimals."""
 MAX_COLUMNS = 20_000
 """Fields at all levels: a schema of a few lines can name each type twice in the next, and so describe millions."""
 
@@ -152,8 +125,8 @@ class _Mapping:
             case Primitive("null"):
                 return None
             case Primitive(name, logical):
-                column = logical and _logical_type(logical)
-                return _MappedType(Primitive(name, logical if column else None), column or PLAIN[name])
+                column, read_logical = _column(name, logical)
+                return _MappedType(Primitive(name, read_logical), column)
             case Array():
                 items = self.type(kind.items, f"{path}[]", trail)
                 return items and _mapped_array(items)
@@ -173,9 +146,9 @@ class _Mapping:
             case Enum():
                 self.types[named.name] = named
                 return _MappedType(kind, T.StringType())
-        column = named.logical and _logical_type(named.logical)
-        self.types[named.name] = replace(named, logical=named.logical if column else None)
-        return _MappedType(kind, column or T.BinaryType())
+        column, read_logical = _column("fixed", named.logical)
+        self.types[named.name] = replace(named, logical=read_logical)
+        return _MappedType(kind, column)
 
     def union(self, kind: Union, path: str, trail: tuple[str, ...]) -> _MappedType | None:
         """Map a union: one type and null, two kinds of one number, or a struct with a member for each type."""
@@ -193,7 +166,7 @@ class _Mapping:
         union = joined(null, types)
         names = {member.name for member in types if isinstance(member, Primitive)}
         if len(members) == 2 and names in ({"int", "long"}, {"float", "double"}):
-            return _MappedType(union, PLAIN["long" if "long" in names else "double"])
+            return _MappedType(union, (AvroKind.LONG if "long" in names else AvroKind.DOUBLE).value.column)
         return _mapped_struct(union, [f"member{place}" for place in range(len(members))], members)
 
     def record(self, named: AvroRecord, path: str, trail: tuple[str, ...]) -> _MappedType | None:
@@ -228,6 +201,13 @@ class _Mapping:
         return _mapped_struct(Ref(named.name), [field.name for field in fields], members)
 
 
+def _column(name: str, logical: Logical | None) -> tuple[T.DataType, Logical | None]:
+    """Return the column of a type, and the logical type that is given to Spark: one that changes the column."""
+    bare = KINDS[name, None].value.column
+    column = column_of(KINDS[name, logical.name], logical) if logical else bare
+    return column, None if column == bare else logical
+
+
 def _mapped_array(items: _MappedType) -> _MappedType:
     kind = items.type
     # Avro 1.12.0, which Spark 4.0 contains, keeps the items of an array of doubles as floats (AVRO-4108, tried): 0.1
@@ -249,38 +229,8 @@ def _mapped_struct(kind: Type, names: list[str], members: list[_MappedType]) -> 
     return _MappedType(kind, T.StructType(fields), columns, depth)
 
 
-def _logical_type(logical: Logical) -> T.DataType | None:
-    """Return the Spark type of a logical type, None if it has none; mypy refuses a name that no case has."""
-    match logical.name:
-        case "date":
-            return T.DateType()
-        case "timestamp-millis" | "timestamp-micros":
-            return T.TimestampType()
-        case "local-timestamp-millis" | "local-timestamp-micros":
-            return T.TimestampNTZType()
-        case "decimal":
-            return T.DecimalType(logical.precision, logical.scale) if logical.precision <= DIGITS else None
-        case "time-millis" | "time-micros" | "timestamp-nanos" | "local-timestamp-nanos":
-            return None  # they are read as plain numbers
-        case "big-decimal" | "duration" | "uuid":
-            return None
-
-
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_PLAIN: dict[type[T.DataType], Primitive] = {
-    T.BooleanType: Primitive("boolean"),
-    T.ByteType: Primitive("int"),
-    T.ShortType: Primitive("int"),
-    T.IntegerType: Primitive("int"),
-    T.LongType: Primitive("long"),
-    T.FloatType: Primitive("float"),
-    T.DoubleType: Primitive("double"),
-    T.StringType: Primitive("string"),
-    T.BinaryType: Primitive("bytes"),
-    T.DateType: Primitive("int", Logical("date")),
-    T.TimestampType: Primitive("long", Logical("timestamp-micros")),
-    T.TimestampNTZType: Primitive("long", Logical("local-timestamp-micros")),
-}
+_DECLARED = {column: kind for kind in AvroKind for column in kind.value.declares}
 
 
 def derived(columns: T.StructType, name: str) -> AvroSchema:
@@ -339,6 +289,8 @@ def _type(kind: T.DataType, name: str, path: str, types: dict[str, Definition]) 
             return MapOf(_nullable(kind.valueType, name, f"{path}{{}}", types))
         case T.DecimalType():
             return Primitive("bytes", Logical("decimal", kind.precision, kind.scale))
-    if type(kind) not in _PLAIN:
+    if type(kind) not in _DECLARED:
         raise ValueError(f"field {path}: Avro has no type for {kind.simpleString()}; cast it in `select`")
-    return _PLAIN[type(kind)]
+    described = _DECLARED[type(kind)].value
+    assert described.stored != "fixed"  # a schema that is made for columns names no sizes
+    return Primitive(described.stored, Logical(described.logical) if described.logical else None)

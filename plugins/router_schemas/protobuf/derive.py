@@ -162,9 +162,7 @@ def _kind(kind: T.DataType, name: str, path: str, old: Member | None, taken: set
             raise _changed_type(path, old, kind)
         return _message(kind, old.kind.name, path, old.kind)
     new = _KINDS.get(type(kind))
-    if kind == T.DecimalType(20, 0):
-        new = Kind.UINT64
-    if new is None:
+    if new is None or (isinstance(kind, T.DecimalType) and kind != T.DecimalType(20, 0)):
         problem = f"Protobuf has no type for {kind.simpleString()} there; cast it in `select`, or put it into a struct"
         raise ValueError(f"field {path}: {problem}")
     if old is None or old.kind == new:

@@ -1,7 +1,7 @@
 """Describe each kind of Protobuf value once: its column, how it is read, and how it is written.
 
-To add a kind, add a member to `Kind`: its parts must all be given, or mypy refuses it. docs/reference/formats.md lists
-the columns. A message with fields is no kind of value: it is a struct of its own columns (model).
+To add a kind, add a member to `Kind`: its parts must all be given, or mypy refuses it. docs/reference/formats.md has
+the table that is made of them. A message with fields is no kind of value: it is a struct of its own columns (model).
 """
 
 from __future__ import annotations
@@ -243,6 +243,10 @@ class Description:
     write: Callable[[WrittenField, pa.Array], ByteRows]
     read: Callable[[pa.Array, str], pa.Array] | None = None
     bounds: tuple[int, int] | None = None
+    title: str = ""
+    """How docs/reference/formats.md calls it, if neither a scalar's name nor the name of a message says it."""
+    note: str = ""
+    """What that page adds."""
 
 
 _INTS = (T.ByteType, T.ShortType, T.IntegerType)
@@ -320,6 +324,7 @@ class Kind(Enum):
         declares=(),
         wire=VARINT,
         write=partial(_unsigned, 32, False),
+        note="Spark has no unsigned types",
     )
     FIXED32 = Description(
         arrow=pa.int64(),
@@ -327,13 +332,15 @@ class Kind(Enum):
         declares=(),
         wire=I32,
         write=partial(_unsigned, 32, True),
+        note="Spark has no unsigned types",
     )
     UINT64 = Description(
         arrow=pa.decimal128(20, 0),
         columns=(*_LONGS, T.DecimalType),
-        declares=(),
+        declares=(T.DecimalType,),
         wire=VARINT,
         write=partial(_unsigned, 64, False),
+        note="of decimals only decimal(20,0) declares it",
     )
     FIXED64 = Description(
         arrow=pa.decimal128(20, 0),
@@ -369,6 +376,7 @@ class Kind(Enum):
         declares=(),
         wire=VARINT,
         write=_enum_numbers,
+        note="its name; the digits of a number that has none",
     )
     TIMESTAMP = Description(
         arrow=pa.timestamp("us", "UTC"),
@@ -377,6 +385,7 @@ class Kind(Enum):
         wire=LEN,
         write=_timestamps,
         bounds=_YEARS_1_TO_9999,
+        note="microseconds; outside the years 1 to 9999 a dead letter",
     )
     DURATION = Description(
         arrow=pa.int64(),
@@ -385,6 +394,7 @@ class Kind(Enum):
         wire=LEN,
         write=_durations,
         bounds=_TEN_THOUSAND_YEARS,
+        note="microseconds",
     )
     JSON = Description(
         arrow=pa.string(),
@@ -393,6 +403,7 @@ class Kind(Enum):
         wire=LEN,
         write=_json_messages,
         read=_json_texts,
+        note="JSON, keys sorted",
     )
     EMPTY = Description(
         arrow=pa.struct([(PRESENT, pa.bool_())]),
@@ -401,8 +412,8 @@ class Kind(Enum):
         wire=LEN,
         write=lambda _, array: [b""] * len(array),
         read=_presence,
+        title="message without fields",
     )
-    """A message without fields."""
     RAW = Description(
         arrow=pa.binary(),
         columns=(T.BinaryType,),
@@ -410,8 +421,9 @@ class Kind(Enum):
         wire=LEN,
         write=_checked_messages,
         read=lambda array, _: array,
+        title="a message within itself; more than 16 levels",
+        note="its bytes",
     )
-    """A message that is not followed further: its bytes."""
 
     @override
     def __str__(self) -> str:

@@ -93,12 +93,13 @@ class SchemaEvolution:
         columns: dict[str, pa.Schema] = {}
         commits: list[TableCommit] = []
         for table, targets in sorted(by_table.items()):
-            have = _schema(handles[table])
+            handle = handles[table]
+            have = None if handle is None else delta_schema(to_arrow(handle))
             for target, landed in sorted(targets.items()):
-                come, difference = collected.compare((target, table), handles[table], have, landed)
+                come, difference = collected.compare((target, table), handle, have, landed)
                 if not landed:
                     continue
-                work = self._commit(handles[table], (target, table), tuple(landed), come, difference, batch)
+                work = self._commit(handle, (target, table), tuple(landed), come, difference, batch)
                 commits.append(replace(work, widening=collected.widening(target)))
                 # The next target of the table is compared with the columns that this commit gives it.
                 columns_after = come
@@ -413,10 +414,6 @@ def _group(files: Iterable[StagedFile], quarantined: Iterable[str]) -> Grouped:
         target, table = place.rsplit("/", 1)
         by_table[table].setdefault(target, [])
     return by_table
-
-
-def _schema(table: Any) -> pa.Schema | None:
-    return None if table is None else delta_schema(to_arrow(table))
 
 
 def _refusal(table: str, columns: list[str]) -> str:

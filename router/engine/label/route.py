@@ -48,7 +48,7 @@ from router.engine.label.tombstones import takes_tombstones
 from router.errors import StartError
 from router.registry import call_part, parts_in
 from router.spark_internals import analysed, arrow_type
-from router.table_names import pieces_of
+from router.templates import template_fields
 
 if TYPE_CHECKING:
     from router.config.models import Config, Route
@@ -213,8 +213,8 @@ class RoutePlanner:
         for j in self.table_columns():
             sink = self.route.sinks[j]
             assert isinstance(sink, LakeSink)
-            for field, _ in pieces_of(sink.table_template() or "{?}"):
-                if field and field.split(".")[0].lower() not in frame_names:
+            for field in template_fields(sink.table_template() or "{?}"):
+                if field.split(".")[0].lower() not in frame_names:
                     return False
         return True
 

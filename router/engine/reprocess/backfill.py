@@ -34,6 +34,7 @@ from router.engine.batch import Batches
 from router.engine.decision import tables_of
 from router.engine.destination import Destination
 from router.engine.outbox.apply import opened
+from router.engine.reprocess.context import Reprocessing
 from router.engine.reprocess.records import BronzeRecords, RecordRange, records_of_topic
 from router.engine.reprocess.run import NamedRun
 from router.engine.reprocess.stored_offsets import Spans, are_stored, stored_records_of
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from router.delta.staged_files import StagedFile
     from router.engine.batch_decision import BatchDecision
     from router.engine.checkpoint_store import Manifest
-    from router.engine.reprocess.context import ReprocessContext
 
 NOTE = "replays/backfill.json"
 COORDINATE_COLUMNS = ((TOPIC, PARTITION, OFFSET), PLACE)
@@ -184,15 +184,8 @@ def _coordinate_columns(schema: pa.Schema, commit: TableCommit) -> tuple[str, ..
 
 
 @dataclass
-class Backfill:
+class Backfill(Reprocessing):
     """The backfills of a configuration, whose decoder must be prepared already; the stream must not run."""
-
-    context: ReprocessContext
-
-    def __post_init__(self) -> None:
-        self.config = self.context.config
-        self.spark = self.context.spark
-        self.lake = self.context.lake
 
     def cut_off(self) -> NamedRun[RecordRange] | None:
         """Return the backfill that was killed before its end; None if there is none."""

@@ -64,3 +64,15 @@ class ReprocessContext:
         learnt = LearntSchemas(CheckpointStore(self.checkpoint))
         preparation = Preparation(self.folder, False, sample, learnt, reads_topic=config.source.reads_topic)
         return replace(self, config=config.model_copy(update={"decode": config.decode.prepare(preparation)}))
+
+
+@dataclass
+class Reprocessing:
+    """Work on records that are processed again, with what it takes from its context at hand."""
+
+    context: ReprocessContext
+
+    def __post_init__(self) -> None:
+        self.config = self.context.config
+        self.spark = self.context.spark
+        self.lake = self.context.lake

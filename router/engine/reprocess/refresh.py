@@ -17,6 +17,7 @@ from router.api.sinks import LakeSink, MergingSink, TableSink
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.merge.coordinator import MergedTables
 from router.engine.preflight.explain import fixed_table, tables_by_sink
+from router.engine.reprocess.context import Reprocessing
 from router.engine.reprocess.rebuild import RebuiltRows, TableSource
 from router.engine.reprocess.repair import Repair
 from router.errors import RouterError, RunningError, StartError, TableError
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from router.delta.commit import TableCommit
-    from router.engine.reprocess.context import ReprocessContext
     from router.engine.reprocess.repair_target import Repaired
 
 log = logging.getLogger("router")
@@ -69,22 +69,16 @@ class Refreshed:
 
 
 @dataclass
-class Refresh:
+class Refresh(Reprocessing):
     """The rebuild of all tables whose names match a pattern. The decoder must be prepared already.
 
     `topic` takes the records from Kafka in place of bronze, `full` and `accept` are those of `Repair`.
     """
 
-    context: ReprocessContext
     patterns: tuple[str, ...]
     full: bool = False
     topic: bool = False
     accept: bool = False
-
-    def __post_init__(self) -> None:
-        self.config = self.context.config
-        self.spark = self.context.spark
-        self.lake = self.context.lake
 
     def run(self) -> Refreshed:
         """Rebuild the tables. Raises StartError or TableError if one cannot be rebuilt, before anything changes."""

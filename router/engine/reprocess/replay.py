@@ -24,6 +24,7 @@ from pyspark.sql import functions as F
 
 from router.api.sinks import MergingSink
 from router.config.models import names_of
+from router.counts import BY_NAME
 from router.delta.parquet_writer import staged_again
 from router.engine import ledger
 from router.engine.balance import total
@@ -32,6 +33,7 @@ from router.engine.decision import BatchDecider
 from router.engine.destination import Destination
 from router.engine.outbox.apply import REPLAYED, mark_replayed, opened
 from router.engine.quarantine.table import blocked_places
+from router.engine.reprocess.context import Reprocessing
 from router.engine.reprocess.records import BronzeRecords, delta_rows
 from router.engine.reprocess.resend import resending_sinks
 from router.engine.reprocess.run import NamedRun
@@ -57,7 +59,6 @@ if TYPE_CHECKING:
     from router.engine.balance import Partition
     from router.engine.batch_decision import BatchDecision
     from router.engine.checkpoint_store import Manifest
-    from router.engine.reprocess.context import ReprocessContext
 
 _NOTE = "replays/dead_letters.json"
 _DEAD_LETTER_KEY = (*PLACE, "timestamp", "key", "value")
@@ -214,16 +215,9 @@ class ReplayDestination(Destination):
         """Return the changes of the counts that the dead letters had in the ledger until now."""
         partitions = manifest.partitions
         read = total(partitions, "read")
-        failed = total(partitions, "failed")
         if self.scope.route is None:
-            bare = total(partitions, "bare")
-            changes = {
-                "read": 0,
-                "decoded": read - failed - bare,
-                "failed": failed,
-                "bare": bare,
-                "unmatched": total(partitions, "unmatched"),
-            }
+            changes = {name: total(partitions, name) for name in (*BY_NAME["read"].parts, "unmatched")}
+            changes["read"] = 0
             # All of them were counted as failed until now, or as decoded and unmatched.
             if self.scope.stage in (Stage.READ, Stage.DECODE):
                 changes["failed"] -= read
@@ -239,7 +233,7 @@ class ReplayDestination(Destination):
         rows = []
         for key in manifest.targets:
             route, sink = key.split("/", 1)
-            rows.append({"route": route, "sink": sink, **dict.fromkeys(counts, failed - read)})
+            rows.append({"route": route, "sink": sink, **dict.fromkeys(counts, total(partitions, "failed") - read)})
         return rows
 
 
@@ -254,19 +248,13 @@ def still_path(folder: str, batch: int) -> str:
 
 
 @dataclass
-class DeadLetterReplay:
+class DeadLetterReplay(Reprocessing):
     """The replays of a configuration's dead letters. To show or send some, its decoder must be prepared.
 
     With `accept` dead letters also go into tables whose rows depend on the order in which records come.
     """
 
-    context: ReprocessContext
     accept: bool = False
-
-    def __post_init__(self) -> None:
-        self.config = self.context.config
-        self.spark = self.context.spark
-        self.lake = self.context.lake
 
     def begin(self, chosen: DeadLetterFilter) -> NamedRun[DeadLetterChoice] | None:
         """Return a new replay of the dead letters that a filter chooses; None if there are none."""

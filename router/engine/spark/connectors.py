@@ -234,7 +234,8 @@ def _failure(output: str, connectors: Collection[str]) -> MachineError:
     if NETWORK.search(output):
         fault += ": no repository can be reached"
     elif connectors:
-        todo += f"; or take another tested pair of pyspark and delta-spark: {_pairs()}"
+        pairs = ", ".join(f"{spark} with {delta}" for spark, delta in PAIRS.items())
+        todo += f"; or take another tested pair of pyspark and delta-spark: {pairs}"
     path = cache_folder() / "spark-jars.log"
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -246,10 +247,6 @@ def _failure(output: str, connectors: Collection[str]) -> MachineError:
 def _missing(output: str) -> list[str]:
     """Return the artifacts that the resolver names as missing."""
     return sorted(set(re.findall(r"(?:unresolved dependency|download failed): ([\w.-]+#[\w.-]+;[\w.-]+)", output)))
-
-
-def _pairs() -> str:
-    return ", ".join(f"{spark} with {delta}" for spark, delta in PAIRS.items())
 
 
 def _resolve(connectors: Collection[str], settings: Mapping[str, str]) -> list[str]:

@@ -157,7 +157,8 @@ class StatusServer:
         if name in self.ui.hosts:
             return True
         bound, _ = self.ui.host_and_port
-        if _is_any(bound):
+        # These stand for every address of the machine.
+        if bound in ("0.0.0.0", "::"):
             return name in LOCAL_NAMES or name in _addresses_of_machine()
         return name == bound or (_is_loopback(bound) and name in LOCAL_NAMES)
 
@@ -197,10 +198,6 @@ def _host_name(host: str) -> str:
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0].lower()
-
-
-def _is_any(host: str) -> bool:
-    return host in ("0.0.0.0", "::")
 
 
 def _is_loopback(host: str) -> bool:

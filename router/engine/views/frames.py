@@ -41,7 +41,7 @@ from router.engine.views.sources import replaced_by, together, versions_of
 from router.engine.views.stage import HASH, TARGET, VIOLATED_COLUMN, violations
 from router.errors import ViewError, first_line
 from router.spark_internals import analysed, to_arrow_columns
-from router.table_names import pieces_of
+from router.templates import template_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -120,8 +120,8 @@ class ViewFrames:
         reserved = any(name.startswith((TARGET, HASH, VIOLATED_COLUMN)) for name in columns)
         if reserved or len(set(columns)) < len(columns):
             raise ViewError(self.view.name, "each of its columns needs a name of its own")
-        for name, _ in pieces_of(self.view.into):
-            if name and name not in columns:
+        for name in template_fields(self.view.into):
+            if name not in columns:
                 raise ViewError(self.view.name, f"`into` asks for {name}, which is no column of its SQL")
 
     def _with_expectations(self, shape: QueryShape) -> QueryShape:

@@ -49,7 +49,7 @@ from router.engine.views.sources import Changes, Snapshot, accept_lost, changes_
 from router.engine.views.stage import StagedTable, stage_rows
 from router.errors import TableError, ViewError, first_line
 from router.spark_internals import to_arrow_columns
-from router.table_names import pieces_of
+from router.templates import template_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -517,16 +517,13 @@ def _why_full(view: View, note: Note, *, full: bool, trusted: bool) -> str:
 
 def _touched(view: View, shape: QueryShape, changed: Iterable[str]) -> frozenset[str] | None:
     """Return the tables of a view that rows of some sources can be in; None if only the rows tell that."""
-    pieces = pieces_of(view.into)
-    columns = {column for column, _ in pieces if column}
     # The table of the view must be named by the source table, and by nothing else.
-    if not shape.table or columns != {shape.table}:
+    if not shape.table or {*template_fields(view.into)} != {shape.table}:
         return None
     touched = set()
     for table in changed:
         short_name = table.partition(".")[2]
-        name = "".join(short_name if column else text for column, text in pieces)
-        touched.add(name.lower())
+        touched.add(view.into.replace(f"{{{shape.table}}}", short_name).lower())
     return frozenset(touched)
 
 

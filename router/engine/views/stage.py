@@ -22,7 +22,8 @@ from router.delta.staged_files import StagedFile
 from router.delta.unreadable_values import unreadable_in
 from router.engine.land.task import GATHERED, gathered
 from router.engine.views.row_hash import row_hash
-from router.table_names import folded, pieces_of
+from router.table_names import folded
+from router.templates import parse_template
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -103,8 +104,8 @@ def stage_rows(
 def target_name(into: str) -> Column:
     """Return the name of the table that a row belongs to, before its case is folded."""
     parts = []
-    for column, text in pieces_of(into):
-        parts.append(F.col(quoted(column)).cast("string") if column else F.lit(text))
+    for piece in parse_template(into):
+        parts.append(F.lit(piece) if isinstance(piece, str) else F.col(quoted(piece.path)).cast("string"))
     return F.concat(*parts)
 
 
