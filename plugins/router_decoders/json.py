@@ -18,6 +18,7 @@ from pyspark.errors import ParseException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
+from typing_extensions import override
 
 from router import ArrowDecoder, ArrowDecoding, Preparation, StartError
 from router_decoders.registry_decoder import RegistryDecoder
@@ -121,6 +122,11 @@ class Json(ArrowDecoder):
         if len(set_options) > 1:
             raise ValueError(f"give exactly one of {', '.join(options)}; {' and '.join(set_options)} are given")
         return self
+
+    @property
+    @override
+    def skips_blank_lines(self) -> bool:
+        return True
 
     def prepare(self, preparation: Preparation) -> Self:
         """Return this decoder with its schema; may read a sample of the source and write an inferred one."""
