@@ -44,6 +44,8 @@ READ = "_avro"
 OBJECT_KEY = 10
 """Bytes before the value of a single object: C3 01 and the fingerprint."""
 NO_OBJECT = "wire format: the value does not start with C3 01 and the 8 bytes of a fingerprint"
+BROKEN = "avro: the value is broken or cut off"
+"""The reason of a value that from_avro gives nothing for; a decimal with too many digits is one: `_name_decimals`."""
 TEMPORARY = ("_header", "_key", "_body", "_writer")
 TO_THE_END = 2**31 - 1
 ID_KEY = 5
@@ -145,6 +147,7 @@ class Avro(RegistryDecoder):
             header=known.header,
             only=known.only,
             absence=known.absence,
+            decimals=_schemas_with_decimals(known),
         )
         adds = T.StructType([T.StructField("event", known.event), *added])
         return ArrowDecoding(avro_events, rows, adds, before=lambda raw: with_records(raw, known))
@@ -208,7 +211,7 @@ def _reason(parts: list[_Part]) -> Column:
     for part in parts:
         # The order matters, for the first true case counts: `is_read` is true of all rows of this part.
         case = case.when(part.good, no_reason)
-        case = case.when(part.is_read & part.end.isNull(), "avro: the value is broken or cut off")
+        case = case.when(part.is_read & part.end.isNull(), BROKEN)
         case = case.when(part.whole, "avro: a string is not UTF-8")
         case = case.when(part.is_read, "avro: there are more bytes behind the value")
     return case
@@ -348,7 +351,8 @@ def _elements(values: Column, kind: T.DataType) -> Iterator[Column]:
 class AvroRows:
     """How the schema of a row is found. `written` is by prefix: the bytes before a value, or those in its `header`.
 
-    `only` names the file whose schema reads all values, with any ids and GUIDs; empty if these count.
+    `only` names the file whose schema reads all values, with any ids and GUIDs; empty if these count. `decimals` has
+    the texts of a writer's and its reader's schema, by prefix, if the reader's has decimals.
     """
 
     written: dict[bytes, SchemaInfo]
@@ -356,6 +360,18 @@ class AvroRows:
     header: str
     only: str
     absence: str = ""
+    decimals: Mapping[bytes, tuple[str, str]] | None = None
+
+
+def _schemas_with_decimals(known: Records) -> dict[bytes, tuple[str, str]]:
+    """Return the texts of the writer's and the reader's schema for each prefix whose reader has decimals."""
+    texts: dict[bytes, tuple[str, str]] = {}
+    for record in known.records:
+        if '"decimal"' not in record.reader:
+            continue
+        for prefix, writer in record.writers.items():
+            texts[prefix] = (writer, record.reader)
+    return texts
 
 
 def avro_events(records: pa.RecordBatch, known: AvroRows) -> pa.RecordBatch:
@@ -372,13 +388,40 @@ def avro_events(records: pa.RecordBatch, known: AvroRows) -> pa.RecordBatch:
     written = [_writer_schema(writer, known) for writer in rows.writers]
     from_avro_results = records.column(READ)
     # What the prefix and the schema tell comes before what from_avro could not read.
-    reasons = pc.coalesce(why(rows, written, absence=known.absence), pc.struct_field(from_avro_results, "reason"))
+    unread = _name_decimals(pc.struct_field(from_avro_results, "reason"), rows, known)
+    reasons = pc.coalesce(why(rows, written, absence=known.absence), unread)
     added = [reasons, wanted(rows, written), *about(rows, written)]
     columns = {"event": pc.struct_field(from_avro_results, "event")}
     columns.update(zip(ADDED.names, added, strict=True))
     if known.only:
         del columns["_wanted"]
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def _name_decimals(reasons: pa.Array, rows: FramedRows, known: AvroRows) -> pa.Array:
+    """Return the reasons of from_avro, with the field if a value is refused for the digits of a decimal."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from router_schemas.avro.decimals import too_many_digits
+
+    is_broken = pc.equal(reasons, BROKEN).fill_null(False)
+    if not known.decimals or not is_broken.true_count:
+        return reasons
+    texts = reasons.to_pylist()
+    for row in np.flatnonzero(is_broken.to_numpy(zero_copy_only=False)).tolist():
+        prefix = _prefix(rows.writers[rows.groups[row]], known)
+        schemas = known.decimals.get(prefix)
+        if schemas is None:
+            continue
+        value = rows.payloads[row].as_py()
+        if known.wire_format == "single_object":
+            value = value[OBJECT_KEY:]
+        fault = too_many_digits(value, *schemas)
+        if fault:
+            texts[row] = f"avro: {fault}"
+    return pa.array(texts, reasons.type)
 
 
 def _frame_rows(records: pa.RecordBatch, known: AvroRows) -> FramedRows:
@@ -410,16 +453,20 @@ def _frame_rows(records: pa.RecordBatch, known: AvroRows) -> FramedRows:
     return FramedRows(payloads=values, groups=groups, writers=tuple(writers), reasons=reasons, ids=no_ids)
 
 
-def _writer_schema(writer: str, known: AvroRows) -> SchemaInfo | None:
-    """Return the known schema of a writer; None if it is to be fetched."""
+def _prefix(writer: str, known: AvroRows) -> bytes:
+    """Return the bytes that the schema of a writer is known by."""
     from router_schemas.wire_format import schema_bytes
 
     if known.wire_format == "single_object":
-        info = known.written.get(MARKER + bytes.fromhex(writer.removeprefix(FINGERPRINT)))
-    elif known.only:
-        info = known.written[b""]
-    else:
-        info = known.written.get(schema_bytes(WriterSchema.of(writer)))
+        return MARKER + bytes.fromhex(writer.removeprefix(FINGERPRINT))
+    if known.only:
+        return b""
+    return schema_bytes(WriterSchema.of(writer))
+
+
+def _writer_schema(writer: str, known: AvroRows) -> SchemaInfo | None:
+    """Return the known schema of a writer; None if it is to be fetched."""
+    info = known.written.get(_prefix(writer, known))
     if info is None and known.only:
         return SchemaInfo(reason=f"{writer} is not that of {known.only}")
     return info

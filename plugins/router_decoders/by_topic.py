@@ -60,6 +60,11 @@ class ByTopic(ArrowDecoder):
     def zero_is_absent(self) -> bool:
         return any(decoder.zero_is_absent for decoder in self.topics.values())
 
+    @property
+    @override
+    def skips_blank_lines(self) -> bool:
+        return all(decoder.skips_blank_lines for decoder in self.topics.values())
+
     def of_topic(self, topic: str) -> Decoder:
         """Return the decoder of a topic's records. Raises ValueError for a topic that is not named."""
         if topic not in self.topics:

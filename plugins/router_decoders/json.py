@@ -13,16 +13,17 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 from pyspark.errors import ParseException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
+from typing_extensions import override
 
 from router import ArrowDecoder, ArrowDecoding, Preparation, StartError
 from router_decoders.registry_decoder import RegistryDecoder
 from router_schemas.json_schema.spark_types import check_types, json_schema_of, struct_of
-from router_schemas.model import schema_file
+from router_schemas.model import schema_file, table_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -122,6 +123,14 @@ class Json(ArrowDecoder):
             raise ValueError(f"give exactly one of {', '.join(options)}; {' and '.join(set_options)} are given")
         return self
 
+    _renames: bool = PrivateAttr(default=False)
+    """Whether columns have other names than the fields that were inferred."""
+
+    @property
+    @override
+    def skips_blank_lines(self) -> bool:
+        return True
+
     def prepare(self, preparation: Preparation) -> Self:
         """Return this decoder with its schema; may read a sample of the source and write an inferred one."""
         if self.infer is not None:
@@ -130,7 +139,11 @@ class Json(ArrowDecoder):
             struct = read_schema(preparation.folder / self.schema_file)
         else:
             return self
-        return self.model_copy(update={"ddl": struct.toDDL(), "schema_file": None, "infer": None})
+        copy = self.model_copy(update={"ddl": struct.toDDL(), "schema_file": None, "infer": None})
+        if self.infer is not None and table_type(struct) != struct:
+            _warn_of_renamed(preparation.folder / self.infer.file, struct)
+            copy._renames = True
+        return copy
 
     def encode(self, event: Any, schema: Path | None = None, message: str | None = None) -> bytes:
         """Return the text of an event."""
@@ -140,7 +153,7 @@ class Json(ArrowDecoder):
         """Return how tasks decode; raise ValueError for a schema that JSON cannot be decoded to."""
         if self.ddl is None:
             raise StartError("the schema is in a file: call prepare() before decode()")
-        return _decoding(self.ddl, session_zone(), self.rescue)
+        return _decoding(self.ddl, session_zone(), self.rescue, self._renames)
 
 
 def json_decoding(ddl: str) -> ArrowDecoding:
@@ -149,20 +162,24 @@ def json_decoding(ddl: str) -> ArrowDecoding:
 
 
 @lru_cache(maxsize=16)
-def _decoding(ddl: str, zone: str, rescue: bool) -> ArrowDecoding:
-    """Return how tasks decode to a schema; made once, because Spark parses the DDL."""
+def _decoding(ddl: str, zone: str, rescue: bool, renames: bool = False) -> ArrowDecoding:
+    """Return how tasks decode to a schema; made once, because Spark parses the DDL.
+
+    With `renames` fields may have any names, and columns get names that tables can have.
+    """
     from router_decoders.json_arrow import RESCUED, JsonEvents, events
     from router_decoders.json_types import nullable, shape
 
     schema = struct_of_ddl(ddl)
-    check_types(schema)
-    event = nullable(schema)
+    named = table_type(schema) if renames else schema
+    check_types(named)
+    event = nullable(named)
     if rescue:
-        if RESCUED in (name.lower() for name in schema.fieldNames()):
+        if RESCUED in (name.lower() for name in event.fieldNames()):
             raise ValueError(f"the schema has a field {RESCUED} already; remove it or switch `rescue` off")
         event = event.add(RESCUED, T.MapType(T.StringType(), T.StringType()))
     adds = T.StructType([T.StructField("event", event), T.StructField("_error", T.StringType()), UNKNOWN])
-    return ArrowDecoding(events, JsonEvents(shape(schema), zone, rescue), adds)
+    return ArrowDecoding(events, JsonEvents(shape(schema, named), zone, rescue), adds)
 
 
 def session_zone() -> str:
@@ -226,6 +243,18 @@ def read_or_infer(options: Infer, preparation: Preparation) -> T.StructType:
     struct = read_schema(file)
     _log_changes(file, former, struct)
     return struct
+
+
+def _warn_of_renamed(file: Path, struct: T.StructType) -> None:
+    """Log the fields whose columns have other names: no table takes their signs, or two names differ by case only."""
+    for (path, _), (column, _) in zip(leaves(struct), leaves(table_type(struct)), strict=True):
+        if path != column:
+            logger.warning(
+                "schema %s: %s becomes the column %s, since no table can have both names, or its signs",
+                file,
+                path,
+                column,
+            )
 
 
 def infer(sample: DataFrame) -> T.StructType:
@@ -362,7 +391,6 @@ class JsonSchema(RegistryDecoder):
         """Return how tasks decode."""
         from router_decoders.json_arrow import FramedObjects, JsonEvents, framed_events
         from router_decoders.json_types import nullable, shape
-        from router_schemas.model import table_type
         from router_schemas.wire_format import ADDED_FIELDS
 
         known: Objects = self.known

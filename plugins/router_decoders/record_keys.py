@@ -60,6 +60,11 @@ class RecordKeys(Decoder):
     def zero_is_absent(self) -> bool:
         return self.value.zero_is_absent or self.key.zero_is_absent
 
+    @property
+    @override
+    def skips_blank_lines(self) -> bool:
+        return self.value.skips_blank_lines
+
     def prepare(self, preparation: Preparation) -> Self:
         """Return this decoder with both prepared."""
         preparation_of_key = replace(

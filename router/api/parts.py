@@ -142,6 +142,11 @@ class Decoder(Part, ABC):
         """
         return False
 
+    @property
+    def skips_blank_lines(self) -> bool:
+        """Return whether a line of nothing but blanks is no record, as between JSON objects."""
+        return False
+
     def prepare(self, preparation: Preparation) -> Self:
         """Return a copy that is ready to decode. Called once, at the start of a stream. Runs on the driver."""
         return self

@@ -354,6 +354,24 @@ SHAPES: dict[str, tuple[str | None, list[str], list[dict[str, Any]]]] = {
             {"_rescued": {"s": '{"a": 6, "a": 7}'}},
         ],
     ),
+    "names that no table can have": (
+        None,
+        [
+            '{"o": {"x y": 1, "q": [{"a.b": 2}]}}',
+            '{"o": {"x y": 3, "q": [{"a.b": 2}]}}\n{"o": {"x_y": 4}}\n{"o": {"x y": 5, "x_y": 6}}\n{"o": {"X=Y": 7}}',
+        ],
+        [
+            {"o": {"x_y": "3", "q": [{"a_b": "2"}]}},
+            {"o": {"x_y": "4"}},
+            {"_rescued": {"o": '{"x y": 5, "x_y": 6}'}},
+            {"o": {"x_y": "7"}},
+        ],
+    ),
+    "hints with names that no table can have": (
+        "`a b` bigint, o struct<`x y`:bigint>",
+        ['{"a b": 1, "o": {"x y": 2}}\n{"a_b": 3, "o": {"x_y": 4}}'],
+        [{"a_b": "1", "o": {"x_y": "2"}}, {"o": {"x_y": "4"}, "_rescued": {"a_b": "3"}}],
+    ),
     "texts inside": (
         None,
         ['{"s": {"t": "x"}}', '{"s": {"t": [ 3.0 ]}}\n{"s": {"t": {"u": 1e2}}}\n{"s": {"t": "\\u00e9"}}'],
@@ -834,3 +852,51 @@ def test_what_does_not_go_together_is_refused(files: dict[str, Any], decode: str
     with pytest.raises(ConfigError) as error:
         load(Path("files.yaml"), load_registry(), environ={}, text=text)
     assert path in [problem.path for problem in error.value.problems]
+
+
+def test_nested_names_that_no_table_can_have_land(drain: Drain, tmp_path: Path) -> None:
+    """Without it one key with a blank inside of an object refuses every start, also when the file is mended."""
+    put(tmp_path, "a.json", '{"id": 1, "o": {"x y": 1}, "many": [{"p,q": 2}]}\n{"id": 2, "o": {"x y": 1, "x_y": 2}}\n')
+    drain("json")
+    put(tmp_path, "b.json", '{"id": 3, "o": {"x_y": 4}}\n')
+    drain("json")
+    assert rows(tmp_path) == [
+        {"id": 2, "_rescued": {"o": '{"x y": 1, "x_y": 2}'}},
+        {"id": 1, "o": {"x_y": 1}, "many": [{"p_q": 2}]},
+        {"id": 3, "o": {"x_y": 4}},
+    ]
+
+
+def test_nested_names_of_parquet_that_no_table_can_have_land(spark: SparkSession, tmp_path: Path) -> None:
+    """Without it a struct that another engine wrote stops the stream."""
+    kind = pa.struct([("x y", pa.int64()), ("z", pa.int64())])
+    twice = pa.struct([("p q", pa.int64()), ("p_q", pa.int64())])
+    (tmp_path / "in").mkdir()
+    columns = {"o": pa.array([{"x y": 1, "z": 2}], kind), "t": pa.array([{"p q": 3, "p_q": 4}], twice)}
+    parquet.write_table(pa.table(columns), tmp_path / "in" / "a.parquet")
+
+    (row,) = records(spark, FilesSource(path=str(tmp_path / "in"), format="parquet"))
+
+    assert row == {"o": {"x_y": "1", "z": "2"}, "_rescued": {"t": '{"p q":3,"p_q":4}'}}
+
+
+def test_stored_columns_that_no_start_accepts_are_mended(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without it a name that was learnt once refuses every start, although nobody wrote it."""
+    memory = LearntSchemas()
+    stored = T.StructType.fromDDL(
+        "id bigint, ID string, o struct<`x y`:bigint, `X Y`:string>, _rescued map<string,string>"
+    )
+    memory.write("rows", stored.json().encode())
+    put(tmp_path, "a.json", '{"id": 1, "o": {"x y": 2}}\n')
+    files = FilesSource(path=str(tmp_path / "in"), format="json")
+
+    FileRows(spark, files, memory).learn()
+
+    mended = T.StructType.fromJson(json.loads(memory.read("rows") or b""))
+    assert mended == T.StructType.fromDDL("id bigint, o struct<x_y:bigint>, _rescued map<string,string>")
+    assert any("names that no table can have" in text for text in caplog.messages)
+    assert records(spark, files, memory) == [{"id": "1", "o": {"x_y": "2"}}]
+    FileRows(spark, files, memory).learn()
+    assert len(caplog.messages) == 1

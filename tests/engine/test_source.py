@@ -16,7 +16,7 @@ from confluent_kafka import Producer
 from deltalake import write_deltalake
 from pyspark.sql.classic.dataframe import DataFrame
 
-from router import RAW_SCHEMA, StartError
+from router import RAW_SCHEMA, Decoder, StartError
 from router.config.loader import Loaded, load
 from router.config.models import Config, FilesSource, FormatSource, KafkaSource, Source
 from router.delta.lake import Lake
@@ -28,6 +28,10 @@ from router.engine.spark.session import BATCH_BYTES, UNBOUNDED
 from router.engine.stream import run
 from router.registry import Registry, load_registry
 from router_decoders import Nothing
+from router_decoders.by_topic import ByTopic
+from router_decoders.json import Json
+from router_decoders.protobuf import Protobuf
+from router_decoders.record_keys import RecordKeys
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -265,6 +269,87 @@ def test_a_line_is_a_record_and_its_order_is_kept(spark: SparkSession, tmp_path:
     assert [bytes(row.value) for row in sorted(rows, key=lambda row: row.offset)] == [b"one", b"", b"\xff\xfe", b"four"]
     assert {row.timestamp.timestamp() for row in rows} == {1_700_000_000}
     assert {(row.key, row.headers, row.timestamp_type) for row in rows} == {(None, None, None)}
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["one part a file", "parts of a file"])
+def test_blank_lines_between_json_are_no_records(
+    spark: SparkSession, drain: Drain, tmp_path: Path, split: bool
+) -> None:
+    """Without it a blank line at the end of each file is a dead letter, and the numbers of records have gaps."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    # A byte order mark alone is blank too: files are joined by hand.
+    blanks = ["", " ", "\t \t", "\r", "\x0b\x0c", "\ufeff", " " * 300]
+    texts = [f'{{"n": {number}}}' for number in range(40)]
+    mixed: list[str] = [*blanks]
+    for number, text in enumerate(texts):
+        mixed += [text, blanks[number % len(blanks)], *blanks[: number % 3]]
+    (folder / "a.json").write_bytes("\n".join(mixed).encode())
+    (folder / "b.json").write_bytes("\n".join(blanks).encode())
+    (folder / "c.json").write_bytes(b"")
+    # These are records that no decoder can read: nothing of them may vanish.
+    (folder / "d.json").write_bytes(b"\xc2\xa0\n\xff\n\xe2\n\xef\xbb\n\x00\n\n")
+    for file in folder.iterdir():
+        os.utime(file, (1_700_000_000, 1_700_000_000))
+    if split:
+        spark.conf.set("spark.sql.files.maxPartitionBytes", "200")
+    try:
+        lake, reports = drain({"files": {"path": str(folder)}})
+        settings = config(files=FilesSource(path=str(folder))).model_copy(update={"decode": JSON})
+        sampled = source.sample(spark, settings, 1000).collect()
+    finally:
+        spark.conf.unset("spark.sql.files.maxPartitionBytes")
+
+    refused = [b"\xc2\xa0", b"\xff", b"\xe2", b"\xef\xbb", b"\x00"]
+    assert [report.read for report in reports] == [45]
+    values = [value for _, value in column(lake, "bronze.all", "offset", "value")]
+    assert values == [*(text.encode() for text in texts), *refused]
+    numbers = column(lake, "bronze.all", "offset")
+    assert numbers == [*range(numbers[0], numbers[0] + 45)]
+    assert column(lake, "silver.all", "n") == [*range(40)]
+    assert column(lake, "ops.dead", "value") == sorted(refused)
+    assert sorted(bytes(row.value) for row in sampled) == sorted(values)
+
+
+def test_files_of_blank_lines_alone_hold_no_records(drain: Drain, tmp_path: Path) -> None:
+    """Without it a folder that only got empty exports fails, or counts records that are nowhere."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.json").write_bytes(b"\n \n")
+
+    lake, reports = drain({"files": {"path": str(tmp_path / "in")}})
+    assert sum(report.read for report in reports) == 0
+    assert column(lake, "ops.dead", "value") == []
+
+    lines(tmp_path / "in", "b.json", 1)
+    lake, reports = drain({"files": {"path": str(tmp_path / "in")}})
+    assert [report.read for report in reports] == [1]
+    assert column(lake, "silver.all", "n") == [1]
+
+
+JSON = Json(schema="n int")
+BLANK_LINES: dict[str, tuple[Decoder, bool]] = {
+    "json": (JSON, True),
+    "json with keys": (RecordKeys(value=JSON, key=Nothing()), True),
+    "json of topics": (ByTopic(topics={"a": JSON}), True),
+    "bytes": (Nothing(), False),
+    "bytes of some topics": (ByTopic(topics={"a": JSON, "b": Protobuf(proto_file="a.proto", message="a.B")}), False),
+    "keys": (RecordKeys(value=Nothing(), key=JSON), False),
+}
+
+
+@pytest.mark.parametrize(("decoder", "skips"), BLANK_LINES.values(), ids=BLANK_LINES)
+def test_a_blank_line_is_a_value_where_the_decoder_is_not_json(
+    spark: SparkSession, tmp_path: Path, decoder: Decoder, skips: bool
+) -> None:
+    """Without it values of text or bytes vanish, or those of JSON become dead letters."""
+    (tmp_path / "a.json").write_text('{"n": 1}\n\n')
+    files = FilesSource(path=str(tmp_path))
+    settings = config(files=files).model_copy(update={"decode": decoder})
+    whole = config(files=files.model_copy(update={"whole_files": True})).model_copy(update={"decode": decoder})
+    (tmp_path / "b.json").write_text("\n")
+
+    assert source.sample(spark, settings, 10).count() == (1 if skips else 3)
+    assert source.sample(spark, whole, 10).count() == 2
 
 
 def test_any_format_that_spark_streams(drain: Drain, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from decimal import Decimal
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -16,6 +17,7 @@ from pydantic import ValidationError
 from router import RAW_SCHEMA, Preparation, StartError
 from router.testing import check_decoder
 from router_decoders import Avro
+from router_schemas.avro.decimals import too_many_digits
 from router_schemas.avro.library import OneSchema, Records, RecordUse, records_of
 from router_schemas.avro.model import single_object_header
 from router_schemas.avro.parser import parse_text
@@ -362,3 +364,89 @@ def test_every_wire_format_keeps_the_contract(spark: SparkSession, open_, writte
 def test_a_use_is_a_record() -> None:
     with pytest.raises(ValueError, match="no record"):
         RecordUse.of(SchemaOrigin("bets"), parse_text('"string"'))
+
+
+def money(precision: int = 4) -> dict[str, Any]:
+    """Return a schema with decimals in all places, and with values before them that are passed over."""
+    decimal = {"logicalType": "decimal", "precision": precision, "scale": 2}
+    fixed = {"type": "fixed", "name": "Eight", "size": 8, **decimal}
+    inner = {"type": "record", "name": "Item", "fields": [{"name": "cost", "type": {"type": "bytes", **decimal}}]}
+    fields = [
+        {"name": "paid", "type": {"type": "bytes", **decimal}},
+        {"name": "kind", "type": {"type": "enum", "name": "Kind", "symbols": ["A", "B"]}},
+        {"name": "flags", "type": {"type": "map", "values": ["null", "boolean", "double", "float", "int"]}},
+        {"name": "left", "type": ["null", "string", fixed]},
+        {"name": "items", "type": {"type": "array", "items": inner}},
+        {"name": "by", "type": {"type": "map", "values": "Eight"}},
+        {"name": "note", "type": "string"},
+    ]
+    return {"type": "record", "namespace": "games", "name": "Bill", "fields": fields}
+
+
+GOOD: dict[str, Any] = {
+    "paid": Decimal("-99.99"),
+    "kind": "B",
+    "flags": {"a": True, "b": None, "c": 1.5, "d": -3},
+    "left": Decimal("12.34"),
+    "items": [{"cost": Decimal("1.00")}, {"cost": Decimal("99.99")}],
+    "by": {"x": Decimal("-0.01"), "y": Decimal(0)},
+    "note": "n",
+}
+BEYOND: dict[str, dict[str, Any]] = {
+    "paid": {"paid": Decimal("100.00")},
+    "left": {"left": Decimal("-100.00")},
+    "items[].cost": {"items": [{"cost": Decimal("1.00")}, {"cost": Decimal("12345678901234567890.12")}]},
+    "by{}": {"by": {"x": Decimal("0.01"), "y": Decimal("12345.67")}},
+}
+
+
+def test_a_decimal_with_too_many_digits_is_named(open_, tmp_path: Path, decode) -> None:
+    """Without it a good value that only is too large is called broken, and people look for a faulty network."""
+    (tmp_path / "bill.avsc").write_text(json.dumps(money()))
+    decoder = open_(schema_file="bill.avsc", wire_format="none")
+    # A producer that does not check digits. A fixed of eight bytes has 18 of them at most, bytes have any number.
+    unchecked = money(18)
+    unchecked["fields"][4]["type"]["items"]["fields"][0]["type"]["precision"] = 38
+    bodies = [body(unchecked, **{**GOOD, **values}) for values in BEYOND.values()]
+
+    rows = decode(decoder, [body(money(), **GOOD), *bodies, bodies[0][:-1], bodies[0] + b"\0", b"\xff" * 30])
+
+    assert rows[0]["_error"] is None
+    named = [f"avro: field {path}: the number has more digits than decimal(4, 2) allows" for path in BEYOND]
+    assert [row["_error"] for row in rows[1:5]] == named
+    broken = "avro: the value is broken or cut off"
+    assert [row["_error"] for row in rows[5:]] == [broken, named[0], broken]
+
+
+def test_the_digits_are_those_of_the_merged_column(open_, faulty: FaultyRegistry, decode) -> None:
+    """Without it the field of an older version is blamed, whose values the wider column takes."""
+    narrow = {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}
+
+    def two(first: int, second: int) -> dict[str, Any]:
+        kinds = {"a": {**narrow, "precision": first}, "b": {**narrow, "precision": second}}
+        fields = [{"name": name, "type": kind} for name, kind in kinds.items()]
+        return {"type": "record", "namespace": "games", "name": "Bill", "fields": fields}
+
+    old = faulty.book.add("bills", json.dumps(two(4, 4)), "AVRO")
+    faulty.book.add("bills", json.dumps(two(6, 4)), "AVRO")
+    decoder = open_(registry=faulty.url, subjects=["bills"])
+    both = body(two(20, 20), a=Decimal("1000.00"), b=Decimal("1000.00"))
+    first = body(two(20, 20), a=Decimal("1000.00"), b=Decimal("10.00"))
+
+    rows = decode(decoder, [pack(old, None, first), pack(old, None, both)])
+
+    assert rows[0]["_error"] is None
+    assert rows[0]["event"]["a"] == Decimal("1000.00")
+    assert rows[1]["_error"] == "avro: field b: the number has more digits than decimal(4, 2) allows"
+
+
+@pytest.mark.parametrize("hostile", [b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff\x01", b"\x80" * 20, b"\x01\x00", b""])
+def test_a_hostile_value_ends_the_search_for_digits(hostile: bytes) -> None:
+    """Without it a length or a count in a record of a few bytes keeps a task busy for ever."""
+    nulls = {"name": "nulls", "type": {"type": "array", "items": "null"}}
+    paid = {"name": "paid", "type": {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}}
+    inner = {"type": "record", "name": "Bill", "fields": [nulls, paid]}
+    text = json.dumps({"type": "record", "name": "Envelope", "fields": [{"name": "value", "type": inner}]})
+
+    assert too_many_digits(hostile, text, text) is None
+    assert too_many_digits(b"\0" + b"\x80\x80\x01" + b"\x7f" * 8192, text, text) is not None

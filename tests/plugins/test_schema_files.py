@@ -173,3 +173,53 @@ def test_differences_name_the_whole_path() -> None:
         "changed list[].a: bigint -> double",
     ]
     assert dict(leaves(before)) == {"list[].a": "bigint", "list[].b": "string"}
+
+
+@pytest.mark.parametrize("file", ["games.schema.json", "games.ddl"])
+def test_names_that_no_table_can_have_get_columns(
+    place: Any, decode: Decode, caplog: pytest.LogCaptureFixture, file: str
+) -> None:
+    """Without it one legal record in the sample refuses every start, also when the producer is mended."""
+    record = {
+        "id": 1,
+        "ID": "x",
+        "a b": 2,
+        "a_b": 3,
+        "o": {"x y": 4, "x.y": 5, "id": 6, "Id": 7},
+        "many": [{"p,q": 8, "P_Q": 9}],
+        "=": 10,
+    }
+    decoder = Json.model_validate({"infer": {"file": file}, "rescue": True})
+
+    with caplog.at_level(logging.WARNING, logger="router"):
+        first = decoder.prepare(place([json.dumps(record).encode()]))
+        again = decoder.prepare(place())
+
+    assert first == again
+    event, error = decode(again, [json.dumps(record).encode()])[0][:2]
+    assert error is None
+    # Of two names one keeps its own; the other has its name with a mark, whatever comes later.
+    top = {name: value for name, value in event.items() if name not in ("o", "many", "_rescued") and value is not None}
+    assert sorted(map(str, top.values())) == ["1", "10", "2", "3", "x"]
+    assert len({name.lower() for name in top}) == 5
+    assert {"ID", "a_b", "_"} < {*top}
+    assert sorted(event["o"].values()) == [4, 5, 6, 7]
+    assert len({name.lower() for name in event["o"]}) == 4
+    assert sorted(event["many"][0].values()) == [8, 9]
+    assert not any(character in name for name in [*top, *event["o"], *event["many"][0]] for character in " ,=")
+    warned = [text for text in caplog.messages if "becomes the column" in text]
+    assert any("id becomes the column id__" in text for text in warned)
+    assert any("o.x y becomes the column o.x_y" in text for text in warned)
+
+
+def test_a_stored_schema_that_a_start_refuses_is_mended(tmp_path: Path, place: Any, decode: Decode) -> None:
+    """Without it a schema that an older version inferred refuses every start, although nobody wrote it."""
+    (tmp_path / "games.ddl").write_text("id bigint, ID string, o struct<`x y`: int>")
+
+    decoder = Json.model_validate({"infer": {"file": "games.ddl"}}).prepare(place())
+
+    event, error = decode(decoder, [b'{"id": 1, "ID": "x", "o": {"x y": 2}}'])[0][:2]
+    assert error is None
+    assert event["id"] == 1
+    assert event["o"] == {"x_y": 2}
+    assert "x" in event.values()

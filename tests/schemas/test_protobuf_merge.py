@@ -11,8 +11,10 @@ from google.protobuf import descriptor_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router_schemas.model import SchemaConflict
+from router_schemas.model import RegisteredSchema, ResolvedSchema, SchemaConflict, SchemaOrigin
 from router_schemas.protobuf.decode import decode, reader
+from router_schemas.protobuf.descriptors import descriptors as compiled
+from router_schemas.protobuf.library import MessageUse
 from router_schemas.protobuf.merge import MergedMessage, MessageVersion, merge
 from tests.light import drawn
 from tests.schemas.proto_strategies import (
@@ -317,20 +319,111 @@ def test_required_fields_and_defaults_of_proto2_are_forgotten_and_extensions_are
     ]
 
 
-@pytest.mark.parametrize("kind", ["group", "message set"])
-def test_what_cannot_be_decoded_is_refused_as_a_schema(kind: str) -> None:
-    """Groups would be null in every row, without a word."""
+def test_a_message_set_is_refused_as_a_schema() -> None:
+    """Its fields would be null in every row, without a word."""
     file = descriptor_pb2.FileDescriptorProto(name="s.proto", package="game.v1", syntax="proto2")
     message = file.message_type.add(name="Event")
-    if kind == "group":
-        message.nested_type.add(name="Old")
-        message.field.add(name="old", number=1, label=1, type=PROTO.TYPE_GROUP, type_name=".game.v1.Event.Old")
-    else:
-        message.options.message_set_wire_format = True
-        message.extension_range.add(start=4, end=100)
+    message.options.message_set_wire_format = True
+    message.extension_range.add(start=4, end=100)
 
-    with pytest.raises(ValueError, match=kind):
+    with pytest.raises(ValueError, match="message set"):
         MessageVersion.of("v1", described(file), EVENT)
+
+
+PROTO2_GROUPS = """\
+syntax = "proto2";
+package game.v1;
+message Event {
+  optional int32 first = 1;
+  repeated group Old = 2 {
+    optional int32 first = 1;
+    repeated group In = 3 { optional string text = 1; optional fixed64 wide = 2; }
+    optional fixed32 narrow = 4;
+  }
+  oneof choice {
+    group Chosen = 5 { optional int32 n = 1; }
+    string text = 6;
+  }
+  optional Leaf leaf = 7;
+  repeated Leaf leaves = 8;
+  map<string, Leaf> by = 9;
+  extensions 100 to 200;
+  required int32 last = 20;
+}
+message Leaf {
+  optional int32 n = 1;
+  optional group Deep = 2 { optional Leaf leaf = 1; }
+  optional Only only = 3;
+}
+message Only { optional group Alone = 1 { optional int32 n = 1; } }
+extend Event { optional group Later = 101 { optional int32 n = 1; } }
+"""
+EDITION_GROUPS = """\
+edition = "2023";
+package game.v1;
+option features.message_encoding = DELIMITED;
+message Event {
+  int32 first = 1;
+  repeated Old old = 2;
+  oneof choice { Old chosen = 5; string text = 6; }
+  Leaf leaf = 7 [features.message_encoding = LENGTH_PREFIXED];
+  repeated Leaf leaves = 8 [features.message_encoding = LENGTH_PREFIXED];
+  map<string, Leaf> by = 9;
+  extensions 100 to 200;
+  int32 last = 20;
+}
+message Old { int32 first = 1; repeated Inner in = 3; fixed32 narrow = 4; }
+message Inner { string text = 1; fixed64 wide = 2; }
+message Leaf { int32 n = 1; Deep deep = 2; Only only = 3 [features.message_encoding = LENGTH_PREFIXED]; }
+message Deep { Leaf leaf = 1; }
+message Only { Alone alone = 1; }
+message Alone { int32 n = 1; }
+message Later { int32 n = 1; }
+extend Event { Later later = 101; }
+"""
+
+
+@pytest.mark.parametrize("text", [PROTO2_GROUPS, EDITION_GROUPS], ids=["proto2", "edition"])
+def test_a_group_alone_is_left_out(text: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Without it one old field of a message makes dead letters of all its records."""
+    files = compiled(ResolvedSchema(RegisteredSchema(0, "PROTOBUF", text)))
+    full = class_of(files)()
+    full.first, full.last, full.text = -1, 300, "chosen"
+    for _ in range(2):
+        old = full.old.add(first=2**31 - 1, narrow=5)
+        inner = getattr(old, "in").add(text="\x0b\x0c", wide=2**64 - 1)
+        inner.text += "x" * 300
+    full.leaf.n = 7
+    full.leaf.deep.leaf.deep.leaf.n = 8
+    full.leaf.only.alone.n = 9
+    full.leaves.add(n=1).deep.leaf.n = 2
+    full.leaves.add(n=3)
+    full.by["a"].n = 4
+    full.by["a"].deep.leaf.n = 5
+    full.Extensions[full.DESCRIPTOR.file.extensions_by_name["later"]].n = 6
+    grouped = class_of(files)(last=1)
+    grouped.chosen.SetInParent()
+
+    with caplog.at_level("WARNING", "router"):
+        use = MessageUse.of(SchemaOrigin("games-value version 3 (schema 9)"), files, EVENT)
+    read = reader(merge([use.version])[0])
+    payloads = [full.SerializeToString(), grouped.SerializeToString(), full.SerializeToString()[:-1], b"\x13", b"\x0b"]
+    found = decode(pa.array(payloads, pa.binary()), read, count_unknown=True)
+
+    first, second = found.events[:2].to_pylist()
+    assert (first["first"], first["last"], first["text"]) == (full.first, full.last, full.text)
+    assert first["leaf"] == {"n": 7, "only": {"_present": True}}
+    assert first["leaves"] == [{"n": 1, "only": None}, {"n": 3, "only": None}]
+    assert first["by"] == [("a", {"n": 4, "only": None})]
+    assert {*first} == {"first", "text", "leaf", "leaves", "by", "last"}
+    assert (second["last"], second["text"]) == (1, None)
+    assert found.unknown == 2
+    assert found.reasons.is_valid().to_pylist() == [False, False, True, True, True]
+    warned = [record.getMessage() for record in caplog.records]
+    assert all(warning.startswith("games-value version 3 (schema 9): ") for warning in warned)
+    for field in ("Event.old", "Event.chosen", "Leaf.deep", "Only.alone", "later"):
+        assert any(f"game.v1.{field} " in warning for warning in warned), field
+    assert len(warned) == 5
 
 
 def test_a_message_that_is_not_there_is_named_with_those_that_are() -> None:

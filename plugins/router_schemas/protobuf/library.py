@@ -5,6 +5,7 @@ Messages are read together: one reader per message, one event for all.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from router_schemas.protobuf.merge import MergedMessage
     from router_schemas.wire_format import WireFormat
 
+log = logging.getLogger("router")
+
 
 @dataclass(frozen=True)
 class MessageUse:
@@ -53,7 +56,15 @@ class MessageUse:
     @staticmethod
     def of(origin: SchemaOrigin, files: bytes, name: str) -> MessageUse:
         """Return a message by its full name; raise ValueError for one that is not there or cannot be decoded."""
-        return MessageUse(origin, files, name, MessageVersion.of(origin.label, files, name))
+        version = MessageVersion.of(origin.label, files, name)
+        for group in version.shape.groups:
+            log.warning(
+                "%s: field %s is a group (of proto2, or DELIMITED in editions) and gets no column: its bytes count as "
+                "an unknown field; make it a message",
+                origin.label,
+                group,
+            )
+        return MessageUse(origin, files, name, version)
 
 
 def events_of(uses: Mapping[str, MessageUse], reasons: Mapping[str, str], taken: Taken | None = None) -> Events:

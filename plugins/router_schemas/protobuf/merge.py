@@ -42,7 +42,7 @@ class MessageVersion:
     def of(label: str, descriptors: bytes, message: str) -> MessageVersion:
         """Return a version by the full name of its message.
 
-        Raises ValueError for a message that does not exist or cannot be decoded (groups, message sets).
+        Raises ValueError for a message that does not exist or cannot be decoded (message sets).
         """
         return MessageVersion(label, shape_of(message_of(descriptors, message), label))
 

@@ -6,7 +6,8 @@ which every message and enum stands at the top: `optional` keeps presence, enums
 - `required` is forgotten (a version that makes a field required would refuse all older records), and so are defaults:
   an absent field of proto2 is null;
 - a number that a closed enum of proto2 does not have is kept as it is, not treated as unknown;
-- extensions that the files declare become fields of the message they extend.
+- extensions that the files declare become fields of the message they extend;
+- a field that is a group (proto2, DELIMITED in editions) is left out: its bytes count as those of an unknown field.
 
 As columns a message is a tree, cut off where a table cannot follow. Every path of fields is a column of its own, so a
 message that contains itself has no end: a field that returns to a message further up its own path holds the raw bytes,
@@ -80,15 +81,20 @@ def is_message(kind: Kind | None, of: str) -> bool:
 
 @dataclass(frozen=True)
 class MessageShape:
-    """A message with all that it reaches: full name -> fields, and full name -> (name, number) of enums."""
+    """A message with all that it reaches: full name -> fields, and full name -> (name, number) of enums.
+
+    `groups` are the full names of fields that are left out, because their values are groups.
+    """
 
     root: str
     messages: dict[str, tuple[MessageField, ...]]
     enums: dict[str, tuple[tuple[str, int], ...]]
+    groups: tuple[str, ...] = ()
 
 
 def shape_of(message: Any, version: str = "") -> MessageShape:
-    """Return the shape of a message, given its descriptor; raise ValueError for a group or a message set."""
+    """Return the shape of a message, given its descriptor, without groups; raise ValueError for a message set."""
+    groups: list[str] = []
     messages: dict[str, tuple[MessageField, ...]] = {}
     enums: dict[str, tuple[tuple[str, int], ...]] = {}
     waiting = [message]
@@ -98,7 +104,13 @@ def shape_of(message: Any, version: str = "") -> MessageShape:
             continue
         if reached.GetOptions().message_set_wire_format:
             raise ValueError(f"{reached.full_name}: a message set of proto2 cannot be decoded; use an ordinary message")
-        members = _members(reached)
+        members = []
+        for member in _members(reached):
+            # A group ends with a tag, and has no length: its bytes are those of an unknown field, which parsers skip.
+            if member.type == _PROTO.TYPE_GROUP:
+                groups.append(member.full_name)
+            else:
+                members.append(member)
         messages[reached.full_name] = tuple(_field(member, version) for member in members)
         for member in members:
             value = _value(member)
@@ -106,7 +118,7 @@ def shape_of(message: Any, version: str = "") -> MessageShape:
                 enums[value.enum_type.full_name] = tuple((name.name, name.number) for name in value.enum_type.values)
             elif value.message_type and not _is_special(value.message_type):
                 waiting.append(value.message_type)
-    return MessageShape(message.full_name, messages, enums)
+    return MessageShape(message.full_name, messages, enums, tuple(groups))
 
 
 def descriptors_of(shape: MessageShape) -> bytes:
@@ -156,10 +168,6 @@ def _members(message: Any) -> list[Any]:
 
 def _field(member: Any, version: str) -> MessageField:
     value = _value(member)
-    if _PROTO.TYPE_GROUP in (member.type, value.type):
-        raise ValueError(
-            f"{member.full_name}: a group (of proto2, or DELIMITED in editions) cannot be decoded; make it a message"
-        )
     key = None
     if value is not member:
         key = _kind(member.message_type.fields_by_name["key"])

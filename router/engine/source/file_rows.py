@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import csv
 import logging
-import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import reduce
@@ -31,6 +30,7 @@ from router.engine.source.lossless_cast import (
     cast_text,
     keeps_all,
     parse_nested,
+    table_name,
     type_of_texts,
 )
 from router.errors import StartError, first_line
@@ -54,8 +54,6 @@ FILE_COLUMNS = {"_path": "file_path", "_changed": "file_modification_time", "_bl
 _FIRST = 20
 """Files from which the columns are learnt before the first batch."""
 _THREADS = 8
-_REFUSED = re.compile(r"[ ,;{}()\n\t=.`]+")
-"""Characters that Delta allows in no column name, or that expressions would have to quote."""
 INFERRED_TIMES = "yyyy-MM-dd[['T'][ ]HH:mm[:ss[.SSSSSS]][XXX]]"
 """The texts of JSON that are times: Spark would take `2026` for one, and cut nanoseconds."""
 GUESSES: tuple[tuple[str, str], ...] = (
@@ -87,6 +85,7 @@ class FileRows:
     def learn(self) -> None:
         """Learn the columns of the first files, if none are known yet. Runs some jobs."""
         if self.memory.read(LEARNT) is not None:
+            self._mend_learnt()
             return
         try:
             listed = self.spark.read.format("binaryFile").options(**listing_options(self.files)).load(self.files.path)
@@ -194,7 +193,7 @@ class FileRows:
         """
         types = {field.name.lower(): field.dataType for field in known}
         read = {BROKEN: T.StringType(), **{field.name: field.dataType for field in part.schema}}
-        names = {_name(name).lower() for name in read}
+        names = {table_name(name).lower() for name in read}
         # Spark infers no type from empty arrays and objects, and leaves out a column that has nothing else.
         for field in known:
             if field.name != RESCUED and field.name.lower() not in names:
@@ -204,7 +203,7 @@ class FileRows:
         for name, inferred in read.items():
             if name in FILE_COLUMNS:
                 continue
-            kind = types.get(_name(name).lower(), inferred)
+            kind = types.get(table_name(name).lower(), inferred)
             changes = kind != inferred or isinstance(kind, T.DoubleType)
             if isinstance(kind, NESTED) or (type(kind) in PLAIN and changes):
                 kind = T.StringType()
@@ -236,7 +235,18 @@ class FileRows:
         text = self.memory.read(LEARNT)
         if text is None:
             return T.StructType([])
-        return T.StructType.fromJson(_json_of(text))
+        known: T.StructType = _with_table_names(T.StructType.fromJson(_json_of(text)))
+        return known
+
+    def _mend_learnt(self) -> None:
+        """Give columns that were stored with names that no start accepts other names, and leave out those of one name.
+
+        What does not come from a person must refuse no start. The values of such columns are rescued from now on.
+        """
+        known = self.known()
+        if known.json() != T.StructType.fromJson(_json_of(self.memory.read(LEARNT) or b"")).json():
+            log.warning("%s: stored columns have names that no table can have; they are now %s", self.files.path, known)
+            self.memory.write(LEARNT, known.json().encode())
 
     def _learn_columns(self, parts: Iterable[DataFrame]) -> T.StructType:
         """Return the known columns and those that are new in files, and store them."""
@@ -264,9 +274,9 @@ class FileRows:
         fields = [field for field in part.schema if field.name not in (BROKEN, *FILE_COLUMNS)]
         # All columns of CSV are text: guess the types of the new ones from their values.
         if self.files.format == "csv":
-            fields = _guess_types(part, [field for field in fields if _name(field.name).lower() not in columns])
+            fields = _guess_types(part, [field for field in fields if table_name(field.name).lower() not in columns])
         for field in fields:
-            name = _name(field.name)
+            name = table_name(field.name)
             column = columns.get(name.lower())
             if column is None:
                 columns[name.lower()] = T.StructField(name, _keepable(field.dataType))
@@ -286,7 +296,7 @@ class FileRows:
             if field.name in FILE_COLUMNS:
                 continue
             column = F.col(f"`{field.name.replace('`', '``')}`")
-            known_column = known_columns.get(_name(field.name).lower())
+            known_column = known_columns.get(table_name(field.name).lower())
             # Two columns of a file may have names that differ by case only: the second one is rescued.
             if field.name == BROKEN or known_column is None or known_column.name in values:
                 rescued[field.name] = as_text(column, field.dataType)
@@ -362,7 +372,7 @@ def _hints(ddl: str | None) -> list[T.StructField]:
     if not ddl:
         return []
     kind = T.StructType.fromDDL(ddl)
-    return list(kind) if isinstance(kind, T.StructType) else []
+    return list(_with_table_names(kind)) if isinstance(kind, T.StructType) else []
 
 
 def _texts(columns: list[str]) -> T.StructType:
@@ -376,9 +386,19 @@ def _texts(columns: list[str]) -> T.StructType:
     return T.StructType([T.StructField(name, T.StringType()) for name in [*names, BROKEN]])
 
 
-def _name(column: str) -> str:
-    """Return the name of a column as a table can store it."""
-    return _REFUSED.sub("_", column)
+def _with_table_names(kind: T.DataType) -> Any:
+    """Return a type with names that a table can store, at any depth; of fields with one name the first one stays."""
+    if isinstance(kind, T.StructType):
+        fields: dict[str, T.StructField] = {}
+        for field in kind:
+            name = table_name(field.name)
+            fields.setdefault(name.lower(), T.StructField(name, _with_table_names(field.dataType)))
+        return T.StructType([*fields.values()])
+    if isinstance(kind, T.ArrayType):
+        return T.ArrayType(_with_table_names(kind.elementType))
+    if isinstance(kind, T.MapType):
+        return T.MapType(kind.keyType, _with_table_names(kind.valueType))
+    return kind
 
 
 def _guess_types(part: DataFrame, fields: list[T.StructField]) -> list[T.StructField]:
@@ -406,16 +426,20 @@ def _guess_types(part: DataFrame, fields: list[T.StructField]) -> list[T.StructF
 
 
 def _with_new_fields(known: T.DataType, found: T.DataType) -> T.DataType:
-    """Return a known type with the fields that structs have in files besides; what it has keeps its type."""
+    """Return a known type with the fields that structs have in files besides; what it has keeps its type.
+
+    New fields get names that a table can store.
+    """
     if isinstance(known, T.StructType) and isinstance(found, T.StructType):
         fields = {field.name.lower(): field for field in known}
         for field in found:
-            former = fields.get(field.name.lower())
+            name = table_name(field.name)
+            former = fields.get(name.lower())
             if former is None:
-                fields[field.name.lower()] = T.StructField(field.name, _keepable(field.dataType))
+                fields[name.lower()] = T.StructField(name, _keepable(field.dataType))
                 continue
             kind = _with_new_fields(former.dataType, field.dataType)
-            fields[field.name.lower()] = T.StructField(former.name, kind)
+            fields[name.lower()] = T.StructField(former.name, kind)
         return T.StructType([*fields.values()])
     if isinstance(known, T.ArrayType) and isinstance(found, T.ArrayType):
         return T.ArrayType(_with_new_fields(known.elementType, found.elementType))

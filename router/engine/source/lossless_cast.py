@@ -25,6 +25,7 @@ text fits if it is the JSON of such a value: its leaves are texts then, as they 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from functools import partial, reduce
 from operator import and_
@@ -46,6 +47,8 @@ FRACTIONS = (T.FloatType, T.DoubleType)
 TIME_TYPES = (T.DateType, T.TimestampType, T.TimestampNTZType)
 NESTED = (T.StructType, T.ArrayType, T.MapType)
 
+_REFUSED = re.compile(r"[ ,;{}()\n\t=.`]+")
+"""Characters that Delta allows in no column name, or that expressions would have to quote."""
 _BLANKS = r"[ \t\r\n]*"
 EXPONENT = r"(?:[eE][-+]?[0-9]{1,9})?"
 _DAY = r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}"
@@ -153,6 +156,11 @@ def cast_column(column: Column, found: T.DataType, kind: T.DataType, *, hinted: 
     return cast, column.isNull() | F.coalesce(fits, F.lit(False))
 
 
+def table_name(name: str) -> str:
+    """Return the name of a column, or of a field inside of one, as a table can store it."""
+    return _REFUSED.sub("_", name)
+
+
 def keeps_all(found: T.DataType, kind: T.DataType) -> bool:
     """Return whether no value of the first type loses anything in the second one."""
     if isinstance(kind, T.StringType):
@@ -182,8 +190,8 @@ def _cast_nested(column: Column, found: T.DataType, kind: T.DataType, *, hinted:
 
 
 def _cast_struct(column: Column, found: T.StructType, kind: T.StructType, *, hinted: bool) -> tuple[Column, Column]:
-    sources = {field.name.lower(): field for field in found}
-    if len(sources) < len(found):  # Spark could not tell the fields apart
+    sources = {table_name(field.name).lower(): field for field in found}
+    if len(sources) < len(found):  # Spark, or the table, could not tell the fields apart
         return F.lit(None).cast(kind), column.isNull()
     fits = F.lit(True)
     fields = []
@@ -292,7 +300,7 @@ def _texts_of_fields(text: str, kind: T.StructType) -> dict[str, Any]:
     fields = {field.name.lower(): field for field in kind}
     texts: dict[str, Any] = {}
     for key, value in values.items():
-        field = fields.get(key.lower())
+        field = fields.get(table_name(key).lower())
         if field is None:
             # A field that had nothing but empty values so far has no type: no column can have it.
             if not _is_empty(msgspec.json.decode(value)):

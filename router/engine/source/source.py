@@ -49,6 +49,8 @@ of the topic. More than 500 records a poll and 1 MB a request take a third off t
 """
 LISTED = "path string, modificationTime timestamp, length bigint, content binary"
 """The columns of Spark's binary files; it reads only those that are selected."""
+_BLANKS = " \t\n\v\f\r"
+_BYTE_ORDER_MARK = "\ufeff"
 EARLIEST = -2
 """The number that means the offset of a partition's first record for Spark."""
 
@@ -70,7 +72,7 @@ def stream(spark: SparkSession, config: Config, resume: Offsets | None = None) -
         if files.format != "lines":
             reader = reader.format("binaryFile").schema(LISTED).options(**listing_options(files))
             return load_files(reader, files.path).select("path", "modificationTime")
-        return _file_columns(load_files(reader.format("text").options(**_file_options(files)), files.path))
+        return _read_lines(reader, config, files)
     if source.delta:
         options = {}
         if source.delta.changes:
@@ -129,8 +131,7 @@ def sample(spark: SparkSession, config: Config, rows: int) -> DataFrame:
     if source.files and source.files.format != "lines":
         raise StartError("rows of files have columns of their own; write decode: {rows: {}}")
     if source.files:
-        lines = load_files(spark.read.format("text").options(**_file_options(source.files)), source.files.path)
-        return _sampled(_file_columns(lines), rows)
+        return _sampled(_read_lines(spark.read, config, source.files), rows)
     if source.delta:
         frame = spark.read.format("delta").load(_delta_address(config, source.delta))
         return _sampled(_delta_columns(frame, source.delta), rows)
@@ -376,8 +377,14 @@ def _after(files: FilesSource) -> dict[str, str]:
     return {"cleanSource": "archive", "sourceArchiveDir": files.after.archive}
 
 
-def _file_options(files: FilesSource) -> dict[str, str]:
-    return {"wholetext": str(files.whole_files).lower(), **files.options}
+def _read_lines(reader: DataFrameReader | DataStreamReader, config: Config, files: FilesSource) -> DataFrame:
+    """Return raw records of lines or whole files."""
+    options = {"wholetext": str(files.whole_files).lower(), **files.options}
+    frame = load_files(reader.format("text").options(**options), files.path)
+    if config.decode.skips_blank_lines and not files.whole_files:
+        # Before anything numbers the records: the lines that are left follow each other.
+        frame = frame.where(~F.trim("value", F.lit(_BLANKS)).isin("", _BYTE_ORDER_MARK))
+    return _file_columns(frame)
 
 
 def _file_columns(frame: DataFrame) -> DataFrame:
