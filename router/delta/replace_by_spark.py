@@ -24,6 +24,7 @@ from router.api.columns import quoted
 from router.api.table_options import PLAIN
 from router.delta.casting import cast_to
 from router.delta.commit import names, to_arrow, to_arrow_schema
+from router.delta.partition_folders import RANDOM_FOLDERS, has_long_folder
 from router.delta.replace import MADE, PROPERTIES
 from router.delta.transaction_id import widening
 from router.delta.widening import WIDENED, wider_schema
@@ -254,6 +255,15 @@ def is_finished(table: Any, options: NewTable) -> bool:
 def set_property_by_spark(session: SparkSession, address: str, name: str, value: str) -> None:
     """Set a property of a table."""
     session.sql(f"ALTER TABLE delta.{quoted(address)} SET TBLPROPERTIES ({_sql_text(name)} = {_sql_text(value)})")
+
+
+def name_folders_at_random(session: SparkSession, address: str, table: Any, long_folder: str = "") -> None:
+    """Let Delta on Spark name the folders of a table, if those of a partition could not be named after it.
+
+    `table` is open, and `long_folder` not empty if rows for it need that.
+    """
+    if RANDOM_FOLDERS not in table.metadata().configuration and (long_folder or has_long_folder(table)):
+        set_property_by_spark(session, address, RANDOM_FOLDERS, "true")
 
 
 def _sql_text(text: str) -> str:
