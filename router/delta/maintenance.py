@@ -17,7 +17,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from pyarrow import fs
 
 from router.delta.commit import retry_on_conflict
-from router.delta.constraints import unmergeable
+from router.delta.constraints import NARROWER_MAP, WHY_NARROWER_MAP, unmergeable
 from router.delta.file_statistics import without_bounds_of_floats
 from router.delta.history import log_commits, log_folder
 from router.delta.keyed.key_property import KEYED_BY
@@ -105,6 +105,15 @@ def maintain(lake: Lake, table: str, options: MaintenanceOptions, *, dry: bool =
         too_long = has_long_folder(handle)
         if too_long:
             features.add(too_long)
+        files = 0
+        into = 0
+        if not features:
+            try:
+                files, into = small_files(handle, options) if dry else _compact(handle, options)
+            except DeltaError as error:
+                if NARROWER_MAP not in str(error):
+                    raise
+                features.add(WHY_NARROWER_MAP)
         if features:
             return MaintenanceResult(
                 table,
@@ -115,7 +124,6 @@ def maintain(lake: Lake, table: str, options: MaintenanceOptions, *, dry: bool =
                 by_spark=", ".join(sorted(features)),
                 without_statistics=_count_without_statistics(handle, options),
             )
-        files, into = small_files(handle, options) if dry else _compact(handle, options)
         # Dry first: the sizes of the files have to be read before they are deleted.
         old = handle.vacuum(options.hours, dry_run=True, enforce_retention_duration=False, full=True)
         freed = size_of(lake, table, old)

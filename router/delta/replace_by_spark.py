@@ -104,6 +104,20 @@ def outbox_rows(session: SparkSession, lake: Lake, outbox: str) -> DataFrame:
     return _rows_by_arrow(session, lake, paths, spark_schema(to_arrow(table)))
 
 
+def in_types_of(rows: DataFrame, schema: StructType) -> DataFrame:
+    """Return rows whose columns have the types of a schema, nested fields by name; others stay. Lazy."""
+    columns = StructType([schema[field.name] if field.name in schema.names else field for field in rows.schema])
+    if columns.simpleString() == rows.schema.simpleString():
+        return rows
+    types = to_arrow_columns(columns)
+
+    def cast(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield from cast_to(pa.Table.from_batches([batch]), types).to_batches()
+
+    return rows.mapInArrow(cast, columns)
+
+
 def _parquet_rows(session: SparkSession, lake: Lake, paths: list[str], schema: StructType) -> DataFrame:
     """Return the rows of Parquet files of the lake. Lazy."""
     if _spark_lacks(session, lake, paths[0]):

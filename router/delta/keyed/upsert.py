@@ -30,7 +30,7 @@ from router.delta.commit import (
     to_delta,
     without_lost_batches,
 )
-from router.delta.constraints import unmergeable
+from router.delta.constraints import NARROWER_MAP, WHY_NARROWER_MAP, unmergeable
 from router.delta.file_statistics import without_bounds_of_floats
 from router.delta.history import log_damage
 from router.delta.keyed import row_versions
@@ -131,6 +131,8 @@ def upsert(lake: Lake, work: TableUpsert, rows: pa.Table, tries: int = MERGE_TRI
     except CommitFailedError as error:
         raise conflict_error(work.table, tries, error) from error
     except (DeltaError, OSError, pa.ArrowException) as error:
+        if NARROWER_MAP in str(error):
+            raise NeedsSpark(f"it has {WHY_NARROWER_MAP}") from error
         why = log_damage(lake, work.table) or first_line(error)
         raise TableError(work.table, f"the merge failed: {why}; it is tried again with the batch") from error
 

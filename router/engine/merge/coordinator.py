@@ -21,7 +21,7 @@ from router.api.sinks import Applied
 from router.delta.commit import TableCommit, to_delta
 from router.delta.keyed.upsert import LARGE, merge_engine
 from router.delta.parquet_writer import Staging
-from router.delta.replace_by_spark import outbox_rows
+from router.delta.replace_by_spark import in_types_of, outbox_rows
 from router.delta.table_cache import THREADS
 from router.delta.transaction_id import TransactionId, merge_refusals_id, table_id
 from router.engine import ledger
@@ -188,7 +188,8 @@ class MergeCoordinator:
         events = rows.events
         if before:
             waiting = outbox_rows(self.spark, self.lake, rows.work.table).filter(is_backlog(before))
-            events = events.unionByName(waiting, allowMissingColumns=True)
+            # By name at every depth: fields in maps and arrays come in another order, perhaps, which Spark refuses.
+            events = in_types_of(events, waiting.schema).unionByName(waiting, allowMissingColumns=True)
         by_spark = SparkMerger(self.spark, self.lake, job)
         outcomes = MergeOutcomes()
         if target.key not in self.left:
