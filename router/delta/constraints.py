@@ -38,6 +38,10 @@ _MARKS = {
 """Key of a field's metadata -> the feature that a writer then must support."""
 MERGEABLE = {"partitioning", "notNull"}
 """Features that staged files must not be added with, but rows can be merged with."""
+NARROWER_MAP = "Cannot cast column"
+"""A text in the error of delta-rs if a file has structs inside maps that lack a field of the table. Spark, and Arrow,
+read null there; delta-rs does so only for structs that are in no map."""
+WHY_NARROWER_MAP = "older files with structs in maps that lack a field"
 SIZED = re.compile(r"(?:var)?char\((\d+)\)")
 
 

@@ -17,11 +17,12 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from pyarrow import fs
 
 from router.delta.commit import retry_on_conflict
-from router.delta.constraints import unmergeable
+from router.delta.constraints import NARROWER_MAP, WHY_NARROWER_MAP, unmergeable
 from router.delta.file_statistics import without_bounds_of_floats
 from router.delta.history import log_commits, log_folder
 from router.delta.keyed.key_property import KEYED_BY
 from router.delta.keyed.row_versions import deletions_table
+from router.delta.partition_folders import has_long_folder
 from router.delta.widening import made_here
 from router.errors import TableError
 from router.own_names import DELETIONS, OWN_LAYERS
@@ -72,8 +73,8 @@ class MaintenanceOptions:
 class MaintenanceResult:
     """What was done to a table, or would be done in a dry run.
 
-    `files` became `into` larger ones; `deleted` files had `freed` bytes. `by_spark`: the features because of which only
-    Delta on Spark may maintain the table. `without_statistics`: files that get statistics from Delta on Spark.
+    `files` became `into` larger ones; `deleted` files had `freed` bytes. `by_spark`: why only Delta on Spark may
+    maintain the table: its features, or the name of a folder. `without_statistics`: files that get statistics from it.
     """
 
     table: str
@@ -101,6 +102,18 @@ def maintain(lake: Lake, table: str, options: MaintenanceOptions, *, dry: bool =
             shorten_log(lake, table, handle, options, dry=dry)
             return MaintenanceResult(table, files=0, into=0, deleted=0, freed=0)
         features = unmergeable(handle)
+        too_long = has_long_folder(handle)
+        if too_long:
+            features.add(too_long)
+        files = 0
+        into = 0
+        if not features:
+            try:
+                files, into = small_files(handle, options) if dry else _compact(handle, options)
+            except DeltaError as error:
+                if NARROWER_MAP not in str(error):
+                    raise
+                features.add(WHY_NARROWER_MAP)
         if features:
             return MaintenanceResult(
                 table,
@@ -111,7 +124,6 @@ def maintain(lake: Lake, table: str, options: MaintenanceOptions, *, dry: bool =
                 by_spark=", ".join(sorted(features)),
                 without_statistics=_count_without_statistics(handle, options),
             )
-        files, into = small_files(handle, options) if dry else _compact(handle, options)
         # Dry first: the sizes of the files have to be read before they are deleted.
         old = handle.vacuum(options.hours, dry_run=True, enforce_retention_duration=False, full=True)
         freed = size_of(lake, table, old)

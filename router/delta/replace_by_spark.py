@@ -24,6 +24,7 @@ from router.api.columns import quoted, sql_text
 from router.api.table_options import PLAIN
 from router.delta.casting import cast_to
 from router.delta.commit import names, to_arrow, to_arrow_schema
+from router.delta.partition_folders import RANDOM_FOLDERS, has_long_folder
 from router.delta.replace import MADE, PROPERTIES
 from router.delta.transaction_id import widening
 from router.delta.widening import WIDENED, wider_schema
@@ -101,6 +102,20 @@ def outbox_rows(session: SparkSession, lake: Lake, outbox: str) -> DataFrame:
     actions = pa.table(table.get_add_actions())
     paths = [f"{folder}/{unquote(path)}" for path in actions.column("path").to_pylist()]
     return _rows_by_arrow(session, lake, paths, spark_schema(to_arrow(table)))
+
+
+def in_types_of(rows: DataFrame, schema: StructType) -> DataFrame:
+    """Return rows whose columns have the types of a schema, nested fields by name; others stay. Lazy."""
+    columns = StructType([schema[field.name] if field.name in schema.names else field for field in rows.schema])
+    if columns.simpleString() == rows.schema.simpleString():
+        return rows
+    types = to_arrow_columns(columns)
+
+    def cast(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield from cast_to(pa.Table.from_batches([batch]), types).to_batches()
+
+    return rows.mapInArrow(cast, columns)
 
 
 def _parquet_rows(session: SparkSession, lake: Lake, paths: list[str], schema: StructType) -> DataFrame:
@@ -254,6 +269,15 @@ def is_finished(table: Any, options: NewTable) -> bool:
 def set_property_by_spark(session: SparkSession, address: str, name: str, value: str) -> None:
     """Set a property of a table."""
     session.sql(f"ALTER TABLE delta.{quoted(address)} SET TBLPROPERTIES ({sql_text(name)} = {sql_text(value)})")
+
+
+def name_folders_at_random(session: SparkSession, address: str, table: Any, long_folder: str = "") -> None:
+    """Let Delta on Spark name the folders of a table, if those of a partition could not be named after it.
+
+    `table` is open, and `long_folder` not empty if rows for it need that.
+    """
+    if RANDOM_FOLDERS not in table.metadata().configuration and (long_folder or has_long_folder(table)):
+        set_property_by_spark(session, address, RANDOM_FOLDERS, "true")
 
 
 def widen(session: SparkSession, address: str, widened: str) -> None:

@@ -28,7 +28,7 @@ from router.delta.maintenance import (
     size_of,
     small_files,
 )
-from router.delta.replace_by_spark import CONFLICTS
+from router.delta.replace_by_spark import CONFLICTS, name_folders_at_random
 from router.errors import TableError, first_line
 from router.spark_internals import recompute_statistics
 from router.storage.locations import makes
@@ -213,6 +213,7 @@ class SparkMaintenance:
         if self.dry:
             files, into = small_files(handle, self.options)
             return self._shorten_log(replace(result, files=files, into=into))
+        name_folders_at_random(session, address, handle)
         optimize = f"OPTIMIZE delta.{quoted(address)}"
         # Delta refuses to order the rows of a table that is clustered.
         if self.options.zorder and "clustering" not in result.by_spark:

@@ -173,3 +173,34 @@ def test_a_drained_run_says_that_rows_wait(tmp_path: Path) -> None:
         if tables:
             assert "table silver.all: rows wait for it" in done.stderr.splitlines()[-1]
             shutil.rmtree(tmp_path / "lake/silver")
+
+
+def test_an_outbox_that_cannot_be_read_holds_up_its_backlog_only(
+    make_query: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without it a damaged file of an outbox with a backlog ends the run at every start, and no table gets its rows."""
+    query = waiting(make_query, tmp_path, "auto")
+    outbox = "outbox.games__profiles__upsert"
+    contents = {path: path.read_bytes() for path in Path(query.lake.address(outbox)).glob("part-0000000000*")}
+    for path, content in contents.items():
+        path.write_bytes(b"PAR1" + bytes(len(content) - 8) + b"PAR1")
+
+    query.take(raw(event("uno", "c", 3), event("hearts", "c", 3), event("poker", "a", 3), first=7))
+    query.restarted().batches.outboxes.merge_backlogs()
+    assert backlog(query) == {"silver.uno": 5, "silver.gin": 1}
+    assert query.rows("silver.hearts", "gamer") == [{"gamer": "a"}, {"gamer": "b"}, {"gamer": "c"}]
+    assert query.rows("silver.poker", "gamer") == [{"gamer": "a"}]
+    assert f"5 rows wait for silver.uno: the outbox {outbox} cannot be read" in caplog.text
+    assert "cannot be read" in query.batches.outboxes.waiting()[f"{KEY}/silver.gin"]
+
+    for path, content in contents.items():
+        path.write_bytes(content)
+    mend(query, "uno", "gin")
+    query = query.restarted()
+    query.batches.outboxes.merge_backlogs()
+    assert backlog(query) == {}
+    assert query.rows("silver.uno", "gamer", "level") == [
+        {"gamer": "a", "level": 2}, {"gamer": "b", "level": 1}, {"gamer": "c", "level": 3}
+    ]  # fmt: skip
+    assert query.rows("silver.gin", "gamer", "level") == [{"gamer": "a", "level": 1}]
+    assert booked(query) == {"landed": 10, "applied": 9, "dead": 1, "backlog": 0}

@@ -30,7 +30,7 @@ from router.delta.commit import (
     to_delta,
     without_lost_batches,
 )
-from router.delta.constraints import unmergeable
+from router.delta.constraints import NARROWER_MAP, WHY_NARROWER_MAP, unmergeable
 from router.delta.file_statistics import without_bounds_of_floats
 from router.delta.history import log_damage
 from router.delta.keyed import row_versions
@@ -50,6 +50,7 @@ from router.delta.keyed.scd import (
     history_changes,
     latest_changes,
 )
+from router.delta.partition_folders import has_long_folder, long_folder
 from router.delta.replace import HOOKS, add_columns, create_table, made_by_spark, write_rows
 from router.delta.transaction_id import GUARD, deletions_id, merge_refusals_id, transactions
 from router.delta.widening import way
@@ -130,6 +131,8 @@ def upsert(lake: Lake, work: TableUpsert, rows: pa.Table, tries: int = MERGE_TRI
     except CommitFailedError as error:
         raise conflict_error(work.table, tries, error) from error
     except (DeltaError, OSError, pa.ArrowException) as error:
+        if NARROWER_MAP in str(error):
+            raise NeedsSpark(f"it has {WHY_NARROWER_MAP}") from error
         why = log_damage(lake, work.table) or first_line(error)
         raise TableError(work.table, f"the merge failed: {why}; it is tried again with the batch") from error
 
@@ -164,6 +167,9 @@ def _upsert(lake: Lake, work: TableUpsert, rows: pa.Table) -> UpsertResult:
     if again and not _must_remember_deletions(lake, work, checked.rows):
         return UpsertResult(len(checked.rows), checked.refused, again=True, committed=True)
     changes = _changes(lake, work, table, checked.rows)
+    too_long = long_folder(table.table_uri, changes.rows, table.metadata().partition_columns)
+    if too_long and not again:
+        raise NeedsSpark(too_long)
     if not again:
         _commit(work, table, changes)
     # After the commit, in a table of its own. A process that is killed in between remembers them at the next attempt.
@@ -296,8 +302,7 @@ def merge_engine(table: DeltaTable | None, keyed: KeyedTable) -> MergeEngine:
         why_spark = made_by_spark(keyed.new_table)
     else:
         features = unmergeable(table)
-        if features:
-            why_spark = f"it has {', '.join(sorted(features))}"
+        why_spark = f"it has {', '.join(sorted(features))}" if features else has_long_folder(table)
     if why_spark:
         return MergeEngine("spark", why_spark)
     if keyed.engine == "arrow":

@@ -21,7 +21,7 @@ from router.api.sinks import Applied
 from router.delta.commit import TableCommit, to_delta
 from router.delta.keyed.upsert import LARGE, merge_engine
 from router.delta.parquet_writer import Staging
-from router.delta.replace_by_spark import outbox_rows
+from router.delta.replace_by_spark import in_types_of, outbox_rows
 from router.delta.table_cache import THREADS
 from router.delta.transaction_id import TransactionId, merge_refusals_id, table_id
 from router.engine import ledger
@@ -30,7 +30,7 @@ from router.engine.merge.backlog import Backlog, BacklogStore, MergedBacklog, ex
 from router.engine.merge.delta_rs import MergeJob, MergeOutcomes, is_small, merge_by_tasks, merge_here
 from router.engine.merge.delta_spark import SparkMerger
 from router.engine.spark.executors import on_one_machine
-from router.errors import SinkError
+from router.errors import RouterError, SinkError, first_line
 from router.own_names import OFFSET, PARTITION, TABLE, TOPIC
 
 if TYPE_CHECKING:
@@ -182,13 +182,36 @@ class MergeCoordinator:
         return counts
 
     def _merge_tables(self, sink: MergingSink, rows: OutboxRows, before: dict[str, Backlog]) -> MergeOutcomes:
-        """Merge with delta-rs the tables that it may write, and the others with Delta on Spark."""
-        target = rows.target
+        """Merge the rows of a batch, and a backlog with them.
+
+        If the outbox cannot be read, tables with a backlog go on waiting, and the others are merged.
+        """
         job = self._job(sink, rows)
-        events = rows.events
-        if before:
+        if not before:
+            return self._merge_rows(job, rows, rows.events, small=is_small(rows.work))
+        try:
             waiting = outbox_rows(self.spark, self.lake, rows.work.table).filter(is_backlog(before))
-            events = events.unionByName(waiting, allowMissingColumns=True)
+            # By name at every depth: fields in maps and arrays come in another order, perhaps, which Spark refuses.
+            events = in_types_of(rows.events, waiting.schema).unionByName(waiting, allowMissingColumns=True)
+            return self._merge_rows(job, rows, events, small=False)
+        except RouterError:
+            raise
+        except Exception as error:  # if the outbox is not the cause, the same is raised without its rows
+            # Tables that were merged already have the batch's id, and are not merged again.
+            is_waiting = F.col(TABLE).isin(*before)
+            outcomes = self._merge_rows(job, rows, rows.events.filter(~is_waiting), small=False)
+            more = {row[TABLE]: row["count"] for row in rows.events.filter(is_waiting).groupBy(TABLE).count().collect()}
+            for table, backlog in before.items():
+                outcomes.failed[table] = f"the outbox {rows.work.table} cannot be read: {first_line(error)}"
+                outcomes.left[table] = backlog.rows + more.get(table, 0)
+            return outcomes
+
+    def _merge_rows(self, job: MergeJob, rows: OutboxRows, events: DataFrame, *, small: bool) -> MergeOutcomes:
+        """Merge with delta-rs the tables that it may write, and the others with Delta on Spark.
+
+        `events` are of the outbox; with `small` they are all rows of the batch, and few.
+        """
+        target = rows.target
         by_spark = SparkMerger(self.spark, self.lake, job)
         outcomes = MergeOutcomes()
         if target.key not in self.left:
@@ -200,7 +223,7 @@ class MergeCoordinator:
 
         left = self._still_left(target, job.keyed)
         # A small batch of one machine is merged without a Spark job, which would cost more than it divides.
-        if not left and not before and on_one_machine(self.spark) and is_small(rows.work):
+        if small and not left and on_one_machine(self.spark):
             outcomes = merge_here(rows.work, job)
         elif target.names_in_outbox or not left:
             by_delta_rs = events

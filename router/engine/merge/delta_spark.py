@@ -50,10 +50,12 @@ from router.delta.keyed.upsert import (
     refuse_absent,
     refuse_older,
 )
+from router.delta.partition_folders import long_folder
 from router.delta.replace_by_spark import (
     CONFLICTS,
     append_by_spark,
     create_by_spark,
+    name_folders_at_random,
     rewrite_by_spark,
     set_property_by_spark,
     spark_schema,
@@ -199,6 +201,8 @@ class TableMerge:
             batch=self.job.batch,
             widens=widens,
             feed=has_feed(handle, self.work.keyed.new_table),
+            address=handle.table_uri,
+            partition_by=tuple(handle.metadata().partition_columns),
         )
         # Kept in memory: the report, the changes, the deletions and the dead letters are each read from it.
         answered = self._answers(decision).persist()
@@ -207,6 +211,7 @@ class TableMerge:
             if "failed" in report:
                 return {"failed": report["failed"], "forbidden": report["forbidden"]}
             if report["ops"] and not again:
+                name_folders_at_random(self.spark.newSession(), self.address, handle, report["long_folder"])
                 self._write(answered, report, have, once.app_id)
             # In tables of their own, after the merge: a process that is killed in between writes them at the next try.
             if report["remembered"] and not row_versions.deletions_remembered(lake, self.work.table, deletions_once):
@@ -430,7 +435,10 @@ REPORT = 102
 
 @dataclass(frozen=True)
 class DecisionInput:
-    """The input of a decision about rows: the table's name and schema, its options, and the route and sink."""
+    """The input of a decision about rows: the table's name and schema, its options, and the route and sink.
+
+    `address` and `partition_by` are the table's.
+    """
 
     table: str
     have: pa.Schema
@@ -440,6 +448,8 @@ class DecisionInput:
     batch: int
     widens: bool = True
     feed: bool = False
+    address: str = ""
+    partition_by: tuple[str, ...] = ()
 
     @property
     def answers(self) -> pa.Schema:
@@ -507,6 +517,7 @@ def _operations(decision: DecisionInput, changes: TableChanges) -> dict[str, Any
         "remembered": len(changes.deletions),
         "ops": np.unique(np.asarray(changes.rows.column(OP))).tolist(),
         "condition": condition,
+        "long_folder": long_folder(decision.address, changes.rows, decision.partition_by),
     }
 
 

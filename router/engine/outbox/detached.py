@@ -260,6 +260,8 @@ class DetachedSink(OutboxSink):
                 log.info("%s: %d rows are older than %s", self.outbox, deleted, self.config.outbox_retention)
         except TableError as error:
             log.warning("%s", error)
+        except Exception as error:  # the rows are sent, whatever is raised about old ones
+            log.warning("%s: its old rows could not be deleted: %s", self.outbox, first_line(error))
 
     def _first_unsent_version(self, number: int) -> int | None:
         """Return the version of the outbox before which all rows are sent once batch `number` is."""

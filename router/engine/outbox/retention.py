@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from router.api.columns import quoted
 from router.api.sinks import ApplyingSink, Batch
 from router.config.models import interval
-from router.delta.constraints import unsupported
+from router.delta.constraints import NARROWER_MAP, unsupported
 from router.delta.maintenance import MaintenanceOptions, delete_older, shorten_log
 from router.engine.merge.backlog import BacklogStore
 from router.errors import TableError, first_line
@@ -94,7 +94,7 @@ class OutboxRetention:
                     log.info("%s: %d rows are older than %s", table, deleted, self.config.outbox_retention)
             except TableError as error:
                 log.warning("%s", error)
-            except (DeltaError, OSError) as error:
+            except Exception as error:  # whatever Spark raises about what a sink has parked concerns this outbox only
                 log.warning("%s: its old rows could not be deleted: %s", table, first_line(error))
 
     def _delete(self, target: Target, table: str, before: datetime) -> int:
@@ -116,7 +116,12 @@ class OutboxRetention:
             return 0
         if unsupported(handle):
             return self._delete_by_spark(table, before, deletable)
-        return delete_older(self.lake, table, before, handle.version(), deletable, is_read=bool(backlog))
+        try:
+            return delete_older(self.lake, table, before, handle.version(), deletable, is_read=bool(backlog))
+        except TableError as error:
+            if NARROWER_MAP not in error.what:
+                raise
+            return self._delete_by_spark(table, before, deletable)
 
     def _delete_by_spark(self, table: str, before: datetime, deletable: str) -> int:
         session: Any = self.committers.spark.newSession()
