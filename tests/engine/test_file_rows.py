@@ -867,6 +867,34 @@ def test_nested_names_that_no_table_can_have_land(drain: Drain, tmp_path: Path) 
     ]
 
 
+@pytest.mark.parametrize("known", [False, True], ids=["at first", "later"])
+def test_keys_of_json_that_differ_by_case_only_are_kept(drain: Drain, tmp_path: Path, known: bool) -> None:
+    """Without it Spark takes them for one, and the values of all but one key are gone."""
+    if known:
+        put(tmp_path, "0.json", '{"id": 0}\n')
+        drain("json")
+    lines = [{"id": 1}, {"ID": 2}, {"id": 3, "ID": 4}, {"Id": {"x": 1}}, {"a": "5", "ID": "six"}]
+    lines += [{"n": {"b": 1, "B": 2}}, {"n": {"b": 3}}]
+    put(tmp_path, "1.json", "".join(json.dumps(line) + "\n" for line in lines) + "\n{broken\n")
+    drain("json")
+
+    found = [row for row in rows(tmp_path) if row.get("id", row.get("ID")) != 0]
+    assert len(found) == len(lines) + 1
+    column = "id" if known else "ID"
+    kept = []
+    for row in found:
+        rescued = row.pop("_rescued", {})
+        if column in row:
+            rescued[column] = str(row.pop(column))
+        kept.append({**row, **rescued})
+    expected = [{"id": "1"}, {"ID": "2"}, {"id": "3", "ID": "4"}, {"Id": '{"x":1}'}, {"a": "5", "ID": "six"}]
+    for row in expected:
+        assert row in kept
+    assert sorted(json.loads(row["n"])["b"] for row in kept if "n" in row) == [1, 3]
+    assert [json.loads(row["n"]) for row in kept if "n" in row and "B" in row["n"]] == [{"b": 1, "B": 2}]
+    assert {"_line": "{broken"} in kept
+
+
 def test_nested_names_of_parquet_that_no_table_can_have_land(spark: SparkSession, tmp_path: Path) -> None:
     """Without it a struct that another engine wrote stops the stream."""
     kind = pa.struct([("x y", pa.int64()), ("z", pa.int64())])

@@ -13,11 +13,11 @@ import csv
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -38,7 +38,8 @@ from router.errors import StartError, first_line
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pyspark.sql import Column, SparkSession
+    from pyspark import SparkContext
+    from pyspark.sql import Column
 
     from router.api.parts import Memory
     from router.config.models import FilesSource
@@ -49,6 +50,8 @@ LEARNT = "rows"
 RESCUED = "_rescued"
 BROKEN = "_line"
 """The column, and the key in `_rescued`, of a line that is no row."""
+KEY = "key"
+"""The name in a column's metadata of the key of JSON whose values it has as text."""
 FILE_COLUMNS = {"_path": "file_path", "_changed": "file_modification_time", "_block": "file_block_start"}
 """Columns about the file of a row, and their names in Spark's `_metadata`."""
 _FIRST = 20
@@ -137,11 +140,14 @@ class FileRows:
                 return StartError(f"{what}. Mend it, or move it out of the folder, and start again")
         return StartError(f"files cannot be read together: {first_line(error)}")
 
-    def _reader(self, **options: str) -> Any:
+    def _options(self, **options: str) -> dict[str, str]:
+        """Return the options of a reader: these, and those of the configuration."""
         # Options that choose files would leave out some of those that the stream has chosen.
         listing = listing_options(self.files)
-        configured = {key: value for key, value in self.files.options.items() if key not in listing}
-        return self.spark.read.format(self.files.format).options(**{**options, **configured})
+        return {**options, **{key: value for key, value in self.files.options.items() if key not in listing}}
+
+    def _reader(self, **options: str) -> Any:
+        return self.spark.read.format(self.files.format).options(**self._options(**options))
 
     def _csv(self, paths: list[str]) -> list[DataFrame]:
         """Return a frame for each header: a file is read by its own columns, whatever their order."""
@@ -173,16 +179,56 @@ class FileRows:
         return frames
 
     def _json(self, paths: list[str]) -> list[DataFrame]:
-        return [self._json_reader().load(paths)]
+        found = self._read_json(_exact_session(self.spark.sparkContext), paths)
+        known = self.known().names
+        columns: dict[str, T.StructField] = {}
+        # Spark gives a column the values of one key; those of keys that differ by case only are read beside it.
+        others: list[str] = []
+        for field in sorted(found.schema, key=lambda field: field.name not in known):
+            if field.name.lower() in columns:
+                others.append(field.name)
+            kind = T.StringType() if _differ_by_case(field.dataType) else field.dataType
+            columns.setdefault(field.name.lower(), T.StructField(field.name, kind))
+        fields = [*columns.values()]
+        prefix = "_" * (1 + max(map(len, found.columns), default=0))
+        for k, key in enumerate(others):
+            fields.append(T.StructField(f"{prefix}{k}", T.StringType(), metadata={KEY: key}))
+        return [self._read_json(self.spark, paths, fields)]
 
-    def _json_reader(self) -> Any:
-        # Without these a field whose name differs by case only is an error of the whole file.
-        return self._reader(
+    def _read_json(
+        self, session: SparkSession, paths: list[str], fields: list[T.StructField] | None = None
+    ) -> DataFrame:
+        """Return the rows of JSON files with some columns, or with those that are found.
+
+        A column with the metadata KEY has the values of that key as text.
+        """
+        options = self._options(
             mode="PERMISSIVE",
             columnNameOfCorruptRecord=BROKEN,
             dropFieldIfAllNull="true",
             inferTimestamp="true",
             timestampFormat=INFERRED_TIMES,
+        )
+        reader = session.read.format("json").options(**options)
+        if fields is None:
+            return reader.load(paths)
+        others = [field for field in fields if KEY in field.metadata]
+        columns = T.StructType([field for field in fields if field not in others])
+        if not others:
+            return reader.schema(columns).load(paths)
+
+        keys = ", ".join(field.metadata[KEY] for field in others)
+        if self.files.options.get("multiLine", "").lower() == "true":
+            what = f"{paths[0]}, or another file of its batch, has keys that differ from others by case only: {keys}"
+            raise StartError(f"{what}. With `multiLine` these cannot be told apart: rename them, and start again")
+        lines = session.read.format("text").load(paths).where(F.length(F.trim("value")) > 0)
+        texts = []
+        for field in others:
+            key = field.metadata[KEY]
+            of_key = F.from_json("value", T.StructType([T.StructField(key, T.StringType())])).getField(key)
+            texts.append(of_key.alias(field.name, metadata=field.metadata))
+        return lines.select(F.from_json("value", columns, options).alias("_row"), *texts).select(
+            "_row.*", *[F.col(field.name) for field in others]
         )
 
     def _read_again_as_text(self, part: DataFrame, known: T.StructType, paths: list[str]) -> DataFrame:
@@ -192,7 +238,9 @@ class FileRows:
         nested value in which another one has another type, before a cast can find out whether something is lost.
         """
         types = {field.name.lower(): field.dataType for field in known}
-        read = {BROKEN: T.StringType(), **{field.name: field.dataType for field in part.schema}}
+        others = [field for field in part.schema if KEY in field.metadata]
+        read: dict[str, T.DataType] = {BROKEN: T.StringType()}
+        read |= {field.name: field.dataType for field in part.schema if field not in others}
         names = {table_name(name).lower() for name in read}
         # Spark infers no type from empty arrays and objects, and leaves out a column that has nothing else.
         for field in known:
@@ -208,7 +256,7 @@ class FileRows:
             if isinstance(kind, NESTED) or (type(kind) in PLAIN and changes):
                 kind = T.StringType()
             fields.append(T.StructField(name, kind))
-        return _with_file_columns(self._json_reader().schema(T.StructType(fields)).load(paths))
+        return _with_file_columns(self._read_json(self.spark, paths, [*fields, *others]))
 
     def _parquet(self, paths: list[str]) -> list[DataFrame]:
         try:
@@ -272,6 +320,7 @@ class FileRows:
     def _add_columns(self, columns: dict[str, T.StructField], part: DataFrame) -> None:
         """Add the columns of files to those that are known, by their name in lower case; let types grow."""
         fields = [field for field in part.schema if field.name not in (BROKEN, *FILE_COLUMNS)]
+        fields = [field for field in fields if KEY not in field.metadata]
         # All columns of CSV are text: guess the types of the new ones from their values.
         if self.files.format == "csv":
             fields = _guess_types(part, [field for field in fields if table_name(field.name).lower() not in columns])
@@ -296,6 +345,9 @@ class FileRows:
             if field.name in FILE_COLUMNS:
                 continue
             column = F.col(f"`{field.name.replace('`', '``')}`")
+            if KEY in field.metadata:
+                rescued[field.metadata[KEY]] = column
+                continue
             known_column = known_columns.get(table_name(field.name).lower())
             # Two columns of a file may have names that differ by case only: the second one is rescued.
             if field.name == BROKEN or known_column is None or known_column.name in values:
@@ -336,6 +388,24 @@ class FileRows:
             F.col("_changed").alias("timestamp"),
             F.col("_block").alias("block"),
         )
+
+
+@lru_cache(maxsize=1)
+def _exact_session(context: SparkContext) -> SparkSession:
+    """Return a session that tells names apart which differ by case only; one for each context, since it costs 0.3 s."""
+    session = SparkSession.builder.getOrCreate().newSession()
+    session.conf.set("spark.sql.caseSensitive", "true")
+    return session
+
+
+def _differ_by_case(kind: T.DataType) -> bool:
+    """Return whether names inside of a type differ by case only, at any depth."""
+    if isinstance(kind, T.ArrayType):
+        return _differ_by_case(kind.elementType)
+    if not isinstance(kind, T.StructType):
+        return False
+    names = {name.lower() for name in kind.names}
+    return len(names) < len(kind) or any(_differ_by_case(field.dataType) for field in kind)
 
 
 def _with_file_columns(frame: DataFrame) -> DataFrame:
