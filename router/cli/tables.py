@@ -394,6 +394,7 @@ def _maintain(maintenance: TableMaintenance, table: str, plan: Maintenance, *, d
         # One table does not keep the others from being maintained; the command ends with 1.
         counts = dict.fromkeys(("files", "into", "statistics", "deleted", "megabytes"))
         return {"table": table, **counts, "note": str(error)}
+    by_spark = f"by Spark: {result.by_spark}" if result.by_spark else ""
     return {
         "table": table,
         "files": result.files,
@@ -401,7 +402,7 @@ def _maintain(maintenance: TableMaintenance, table: str, plan: Maintenance, *, d
         "statistics": result.without_statistics,
         "deleted": result.deleted,
         "megabytes": f"{result.freed / 1e6:,.1f}",
-        "note": f"by Spark: {result.by_spark}" if result.by_spark else "",
+        "note": f"cannot be joined: {result.refused}" if result.refused else by_spark,
     }
 
 

@@ -24,7 +24,7 @@ from router.delta.keyed.key_property import KEYED_BY
 from router.delta.keyed.row_versions import deletions_table
 from router.delta.partition_folders import has_long_folder
 from router.delta.widening import made_here
-from router.errors import TableError
+from router.errors import TableError, first_line
 from router.own_names import DELETIONS, OWN_LAYERS
 
 if TYPE_CHECKING:
@@ -74,7 +74,8 @@ class MaintenanceResult:
     """What was done to a table, or would be done in a dry run.
 
     `files` became `into` larger ones; `deleted` files had `freed` bytes. `by_spark`: why only Delta on Spark may
-    maintain the table: its features, or the name of a folder. `without_statistics`: files that get statistics from it.
+    maintain the table: its features, the name of a folder, files that delta-rs cannot join. `without_statistics`: files
+    that get statistics from it. `refused`: why no engine can join its files; all else is done.
     """
 
     table: str
@@ -84,6 +85,7 @@ class MaintenanceResult:
     freed: int
     by_spark: str = ""
     without_statistics: int = 0
+    refused: str = ""
 
 
 def maintain(lake: Lake, table: str, options: MaintenanceOptions, *, dry: bool = False) -> MaintenanceResult:
@@ -110,10 +112,12 @@ def maintain(lake: Lake, table: str, options: MaintenanceOptions, *, dry: bool =
         if not features:
             try:
                 files, into = small_files(handle, options) if dry else _compact(handle, options)
-            except DeltaError as error:
-                if NARROWER_MAP not in str(error):
-                    raise
-                features.add(WHY_NARROWER_MAP)
+            except CommitFailedError:
+                raise
+            except (DeltaError, OSError) as error:
+                # Spark reads some files that delta-rs does not; what neither can join stays, and holds up nothing else.
+                narrower = NARROWER_MAP in str(error)
+                features.add(WHY_NARROWER_MAP if narrower else f"files that delta-rs cannot join: {first_line(error)}")
         if features:
             return MaintenanceResult(
                 table,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 from router.api.columns import quoted
 from router.config.models import UNASKED, interval
 from router.delta.commit import retry_on_conflict
+from router.delta.constraints import unmergeable
 from router.delta.maintenance import (
     MAINTENANCE_TRIES,
     MAINTENANCE_WAIT_SECONDS,
@@ -67,6 +68,7 @@ class TableMaintenance:
     views: tuple[View, ...] = ()
     commits: Counter[str] = field(default_factory=Counter)
     last: dict[str, float] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
     stop: threading.Event = field(default_factory=threading.Event)
     thread: threading.Thread | None = None
@@ -169,6 +171,13 @@ class TableMaintenance:
                 raise
             log.warning("maintenance: %s: %s", table, first_line(error))  # an error of a thread is not seen otherwise
             return
+        if result.refused and self.refused.get(table) != result.refused:
+            message = (
+                "maintenance: %s: its files cannot be joined and stay as they are: %s; "
+                "`router verify FILE %s --contents` finds rows that are lost, `router rebuild FILE %s` mends them"
+            )
+            log.warning(message, table, result.refused, table, table)
+            self.refused[table] = result.refused
         text = f"{result.files} files became {result.into}, {result.deleted} old ones deleted"
         if result.without_statistics:
             text += f", {result.without_statistics} got statistics"
@@ -193,7 +202,7 @@ class SparkMaintenance:
         try:
             if result.by_spark:
                 result = self._compact(result)
-            if result.without_statistics and not self.dry:
+            if result.without_statistics and not self.dry and not result.refused:
                 # Delta's own command for statistics is not in the open version.
                 address = self.lake.spark_address(self.table)
                 self._retry(lambda: recompute_statistics(self.spark, address))
@@ -218,9 +227,15 @@ class SparkMaintenance:
         # Delta refuses to order the rows of a table that is clustered.
         if self.options.zorder and "clustering" not in result.by_spark:
             optimize += f" ZORDER BY ({', '.join(map(quoted, self.options.zorder))})"
-        (metrics,) = self._retry(lambda: session.sql(optimize).select("metrics.*").collect())
+        try:
+            (metrics,) = self._retry(lambda: session.sql(optimize).select("metrics.*").collect())
+            result = replace(result, files=metrics["numFilesRemoved"], into=metrics["numFilesAdded"])
+        except Exception as error:  # a damaged file, for one: what else is to be done does not need it
+            result = replace(result, refused=first_line(error))
+            if not unmergeable(handle):
+                handle.create_checkpoint()  # for the log: without new files Spark makes none
         session.sql(vacuum).collect()
-        return self._shorten_log(replace(result, files=metrics["numFilesRemoved"], into=metrics["numFilesAdded"]))
+        return self._shorten_log(result)
 
     def _shorten_log(self, result: MaintenanceResult) -> MaintenanceResult:
         """Delete what only old versions refer to, up to a checkpoint of Spark: it makes one in ten commits."""

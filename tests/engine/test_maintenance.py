@@ -193,6 +193,38 @@ def test_spark_maintains_what_only_it_may_write(
     assert files(lake, "silver.a") == 1
 
 
+@pytest.mark.parametrize("content", [b"PAR1 and no more", b""], ids=["cut off", "empty"])
+def test_files_that_no_engine_can_join_hold_up_nothing_else(
+    lake: Lake, spark: SparkSession, caplog: pytest.LogCaptureFixture, content: bytes
+) -> None:
+    """Without it one damaged file keeps a table from ever being cleaned: its log and what failed tasks left grow."""
+    for _ in range(4):
+        batch(lake, "silver.a")
+    place = Path(lake.address("silver.a"))
+    damaged = sorted(place.glob("*.parquet"))[0]
+    damaged.write_bytes(content)
+    left = place / "part-left.parquet"
+    left.write_bytes(b"x")
+    then = time.time() - 30 * 86_400
+    for file in (left, *(place / "_delta_log").iterdir()):
+        os.utime(file, (then, then))
+    caplog.set_level(logging.INFO, "router")
+    care = TableMaintenance(lake, lambda: spark, (Maintenance(tables="silver.a", commits=1),))
+    for _ in range(2):
+        care.after_batch(["silver.a"])
+
+    assert not left.exists()
+    assert files(lake, "silver.a") == 4
+    assert list((place / "_delta_log").glob("*.checkpoint.parquet"))
+    lines = [record.getMessage() for record in caplog.records if "cannot be joined" in record.getMessage()]
+    assert len(lines) == 1
+    assert "maintenance: silver.a: its files cannot be joined and stay as they are: " in lines[0]
+    # Once the file is put back, they are joined.
+    pq.write_table(pa.table({"k": [1]}), damaged)
+    care.after_batch(["silver.a"])
+    assert files(lake, "silver.a") == 1
+
+
 def test_what_merges_of_spark_replaced_goes_with_its_versions(lake: Lake, spark: SparkSession) -> None:
     """Without it a keyed table with deletion vectors keeps a copy of each merge for a week."""
     place = Path(lake.address("gold.a"))
