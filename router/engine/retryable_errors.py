@@ -147,6 +147,11 @@ def _is_below(path: str, file: str) -> bool:
     return SCHEME.sub("", file).lstrip("/").startswith(SCHEME.sub("", folder).lstrip("/"))
 
 
+def is_unreadable(error: BaseException) -> bool:
+    """Return whether Kafka's consumer says that records are damaged."""
+    return any(message.startswith(UNREADABLE) for _, message in causes_in_jvm(error))
+
+
 def is_for_a_person(error: BaseException) -> bool:
     """Return whether Kafka says what only a person can mend: records are gone, or a login or a right is missing."""
     refusals = (*REFUSED_LOGIN, *MISSING_RIGHTS)
@@ -166,7 +171,7 @@ def passing(error: BaseException) -> bool:
     if not causes:
         by_delta_rs = isinstance(error, delta_rs.DeltaError)
         return isinstance(error, OSError) or (by_delta_rs and _has_passing_number(first_line(error)))
-    if any(message.startswith(UNREADABLE) for _, message in causes):
+    if is_unreadable(error):
         return False
     # These have the causes of temporary errors as well.
     if is_for_a_person(error):

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 
 from router import spark_internals
 from router.api.halving import by_halves
-from router.engine.retryable_errors import is_for_a_person, passing
+from router.engine.retryable_errors import is_for_a_person, is_unreadable, passing
 from router.engine.source.source import Offsets, kafka_options, records_between
 from router.errors import RouterError, first_line
 from router.record import UNREADABLE, UNREADABLE_TYPE, raw_arrow_schema
@@ -120,10 +120,13 @@ class UnreadableRecords:
             if not halved.made:
                 by_consumer += pieces[halved.start : halved.stop]
         reasons: dict[tuple[str, int, int], str] = {}
-        for span in by_consumer:
-            reasons |= self._tried(span)
-        # Consecutive ranges are read as one.
-        return FoundRecords(tuple(_joined(by_consumer)), reasons) if reasons else FoundRecords()
+        spans = tuple(_joined(by_consumer))
+        by_trying: list[int] = []
+        for span in spans:
+            reasons |= self._tried(span, by_trying)
+            if len(by_trying) > MOST_FOUND:
+                return FoundRecords()
+        return FoundRecords(spans, reasons) if reasons else FoundRecords()
 
     def frame(self, found: FoundRecords) -> DataFrame:
         """Return all records of the spans, those that cannot be read with the reason in the column UNREADABLE. Lazy.
@@ -152,8 +155,11 @@ class UnreadableRecords:
             frame = frame.unionByName(records.withColumn(UNREADABLE, F.lit(None).cast(UNREADABLE_TYPE)))
         return frame
 
-    def _tried(self, span: Span) -> dict[tuple[str, int, int], str]:
-        """Return why records of a span cannot be read, or end the task that reads them."""
+    def _tried(self, span: Span, by_trying: list[int]) -> dict[tuple[str, int, int], str]:
+        """Return why records of a span cannot be read, or end the task that reads them.
+
+        The offsets of the latter are added to `by_trying`; beyond MOST_FOUND nothing is tried any more.
+        """
         table = self._by_consumer(span, {})
         good = table.filter(table.column(UNREADABLE).is_null())
         reasons = {}
@@ -162,22 +168,21 @@ class UnreadableRecords:
 
         def land(start: int, stop: int) -> bool:
             self.tell(0, 1)
-            if len(found) <= MOST_FOUND:
+            if len(by_trying) <= MOST_FOUND:
                 try:
                     self.land(self.spark.createDataFrame(good[start:stop]))
                 except Exception as error:
                     if stop == start + 1 and is_for_search(error):
-                        found.append(good.column("offset")[start].as_py())
+                        by_trying.append(good.column("offset")[start].as_py())
                     raise
             return True
 
-        found: list[int] = []
         for halved in by_halves(land, len(good), is_for_search) if len(good) else ():
             if halved.error is not None:
                 offset = good.column("offset")[halved.start].as_py()
                 why = f"the task that reads it fails: {first_line(halved.error)}"
                 reasons[span.topic, span.partition, offset] = why
-        return reasons if len(found) <= MOST_FOUND else {}
+        return reasons
 
     def _by_consumer(self, span: Span, reasons: dict[tuple[str, int, int], str]) -> pa.Table:
         """Return the records of a span as the consumer reads them, unreadable ones with the reason; others get these.
@@ -196,7 +201,7 @@ class UnreadableRecords:
         return _table(records)
 
     def _polled(self, span: Span) -> Iterator[dict[str, Any]]:
-        """Yield the records of a span, and why one cannot be read. Raises what may pass."""
+        """Yield the records of a span, and why one cannot be read. Raises what no record causes."""
         jvm = spark_internals.jvm(self.spark)
         settings = {"key.deserializer": _BYTES, "value.deserializer": _BYTES, "enable.auto.commit": "false"}
         for name, value in kafka_options(self.kafka).items():
@@ -211,14 +216,17 @@ class UnreadableRecords:
                 try:
                     polled = consumer.poll(jvm.java.time.Duration.ofSeconds(POLL_SECONDS)).records(partition)
                 except Py4JJavaError as error:
-                    if passing(error):
+                    if not is_unreadable(error):
                         raise
                     position = consumer.position(partition)
                     reason = spark_internals.first_cause(error)
                     yield {**_place(span, position), "reason": f"Kafka's consumer cannot read it: {reason}"}
                     consumer.seek(partition, position + 1)
                     continue
-                for record in polled.toArray():
+                records = polled.toArray()
+                if not len(records) and consumer.position(partition) == position:
+                    raise TimeoutError(f"Kafka gives no record of {span.topic}/{span.partition} from {position} on")
+                for record in records:
                     if record.offset() < span.end:
                         yield _record(span, record)
         finally:
