@@ -41,7 +41,7 @@ from router.engine.source.unreadable import FoundRecords, UnreadableRecords, is_
 from router.engine.spark.executors import Executors
 from router.engine.start.run_order import ordinal_of
 from router.engine.steps import Steps, Stopped
-from router.errors import BatchError, RunningError, StartError, TableError
+from router.errors import BatchError, RunningError, StartError, TableError, first_line
 from router.own_names import OUTBOX
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ class Batches:
         """
         if self.spans is None or self.config.source.kafka is None or not is_for_search(error):
             raise error
-        kind = kind_of(error)
+        kind = kind_of(first_line(error))
         failures[kind] += 1
         path = f"{UNREADABLE}/{self.store.run}.json"
         noted = self.store.load(path)

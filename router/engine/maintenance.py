@@ -230,6 +230,8 @@ class SparkMaintenance:
         try:
             (metrics,) = self._retry(lambda: session.sql(optimize).select("metrics.*").collect())
             result = replace(result, files=metrics["numFilesRemoved"], into=metrics["numFilesAdded"])
+        except CONFLICTS:
+            raise
         except Exception as error:  # a damaged file, for one: what else is to be done does not need it
             result = replace(result, refused=first_line(error))
             if not unmergeable(handle):

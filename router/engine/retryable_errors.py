@@ -228,9 +228,9 @@ VARIES = re.compile(r"[0-9a-fA-F-]{8,}|(?<!\d)(?![45]\d\d(?!\d))\d+")
 status of an answer, 400 to 599, is none of them."""
 
 
-def kind_of(error: BaseException) -> str:
+def kind_of(message: str) -> str:
     """Return what is equal in the messages of equal failures, whatever numbers and names they contain."""
-    return VARIES.sub("*", first_line(error))
+    return VARIES.sub("*", message)
 
 
 @dataclass
@@ -270,7 +270,7 @@ class RepeatedTrouble:
 
     def is_new(self, message: str) -> bool:
         """Return whether a failure is of another kind than the one before, whatever numbers and names it contains."""
-        kind = VARIES.sub("*", message)
+        kind = kind_of(message)
         changed = kind != self.kind
         self.kind = kind
         return changed

@@ -49,7 +49,7 @@ from router.engine.start.killed_repairs import clear_killed_repairs
 from router.engine.start.lost_records import LostRecords
 from router.engine.start.missing_topics import NO_POSITION, NO_TOPIC, refuse_missing_topics, wait_for_topics
 from router.engine.start.run_lock import alone
-from router.engine.start.spark_checkpoint import CheckpointMending, SparkNotes, refuse_left_topics
+from router.engine.start.spark_checkpoint import CheckpointMending, SparkNotes, path_before, refuse_left_topics
 from router.engine.start.spark_needs import spark_needs
 from router.engine.status.api_states import ApiStates
 from router.engine.status.board import StatusBoard
@@ -587,7 +587,7 @@ class _StreamRun:
         kafka = self.config.source.kafka
         assert kafka is not None
         notes = SparkNotes(self.checkpoint)
-        begins = notes.offsets(f"offsets/{batch - 1}" if batch else "sources/0/0")
+        begins = notes.offsets(path_before(batch))
         ends = notes.offsets(f"offsets/{batch}")
         # A partition that is new begins with its first record.
         first = source.retained_offsets(self.spark, kafka, ends)

@@ -338,14 +338,18 @@ def _listed_offsets(
     return offsets
 
 
-def open_admin(spark: SparkSession, kafka: KafkaSource) -> Any:
-    """Open Kafka's admin client in the driver's JVM, with the settings of the source. Close it after use."""
-    jvm = spark_internals.jvm(spark)
+def client_settings(kafka: KafkaSource) -> dict[str, str]:
+    """Return the settings of the source for Kafka's own clients."""
     settings = {}
     for name, value in kafka_options(kafka).items():
         if name.startswith("kafka."):
             settings[name.removeprefix("kafka.")] = value
-    return jvm.org.apache.kafka.clients.admin.AdminClient.create(settings)
+    return settings
+
+
+def open_admin(spark: SparkSession, kafka: KafkaSource) -> Any:
+    """Open Kafka's admin client in the driver's JVM, with the settings of the source. Close it after use."""
+    return spark_internals.jvm(spark).org.apache.kafka.clients.admin.AdminClient.create(client_settings(kafka))
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 from router import spark_internals
 from router.api.halving import by_halves
 from router.engine.retryable_errors import is_for_a_person, is_unreadable, passing
-from router.engine.source.source import Offsets, kafka_options, records_between
+from router.engine.source.source import Offsets, client_settings, records_between
 from router.errors import RouterError, first_line
 from router.record import UNREADABLE, UNREADABLE_TYPE, raw_arrow_schema
 
@@ -204,9 +204,7 @@ class UnreadableRecords:
         """Yield the records of a span, and why one cannot be read. Raises what no record causes."""
         jvm = spark_internals.jvm(self.spark)
         settings = {"key.deserializer": _BYTES, "value.deserializer": _BYTES, "enable.auto.commit": "false"}
-        for name, value in kafka_options(self.kafka).items():
-            if name.startswith("kafka."):
-                settings[name.removeprefix("kafka.")] = value
+        settings |= client_settings(self.kafka)
         consumer = jvm.org.apache.kafka.clients.consumer.KafkaConsumer(settings)
         try:
             partition = jvm.org.apache.kafka.common.TopicPartition(span.topic, span.partition)

@@ -169,6 +169,11 @@ def offsets_in(text: str) -> Offsets:
     return offsets
 
 
+def path_before(batch: int) -> str:
+    """Return the path of the note with the offsets at which a batch of Kafka begins."""
+    return f"offsets/{batch - 1}" if batch else "sources/0/0"
+
+
 def processed_offsets(checkpoint: Lake) -> dict[tuple[str, int], int]:
     """Return the offset behind the last record of each partition of Kafka that the last finished batch has processed.
 
@@ -300,7 +305,7 @@ class CheckpointMending:
 
     def _fits(self, run: str, batch: int) -> bool | None:
         """Return whether the manifest of a run counts records of a batch as Spark has noted it; None if unknown."""
-        before = f"offsets/{batch - 1}" if batch else "sources/0/0"
+        before = path_before(batch)
         behind = f"offsets/{batch}"
         manifest = CheckpointStore(self.checkpoint, run).manifest(batch)
         if self.config.source.kafka is None or manifest is None:
