@@ -99,6 +99,7 @@ class Json(ArrowDecoder):
 
     needs: ClassVar[tuple[str, ...]] = ("router_decoders.json_arrow",)
     main_option: ClassVar[str | None] = "schema"
+    texts: ClassVar[Mapping[str, str]] = {"schema": "ddl"}
 
     # pydantic models have a method called schema
     ddl: str | None = Field(

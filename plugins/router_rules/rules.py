@@ -8,6 +8,7 @@ from __future__ import annotations
 import operator
 import re
 import warnings
+from collections.abc import Mapping
 from functools import reduce
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -28,8 +29,6 @@ from pyspark.sql import functions as F
 from router import Rule
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from typing_extensions import Self
 
 
@@ -42,6 +41,7 @@ class Sql(Rule):
     """
 
     main_option: ClassVar[str | None] = "where"
+    texts: ClassVar[Mapping[str, str]] = {"where": "sql"}
 
     where: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)] = Option(
         description="condition, such as event.amount > 9000 AND event.country IN ('de', 'at')"
@@ -85,6 +85,8 @@ class Field(Rule):
     `2026-11-21 10:00:00`, in the session's time zone. A field that the events' type does not have is reported by
     `router check --plan`.
     """
+
+    texts: ClassVar[Mapping[str, str]] = {"column": "field"}
 
     column: str = Option(min_length=1, description="field or raw column: event.game, event.player.level, topic")
     equals: Scalar | None = Option(default=None, description="text, number, true or false")

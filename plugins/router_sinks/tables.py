@@ -6,6 +6,7 @@ Each names its table by one text or, if the text has fields in braces, by a colu
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -107,6 +108,13 @@ class Upsert(MergingSink):
 
     Delivery: exactly once, for hundreds of tables at the price of about one job.
     """
+
+    texts: ClassVar[Mapping[str, str]] = {
+        "keys": "column",
+        "columns": "column",
+        "newest_by": "sql",
+        "delete_when": "sql",
+    }
 
     # `table` is the method that the engine calls, so the option of that name is an alias
     template: str = Field(alias="table", description="silver.profiles, or with fields: silver.{event.game}_profiles")

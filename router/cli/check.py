@@ -12,6 +12,7 @@ from router.cli import config_argument, existing_file, plugin_option
 from router.cli.documents import json_option, show_json
 from router.cli.session import spark_session
 from router.config.loader import Loaded, load
+from router.config.problems import sort_problems
 from router.errors import ConfigError
 from router.registry import Entry, Registry, load_registry, missing_extras
 
@@ -46,10 +47,10 @@ def check(
     """Find every mistake in the configuration FILE.
 
     Prints one problem per line, as file:line:column: place: what; next step, and exits with 1 when there is any.
-    Needs neither Spark nor the network, unless --plan or --lake is given: without them SQL is not
-    analysed, and a field that events do not have is not found. The fingerprint identifies the content of
-    FILE without its comments and variables; commits have it as router.configuration, rows of the ledger as
-    configuration.
+    Needs neither Spark nor the network, unless --plan or --lake is given: without them SQL is read as far as this needs
+    no Spark, and fields of events are compared with the schema that FILE has, if it has one. The fingerprint
+    identifies the content of FILE without its comments and variables; commits have it as router.configuration, rows of
+    the ledger as configuration.
 
     With --lake each line names a change, and whether it is safe or what to do about it. A start refuses changes that
     would lose rows; the exit code is then 1. Nothing is written.
@@ -63,7 +64,8 @@ def check(
     loaded = None
     problems: tuple[Problem, ...] = ()
     try:
-        loaded = load(file, registry)
+        # With --plan and --lake Spark decides; what it does not come to is added below.
+        loaded = load(file, registry, sql=not plan and not lake)
         missing = list(missing_extras(loaded.config).values())
         if missing:
             raise ConfigError((loaded.problem((), missing[0]),))
@@ -77,6 +79,8 @@ def check(
             changes = check_lake(loaded)
     except ConfigError as error:
         problems = error.problems
+        if plan or lake:
+            problems = _with_written_sql(file, registry, problems)
     if as_json:
         document = _document(loaded, problems)
         document["plan"] = plan_summary or None
@@ -89,10 +93,23 @@ def check(
         click.echo(loaded.fingerprint if fingerprint else _summary(loaded, registry))
         if plan_summary:
             click.echo(plan_summary)
+        for note in loaded.notes if not fingerprint else ():
+            click.echo(str(note))
         if lake:
             _show_changes(loaded, changes)
     is_refused = any(change.severity == "refused" for change in changes)
     ctx.exit(int(bool(problems) or is_refused))
+
+
+def _with_written_sql(file: Path, registry: Registry, problems: tuple[Problem, ...]) -> tuple[Problem, ...]:
+    """Add the mistakes that Spark did not come to, since an earlier step raised; no place is named twice."""
+    try:
+        load(file, registry, sql=True)
+    except ConfigError as error:
+        places = tuple(problem.path for problem in problems)
+        others = [problem for problem in error.problems if not problem.path.startswith(places)]
+        return sort_problems([*problems, *others])
+    return problems
 
 
 def _document(loaded: Loaded | None, problems: tuple[Problem, ...]) -> dict[str, Any]:

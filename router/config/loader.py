@@ -14,6 +14,7 @@ from router.config.models import Config
 from router.config.problems import Document, place_inside, problems_of, sort_problems, widths_of
 from router.config.validation import cross_checks
 from router.config.variables import substitute
+from router.config.written_sql import check_written_sql
 from router.config.yaml_tree import Scalar, YamlNode, as_lists, parse_yaml, plain_data
 from router.errors import ConfigError, Problem
 
@@ -34,13 +35,14 @@ class Loaded:
     """A configuration that can start.
 
     `fingerprint` names the configuration as it is written, without comments and layout and before variables are
-    replaced: it changes with the file's meaning and never with a secret.
+    replaced: it changes with the file's meaning and never with a secret. `notes` are not mistakes.
     """
 
     config: Config
     path: Path
     fingerprint: str
     document: Document = field(repr=False, compare=False)
+    notes: tuple[Problem, ...] = ()
 
     def problem(self, loc: KeyPath, what: str, hint: str = "") -> Problem:
         """Return a problem at a place of the file, for checks that come later: `("routes", 0, "match")`."""
@@ -57,23 +59,38 @@ class Loaded:
         return replace(self, config=self.config.model_copy(update=fields))
 
 
-def load(path: Path, registry: Registry, *, environ: Mapping[str, str] = os.environ, text: str | None = None) -> Loaded:
-    """Return the configuration of a file (or of `text` in its place); raise ConfigError with all its problems."""
+def load(
+    path: Path,
+    registry: Registry,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    text: str | None = None,
+    sql: bool = False,
+) -> Loaded:
+    """Return the configuration of a file (or of `text` in its place); raise ConfigError with all its problems.
+
+    With `sql` also what is wrong in SQL, DDL and names of fields is a problem, as far as this needs no Spark.
+    """
     file = str(path)
     text = _read(path) if text is None else text.removeprefix("\ufeff")
     written, problems = parse_yaml(text, file)
     widths = widths_of(text)
     config = None
+    notes: list[Problem] = []
     if written is not None:
         document = Document(file, written, widths)
         filled, unset = substitute(written, environ, path.parent, file)
         config, faults = _validate(Document(file, filled, widths), registry)
         problems = [*problems, *unset, *faults]
+        if sql:
+            findings, doubts = check_written_sql(filled, registry)
+            problems += [document.problem(finding.loc, finding.what, finding.hint) for finding in findings]
+            notes += [document.problem(doubt.loc, doubt.what, doubt.hint) for doubt in doubts]
     if problems or written is None or config is None:
         raise ConfigError(sort_problems(_moved_inside(problem, widths) for problem in problems))
     if config.debug:
         config = config.debugged()
-    return Loaded(config, path, _fingerprint(written), document)
+    return Loaded(config, path, _fingerprint(written), document, sort_problems(notes))
 
 
 def _read(path: Path) -> str:

@@ -1,0 +1,371 @@
+"""Check SQL, DDL and names of fields as far as this needs no Spark. What Spark might take is never refused.
+
+In: the tree of a configuration. Out: findings at their places, and notes where only Spark can tell.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import TYPE_CHECKING, Any
+
+from router.config.validation import Finding
+from router.config.yaml_tree import Items, Keys, Scalar, YamlNode, children
+from router.registry import suggestion
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from router.registry import KeyPath, Registry
+
+# fmt: off
+TYPES = frozenset({
+    "array",
+    "bigint",
+    "binary",
+    "bool",
+    "boolean",
+    "byte",
+    "char",
+    "character",
+    "date",
+    "dec",
+    "decimal",
+    "double",
+    "float",
+    "geography",
+    "geometry",
+    "int",
+    "integer",
+    "interval",
+    "long",
+    "map",
+    "null",
+    "numeric",
+    "object",
+    "real",
+    "short",
+    "smallint",
+    "string",
+    "struct",
+    "time",
+    "timestamp",
+    "timestamp_ltz",
+    "timestamp_ntz",
+    "tinyint",
+    "varchar",
+    "variant",
+    "void",
+})
+# fmt: on
+"""The types that Spark has or may have: a word that is missing here is refused."""
+DDL_TOKEN = re.compile(r"\s*(`(?:[^`]|``)*`|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\w+|[<>(),:])")
+UNFINISHED = frozenset({"AND", "OR", "EQ", "NEQ", "GT", "GTE", "LT", "LTE", "PLUS", "DASH", "SLASH", "COMMA", "DOT"})
+"""What sqlglot calls the signs and words that no expression ends with."""
+PAIRS = {")": "(", "]": "["}
+IN_TEMPLATE = re.compile(r"\{event\.([A-Za-z_]\w*)")
+COLUMN = re.compile(r"(?:.*\bAS\s+|(?:event\.)?)`?(\w+)`?\s*", re.IGNORECASE | re.DOTALL)
+DECIDES = "Spark decides: --plan"
+
+
+class DdlError(Exception):
+    """What is wrong with a schema for certain."""
+
+
+class _UnknownDdlError(Exception):
+    """A schema that this reader does not understand: Spark may."""
+
+
+def check_written_sql(root: YamlNode, registry: Registry) -> tuple[list[Finding], list[Finding]]:
+    """Return what is wrong for certain, and notes on what only Spark can tell."""
+    check = _Check(registry)
+    check.run(root)
+    return check.findings, check.notes
+
+
+class _Check:
+    """One look at a configuration; `fields` are those of the events in small letters, None if they are not known."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.registry = registry
+        self.findings: list[Finding] = []
+        self.notes: list[Finding] = []
+        self.fields: list[str] | None = None
+
+    def run(self, root: YamlNode) -> None:
+        """Look at decoder, routes and views; what is not as the models want it is reported by them."""
+        for loc, kind, node in self._part_texts("decoder", _at(root, "decode"), ("decode",)):
+            if kind == "ddl":
+                self._ddl(loc, node)
+                # One inside of another, such as `by_topic`, makes some of the events only.
+                if len(loc) > 3 or "keyed" in loc:
+                    self.fields = None
+        for number, route in enumerate(_items(_at(root, "routes"))):
+            self._route(route, ("routes", number))
+        for number, expectation in enumerate(_items(_at(root, "expectations"))):
+            self._sql(("expectations", number, "sql"), _at(expectation, "sql"))
+        # The columns of a query are those of its tables.
+        self.fields = None
+        for part in ("let", "views"):
+            for number, item in enumerate(_items(_at(root, part))):
+                self._sql((part, number, "sql"), _at(item, "sql"))
+                self._expectations(item, (part, number))
+
+    def _route(self, route: YamlNode, loc: KeyPath) -> None:
+        fields = self.fields
+        select = _at(route, "select")
+        columns = self._columns(select, fields, has_lookup=_at(route, "lookup") is not None)
+        for place, kind, node in self._part_texts("rule", _at(route, "match"), (*loc, "match")):
+            self._text(kind, place, node, columns)
+        for number, item in enumerate(_items(select)):
+            self._sql((*loc, "select", number), item)
+        self._expectations(route, loc)
+        for number, sink in enumerate(_items(_at(route, "sinks"))):
+            place = (*loc, "sinks", number)
+            for inner, kind, node in self._part_texts("sink", sink, place):
+                self._text(kind, inner, node, columns)
+            self._templates(place, sink, columns)
+
+    def _expectations(self, item: YamlNode, loc: KeyPath) -> None:
+        for number, expectation in enumerate(_items(_at(item, "expect"))):
+            self._sql((*loc, "expect", number, "sql"), _at(expectation, "sql"))
+
+    def _part_texts(self, kind: str, node: YamlNode | None, loc: KeyPath) -> Iterator[tuple[KeyPath, str, Scalar]]:
+        """Yield the texts of a part, and of parts inside of it, whose kinds the part tells (`texts`)."""
+        if isinstance(node, Items):
+            for number, item in enumerate(node.items):
+                yield from self._part_texts(kind, item, (*loc, number))
+        if not isinstance(node, Keys):
+            return
+        for name, entry in node.entries.items():
+            place = (*loc, name)
+            part = self.registry.entries[kind].get(name)
+            if part is None:
+                continue
+            options = entry.value
+            texts = part.part.texts
+            if not isinstance(options, Keys):
+                yield from _scalars_of(texts.get(part.part.main_option or ""), options, place)
+                yield from self._part_texts(kind, options, place)
+                continue
+            yield from self._part_texts(kind, options, place)
+            for option, inner in options.entries.items():
+                yield from _scalars_of(texts.get(option), inner.value, (*place, option))
+                yield from self._part_texts(kind, inner.value, (*place, option))
+
+    def _text(self, kind: str, loc: KeyPath, node: Scalar, columns: list[str] | None) -> None:
+        if kind == "sql":
+            self._sql(loc, node)
+        elif kind == "field" and node.text.lower().startswith("event."):
+            self._field(loc, node.text.split(".")[1].strip("`"), self.fields)
+        elif kind == "column" and columns is not None and re.fullmatch(r"[\w.]+", node.text):
+            name = node.text.removeprefix("event.").split(".")[0]
+            if name.lower() not in columns:
+                self._add(loc, f"the route has no column `{name}`", suggestion(name, columns, "its columns"))
+
+    def _templates(self, loc: KeyPath, node: YamlNode, columns: list[str] | None) -> None:
+        """Look at the fields in braces, which are fields of the event or columns of the route."""
+        if columns is None or self.fields is None:
+            return
+        for key, child in children(node):
+            place: KeyPath = (*loc, int(key) if isinstance(node, Items) else key)
+            self._templates(place, child, columns)
+            if not isinstance(child, Scalar) or child.broken or child.tainted:
+                continue
+            for name in dict.fromkeys(IN_TEMPLATE.findall(child.text)):
+                self._field(place, name, [*self.fields, *columns])
+
+    def _columns(self, select: YamlNode | None, fields: list[str] | None, has_lookup: bool) -> list[str] | None:
+        """Return the columns of a route in small letters; None if they are not certain."""
+        if fields is None or has_lookup:
+            return None
+        if select is None:
+            return fields
+        columns: list[str] = []
+        for item in _items(select):
+            # A remark could hold what looks like a name.
+            if not isinstance(item, Scalar) or item.broken or item.tainted or "--" in item.text or "/*" in item.text:
+                return None
+            if item.text.strip().lower() == "event.*":
+                columns += fields
+                continue
+            named = COLUMN.fullmatch(item.text)
+            if named is None:
+                return None
+            columns.append(named[1].lower())
+        return columns
+
+    def _field(self, loc: KeyPath, name: str, fields: list[str] | None) -> None:
+        # Decoders add fields of their own, such as _rescued.
+        if fields is None or name.startswith("_") or name.lower() in fields:
+            return
+        self._add(loc, f"events have no field `{name}`", suggestion(name, fields, "the fields"))
+
+    def _add(self, loc: KeyPath, what: str, hint: str) -> None:
+        self.findings.append(Finding(loc, what, hint))
+
+    def _ddl(self, loc: KeyPath, node: Scalar) -> None:
+        try:
+            self.fields = [name.lower() for name in read_ddl(node.text)]
+        except DdlError as fault:
+            self._add(loc, str(fault), "write Spark DDL, such as game string, amount double")
+        except _UnknownDdlError:
+            self.fields = None
+
+    def _sql(self, loc: KeyPath, node: YamlNode | None) -> None:
+        """Look at brackets, the last word, and fields of `event`. A message shows no text that a variable gave."""
+        if not isinstance(node, Scalar) or node.broken or node.tainted or not node.text.strip():
+            return
+        # Imported late: it takes half a second, and a configuration may have no SQL.
+        from sqlglot.dialects.spark import Spark  # noqa: PLC0415
+        from sqlglot.errors import ParseError, SqlglotError  # noqa: PLC0415
+
+        dialect = Spark()
+        try:
+            tokens = dialect.tokenize(node.text)
+        except SqlglotError:
+            self.notes.append(Finding(loc, "this may be no SQL", DECIDES))
+            return
+        faults = [*_faults(tokens)]
+        for fault in faults:
+            self._add(loc, fault, "")
+        for name in dict.fromkeys(_fields_of_event(tokens)):
+            self._field(loc, name, self.fields)
+        if faults:
+            return
+        logging.getLogger("sqlglot").setLevel(logging.ERROR)
+        try:
+            dialect.parser().parse(tokens, node.text)
+        except (ParseError, RecursionError):
+            self.notes.append(Finding(loc, "this may be no SQL", DECIDES))
+
+
+def _faults(tokens: list[Any]) -> Iterator[str]:
+    """Yield what no grammar takes: brackets that do not pair, and a sign at the end that wants something after it."""
+    opened: list[Any] = []
+    for token in tokens:
+        if token.token_type.name in ("L_PAREN", "L_BRACKET"):
+            opened.append(token)
+        elif token.token_type.name in ("R_PAREN", "R_BRACKET"):
+            if not opened or opened[-1].text != PAIRS[token.text]:
+                yield f"the {token.text} at character {token.start + 1} closes nothing"
+                return
+            opened.pop()
+    if opened:
+        yield f"the {opened[-1].text} at character {opened[-1].start + 1} is not closed"
+        return
+    if len(tokens) > 1 and tokens[-1].token_type.name in UNFINISHED and tokens[-2].text.upper() not in (".", "AS"):
+        yield f"ends with {tokens[-1].text}: something is missing after it"
+
+
+def _fields_of_event(tokens: list[Any]) -> Iterator[str]:
+    """Yield the fields of `event`, unless the name may stand for something else there."""
+    kinds = [token.token_type.name for token in tokens]
+    if "ARROW" in kinds or "SELECT" in kinds:
+        return
+    for place in range(len(tokens) - 2):
+        follows_dot = place > 0 and kinds[place - 1] == "DOT"
+        called = kinds[place + 3 : place + 4] == ["L_PAREN"]
+        if tokens[place].text.lower() != "event" or kinds[place] == "STRING" or follows_dot or called:
+            continue
+        name = tokens[place + 2].text
+        if kinds[place + 1] == "DOT" and re.fullmatch(r"[A-Za-z_]\w*", name):
+            yield name
+
+
+def _scalars_of(kind: str | None, node: YamlNode, loc: KeyPath) -> Iterator[tuple[KeyPath, str, Scalar]]:
+    """Yield a text of some kind, or those of a list, unless a variable gave it."""
+    if kind is None:
+        return
+    if isinstance(node, Scalar) and not node.broken and not node.tainted and node.text:
+        yield loc, kind, node
+    for number, item in enumerate(_items(node)):
+        yield from _scalars_of(kind, item, (*loc, number))
+
+
+def _at(node: YamlNode | None, key: str) -> YamlNode | None:
+    if isinstance(node, Keys) and key in node.entries:
+        return node.entries[key].value
+    return None
+
+
+def _items(node: YamlNode | None) -> tuple[YamlNode, ...]:
+    return node.items if isinstance(node, Items) else ()
+
+
+def read_ddl(text: str) -> list[str]:
+    """Return the fields of a schema. Raises DdlError, or another exception if only Spark can tell."""
+    tokens: list[str] = []
+    end = 0
+    text = text.rstrip()
+    while end < len(text):
+        token = DDL_TOKEN.match(text, end)
+        if token is None:
+            raise _UnknownDdlError
+        tokens.append(token[1])
+        end = token.end()
+    if len(tokens) < 2:
+        raise _UnknownDdlError
+    reader = _DdlReader(tokens)
+    if tokens[1] == "<":
+        if tokens[0].lower() != "struct":
+            raise _UnknownDdlError
+        reader.place = 2
+    names = reader.fields()
+    if reader.place < len(tokens) - (tokens[1] == "<"):
+        raise _UnknownDdlError
+    return names
+
+
+class _DdlReader:
+    """A reader of the fields and types of a schema."""
+
+    def __init__(self, tokens: list[str]) -> None:
+        self.tokens = [*tokens, ""]
+        self.place = 0
+
+    def fields(self) -> list[str]:
+        """Read fields up to what ends them; return their names."""
+        names = []
+        while True:
+            name = self._next()
+            if not re.fullmatch(r"\w+|`.*`", name, re.DOTALL):
+                raise _UnknownDdlError
+            if self._peek() == ":":
+                self._next()
+            if self._peek() in (",", ""):
+                raise DdlError(f"the field {'`' + name.strip('`') + '`'} has no type")
+            self._type()
+            names.append(name.strip("`"))
+            if self._peek() != ",":
+                return names
+            self._next()
+
+    def _type(self) -> None:
+        """Read a type and what may follow it, such as NOT NULL, up to the end of its field."""
+        word = self._next()
+        if not re.fullmatch(r"\w+", word):
+            raise _UnknownDdlError
+        if word.lower() not in TYPES:
+            raise DdlError(f"`{word}` is no type")
+        if self._peek() == "<":
+            self._next()
+            if word.lower() == "struct":
+                self.fields()
+            else:
+                self._type()
+                while self._peek() == ",":
+                    self._next()
+                    self._type()
+            if self._next() != ">":
+                raise _UnknownDdlError
+        depth = 0
+        while self._peek() and (depth or self._peek() not in (",", ">", "<")):
+            depth += {"(": 1, ")": -1}.get(self._next(), 0)
+
+    def _peek(self) -> str:
+        return self.tokens[self.place]
+
+    def _next(self) -> str:
+        self.place += 1
+        return self.tokens[self.place - 1] if self.place < len(self.tokens) else ""

@@ -1,0 +1,149 @@
+"""`check` finds what needs no Spark in SQL, DDL and names of fields, and never refuses what Spark would take."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from router import ConfigError
+from router.config.loader import load
+from router.registry import load_registry
+
+ROOT = Path(__file__).parents[2]
+FAULTY = """\
+name: games
+lake: ./lake
+source: {kafka: {servers: "x:9092", topics: [games]}}
+decode: {json: "game string, amount double, gamer struct<id: string>"}
+routes:
+  - name: a
+    match: {sql: "event.game IS NOT NULL AND"}
+    select: ["event.*", "event.amuont AS x"]
+    expect: [{name: e, sql: "(event.amount > 5"}]
+    sinks:
+      - upsert: {table: silver.a, keys: [gmae], newest_by: event.att, delete_when: "event.gone ="}
+      - rest: {url: "http://x/{event.gam}"}
+  - name: b
+    match: {all: [{field: {column: event.gane, equals: x}}, {not: {sql: "event.game = event.b"}}]}
+    # a remark, so that places are told by line
+    sinks: [{tables: "silver.{event.gamme}"}]
+views:
+  - {name: v, from: silver.x, into: gold.v, sql: "SELECT count(* FROM source", expect: [{name: z, sql: "n >"}]}
+colour: red
+dead_letters: ops.dead_letters
+"""
+EXPECTED = [
+    (7, "routes.0.match.sql", "ends with AND: something is missing after it"),
+    (8, "routes.0.select.1", "events have no field `amuont`"),
+    (9, "routes.0.expect.0.sql", "the ( at character 1 is not closed"),
+    (11, "routes.0.sinks.0.upsert.keys.0", "the route has no column `gmae`"),
+    (11, "routes.0.sinks.0.upsert.newest_by", "events have no field `att`"),
+    (11, "routes.0.sinks.0.upsert.delete_when", "ends with =: something is missing after it"),
+    (11, "routes.0.sinks.0.upsert.delete_when", "events have no field `gone`"),
+    (12, "routes.0.sinks.1.rest.url", "events have no field `gam`"),
+    (14, "routes.1.match.all.0.field.column", "events have no field `gane`"),
+    (14, "routes.1.match.all.1.not.sql", "events have no field `b`"),
+    (16, "routes.1.sinks.0.tables", "events have no field `gamme`"),
+    (18, "views.0.sql", "the ( at character 13 is not closed"),
+    (18, "views.0.expect.0.sql", "ends with >: something is missing after it"),
+    (19, "colour", "unknown key"),
+]
+
+
+@pytest.fixture(scope="module")
+def registry():
+    return load_registry([])
+
+
+@pytest.fixture
+def problems(registry):
+    def problems(text):
+        with pytest.raises(ConfigError) as caught:
+            load(Path("games.yaml"), registry, environ={}, text=text, sql=True)
+        return [(problem.line, problem.path, problem.what) for problem in caught.value.problems]
+
+    return problems
+
+
+def test_one_look_finds_every_mistake(problems):
+    found = problems(FAULTY)
+
+    missing = [line for line in EXPECTED if line not in found]
+    assert not missing, found
+
+
+@pytest.mark.parametrize(
+    ("ddl", "what"),
+    [
+        ("game string, amount dubble", "`dubble` is no type"),
+        ("game string, xs array<strng>", "`strng` is no type"),
+        ("a struct<b: int, c: map<string, intt>>, d int", "`intt` is no type"),
+        ("struct<a: txt>", "`txt` is no type"),
+        ("game, amount double", "the field `game` has no type"),
+    ],
+)
+def test_a_type_that_spark_does_not_have_is_refused(problems, ddl, what):
+    assert (4, "decode.json", what) in problems(GOOD.replace("game string", ddl))
+
+
+GOOD = """\
+name: games
+lake: ./lake
+source: {kafka: {servers: "x:9092", topics: [games]}}
+decode: {json: "game string"}
+routes:
+  - {name: a, match: {sql: "event.game IS NOT NULL"}, sinks: [{delta: silver.a}]}
+dead_letters: ops.dead_letters
+"""
+
+
+DDLS = (
+    "`a b` string NOT NULL COMMENT 'x, <y', b decimal(10, 2), c: timestamp_ntz",
+    "a map<string,array<struct<x:int,y:decimal(3,1)>>>, b interval day to second, e varchar(3)",
+    "struct<a: int, b: string>",
+    "A BIGINT, b timestamp without time zone, c string collate UNICODE, d variant, e void, array int",
+    "a int -- (a remark\nb int",
+)
+CONDITIONS = (
+    "transform(array(1), event -> event.x)[0] = 1",
+    "event.GAME = 'a) AND' -- (",
+    "event.`game` LIKE '%\\\\'%'",
+    "a.event.x > 1 AND exists(SELECT event.y FROM z event)",
+    "event.game = r'a\\\\' AND `event.amuont` > 1",
+    "upper(event.game)::string RLIKE '(a' /* AND ( */",
+    "event._rescued IS NOT NULL",
+)
+
+
+@pytest.mark.parametrize("ddl", DDLS)
+def test_a_schema_that_spark_takes_is_not_refused(registry, ddl):
+    text = GOOD.replace('"game string"', json.dumps(ddl)).replace("event.game IS NOT NULL", "true")
+
+    assert load(Path("games.yaml"), registry, environ={}, text=text, sql=True)
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_a_condition_that_spark_takes_is_not_refused(registry, condition):
+    text = GOOD.replace('"event.game IS NOT NULL"', json.dumps(condition))
+
+    assert load(Path("games.yaml"), registry, environ={}, text=text, sql=True)
+
+
+def test_where_only_spark_can_tell_a_note_says_so(registry):
+    loaded = load(
+        Path("games.yaml"), registry, environ={}, text=GOOD.replace("event.game IS NOT NULL", "a b c ~"), sql=True
+    )
+
+    (note,) = loaded.notes
+    assert (note.path, note.what, note.hint) == ("routes.0.match.sql", "this may be no SQL", "Spark decides: --plan")
+
+
+@pytest.mark.parametrize("file", sorted(ROOT.glob("routes/*.yaml")), ids=lambda file: file.name)
+def test_shipped_configurations_stay_good_without_a_note(registry, file, monkeypatch):
+    if file.name.endswith(".test.yaml"):
+        pytest.skip("a route test")
+    loaded = load(file, registry, sql=True)
+
+    assert not loaded.notes
