@@ -409,13 +409,23 @@ TableGlob = Annotated[str, StringConstraints(pattern=TABLE_GLOB)]
 """A table, or a pattern of tables: silver.*"""
 
 
+def _as_globs(value: object) -> object:
+    """Take one pattern for a list of it."""
+    return (value,) if isinstance(value, str) else value
+
+
+TableGlobs = Annotated[
+    tuple[TableGlob, ...], BeforeValidator(_as_globs, json_schema_input_type=TableGlob | tuple[TableGlob, ...])
+]
+
+
 class ViewSource(Model):
     """The tables that a view reads, as one relation: those of a route, of another view, or of patterns."""
 
     route: HyphenedName | None = Field(default=None, description="the tables that the sinks of this route name")
     view: Name | None = Field(default=None, description="the tables of this view")
-    tables: tuple[TableGlob, ...] = Field(default=(), description="tables, or patterns of tables: silver.*")
-    without: tuple[TableGlob, ...] = Field(default=(), alias="except", description="tables that are left out of these")
+    tables: TableGlobs = Field(default=(), description="tables, or patterns of tables: silver.*")
+    without: TableGlobs = Field(default=(), alias="except", description="tables that are left out of these")
 
     @model_validator(mode="after")
     def _one(self) -> ViewSource:

@@ -147,3 +147,20 @@ def test_shipped_configurations_stay_good_without_a_note(registry, file, monkeyp
     loaded = load(file, registry, sql=True)
 
     assert not loaded.notes
+
+
+@pytest.mark.parametrize("source", ["silver.x", "[silver.x]", "{tables: silver.x}", "{tables: [silver.x]}"])
+def test_one_table_of_a_view_may_be_a_text_in_both_forms(registry, source):
+    view = f'views: [{{name: v, from: {source}, into: gold.v, sql: "SELECT 1 AS a FROM source"}}]\n'
+    loaded = load(Path("games.yaml"), registry, environ={}, text=GOOD + view, sql=True)
+
+    assert loaded.config.views[0].source.tables == ("silver.x",)
+
+
+def test_one_exception_may_be_a_text(registry):
+    view = (
+        'views: [{name: v, from: {tables: "silver.*", except: silver.b}, into: gold.v, sql: "SELECT 1 FROM t"}]\n'
+    )
+    loaded = load(Path("games.yaml"), registry, environ={}, text=GOOD + view, sql=True)
+
+    assert loaded.config.views[0].source.without == ("silver.b",)
