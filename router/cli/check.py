@@ -76,7 +76,7 @@ def check(
         if lake:
             from router.engine.preflight.check import check_lake
 
-            changes = check_lake(loaded)
+            changes = in_order_of_severity(check_lake(loaded))
     except ConfigError as error:
         problems = error.problems
         if plan or lake:
@@ -118,6 +118,11 @@ def _document(loaded: Loaded | None, problems: tuple[Problem, ...]) -> dict[str,
         "fingerprint": loaded.fingerprint if loaded else None,
         "problems": [asdict(problem) for problem in problems],
     }
+
+
+def in_order_of_severity(changes: list[Change]) -> list[Change]:
+    """Return changes with those first that a start refuses, and the safe ones last: nothing hides among these."""
+    return sorted(changes, key=lambda change: ("refused", "to do", "safe").index(change.severity))
 
 
 def _changes(loaded: Loaded, changes: list[Change]) -> list[dict[str, Any]]:

@@ -158,9 +158,7 @@ def test_one_table_of_a_view_may_be_a_text_in_both_forms(registry, source):
 
 
 def test_one_exception_may_be_a_text(registry):
-    view = (
-        'views: [{name: v, from: {tables: "silver.*", except: silver.b}, into: gold.v, sql: "SELECT 1 FROM t"}]\n'
-    )
+    view = 'views: [{name: v, from: {tables: "silver.*", except: silver.b}, into: gold.v, sql: "SELECT 1 FROM t"}]\n'
     loaded = load(Path("games.yaml"), registry, environ={}, text=GOOD + view, sql=True)
 
     assert loaded.config.views[0].source.without == ("silver.b",)
