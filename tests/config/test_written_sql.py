@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -162,3 +164,20 @@ def test_one_exception_may_be_a_text(registry):
     loaded = load(Path("games.yaml"), registry, environ={}, text=GOOD + view, sql=True)
 
     assert loaded.config.views[0].source.without == ("silver.b",)
+
+
+def _problems(registry, text, sql):
+    try:
+        loaded = load(ROOT / "docs" / "x.yaml", registry, environ=defaultdict(lambda: "http://x"), text=text, sql=sql)
+    except ConfigError as error:
+        return set(error.problems)
+    return set(loaded.notes)
+
+
+def test_examples_of_the_docs_get_no_problem_and_no_note_more(registry):
+    examples = []
+    for page in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]:
+        examples += re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)
+    assert len(examples) > 20
+    for example in examples:
+        assert _problems(registry, example, sql=True) <= _problems(registry, example, sql=False), example
