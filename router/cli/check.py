@@ -80,9 +80,10 @@ def check(
     except ConfigError as error:
         problems = error.problems
         if plan or lake:
-            problems = _with_written_sql(file, registry, problems)
+            problems = with_written_sql(file, registry, problems)
     if as_json:
         document = _document(loaded, problems)
+        document["notes"] = [asdict(note) for note in loaded.notes] if loaded else []
         document["plan"] = plan_summary or None
         document["changes"] = _changes(loaded, changes) if loaded and lake and not problems else None
         show_json(document)
@@ -101,15 +102,20 @@ def check(
     ctx.exit(int(bool(problems) or is_refused))
 
 
-def _with_written_sql(file: Path, registry: Registry, problems: tuple[Problem, ...]) -> tuple[Problem, ...]:
+def with_written_sql(file: Path, registry: Registry, problems: tuple[Problem, ...]) -> tuple[Problem, ...]:
     """Add the mistakes that Spark did not come to, since an earlier step raised; no place is named twice."""
     try:
         load(file, registry, sql=True)
     except ConfigError as error:
-        places = tuple(problem.path for problem in problems)
-        others = [problem for problem in error.problems if not problem.path.startswith(places)]
+        # A problem of all routes says nothing of one of them.
+        places = [problem.path for problem in problems if problem.path.count(".") > 1]
+        others = [problem for problem in error.problems if not any(_is_in(problem.path, place) for place in places)]
         return sort_problems([*problems, *others])
     return problems
+
+
+def _is_in(path: str, place: str) -> bool:
+    return path == place or path.startswith(f"{place}.")
 
 
 def _document(loaded: Loaded | None, problems: tuple[Problem, ...]) -> dict[str, Any]:

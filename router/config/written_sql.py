@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from router.config.validation import Finding
@@ -16,64 +17,18 @@ from router.registry import suggestion
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from sqlglot.errors import ParseError
+
     from router.registry import KeyPath, Registry
 
-# fmt: off
-TYPES = frozenset({
-    "array",
-    "bigint",
-    "binary",
-    "bool",
-    "boolean",
-    "byte",
-    "char",
-    "character",
-    "date",
-    "dec",
-    "decimal",
-    "double",
-    "float",
-    "geography",
-    "geometry",
-    "int",
-    "integer",
-    "interval",
-    "long",
-    "map",
-    "null",
-    "numeric",
-    "object",
-    "real",
-    "short",
-    "smallint",
-    "string",
-    "struct",
-    "time",
-    "timestamp",
-    "timestamp_ltz",
-    "timestamp_ntz",
-    "tinyint",
-    "varchar",
-    "variant",
-    "void",
-})
-# fmt: on
-"""The types that Spark has or may have: a word that is missing here is refused."""
-DDL_TOKEN = re.compile(r"\s*(`(?:[^`]|``)*`|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\w+|[<>(),:])")
+ONLY_SPARK = frozenset({"geography", "geometry", "time", "variant", "void"})
+"""Types of Spark that sqlglot may not know."""
 UNFINISHED = frozenset({"AND", "OR", "EQ", "NEQ", "GT", "GTE", "LT", "LTE", "PLUS", "DASH", "SLASH", "COMMA", "DOT"})
 """What sqlglot calls the signs and words that no expression ends with."""
 PAIRS = {")": "(", "]": "["}
 IN_TEMPLATE = re.compile(r"\{event\.([A-Za-z_]\w*)")
 COLUMN = re.compile(r"(?:.*\bAS\s+|(?:event\.)?)`?(\w+)`?\s*", re.IGNORECASE | re.DOTALL)
 DECIDES = "Spark decides: --plan"
-
-
-class DdlError(Exception):
-    """What is wrong with a schema for certain."""
-
-
-class _UnknownDdlError(Exception):
-    """A schema that this reader does not understand: Spark may."""
 
 
 def check_written_sql(root: YamlNode, registry: Registry) -> tuple[list[Finding], list[Finding]]:
@@ -205,24 +160,39 @@ class _Check:
         self.findings.append(Finding(loc, what, hint))
 
     def _ddl(self, loc: KeyPath, node: Scalar) -> None:
+        """Read the fields of a schema, which is a list of columns or a struct of them."""
+        from sqlglot import exp  # noqa: PLC0415
+        from sqlglot.errors import ParseError, SqlglotError  # noqa: PLC0415
+
+        ddl = node.text.strip()
+        if ddl.lower().startswith("struct<") and ddl.endswith(">"):
+            ddl = ddl[len("struct<") : -1]
+        sql = f"CAST(x AS STRUCT<{ddl}>)"
+        words = []
         try:
-            self.fields = [name.lower() for name in read_ddl(node.text)]
-        except DdlError as fault:
-            self._add(loc, str(fault), "write Spark DDL, such as game string, amount double")
-        except _UnknownDdlError:
-            self.fields = None
+            tokens = _spark().tokenize(sql)
+            (tree,) = _spark().parser().parse(tokens, sql)
+            if isinstance(tree, exp.Cast):
+                self.fields = [column.name.lower() for column in tree.to.expressions]
+                return
+        except ParseError as error:
+            words = _words_at(error, tokens)
+        except SqlglotError:  # it cannot even be split into words
+            words = []
+        if words and not ONLY_SPARK & {word.lower() for word in words}:
+            what = f"`{' '.join(words)}`: no type that Spark knows, or no comma before it"
+            self._add(loc, what, "write Spark DDL, such as game string, amount double")
+        else:
+            self.notes.append(Finding(loc, "this may be no schema", DECIDES))
 
     def _sql(self, loc: KeyPath, node: YamlNode | None) -> None:
         """Look at brackets, the last word, and fields of `event`. A message shows no text that a variable gave."""
         if not isinstance(node, Scalar) or node.broken or node.tainted or not node.text.strip():
             return
-        # Imported late: it takes half a second, and a configuration may have no SQL.
-        from sqlglot.dialects.spark import Spark  # noqa: PLC0415
-        from sqlglot.errors import ParseError, SqlglotError  # noqa: PLC0415
+        from sqlglot.errors import SqlglotError  # noqa: PLC0415
 
-        dialect = Spark()
         try:
-            tokens = dialect.tokenize(node.text)
+            tokens = _spark().tokenize(node.text)
         except SqlglotError:
             self.notes.append(Finding(loc, "this may be no SQL", DECIDES))
             return
@@ -233,11 +203,33 @@ class _Check:
             self._field(loc, name, self.fields)
         if faults:
             return
-        logging.getLogger("sqlglot").setLevel(logging.ERROR)
         try:
-            dialect.parser().parse(tokens, node.text)
-        except (ParseError, RecursionError):
+            _spark().parser().parse(tokens, node.text)
+        except (SqlglotError, RecursionError):
             self.notes.append(Finding(loc, "this may be no SQL", DECIDES))
+
+
+@cache
+def _spark() -> Any:
+    """Return sqlglot's dialect of Spark. Imported late: it takes half a second, and a configuration may have no SQL."""
+    from sqlglot.dialects.spark import Spark  # noqa: PLC0415
+
+    logging.getLogger("sqlglot").setLevel(logging.ERROR)
+    return Spark()
+
+
+def _words_at(error: ParseError, tokens: list[Any]) -> list[str]:
+    """Return the words of a schema at which it cannot be read any further: a type, or a field with it."""
+    fault = error.errors[0]
+    words: list[str] = []
+    for token in tokens:
+        is_there = (token.line, token.col) == (fault["line"], fault["col"])
+        if token.text == ":" or not (is_there or words):
+            continue
+        if not re.fullmatch(r"\w+", token.text):
+            break
+        words.append(token.text)
+    return words
 
 
 def _faults(tokens: list[Any]) -> Iterator[str]:
@@ -291,81 +283,3 @@ def _at(node: YamlNode | None, key: str) -> YamlNode | None:
 
 def _items(node: YamlNode | None) -> tuple[YamlNode, ...]:
     return node.items if isinstance(node, Items) else ()
-
-
-def read_ddl(text: str) -> list[str]:
-    """Return the fields of a schema. Raises DdlError, or another exception if only Spark can tell."""
-    tokens: list[str] = []
-    end = 0
-    text = text.rstrip()
-    while end < len(text):
-        token = DDL_TOKEN.match(text, end)
-        if token is None:
-            raise _UnknownDdlError
-        tokens.append(token[1])
-        end = token.end()
-    if len(tokens) < 2:
-        raise _UnknownDdlError
-    reader = _DdlReader(tokens)
-    if tokens[1] == "<":
-        if tokens[0].lower() != "struct":
-            raise _UnknownDdlError
-        reader.place = 2
-    names = reader.fields()
-    if reader.place < len(tokens) - (tokens[1] == "<"):
-        raise _UnknownDdlError
-    return names
-
-
-class _DdlReader:
-    """A reader of the fields and types of a schema."""
-
-    def __init__(self, tokens: list[str]) -> None:
-        self.tokens = [*tokens, ""]
-        self.place = 0
-
-    def fields(self) -> list[str]:
-        """Read fields up to what ends them; return their names."""
-        names = []
-        while True:
-            name = self._next()
-            if not re.fullmatch(r"\w+|`.*`", name, re.DOTALL):
-                raise _UnknownDdlError
-            if self._peek() == ":":
-                self._next()
-            if self._peek() in (",", ""):
-                raise DdlError(f"the field {'`' + name.strip('`') + '`'} has no type")
-            self._type()
-            names.append(name.strip("`"))
-            if self._peek() != ",":
-                return names
-            self._next()
-
-    def _type(self) -> None:
-        """Read a type and what may follow it, such as NOT NULL, up to the end of its field."""
-        word = self._next()
-        if not re.fullmatch(r"\w+", word):
-            raise _UnknownDdlError
-        if word.lower() not in TYPES:
-            raise DdlError(f"`{word}` is no type")
-        if self._peek() == "<":
-            self._next()
-            if word.lower() == "struct":
-                self.fields()
-            else:
-                self._type()
-                while self._peek() == ",":
-                    self._next()
-                    self._type()
-            if self._next() != ">":
-                raise _UnknownDdlError
-        depth = 0
-        while self._peek() and (depth or self._peek() not in (",", ">", "<")):
-            depth += {"(": 1, ")": -1}.get(self._next(), 0)
-
-    def _peek(self) -> str:
-        return self.tokens[self.place]
-
-    def _next(self) -> str:
-        self.place += 1
-        return self.tokens[self.place - 1] if self.place < len(self.tokens) else ""
