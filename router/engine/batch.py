@@ -29,7 +29,7 @@ from router.delta.commit import is_committed
 from router.delta.transaction_id import TransactionId
 from router.engine import ledger
 from router.engine.balance import UnknownFieldReport
-from router.engine.checkpoint_store import UNREADABLE, CheckpointStore, Manifest, frozen_as_text
+from router.engine.checkpoint_store import UNREADABLE, CheckpointStore, LearntSchemas, Manifest, frozen_as_text
 from router.engine.commit.committers import Committers
 from router.engine.decision import BatchDecider
 from router.engine.destination import CarriedOut
@@ -104,6 +104,7 @@ class Batches:
             planner=self.prepared,
             tables=self.tables,
             executors=self.executors,
+            memory=LearntSchemas(self.store),
         )
         self.tables = self.decider.tables
         self.outboxes = Outboxes(

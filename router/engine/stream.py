@@ -369,7 +369,7 @@ class _StreamRun:
     def _query(self, begin: source.Offsets | None) -> None:
         self.error, self.batches = None, None  # a query that starts again has a session of its own
         if not self.open:  # within the retries: they wait for a source that is unavailable
-            self.config = opened(self.config, self.spark, self.folder, trial=self.config.debug)
+            self.config = opened(self.config, self.spark, self.folder, self._memory, trial=self.config.debug)
             self.open = True
             self._open_detached_sinks()
         if self.topics is None:
@@ -377,7 +377,7 @@ class _StreamRun:
             self.topics = TopicIds.of(self.spark, self.config, self.lake, self.checkpoint, by_ledger=by_ledger)
         self._release()
         self._merge_backlogs()
-        self.planner = self.planner or Planner(self.config, self.config.decode, at_start=True)
+        self.planner = self.planner or Planner(self.config, self.config.decode, memory=self._memory, at_start=True)
         self.planner.check_routes()
         self.planner.lookups.load(self.spark)  # waits for a table that is unavailable, before anything is read
         query = self._started(begin)
@@ -467,6 +467,10 @@ class _StreamRun:
         return bool(passed_over)
 
     @property
+    def _memory(self) -> LearntSchemas:
+        return LearntSchemas(CheckpointStore(self.checkpoint))
+
+    @property
     def _committers(self) -> Committers:
         return Committers.of(self.config, self.spark, self.lake)
 
@@ -542,8 +546,7 @@ class _StreamRun:
             if not free or self.options.stop.is_set():
                 raise Stopped
             self.batches = self.batches or self._start(raw)
-            memory = LearntSchemas(CheckpointStore(self.checkpoint))
-            records = source.records(raw, self.config, memory, batch, self.batches.numbers)
+            records = source.records(raw, self.config, self._memory, batch, self.batches.numbers)
             with self.releasing:
                 report = self.batches.process(records, batch)
             self.pauses.succeeded()
