@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from router.config.models import Route
+from router.config.models import Lookup, Route
 from router.engine.audit.verify import verify_tables
 from router.errors import StartError
 from router_decoders import Json
@@ -164,3 +164,27 @@ def test_a_route_that_cannot_be_planned_with_a_new_schema_keeps_the_old_one(
         query.restarted(decode=new).take(records([FIRST], first=3))
 
 
+def test_a_lookup_that_cannot_be_planned_with_a_new_schema_keeps_the_old_one(
+    make_query: MakeQuery, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The key that events are looked up by gets a type that the table's cannot be compared with."""
+    rows = ({"id": 1, "plan": "gold"}, {"id": 2, "plan": "free"})
+    lookup = Lookup(name="billing", rows=rows, on={"id": "event.id"})
+    route = Route(
+        name="all", match=Sql(where="true"), lookup=(lookup,), select=("event.*", "billing.plan"), sinks=(Fixed(name=TABLE),)
+    )  # fmt: skip
+    query = make_query(tmp_path, decode=Json.model_validate({"schema": OLD}), bronze="bronze.events", routes=(route,))
+    query.take(records([FIRST]))
+
+    query = query.restarted(
+        decode=Json.model_validate({"schema": f"{OLD}, more string".replace("id int", "id double")})
+    )
+    report = query.take(records([SECOND, {**SECOND, "id": 2.5}, b"garbage"], first=1))
+
+    assert "lookups and tombstones cannot be planned with id" in caplog.text
+    assert (report.read, report.decoded, report.failed, report.dead_letters) == (3, 1, 2, 2)
+    assert query.rows(TABLE, "id", "plan", "more") == [
+        {"id": 1, "plan": "gold", "more": None},
+        {"id": 2, "plan": "free", "more": "x"},
+    ]
+    assert not any(audit.problems for audit in verify_tables(query.config, contents=True))

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _DEAD_LETTER = pa.struct(list(DEAD_SCHEMA)[:4])
 ACTIONS = ("dead_letter", "drop", "quarantine", "warn", "fail")
 """The fate of rows that violate an expectation."""
-UNFIT = "a value does not fit the type that the route was last planned with"
+UNFIT = "a value does not fit the type that the configuration was last planned with"
 _Mask = Any
 """A boolean array without nulls."""
 
@@ -45,20 +45,22 @@ class Decoding:
     """How raw records become events in a task.
 
     `arrow` is None if Spark's columns have decoded them; `before` are the columns that it reads besides the raw ones.
-    Events are joined with the rows of `lookups` then, and `narrowed` for routes that cannot see all of them.
+    `whole` is what lookups, tombstones and routes see of events. Events are joined with the rows of `lookups` then, and
+    `narrowed` for routes that cannot see all of them.
     """
 
     arrow: ArrowDecoding | None
     tombstones: Tombstones | None
     before: tuple[str, ...] = ()
     lookups: tuple[LookupTable, ...] = ()
+    whole: NarrowedEvent | None = None
     narrowed: tuple[NarrowedEvent, ...] = ()
     zero_is_absent: bool = False
 
     @property
     def completes(self) -> bool:
         """Return whether something is made of decoded events."""
-        return bool(self.tombstones or self.lookups or self.narrowed)
+        return bool(self.tombstones or self.lookups or self.whole or self.narrowed)
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,8 @@ def decode_records(records: pa.RecordBatch, decoding: Decoding) -> pa.RecordBatc
 def _complete_events(records: pa.RecordBatch, decoding: Decoding) -> pa.RecordBatch:
     """Return decoded records with the events of tombstones, with the rows of lookups, and with narrowed events."""
     columns = _columns_of(records)
+    if decoding.whole:
+        columns |= _narrow_all(columns, decoding.whole, blank=decoding.zero_is_absent)
     if decoding.tombstones:
         columns = as_events(columns, decoding.tombstones)
     if decoding.lookups:
@@ -96,6 +100,17 @@ def _complete_events(records: pa.RecordBatch, decoding: Decoding) -> pa.RecordBa
     for narrowed in decoding.narrowed:
         columns |= narrowed.columns(columns["event"], blank=decoding.zero_is_absent)
     return pa.RecordBatch.from_pydict(columns)
+
+
+def _narrow_all(columns: dict[str, pa.Array], whole: NarrowedEvent, *, blank: bool) -> dict[str, pa.Array]:
+    """Return narrower events in place of all of them, and the errors; one with a value that does not fit has one."""
+    narrow = whole.columns(columns["event"], blank=blank)
+    unfit = narrow[whole.unfit]
+    error = columns["_error"]
+    return {
+        "event": pc.if_else(unfit, pa.scalar(None, whole.type), narrow[whole.column]),
+        "_error": pc.if_else(unfit, pa.scalar(UNFIT, error.type), error),
+    }
 
 
 def _columns_of(records: pa.RecordBatch) -> dict[str, pa.Array]:

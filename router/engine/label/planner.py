@@ -29,7 +29,7 @@ from router.engine.label.labels import Decoding, Labelling, decoding_task
 from router.engine.label.layout import Layout
 from router.engine.label.narrowing import NarrowedEvent, keep_planned, load_planned, narrowest_change
 from router.engine.label.route import SPREAD_BY, Check, RoutePlanner
-from router.engine.label.tombstones import TOMBSTONE, takes_tombstones, tombstones
+from router.engine.label.tombstones import TOMBSTONE, Tombstones, takes_tombstones, tombstones
 from router.engine.lookup.loading import Lookups
 from router.errors import StartError, first_line
 from router.own_names import BRONZE
@@ -38,7 +38,7 @@ from router.registry import call_part, part_error
 from router.spark_internals import arrow_type
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from pyspark.sql import Column, SparkSession
 
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("router")
 WHOLE_EVENT = "_whole_event"
 """All of an event, while the expressions of routes are evaluated that see less of it."""
+EVERY_ROUTE = ""
+"""Stands for the events that lookups and tombstones see, and so all routes, where the name of a route stands else."""
 KEPT = ("_big", UNREADABLE)
 """Columns of records that neither decoder nor rules see, for the task that lands them."""
 
@@ -281,18 +283,19 @@ class Planner:
         if arrow and arrow.before:
             before_columns = arrow.before(records).columns[len(records.columns) :]
 
-        # Tombstones are expressions over decoded columns, keys of lookups over these and the mark of tombstones: each
-        # step needs a frame with the columns of those before it.
         fields = [*records.schema, *(field for field in decoder_fields if field.name not in RAW_COLUMNS)]
         frame = spark.createDataFrame([], StructType(fields))
-        tombstone_events = tombstones(config, frame)
-        if tombstone_events:
-            fields = [*fields, StructField(TOMBSTONE, BooleanType())]
-            frame = spark.createDataFrame([], StructType(fields))
-        lookup_keys = self.lookups.on(frame)
-        if lookup_keys:
-            fields = [*fields, *self.lookups.fields(frame.columns)]
-            frame = spark.createDataFrame([], StructType(fields))
+        whole = None
+        try:
+            frame, tombstone_events, lookup_keys = self._complete(frame)
+        except StartError as error:
+            event = self._narrower_event(
+                EVERY_ROUTE, _event_of(frame), error, lambda event: self._complete(frame, event)
+            )
+            whole = NarrowedEvent("event", arrow_type(event))
+            frame, tombstone_events, lookup_keys = self._complete(frame, event)
+        fields = [*frame.schema]
+        every = _event_of(frame)
 
         routes, narrowed = self._routes(frame, has_tombstones=tombstone_events is not None)
         events = [NarrowedEvent(column, arrow_type(event)) for column, event in narrowed.items()]
@@ -303,6 +306,7 @@ class Planner:
             tombstones=tombstone_events,
             before=tuple(before_columns),
             lookups=self.lookups.tables(lookup_keys),
+            whole=whole,
             narrowed=tuple(events),
             zero_is_absent=config.decode.zero_is_absent,
         )
@@ -344,8 +348,29 @@ class Planner:
             routes_by_spark={route.name: route.by_spark for route in routes if route.by_spark},
             bronze_by_spark=bronze_by_spark,
             lookup_keys=lookup_keys,
-            events={route.name: route.event for route in routes},
+            events={EVERY_ROUTE: every, **{route.name: route.event for route in routes}},
         )
+
+    def _complete(
+        self, frame: DataFrame, event: StructType | None = None
+    ) -> tuple[DataFrame, Tombstones | None, dict[str, tuple[Node, ...]]]:
+        """Return an empty frame with what tombstones and lookups add to decoded records, and their expressions.
+
+        Tombstones are expressions over decoded columns, keys of lookups over these and the mark of tombstones: each
+        step needs a frame with the columns of those before it. `event` is the type of the events, if not that of the frame.
+        """
+        if event:
+            frame = _with_event(frame, event)
+        spark = frame.sparkSession
+        with refused_expressions(self.config.name):
+            tombstone_events = tombstones(self.config, frame)
+            if tombstone_events:
+                frame = spark.createDataFrame([], frame.schema.add(TOMBSTONE, BooleanType()))
+            lookup_keys = self.lookups.on(frame)
+            if lookup_keys:
+                fields = [*frame.schema, *self.lookups.fields(frame.columns)]
+                frame = spark.createDataFrame([], StructType(fields))
+        return frame, tombstone_events, lookup_keys
 
     def _routes(
         self, frame: DataFrame, *, has_tombstones: bool
@@ -357,7 +382,11 @@ class Planner:
             try:
                 routes.append(self._route(planner, frame, has_tombstones=has_tombstones))
             except StartError as error:
-                event = self._narrower_event(planner, frame, error, has_tombstones=has_tombstones)
+
+                def plan(event: StructType, planner: RoutePlanner = planner) -> object:
+                    return self._route(planner, _with_event(frame, event), has_tombstones=has_tombstones)
+
+                event = self._narrower_event(planner.route.identity, _event_of(frame), error, plan)
                 names = {other: name for name, other in narrowed.items()}
                 column = names.get(event, f"_event{len(narrowed)}")
                 narrowed[column] = event
@@ -366,18 +395,17 @@ class Planner:
         return tuple(routes), narrowed
 
     def _narrower_event(
-        self, planner: RoutePlanner, frame: DataFrame, error: StartError, *, has_tombstones: bool
+        self, name: str, event: StructType, error: StartError, plan: Callable[[StructType], object]
     ) -> StructType:
-        """Return the event with which a route can be planned that cannot be planned with that of a frame.
+        """Return the event with which something can be planned that cannot be planned with `event`.
 
-        Raises the error if a schema is not to blame: the route cannot be planned with its last event either.
+        `name` is the identity of a route, or EVERY_ROUTE. Raises the error if a schema is not to blame: it cannot be
+        planned with its last event either.
         """
-        name = planner.route.identity
-        event = _event_of(frame)
 
         def can_plan(narrower: StructType) -> bool:
             try:
-                self._route(planner, _with_event(frame, narrower), has_tombstones=has_tombstones)
+                plan(narrower)
             except StartError:
                 return False
             return True
@@ -387,13 +415,17 @@ class Planner:
             raise error
         narrower, fields = found
         if self.told.get(name) != fields and not self.quiet:
-            brought = [self.decoder.origin_of(field) or field for field in fields]
+            where = "lookups and tombstones"
+            for route in self.config.routes:
+                if route.identity == name:
+                    where = f"route {route.name}"
+            brought = ", ".join(self.decoder.origin_of(field) or field for field in fields)
             message = (
-                "%s: route %s cannot be planned with %s: %s. It sees events without that: rows with such a value are "
-                "counted as frozen, values of another type that do not fit are dead letters. Change the route, then "
-                "rebuild its tables"
+                "%s: %s cannot be planned with %s, and see events without that: rows with such a value are counted as "
+                "frozen, values of another type that do not fit are dead letters. Change the configuration, then "
+                "rebuild the tables. %s"
             )
-            log.warning(message, self.config.name, planner.route.name, ", ".join(brought), error)
+            log.warning(message, self.config.name, where, brought, error)
         self.told[name] = fields
         return narrower
 
