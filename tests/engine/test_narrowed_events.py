@@ -170,9 +170,9 @@ def test_a_lookup_that_cannot_be_planned_with_a_new_schema_keeps_the_old_one(
     """The key that events are looked up by gets a type that the table's cannot be compared with."""
     rows = ({"id": 1, "plan": "gold"}, {"id": 2, "plan": "free"})
     lookup = Lookup(name="billing", rows=rows, on={"id": "event.id"})
-    route = Route(
-        name="all", match=Sql(where="true"), lookup=(lookup,), select=("event.*", "billing.plan"), sinks=(Fixed(name=TABLE),)
-    )  # fmt: skip
+    sinks = (Fixed(name=TABLE),)
+    select = ("event.*", "billing.plan")
+    route = Route(name="all", match=Sql(where="true"), lookup=(lookup,), select=select, sinks=sinks)
     query = make_query(tmp_path, decode=Json.model_validate({"schema": OLD}), bronze="bronze.events", routes=(route,))
     query.take(records([FIRST]))
 

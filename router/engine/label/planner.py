@@ -357,7 +357,7 @@ class Planner:
         """Return an empty frame with what tombstones and lookups add to decoded records, and their expressions.
 
         Tombstones are expressions over decoded columns, keys of lookups over these and the mark of tombstones: each
-        step needs a frame with the columns of those before it. `event` is the type of the events, if not that of the frame.
+        step needs a frame with the columns of those before it. `event` is the type of events, if not that of the frame.
         """
         if event:
             frame = _with_event(frame, event)
