@@ -63,8 +63,8 @@ def run(
     """Run the configuration FILE until its source is drained (--once), or until Ctrl-C or SIGTERM.
 
     A signal ends the run after the current batch; at once if nothing goes on for 6 s after Ctrl-C, or for 25 s after
-    SIGTERM, and at a second Ctrl-C: the next start does the rest of the batch. Exit code 1: it ended too early, and a later start may
-    succeed and continues where this one ended; 2: a person has to act first, as the last line says.
+    SIGTERM, and at a second Ctrl-C: the next start does the rest of the batch. Exit code 1: it ended too early, and a
+    later start may succeed and continues where this one ended; 2: a person has to act first, as the last line says.
     """
     # It hooks into forks: imported while the JVM is forked off, it says with a traceback that its lock was not held.
     import concurrent.futures.thread  # noqa: F401

@@ -228,7 +228,7 @@ class Batches:
             failed = self._commit(manifest, opened, steps)  # 6 commit
             manifest = self._quarantine(manifest, failed, plan.layout)  # 7 quarantine
         with steps.step("apply"):
-            applied = self.outboxes.apply(plan.layout, manifest, replay=replay)  # 8 apply
+            applied = self.outboxes.apply(plan.layout, manifest, steps, replay=replay)  # 8 apply
         with steps.step("ledger"):  # 9 ledger
             entry = ledger.LedgerEntry(self.config.ledger, str(TransactionId("ledger", self.query)), manifest.batch)
             rows = self.destination.ledger_rows(manifest, applied.counts)

@@ -18,7 +18,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, stop_when_eve
 from tenacity.nap import sleep_using_event
 
 from router.api.parts import BatchReport, Decoder, Preparation
-from router.config.models import interval
+from router.config.models import Ui, interval
 from router.delta.lake import DAMAGED_LOG, Lake
 from router.delta.table_cache import TableCache
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas, lake_and_checkpoint
@@ -289,6 +289,7 @@ class _StreamRun:
     batches: Batches | None = None
     open: bool = False
     compared: bool = False
+    silent_at: str = ""
     stopped: bool = False
     detached: DetachedSinks | None = None
     group: ConsumerGroup | None = None
@@ -495,10 +496,21 @@ class _StreamRun:
                 if time.monotonic() > self.looked + _LOOK_SECONDS and not self.busy.locked():
                     self._release()
                 outage.notice(query, busy=self.busy.locked())
+                self._tell_silence()
         except StreamingQueryException as error:
             if not isinstance(self.error, Stopped):
                 failed = self.error or error
                 raise failed from failed.__cause__  # which says whether it passes
+
+    def _tell_silence(self) -> None:
+        """Log once for each step that it takes longer than a stream should."""
+        snapshot = self.status.snapshot()
+        silent = time.time() - snapshot.progress
+        longest = interval((self.config.ui or Ui()).stuck_after).total_seconds()
+        if silent > longest and self.silent_at != snapshot.place:
+            message = "%s: no step for %.0f min (%s). If it has to end, Ctrl-C or SIGTERM ends it all the same"
+            log.warning(message, self.config.name, silent / 60, snapshot.place)
+            self.silent_at = snapshot.place
 
     def _release(self) -> None:
         """Release quarantined rows that are approved, while no batch is running."""

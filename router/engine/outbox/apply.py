@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from router.delta.lake import Lake
     from router.engine.checkpoint_store import CheckpointStore
     from router.engine.label.layout import Layout, Target
+    from router.engine.steps import Steps
 
 log = logging.getLogger("router")
 REPLAYED = "replayed"
@@ -101,7 +102,7 @@ class Outboxes:
         self.sinks: dict[str, Sink] = {f"{route}/{name}": sink for route, name, sink in config.all_sinks()}
         self.retention = OutboxRetention(config, self.lake, self.store, self.committers)
 
-    def apply(self, layout: Layout, manifest: Manifest, *, replay: bool) -> AppliedBatch:
+    def apply(self, layout: Layout, manifest: Manifest, steps: Steps, *, replay: bool) -> AppliedBatch:
         """Give each sink its rows of a batch, unless it has applied them before."""
         targets = {target.key: target for target in layout.targets if target.outbox}
         counts: dict[str, Applied] = {}
@@ -112,6 +113,7 @@ class Outboxes:
                 continue
             target = targets.get(work.target)
             if target is not None:
+                steps.tell(f"apply {target.key}", 0, 1)  # which one, if it takes long
                 counts[target.key] = before.get(target.key) or self._apply(target, work, manifest, replay)
                 self.committers.applied(work)
             # The batch was decided under a configuration that still had the sink.
