@@ -6,6 +6,7 @@ read them. No batch fails, no table is left waiting, and no built-in part raises
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -17,7 +18,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from router.api.columns import holds, tried
+from router.api.columns import holds, quoted, tried
 from router.config.models import Expectation, Route, View
 from router.engine.audit.verify import verify_tables
 from router.engine.views.schedule import refresher
@@ -27,6 +28,7 @@ from router_rules import Sql
 from router_schemas.json_schema.spark_types import children
 from router_sinks import Delta, Tables, Upsert
 from tests.engine.drawing import Drawing, Record, raw_table
+from tests.engine.parts import Copy, copied
 from tests.plugins import from_json
 
 if TYPE_CHECKING:
@@ -45,9 +47,23 @@ SEEDS = [
     *range(IN_EVERY_RUN),
     *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(IN_EVERY_RUN, CONFIGURATIONS)),
 ]
+TIMES = (T.TimestampType, T.TimestampNTZType)
+PARTITIONS = (T.StringType, T.IntegralType, T.DecimalType, T.DateType, T.BooleanType)
+KEYS = (*PARTITIONS, *TIMES, T.BinaryType)
+ORDERED = (T.NumericType, T.StringType, T.DateType, *TIMES)
+GROUPED = (*KEYS, T.FractionalType)
 WATCHING = Path(__file__).parent / "catches"
 Place = int
 """The offset of a record."""
+Rows = dict[Place, dict[str, Any]]
+OWN = ("_arrival", "_timestamp", "_topic", "_partition", "_offset", "_newest_1")
+"""Columns that the router adds to a table with keys."""
+HISTORY = {"valid_from", "valid_to", "is_current"}
+"""Columns that it adds to one with all states of a key."""
+DELETED = 11
+"""Records whose offset this divides delete their key, if a sink deletes at all."""
+REFUSED = 7
+"""Rows whose offset this divides are refused by a sink that copies."""
 
 
 @pytest.fixture(scope="module")
@@ -67,19 +83,24 @@ class Drawn:
 
     def __init__(self, seed: int, make_query: MakeQuery, spark: SparkSession, folder: Path) -> None:
         self.drawing = drawing = Drawing(random.Random(seed))
+        self.folder = folder
         columns = T.StructType([T.StructField("event", drawing.schema), T.StructField("offset", T.LongType())])
         self.events = spark.createDataFrame([], columns)
         self.routes = [self._route(number) for number in range(drawing.chance.randint(2, 3))]
-        view = View.model_validate(
-            {
-                "name": "counts",
-                "from": "t0.*",
-                "sql": "SELECT table, count(*) AS n, max(place) AS last FROM source GROUP BY table",
-                "into": "gold.counts",
-            }
+        counts = "SELECT table, count(*) AS n, max(place) AS last FROM source GROUP BY table"
+        # A column of a table that is called `table` is not visible in views.
+        names = [name for name in ("k", *self._some_fields(GROUPED), *self._some_fields(GROUPED)) if name != "table"]
+        group = quoted(drawing.chance.choice(names))
+        value = quoted(names[-1])
+        self.sql = (
+            f"SELECT {group} AS g, count({value}) AS n, min({value}) AS lo, max({value}) AS hi FROM source GROUP BY g"
         )
+        views = [
+            View.model_validate({"name": "counts", "from": "t0.*", "sql": counts, "into": "gold.counts"}),
+            View.model_validate({"name": "drawn", "from": "d0.every", "sql": self.sql, "into": "gold.drawn"}),
+        ]
         self.query: Query = make_query(
-            folder, decode=Json(schema=drawing.ddl), routes=tuple(self.routes), bronze="bronze.all", views=(view,)
+            folder, decode=Json(schema=drawing.ddl), routes=tuple(self.routes), bronze="bronze.all", views=tuple(views)
         )
         self.records: list[Record] = []
 
@@ -97,11 +118,19 @@ class Drawn:
         for column in range(chance.randint(0, 3)):
             kind = chance.choice(["int", "long", "real", "decimal", "text", "date", "time", "truth"])
             select.append(f"{drawing.expression(self.is_valid, kind, 3)} AS made_{column}")
-        sinks = [
+        sinks: list[Any] = [
             Tables(table=f"t{number}.{{event.game}}"),
-            Delta(table=f"d{number}.every"),
-            Upsert(table=f"u{number}.keyed", keys=("event.k",)),
+            Delta(table=f"d{number}.every", partition_by=self._some_fields(PARTITIONS)),
+            Upsert(
+                table=f"u{number}.keyed",
+                keys=("event.k", *self._some_fields(KEYS)),
+                newest_by=[f"event.{quoted(name)}" for name in self._some_fields(ORDERED)] or "offset",
+                history=None if HISTORY & {column.name for column in drawing.fields} else chance.choice([None, "scd2"]),
+                delete_when=chance.choice([None, None, f"offset % {DELETED} = 0"]),
+            ),
         ]
+        if chance.random() < 0.3:
+            sinks.append(Copy(to=str(self.folder / f"copy{number}"), refuses=f"place % {REFUSED} = 0"))
         rule = "event.game IS NOT NULL" if number == 0 else drawing.expression(self.is_valid, "truth", 3)
         expect: tuple[Expectation, ...] = ()
         if chance.random() < 0.5:
@@ -110,8 +139,26 @@ class Drawn:
             expect = (Expectation(name="drawn", sql=sql, otherwise=otherwise),)
         return Route(name=f"r{number}", match=Sql(where=rule), select=tuple(select), expect=expect, sinks=tuple(sinks))
 
+    def _some_fields(self, types: tuple[type[T.DataType], ...]) -> tuple[str, ...]:
+        """Return no field, or one of some types."""
+        names = [column.name for column in self.drawing.fields[2:] if isinstance(column.type, types)]
+        if not names or self.drawing.chance.random() < 0.5:
+            return ()
+        return (self.drawing.chance.choice(names),)
+
+    def newest_by(self, sink: Upsert) -> str:
+        """Return the field that orders the rows of a sink."""
+        (name,) = [one.name for one in self.drawing.fields if sink.newest_by == (f"event.{quoted(one.name)}",)]
+        return name
+
+    def is_time(self, name: str | None) -> bool:
+        """Return whether a field is a time: states of a history begin with it then."""
+        return any(isinstance(column.type, TIMES) for column in self.drawing.fields if column.name == name)
+
     def take(self) -> None:
-        """Take a batch of drawn records."""
+        """Take a batch of drawn records, as a new process does at times."""
+        if self.drawing.chance.random() < 0.3:
+            self.query = self.query.restarted()
         records = self.drawing.records(RECORDS, hostile=0.4)
         self.query.take(raw_table(records, len(self.records)))
         self.records += records
@@ -184,12 +231,10 @@ def rows_by_place(query: Query, prefix: str) -> dict[str, dict[Place, list[Any]]
     return found
 
 
-def own(row: dict[str, Any]) -> dict[str, Any]:
+def own(row: dict[str, Any], *, history: bool) -> dict[str, Any]:
     """Return a row of a keyed table without the columns of the router."""
-    return {name: value for name, value in row.items() if name not in OWN}
-
-
-OWN = ("_arrival", "_timestamp", "_topic", "_partition", "_offset")
+    added = {*OWN, *HISTORY} if history else OWN
+    return {name: value for name, value in row.items() if name not in added}
 
 
 def is_documented(reason: str | None, drawing: Drawing) -> bool:
@@ -278,47 +323,107 @@ def check_route(
     findings: Findings,
 ) -> None:
     """Hold the tables of a route against what Spark makes of the records."""
-    query = drawn.query
-    by_game = rows_by_place(query, f"t{number}.")
-    every = rows_by_place(query, f"d{number}.").get(f"d{number}.every", {})
-    keyed = rows_by_place(query, f"u{number}.").get(f"u{number}.keyed", {})
-    last: dict[Any, Place] = {}
-    for place in range(len(drawn.records)):
-        row = expected[place]
+    rows: dict[Place, dict[str, Any]] = {}
+    refused: dict[str, set[Place]] = defaultdict(set)
+    for place, row in expected.items():
         mine = [letter for letter in letters[place] if letter["route"] == route.name]
-        in_games = [(table, found) for table, rows in by_game.items() for found in rows.get(place, ())]
-        in_every = every.get(place, [])
+        for letter in mine:
+            refused[letter["sink"]].add(place)
         if row["error"] is not None or not row[f"{route.name}_matches"]:
-            if in_games or in_every or place in keyed or mine:
-                findings.note(f"{route.name} takes what does not match", place, in_games, mine)
+            if mine:
+                findings.note(f"{route.name} refuses what does not match", place, mine)
             continue
         is_kept = row.get(f"{route.name}_holds", True) or route.expect[0].otherwise == "warn"
         made = row[f"{route.name}_row"]
-        if not is_kept or made is None:
-            is_told = bool(mine) or (not is_kept and route.expect[0].otherwise == "drop")
-            if in_games or in_every or place in keyed or len(mine) > 1 or not is_told:
-                findings.note(f"{route.name} keeps what it should not, or drops it silently", place, in_games, mine)
+        if is_kept and made is not None:
+            rows[place] = made
+            if len({letter["sink"] for letter in mine}) != len(mine):
+                findings.note(f"{route.name}: refused twice by a sink", place, mine)
+        elif len(mine) != (0 if not is_kept and route.expect[0].otherwise == "drop" else 1):
+            findings.note(f"{route.name} drops it silently, or refuses it twice", place, mine)
+    _, every, keyed, *copies = route.sinks
+    check_tables(drawn, number, rows, refused["tables"], findings)
+    check_every(drawn, number, every, rows, findings)
+    check_keyed(drawn, number, keyed, rows, refused["upsert"], findings)
+    for copy in copies:
+        check_copy(copy, rows, refused["copy"], findings)
+
+
+def check_tables(drawn: Drawn, number: int, rows: Rows, refused: set[Place], findings: Findings) -> None:
+    """Hold the tables that are named by the data against the rows of a route."""
+    found: dict[Place, list[Any]] = defaultdict(list)
+    for table, rows_of_table in rows_by_place(drawn.query, f"t{number}.").items():
+        for place, some in rows_of_table.items():
+            found[place] += [(table, shown(row)) for row in some]
+    for place in {*rows, *found}:
+        made = rows.get(place)
+        table = folded(f"t{number}.{made['game']}") if made and made["game"] is not None else None
+        wanted = [(table, shown(made))] if table else []
+        if found[place] != wanted or (made is not None and (place in refused) != (table is None)):
+            findings.note(f"t{number}: not in {table} as it should be", place, found[place], made, place in refused)
+
+
+def check_every(drawn: Drawn, number: int, sink: Delta, rows: Rows, findings: Findings) -> None:
+    """Hold the table of all rows of a route against them."""
+    found = rows_by_place(drawn.query, f"d{number}.").get(f"d{number}.every", {})
+    for place in {*rows, *found}:
+        wanted = rows.get(place)
+        if wanted is not None:
+            # Delta has no empty text in a partition.
+            wanted = {name: None if name in sink.partition_by and of == "" else of for name, of in wanted.items()}
+        if [shown(row) for row in found.get(place, ())] != ([] if wanted is None else [shown(wanted)]):
+            findings.note(f"d{number}: not in d{number}.every as it should be", place, found.get(place), wanted)
+
+
+def check_keyed(drawn: Drawn, number: int, sink: Upsert, rows: Rows, refused: set[Place], findings: Findings) -> None:
+    """Hold a table with the newest row of each key, or with all, against the rows of a route."""
+    found = rows_by_place(drawn.query, f"u{number}.").get(f"u{number}.keyed", {})
+    keys = [key.removeprefix("event.") for key in sink.keys]
+    newest_by = None if sink.newest_by == "offset" else drawn.newest_by(sink)
+    last: dict[Any, Place] = {}
+    wanted: dict[Place, Any] = {}
+    for place, row in sorted(rows.items()):
+        needed = [*keys, newest_by] if sink.history and drawn.is_time(newest_by) else keys
+        if (place in refused) != any(row[name] is None for name in needed):
+            findings.note(f"u{number}: is a dead letter, or should be one", place, needed, row)
+        if place in refused:
             continue
-        stages = Counter((letter["sink"], letter["stage"]) for letter in mine)
-        table = folded(f"t{number}.{made['game']}") if made["game"] is not None else None
-        if table is None:
-            if in_games or not any(stage == "name" for _, stage in stages):
-                findings.note(f"{route.name}: a name of no table", place, in_games, mine)
-        elif [(name, shown(found)) for name, found in in_games] != [(table, shown(made))]:
-            findings.note(f"{route.name}: not in {table} as it should be", place, in_games, made, mine)
-        if list(map(shown, in_every)) != [shown(made)]:
-            findings.note(f"{route.name}: not in d{number}.every as it should be", place, in_every, made, mine)
-        if made["k"] is None:
-            if not any(stage not in ("name",) for _, stage in stages):
-                findings.note(f"{route.name}: without a key, and no dead letter", place, mine)
-        else:
-            last[made["k"]] = place
-    for place in last.values():
-        made = expected[place][f"{route.name}_row"]
-        if [shown(own(found)) for found in keyed.get(place, ())] != [shown(made)]:
-            findings.note(f"{route.name}: not in u{number}.keyed as it should be", place, keyed.get(place), made)
-    if extra := {*keyed} - {*last.values()}:
-        findings.append(f"{route.name}: keyed rows that are not the last {extra}")
+        key = tuple(ordinal(row[key]) for key in keys)
+        before = last.get(key)
+        if before is None or newest_by is None or ordinal(row[newest_by]) >= ordinal(rows[before][newest_by]):
+            last[key] = place
+        is_deletion = sink.delete_when is not None and place % DELETED == 0
+        if sink.history and not is_deletion:
+            wanted[place] = row
+    current = {place for place in last.values() if sink.delete_when is None or place % DELETED}
+    for place in current:
+        wanted[place] = rows[place]
+    for place in {*wanted, *found}:
+        ours = [shown(own(row, history=bool(sink.history))) for row in found.get(place, ())]
+        if ours != ([shown(wanted[place])] if place in wanted else []):
+            findings.note(
+                f"u{number}: not in u{number}.keyed as it should be", place, found.get(place), wanted.get(place)
+            )
+        if sink.history and {row["is_current"] for row in found.get(place, ())} not in (set(), {place in current}):
+            findings.note(f"u{number}: is current, or should be", place, found.get(place))
+
+
+def check_copy(sink: Copy, rows: Rows, refused: set[Place], findings: Findings) -> None:
+    """Hold what a sink with an outbox was given against the rows of a route."""
+    given = Counter(row["place"] for row in copied(sink.to)) if Path(sink.to).exists() else Counter()
+    if given != Counter(place for place in rows if place % REFUSED):
+        findings.append(f"{sink.to} got {given}, not {[*rows]}")
+    if refused != {place for place in rows if not place % REFUSED}:
+        findings.append(f"{sink.to} refused {refused}, of {[*rows]}")
+
+
+def ordinal(value: Any) -> Any:
+    """Return a value as Spark orders and compares it: null first, NaN last, texts by their bytes."""
+    if value is None:
+        return (0, 0)
+    if isinstance(value, float):
+        return (2, 0) if math.isnan(value) else (1, value + 0.0)
+    return (1, value.encode() if isinstance(value, str) else value)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -328,10 +433,10 @@ def test_whatever_is_drawn_ends_in_its_tables_or_as_a_dead_letter(
     """Without it a value, size or name that nobody thought of stops a stream, or is lost in it."""
     catches.write_text("")
     drawn = Drawn(seed, make_query, spark, tmp_path)
-    query = drawn.query
     for _ in range(BATCHES):
         drawn.take()
-        for view in query.config.views:
+        query = drawn.query
+        for view in query.config.views if query.lake.open("d0.every") else ():
             refresher(query.config, query.spark, query.lake, query.store).refresh(view)
     findings = check(drawn)
     lines = catches.read_text().splitlines()
@@ -343,5 +448,12 @@ def test_whatever_is_drawn_ends_in_its_tables_or_as_a_dead_letter(
         wanted[table.removeprefix("t0.")] = (len(rows), max(rows))
     if sums != wanted:
         findings.append(f"the view: {sums}, the tables: {wanted}")
-    routes = [str((route.match, route.select, route.expect)) for route in drawn.routes]
+    if query.lake.open("d0.every"):
+        session = spark.newSession()
+        session.read.format("delta").load(query.lake.address("d0.every")).createTempView("source")
+        wanted_rows = Counter(repr(shown(row)) for row in values(session.sql(drawn.sql).toArrow()))
+        found_rows = Counter(repr(shown(row)) for row in values(query.content("gold.drawn")))
+        if found_rows != wanted_rows:
+            findings.append(f"view {drawn.sql}: {found_rows - wanted_rows}, not {wanted_rows - found_rows}")
+    routes = [str(route) for route in drawn.routes]
     assert not findings, "\n".join([drawn.drawing.ddl, *routes, *findings])
