@@ -10,7 +10,7 @@ import math
 import random
 from collections import Counter, defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pytest
@@ -151,7 +151,7 @@ class Drawn:
         (name,) = [one.name for one in self.drawing.fields if sink.newest_by == (f"event.{quoted(one.name)}",)]
         return name
 
-    def is_time(self, name: str | None) -> bool:
+    def is_time(self, name: str) -> bool:
         """Return whether a field is a time: states of a history begin with it then."""
         return any(isinstance(column.type, TIMES) for column in self.drawing.fields if column.name == name)
 
@@ -341,7 +341,7 @@ def check_route(
                 findings.note(f"{route.name}: refused twice by a sink", place, mine)
         elif len(mine) != (0 if not is_kept and route.expect[0].otherwise == "drop" else 1):
             findings.note(f"{route.name} drops it silently, or refuses it twice", place, mine)
-    _, every, keyed, *copies = route.sinks
+    every, keyed, *copies = cast("Any", route.sinks[1:])
     check_tables(drawn, number, rows, refused["tables"], findings)
     check_every(drawn, number, every, rows, findings)
     check_keyed(drawn, number, keyed, rows, refused["upsert"], findings)
@@ -379,7 +379,7 @@ def check_keyed(drawn: Drawn, number: int, sink: Upsert, rows: Rows, refused: se
     """Hold a table with the newest row of each key, or with all, against the rows of a route."""
     found = rows_by_place(drawn.query, f"u{number}.").get(f"u{number}.keyed", {})
     keys = [key.removeprefix("event.") for key in sink.keys]
-    newest_by = None if sink.newest_by == "offset" else drawn.newest_by(sink)
+    newest_by = "" if sink.newest_by == "offset" else drawn.newest_by(sink)
     last: dict[Any, Place] = {}
     wanted: dict[Place, Any] = {}
     for place, row in sorted(rows.items()):
@@ -390,7 +390,7 @@ def check_keyed(drawn: Drawn, number: int, sink: Upsert, rows: Rows, refused: se
             continue
         key = tuple(ordinal(row[key]) for key in keys)
         before = last.get(key)
-        if before is None or newest_by is None or ordinal(row[newest_by]) >= ordinal(rows[before][newest_by]):
+        if before is None or not newest_by or ordinal(row[newest_by]) >= ordinal(rows[before][newest_by]):
             last[key] = place
         is_deletion = sink.delete_when is not None and place % DELETED == 0
         if sink.history and not is_deletion:
