@@ -114,10 +114,16 @@ def _without(new: StructType, old: StructType, kept_back: set[str] | list[str]) 
 
 
 def load_planned(memory: Memory) -> dict[str, StructType]:
-    """Return the type of events with which each route was last planned, by the route's identity."""
-    note = json.loads(memory.read(NOTE) or b'{"events": [], "routes": {}}')
-    events = [StructType.fromJson(event) for event in note["events"]]
-    return {route: events[place] for route, place in note["routes"].items()}
+    """Return the type of events with which each route was last planned, by the route's identity.
+
+    None of a damaged note: then a route that cannot be planned is refused, as at a first start.
+    """
+    try:
+        note = json.loads(memory.read(NOTE) or b'{"events": [], "routes": {}}')
+        events = [StructType.fromJson(event) for event in note["events"]]
+        return {route: events[place] for route, place in note["routes"].items()}
+    except (ValueError, LookupError, TypeError):
+        return {}
 
 
 def keep_planned(memory: Memory, planned: Mapping[str, StructType]) -> None:

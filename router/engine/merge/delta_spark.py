@@ -133,7 +133,7 @@ class SparkMerger:
     def _finds_refused(self, table: str, events: DataFrame, summary: RowSummary, error: Exception, ends: float) -> bool:
         """Return whether rows are now found, and noted, because of which the merge of a table has failed."""
         # A rebuild has no batch, and notes nothing: it fails.
-        if self.refused is None or table in self.refused.of(self.job):
+        if self.refused is None or table in self.refused.of(self.job) or table in self.refused.causes:
             return False
         if not refused_keys.is_caused_by_rows(error):
             return False
@@ -144,7 +144,9 @@ class SparkMerger:
 
         rows = self._rows_of(table, events)
         reasons = refused_keys.find_refused(self.lake, table, rows, self.job.keyed, merge, ends)
-        if reasons:
+        if reasons is None:
+            self.refused.causes.add(table)
+        elif reasons:
             self.refused.note(self.job, table, reasons)
             what = "batch %d: the rows of %d keys become dead letters, all others of %s are merged; the first: %s"
             log.warning(what, self.job.batch, len(reasons), table, next(iter(reasons.values())))

@@ -56,6 +56,8 @@ class RefusedKeys:
     store: CheckpointStore
     key: str
     content: dict[str, Any] = field(init=False)
+    causes: set[str] = field(default_factory=set)
+    """Tables that are themselves the cause, as a search of this process has found: no batch is searched again."""
 
     def __post_init__(self) -> None:
         self.content = self.store.load(self._path) or {"batch": [], "tables": {}}
@@ -94,8 +96,8 @@ def without_refused(rows: DataFrame, keyed: KeyedTable, reasons: Reasons) -> Dat
 
 def find_refused(
     lake: Lake, table: str, rows: DataFrame, keyed: KeyedTable, merge: Callable[[str, DataFrame], object], ends: float
-) -> Reasons:
-    """Return hash -> reason of the keys whose rows an empty table refuses; none if they are not to blame.
+) -> Reasons | None:
+    """Return hash -> reason of the keys whose rows an empty table refuses; None if it refuses none, and is to blame.
 
     `merge` merges rows into a table. The search ends at `ends`, by the monotonic clock, and has found nothing then.
     """
@@ -110,7 +112,7 @@ def find_refused(
         hashes = sorted(row[0] for row in found)
         handle = lake.open(table)
         if len(hashes) > MOST_KEYS or handle is None:
-            return {}
+            return None
         empty_log = _log_of_empty(handle)
 
         def merge_part(start: int, stop: int) -> None:
@@ -124,7 +126,7 @@ def find_refused(
         pieces = by_halves(merge_part, len(hashes), lambda error: time.monotonic() < ends and is_caused_by_rows(error))
     except Exception as error:  # the rows wait then, as if nobody had searched
         log.warning("the rows that %s refuses were not found: %s", table, first_line(error))
-        return {}
+        return None
     finally:
         timer.cancel()
         context.removeJobTag(folder)
@@ -134,7 +136,9 @@ def find_refused(
     for piece in pieces:
         if isinstance(piece.error, Exception):
             reasons[str(hashes[piece.start])] = f"the table cannot store it: {first_cause(piece.error)}"
-    # A table that refuses each row is the cause itself; if not, a later batch has a row that it takes.
+    if not reasons:
+        return None
+    # A table that refuses each row may be the cause itself; if not, a later batch has a row that it takes.
     return reasons if len(reasons) < len(hashes) else {}
 
 
