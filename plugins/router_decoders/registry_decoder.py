@@ -189,6 +189,11 @@ class RegistryDecoder(ArrowDecoder):
             raise StartError("no schema is known: call refresh() before decode()")
         return self._known
 
+    def origin_of(self, field: str) -> str | None:
+        """Return the field, and the schema and version that brought it."""
+        origin = getattr(self._known, "origins", {}).get(field)
+        return f"{field} of {origin}" if origin else None
+
     def _learn_from_sample(self, known: Any) -> Any:
         """Return the library's result with the schemas that the sample names, if there is one."""
         for _ in range(ROUNDS):

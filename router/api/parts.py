@@ -184,6 +184,10 @@ class Decoder(Part, ABC):
         """
         return self
 
+    def origin_of(self, field: str) -> str | None:
+        """Return which version of which schema brought a field of `event`, as a text; None if that is not known."""
+        return None
+
     def decoding(self) -> ArrowDecoding | None:
         """Return how tasks decode record batches; None if `decode` does all of it with native expressions.
 

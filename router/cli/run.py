@@ -62,8 +62,9 @@ def run(
 ) -> None:
     """Run the configuration FILE until its source is drained (--once), or until Ctrl-C or SIGTERM.
 
-    A signal ends the run after the current batch. Exit code 1: it ended too early, and a later start may
-    succeed and continues where this one ended; 2: a person has to act first, as the last line says.
+    A signal ends the run after the current batch; at once if nothing goes on for 6 s after Ctrl-C, or for 25 s after
+    SIGTERM, and at a second Ctrl-C: the next start does the rest of the batch. Exit code 1: it ended too early, and a
+    later start may succeed and continues where this one ended; 2: a person has to act first, as the last line says.
     """
     # It hooks into forks: imported while the JVM is forked off, it says with a traceback that its lock was not held.
     import concurrent.futures.thread  # noqa: F401
@@ -96,7 +97,7 @@ def run(
         stop = threading.Event()
         board = StatusBoard(config.name)
         with (
-            stopped_by_signals(stop),
+            stopped_by_signals(stop, lambda: board.snapshot().progress) as ended,
             Watcher(config.name, json_lines=json_logs) as watcher,
             served(config, board, file),
             spark_session(config, master) as spark,
@@ -115,6 +116,7 @@ def run(
                 status=board,
             )
             run_stream(loaded, registry, spark, options)
+            ended.set()
         if (options.trigger or config.trigger).once and not stop.is_set():
             _refuse_waiting_rows(config)
 

@@ -6,21 +6,30 @@ without the lake's storage options.
 
 from __future__ import annotations
 
+import logging
+import os
 import signal
 import threading
+import time
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from router.errors import RunningError, StartError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
     from pyspark.sql import SparkSession
 
     from router.config.models import Config
     from router.delta.lake import Lake
+
+log = logging.getLogger("router")
+SILENT_AFTER_TERM = 25.0
+"""Seconds without progress after SIGTERM: process managers kill a process after 30 s, as Kubernetes does."""
+SILENT_AFTER_INT = 6.0
+"""The same after Ctrl-C, since somebody waits; longer than the four seconds that calls to APIs get for answers."""
 
 
 @contextmanager
@@ -91,17 +100,41 @@ def stream_held_off(checkpoint: Lake, name: str, refusal: str) -> Iterator[None]
 
 
 @contextmanager
-def stopped_by_signals(stop: threading.Event) -> Iterator[None]:
-    """Set `stop` at SIGTERM and Ctrl-C, which ends a run after its current batch; a second Ctrl-C ends it at once."""
+def stopped_by_signals(stop: threading.Event, progress: Callable[[], float] | None = None) -> Iterator[threading.Event]:
+    """Set `stop` at SIGTERM and Ctrl-C, which ends a run after its current batch; a second Ctrl-C ends it at once.
+
+    With `progress`, which returns when something last went on (seconds since 1970), a run that does nothing more after
+    the first signal is ended as by a second Ctrl-C, since a sink may sleep for ever. Whoever sets the event that is
+    yielded has ended its work.
+    """
+    ended = threading.Event()
 
     def set_stop(number: int, frame: FrameType | None) -> None:
         if stop.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
+        if progress and not stop.is_set():
+            silent = (SILENT_AFTER_TERM if number == signal.SIGTERM else SILENT_AFTER_INT, progress, ended)
+            threading.Thread(target=_cut_off_if_silent, args=silent, name="cut-off", daemon=True).start()
         stop.set()
 
     former = {number: signal.signal(number, set_stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield
+        yield ended
     finally:
+        ended.set()
         for number, handler in former.items():
             signal.signal(number, handler)
+
+
+def _cut_off_if_silent(seconds: float, progress: Callable[[], float], ended: threading.Event) -> None:
+    """Interrupt the main thread once nothing has gone on for some seconds, unless its work has ended."""
+    began = time.time()
+    while not ended.wait(0.2):
+        if time.time() - max(began, progress()) > seconds:
+            log.warning(
+                "nothing has gone on for %.0f s after the signal: the run ends at once, and the next start does the "
+                "rest of its batch",
+                seconds,
+            )
+            os.kill(os.getpid(), signal.SIGINT)
+            return

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from router.delta.schema_diff import common_type
 
 Mask = npt.NDArray[np.bool_]
+_NESTED = (pa.types.is_struct, pa.types.is_list, pa.types.is_map)
 _NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
 
 
@@ -174,9 +175,14 @@ def _is_not_blank(array: pa.Array) -> pa.Array:
 
 
 def cast_down(array: pa.Array, kind: pa.DataType, *, blank: bool = False) -> CastDown:
-    """Return an array in a type that is `type_within` its own. For `blank` see `has_value`."""
+    """Return an array in a type that is `type_within` its own. For `blank` see `has_value`.
+
+    A type of another kind takes no value, and a field of it that the array lacks is null.
+    """
     if array.type == kind:
         return CastDown(array, lost=_no_rows(array), too_wide=_no_rows(array))
+    if any(family(array.type) != family(kind) for family in _NESTED):
+        return CastDown(pa.nulls(len(array), kind), lost=_no_rows(array), too_wide=has_value(array, blank=blank))
     if pa.types.is_struct(kind):
         return _cast_down_struct(array, kind, blank)
     if pa.types.is_list(kind):
@@ -201,7 +207,11 @@ def _cast_down_struct(array: pa.Array, kind: pa.DataType, blank: bool) -> CastDo
         if child.name not in names:
             lost |= has_value(pc.struct_field(array, [child.name]), blank=blank)
     columns = []
+    have = {child.name for child in array.type}
     for child in kind:
+        if child.name not in have:
+            columns.append(pa.nulls(len(array), child.type))
+            continue
         inner = cast_down(pc.struct_field(array, [child.name]), child.type, blank=blank)
         columns.append(inner.array)
         lost |= inner.lost
@@ -228,9 +238,11 @@ def _cast_down_leaf(array: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Mask]
     """Return values in a narrower type, and the rows in which the value is another one now."""
     if pa.types.is_decimal(kind):
         return _cast_down_decimals(array, kind)
+    exact = common_type(kind, array.type)
+    if exact is None:
+        return pa.nulls(len(array), kind), array.is_valid().to_numpy(zero_copy_only=False)
     narrowed = array.cast(kind, safe=False)
     # Compare both in the type that holds either without loss.
-    exact = common_type(kind, array.type)
     same = pc.equal(narrowed.cast(exact), array.cast(exact))
     if pa.types.is_floating(kind):
         same = pc.or_(same, pc.is_nan(array))

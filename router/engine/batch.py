@@ -29,7 +29,7 @@ from router.delta.commit import is_committed
 from router.delta.transaction_id import TransactionId
 from router.engine import ledger
 from router.engine.balance import UnknownFieldReport
-from router.engine.checkpoint_store import UNREADABLE, CheckpointStore, Manifest, frozen_as_text
+from router.engine.checkpoint_store import UNREADABLE, CheckpointStore, LearntSchemas, Manifest, frozen_as_text
 from router.engine.commit.committers import Committers
 from router.engine.decision import BatchDecider
 from router.engine.destination import CarriedOut
@@ -104,6 +104,7 @@ class Batches:
             planner=self.prepared,
             tables=self.tables,
             executors=self.executors,
+            memory=LearntSchemas(self.store),
         )
         self.tables = self.decider.tables
         self.outboxes = Outboxes(
@@ -227,7 +228,7 @@ class Batches:
             failed = self._commit(manifest, opened, steps)  # 6 commit
             manifest = self._quarantine(manifest, failed, plan.layout)  # 7 quarantine
         with steps.step("apply"):
-            applied = self.outboxes.apply(plan.layout, manifest, replay=replay)  # 8 apply
+            applied = self.outboxes.apply(plan.layout, manifest, steps, replay=replay)  # 8 apply
         with steps.step("ledger"):  # 9 ledger
             entry = ledger.LedgerEntry(self.config.ledger, str(TransactionId("ledger", self.query)), manifest.batch)
             rows = self.destination.ledger_rows(manifest, applied.counts)

@@ -63,6 +63,7 @@ RECOVERY_HINTS = {
     "lost": "It contains which lost batches were accepted. Delete it, and the next start asks for them again",
     "known": "It contains which tables a sink has merged into. Restore it from a copy; or delete it, and one of them "
     "that is dropped before its next rows arrive is created again",
+    "refused": "It contains which rows of a batch no table can store. Delete it, and they are searched for again",
     "approvals": "It lets a table change. Delete it, and approve the change again",
     "blocked": "It contains that quarantined rows wait for a table. Restore it from a copy; without it rows of later "
     "batches land before them",

@@ -25,6 +25,7 @@ from router.own_names import STAGING
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from router.api.parts import Memory
     from router.config.models import Config
     from router.delta.lake import Lake
     from router.engine.destination import Destination
@@ -91,6 +92,7 @@ class BatchDecider:
         only: frozenset[str] | None = None,
         staging: str | None = None,
         executors: Executors | None = None,
+        memory: Memory | None = None,
     ) -> BatchDecider:
         """Return the decider for the tables of a lake; arguments that are None follow from the configuration."""
         if staging is None and config.commit == "spark":
@@ -98,7 +100,7 @@ class BatchDecider:
         if tables is None:
             tables = tables_of(config, spark, lake)
         if planner is None:
-            planner = Planner(config, config.decode, quiet=only is not None)
+            planner = Planner(config, config.decode, memory=memory, quiet=only is not None)
         return cls(
             config=config,
             spark=spark,

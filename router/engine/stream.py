@@ -18,7 +18,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, stop_when_eve
 from tenacity.nap import sleep_using_event
 
 from router.api.parts import BatchReport, Decoder, Preparation
-from router.config.models import interval
+from router.config.models import Ui, interval
 from router.delta.lake import DAMAGED_LOG, Lake
 from router.delta.table_cache import TableCache
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas, lake_and_checkpoint
@@ -289,6 +289,7 @@ class _StreamRun:
     batches: Batches | None = None
     open: bool = False
     compared: bool = False
+    silent_at: str = ""
     stopped: bool = False
     detached: DetachedSinks | None = None
     group: ConsumerGroup | None = None
@@ -369,7 +370,7 @@ class _StreamRun:
     def _query(self, begin: source.Offsets | None) -> None:
         self.error, self.batches = None, None  # a query that starts again has a session of its own
         if not self.open:  # within the retries: they wait for a source that is unavailable
-            self.config = opened(self.config, self.spark, self.folder, trial=self.config.debug)
+            self.config = opened(self.config, self.spark, self.folder, self._memory, trial=self.config.debug)
             self.open = True
             self._open_detached_sinks()
         if self.topics is None:
@@ -377,7 +378,7 @@ class _StreamRun:
             self.topics = TopicIds.of(self.spark, self.config, self.lake, self.checkpoint, by_ledger=by_ledger)
         self._release()
         self._merge_backlogs()
-        self.planner = self.planner or Planner(self.config, self.config.decode, at_start=True)
+        self.planner = self.planner or Planner(self.config, self.config.decode, memory=self._memory, at_start=True)
         self.planner.check_routes()
         self.planner.lookups.load(self.spark)  # waits for a table that is unavailable, before anything is read
         query = self._started(begin)
@@ -467,6 +468,10 @@ class _StreamRun:
         return bool(passed_over)
 
     @property
+    def _memory(self) -> LearntSchemas:
+        return LearntSchemas(CheckpointStore(self.checkpoint))
+
+    @property
     def _committers(self) -> Committers:
         return Committers.of(self.config, self.spark, self.lake)
 
@@ -491,10 +496,21 @@ class _StreamRun:
                 if time.monotonic() > self.looked + _LOOK_SECONDS and not self.busy.locked():
                     self._release()
                 outage.notice(query, busy=self.busy.locked())
+                self._tell_silence()
         except StreamingQueryException as error:
             if not isinstance(self.error, Stopped):
                 failed = self.error or error
                 raise failed from failed.__cause__  # which says whether it passes
+
+    def _tell_silence(self) -> None:
+        """Log once for each step that it takes longer than a stream should."""
+        snapshot = self.status.snapshot()
+        silent = time.time() - snapshot.progress
+        longest = interval((self.config.ui or Ui()).stuck_after).total_seconds()
+        if silent > longest and self.silent_at != snapshot.place:
+            message = "%s: no step for %.0f min (%s). If it has to end, Ctrl-C or SIGTERM ends it all the same"
+            log.warning(message, self.config.name, silent / 60, snapshot.place)
+            self.silent_at = snapshot.place
 
     def _release(self) -> None:
         """Release quarantined rows that are approved, while no batch is running."""
@@ -542,8 +558,7 @@ class _StreamRun:
             if not free or self.options.stop.is_set():
                 raise Stopped
             self.batches = self.batches or self._start(raw)
-            memory = LearntSchemas(CheckpointStore(self.checkpoint))
-            records = source.records(raw, self.config, memory, batch, self.batches.numbers)
+            records = source.records(raw, self.config, self._memory, batch, self.batches.numbers)
             with self.releasing:
                 report = self.batches.process(records, batch)
             self.pauses.succeeded()

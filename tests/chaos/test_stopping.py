@@ -14,7 +14,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from router.errors import RunningError
 from router_demo.api import Api, Failure
 from tests.chaos import lakes
-from tests.chaos.conftest import SCHEMA, configuration
+from tests.chaos.conftest import GAMES, SCHEMA, configuration
 from tests.chaos.processes import until
 from tests.light import LIGHT
 
@@ -135,6 +135,44 @@ def test_a_second_ctrl_c_does_not_wait_for_the_batch_at_hand(new_topic, router_r
     hold.unlink()
     drain(config)
     assert len(lakes.places(lake)) == lakes.places(lake).total() == sum(games.values())
+
+
+@pytest.mark.parametrize(
+    ("where", "number", "seconds"),
+    [
+        ("apply", signal.SIGINT, 10),
+        pytest.param("prepare", signal.SIGINT, 10, marks=pytest.mark.slow),
+        pytest.param("task", signal.SIGTERM, 30, marks=pytest.mark.slow),
+        pytest.param("apply", signal.SIGTERM, 30, marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_ends_a_run_with_a_sink_that_sleeps_for_ever(
+    new_topic, router_run, drain, tmp_path, where, number, seconds
+):
+    """Without it only SIGKILL does, and Kubernetes sends it with no word of why."""
+    topic, sign = new_topic(), tmp_path / "asleep"
+    games = topic.simulate(300)
+
+    def sleeping(where):
+        sink = {"sleeper": {"where": where, "sign": str(sign)}}
+        asleep = {"name": "asleep", "match": {"sql": "true"}, "sinks": [sink]}
+        return configuration(
+            tmp_path, topic, routes=[GAMES, asleep], ui={"address": "127.0.0.1:0", "stuck_after": "1 s"}
+        )
+
+    router = router_run(sleeping(where), "--continuous")
+    until(sign.exists, "the sink sleeps")
+    if where != "prepare":
+        router.says("(batch 0, apply asleep/sleeper)")
+    began = time.monotonic()
+    os.killpg(router.process.pid, number)
+
+    assert router.ended() == 1, router.said
+    # Python and the JVM need some seconds to end, and more on a busy machine.
+    assert time.monotonic() - began < 3 * seconds
+    assert "nothing has gone on for" in router.said
+    drain(sleeping("nowhere"))
+    assert len(lakes.places(tmp_path / "lake")) == sum(games.values())
 
 
 SINKS, ROWS = 23, 200

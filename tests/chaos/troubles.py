@@ -6,12 +6,13 @@ import os
 import signal
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from pyspark import TaskContext
 
-from router import ApplyingSink, ArrowDecoder, ArrowDecoding, Batch, Decoder, Outcome, Preparation, hookimpl
+from router import ApplyingSink, ArrowDecoder, ArrowDecoding, Batch, Decoder, Opening, Outcome, Preparation, hookimpl
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,6 +83,32 @@ class Box(ApplyingSink):
         return Outcome(applied=events.count())
 
 
+class Sleeper(ApplyingSink):
+    """Sleep for ever, in `prepare`, in `apply`, or in a task (or nowhere); a file says that it does."""
+
+    replay_safe: ClassVar[bool] = True
+
+    where: str
+    sign: Path
+
+    def prepare(self, opening: Opening) -> Sleeper:
+        if self.where == "prepare" and not opening.trial:
+            _sleep(self.sign)
+        return self
+
+    def apply(self, events: DataFrame, batch: Batch) -> Outcome:
+        if self.where == "apply":
+            _sleep(self.sign)
+        if self.where == "task":
+            events.foreach(partial(_sleep, self.sign))
+        return Outcome(applied=events.count())
+
+
+def _sleep(sign: Path, row: object = None) -> None:
+    sign.touch()
+    time.sleep(1_000_000)
+
+
 @hookimpl
 def router_decoders() -> dict[str, type[Decoder]]:
     return {"troubled": Troubled}
@@ -89,4 +116,4 @@ def router_decoders() -> dict[str, type[Decoder]]:
 
 @hookimpl
 def router_sinks() -> dict[str, type[ApplyingSink]]:
-    return {"box": Box}
+    return {"box": Box, "sleeper": Sleeper}

@@ -131,6 +131,15 @@ def test_rows_of_json_keep_their_types_and_broken_lines(drain: Drain, tmp_path: 
     ]
 
 
+@pytest.mark.parametrize("kind", ["csv", "json"])
+def test_a_column_may_have_the_name_of_one_of_spark(drain: Drain, tmp_path: Path, kind: str) -> None:
+    """Without it one file with such a column stops the stream."""
+    text = {"csv": "id,_metadata\n1,2\n", "json": '{"id": 1, "_metadata": 2}\n'}
+    put(tmp_path, f"a.{kind}", text[kind])
+    drain(kind)
+    assert rows(tmp_path) == [{"id": 1, "_metadata": 2}]
+
+
 RESCUED = "in _rescued"
 TEXTS: dict[str, dict[str, str]] = {
     "decimal(10,2)": {

@@ -26,7 +26,7 @@ from router_schemas.registry_options import RegistryOptions
 from router_schemas.wire_format import pack
 from tests.engine.conftest import EITHER
 from tests.engine.parts import Fixed, Named, Where
-from tests.engine.query import records
+from tests.engine.query import RUN, records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -250,3 +250,35 @@ def test_records_of_a_new_version_wait_for_an_approval(
     have = {row["amount"]: row for row in query.rows("silver.uno")}
     assert (have[3]["note"], have[3]["cards"], have[5]["note"]) == ("", ["queen"], "b")
     assert len(query.rows("silver.uno")) == 5
+
+
+def test_a_version_that_a_route_cannot_be_planned_with_is_learnt_by_the_others(
+    begin: Callable[..., Query],
+    prepared: Decoder,
+    bet: Callable[..., bytes],
+    package: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Without it one registered version ends the stream of every table, at each start, also if nobody sends it."""
+    first = bet(1, game="uno", amount=5)
+    query = begin(prepared)
+    noted = Route(
+        name="noted", match=Where(sql="true"), select=("event.*", "'own' AS note"), sinks=(Fixed(name="silver.noted"),)
+    )
+    query = query.restarted(routes=(*query.config.routes, noted))
+    query.lake.write("_router/games/spark/metadata", json.dumps({"id": RUN}).encode())
+    query.take(records([first]))
+
+    third = bet(3, game="uno", amount=6, note="theirs", cards=["queen"])
+    for batch in range(2):
+        report = query.take(records([third], first=1 + batch))
+        assert (report.decoded, report.dead_letters) == (1, 0)
+
+    assert [row["note"] for row in query.rows("silver.uno")].count("theirs") == 2
+    assert {(row["amount"], row["note"]) for row in query.rows("silver.noted")} == {(5, "own"), (6, "own")}
+    assert query.rows("silver.noted", "cards")[-1] == {"cards": ["queen"]}
+    assert [report.routes["noted"]["frozen"] for report in query.reports] == [0, 1, 1]
+    (told,) = [record.message for record in caplog.records if "cannot be planned" in record.message]
+    assert f"note of {package}.Bet of {package}-value" in told
+    query.rebuilt("silver.noted")
+    assert len(query.rows("silver.noted")) == 3

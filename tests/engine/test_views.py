@@ -260,6 +260,18 @@ def test_columns_are_brought_together_or_named(
         lake.refresh(view("SELECT nothing FROM source", "gold.other"))
 
 
+@pytest.mark.parametrize("name", ["_metadata", "_METADATA"])
+def test_a_column_may_have_the_name_of_one_of_spark(make_query: MakeQuery, tmp_path: Path, name: str) -> None:
+    """Without it one field of that name, which any producer may send, ends all views of the tables that have it."""
+    route = Route(name="games", match=Sql(where="true"), sinks=(Tables(table="silver.{event.game}"),))
+    one = view("SELECT table, sum(_metadata) AS total FROM source GROUP BY table", "gold.totals")
+    query = make_query(tmp_path, decode=Json(schema=f"game string, {name} int"), routes=(route,), views=(one,))
+    for batch in range(2):
+        query.take(records([{"game": "uno", name: 2}, {"game": "go", name: 3}], first=2 * batch))
+        refresher(query.config, query.spark, query.lake, query.store).refresh(one)
+    assert query.rows("gold.totals") == [{"table": "go", "total": 6}, {"table": "uno", "total": 4}]
+
+
 def test_a_file_of_any_name_is_read(make_query: MakeQuery, tmp_path: Path) -> None:
     """Without it one table with a blank in a file's name, of a foreign writer, ends every refresh."""
     lake = Lake(make_query, tmp_path)

@@ -269,7 +269,8 @@ def _alike(one: Any, other: Any) -> bool:
 
 def _meaning(text: str) -> Any:
     def number(found: str) -> Any:
-        return "Infinity" if math.isinf(float(found)) else float(found)
+        value = float(found)
+        return str(value).replace("inf", "Infinity") if math.isinf(value) else value
 
     try:
         return json.loads(text, parse_float=number, parse_int=number, object_pairs_hook=tuple)

@@ -16,6 +16,7 @@ from router.delta.unreadable_values import replace_bad_bytes
 from router.engine.expressions.evaluator import Node, evaluate
 from router.engine.expressions.tree import in_type, repeat
 from router.engine.label.layout import DEAD_SCHEMA, MERGED_COORDINATES, UNMET, Layout, RouteLabels, Target
+from router.engine.label.narrowing import unfit_column
 from router.engine.label.tombstones import TOMBSTONE, Tombstones, as_events
 from router.engine.lookup.join import LookupTable, join_lookups
 from router.own_names import BRONZE
@@ -28,11 +29,13 @@ if TYPE_CHECKING:
 
     from router.api.decoding import ArrowDecoding
     from router.engine.expressions.evaluator import Defect
+    from router.engine.label.narrowing import NarrowedEvent
     from router.engine.label.route import Check, MergeBy, RouteExpressions
 
 _DEAD_LETTER = pa.struct(list(DEAD_SCHEMA)[:4])
 ACTIONS = ("dead_letter", "drop", "quarantine", "warn", "fail")
 """The fate of rows that violate an expectation."""
+UNFIT = "a value does not fit the type that the configuration was last planned with"
 _Mask = Any
 """A boolean array without nulls."""
 
@@ -42,13 +45,22 @@ class Decoding:
     """How raw records become events in a task.
 
     `arrow` is None if Spark's columns have decoded them; `before` are the columns that it reads besides the raw ones.
-    Events are joined with the rows of `lookups` at the end.
+    `whole` is what lookups, tombstones and routes see of events. Events are joined with the rows of `lookups` then, and
+    `narrowed` for routes that cannot see all of them.
     """
 
     arrow: ArrowDecoding | None
     tombstones: Tombstones | None
     before: tuple[str, ...] = ()
     lookups: tuple[LookupTable, ...] = ()
+    whole: NarrowedEvent | None = None
+    narrowed: tuple[NarrowedEvent, ...] = ()
+    zero_is_absent: bool = False
+
+    @property
+    def completes(self) -> bool:
+        """Return whether something is made of decoded events."""
+        return bool(self.tombstones or self.lookups or self.whole or self.narrowed)
 
 
 @dataclass(frozen=True)
@@ -71,19 +83,34 @@ def decode_records(records: pa.RecordBatch, decoding: Decoding) -> pa.RecordBatc
         columns = {name: column for name, column in columns.items() if name not in decoding.before}
         columns |= _columns_of(added)
     records = pa.RecordBatch.from_pydict(columns)
-    if not (decoding.tombstones or decoding.lookups):
+    if not decoding.completes:
         return records
     return _row_by_row_if_it_raises(partial(_complete_events, decoding=decoding), records)
 
 
 def _complete_events(records: pa.RecordBatch, decoding: Decoding) -> pa.RecordBatch:
-    """Return decoded records with the events of tombstones, and with the rows of lookups."""
+    """Return decoded records with the events of tombstones, with the rows of lookups, and with narrowed events."""
     columns = _columns_of(records)
+    if decoding.whole:
+        columns |= _narrow_all(columns, decoding.whole, blank=decoding.zero_is_absent)
     if decoding.tombstones:
         columns = as_events(columns, decoding.tombstones)
     if decoding.lookups:
         columns = join_lookups(columns, decoding.lookups)
+    for narrowed in decoding.narrowed:
+        columns |= narrowed.columns(columns["event"], blank=decoding.zero_is_absent)
     return pa.RecordBatch.from_pydict(columns)
+
+
+def _narrow_all(columns: dict[str, pa.Array], whole: NarrowedEvent, *, blank: bool) -> dict[str, pa.Array]:
+    """Return narrower events in place of all of them, and the errors; one with a value that does not fit has one."""
+    narrow = whole.columns(columns["event"], blank=blank)
+    unfit = narrow[whole.unfit]
+    error = columns["_error"]
+    return {
+        "event": pc.if_else(unfit, pa.scalar(None, whole.type), narrow[whole.column]),
+        "_error": pc.if_else(unfit, pa.scalar(UNFIT, error.type), error),
+    }
 
 
 def _columns_of(records: pa.RecordBatch) -> dict[str, pa.Array]:
@@ -156,6 +183,7 @@ class _Labels:
         self.columns: dict[str, pa.Array] = dict(zip(records.schema.names, records.columns, strict=True))
         self.dead_rows: list[Any] = []  # per reason: the numbers of the rows, and their entries of `_dead`
         self.dead_letters: list[pa.StructArray] = []
+        self.events = {route.name: route.narrowed for route in labelling.layout.routes if route.narrowed}
 
     def batch(self) -> pa.RecordBatch:
         """Return the columns of the layout."""
@@ -254,16 +282,20 @@ class _Labels:
     def _broken(self, route: RouteExpressions, lands: _Mask) -> _Mask:
         """Make the route's rows; return those of which the projection cannot be evaluated."""
         labels = route.labels
+        unfit = self._none()
+        if labels.narrowed:
+            unfit = pc.and_(lands, self.columns[unfit_column(labels.narrowed)])
+            self._add_dead(unfit, Stage.SELECT, UNFIT, labels.name)
         if route.row is None:
-            return self._none()
+            return unfit
         if isinstance(route.row, Node):
             # Spark has made the struct: it is null if the projection raised.
             raised = self.columns[labels.targets[0].rows].is_null()
         else:
             raised = self._project(labels, route.row)
-        broken = pc.and_(lands, raised)
+        broken = pc.and_not(pc.and_(lands, raised), unfit)
         self._add_dead(broken, Stage.SELECT, "the projection cannot be evaluated", labels.name)
-        return broken
+        return pc.or_(broken, unfit)
 
     def _project(self, labels: RouteLabels, nodes: tuple[Node, ...]) -> _Mask:
         target = labels.targets[0]
@@ -332,7 +364,10 @@ class _Labels:
     ) -> tuple[pa.Array, pa.BooleanArray | None]:
         """Evaluate an expression of a route, or of bronze, over the records' columns or others; note its defects."""
         defects: list[Defect] = []
-        result = evaluate(node, columns or self.columns, self.rows, defects)
+        columns = columns or self.columns
+        if owner in self.events:
+            columns = {**columns, "event": columns[self.events[owner]]}
+        result = evaluate(node, columns, self.rows, defects)
         if defects:
             self.defects[owner] = str(defects[0])
         return result

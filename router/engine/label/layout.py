@@ -27,6 +27,7 @@ from pyspark.sql.types import (
 
 from router.delta.keyed.row_order import DELETED, newest_names
 from router.delta.keyed.scd import HISTORY_COLUMNS
+from router.engine.label.narrowing import lost_column
 from router.errors import StartError
 from router.own_names import (
     ARRIVAL,
@@ -94,7 +95,7 @@ class Target:
     without a value are left out. `held` is the string column with the expectation because of which a row waits, null
     for others; None if no expectation of the route lets rows wait. `zero_is_absent`: zero and empty values may stand
     for an absent value. `quarantine` is the target of rows that their table cannot take, or may not take yet; its key
-    is this one's with `/quarantine`.
+    is this one's with `/quarantine`. `narrowed` is the column of the events that the route sees, if not all of them.
     """
 
     route: str
@@ -115,6 +116,7 @@ class Target:
     quarantine: Target | None = None
     suffix: str = ""
     partition_by: tuple[str, ...] = ()
+    narrowed: str | None = None
 
     @property
     def key(self) -> str:
@@ -151,7 +153,8 @@ class RouteLabels:
     """The names of the boolean columns with the fate of a row on a route.
 
     `name` is the one in the ids of the route, `shown` the one that people see. `violated` are those of its
-    expectations, by name; `failing` are the names of those that stop the stream.
+    expectations, by name; `failing` are the names of those that stop the stream. `narrowed` is the column of the
+    events that the route sees, None if it sees all of them.
     """
 
     name: str
@@ -162,6 +165,7 @@ class RouteLabels:
     failing: tuple[str, ...] = ()
     targets: tuple[Target, ...] = ()
     shown: str = ""
+    narrowed: str | None = None
 
 
 @dataclass(frozen=True)
@@ -210,6 +214,7 @@ class Layout:
         names += [*self.about, *self.bronze_violated.values()]
         for route in self.routes:
             names += [route.matched, route.refused, route.dropped, *route.violated.values()]
+            names.append(lost_column(route.narrowed) if route.narrowed else None)
             for target in route.targets:
                 names += [target.destination, target.rows, target.bad_name, target.merge_by, target.held]
         return list(dict.fromkeys(name for name in names if name))

@@ -27,24 +27,30 @@ from router.delta.nesting import too_deep
 from router.engine.expressions.evaluator import Node, Untranslatable, translate
 from router.engine.label.labels import Decoding, Labelling, decoding_task
 from router.engine.label.layout import Layout
+from router.engine.label.narrowing import NarrowedEvent, keep_planned, load_planned, narrowest_change
 from router.engine.label.route import SPREAD_BY, Check, RoutePlanner
-from router.engine.label.tombstones import TOMBSTONE, takes_tombstones, tombstones
+from router.engine.label.tombstones import TOMBSTONE, Tombstones, takes_tombstones, tombstones
 from router.engine.lookup.loading import Lookups
 from router.errors import StartError, first_line
 from router.own_names import BRONZE
 from router.record import RAW_COLUMNS, RECORD_SCHEMA, UNREADABLE
 from router.registry import call_part, part_error
+from router.spark_internals import arrow_type
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from pyspark.sql import Column, SparkSession
 
+    from router.api.parts import Memory
     from router.config.models import BronzeExpectation, Config
-    from router.engine.label.layout import RouteLabels
     from router.engine.label.route import RouteExpressions
 
 log = logging.getLogger("router")
+WHOLE_EVENT = "_whole_event"
+"""All of an event, while the expressions of routes are evaluated that see less of it."""
+EVERY_ROUTE = ""
+"""Stands for the events that lookups and tombstones see, and so all routes, where the name of a route stands else."""
 KEPT = ("_big", UNREADABLE)
 """Columns of records that neither decoder nor rules see, for the task that lands them."""
 
@@ -56,7 +62,8 @@ class Stages:
     `arrow` is None if Spark's columns decode records. `decoded` are the columns of decoded records. `levels` are the
     columns that need Spark, one projection after the other; those of `spread_by` end with the first table name that a
     sink takes from data. `routes_by_spark` has the reason for each route that is left to Spark, `bronze_by_spark` that
-    for each of bronze's expectations. `lookup_keys` are the expressions of the keys of each lookup.
+    for each of bronze's expectations. `lookup_keys` are the expressions of the keys of each lookup. `events` has the
+    type of the events that each route sees.
     """
 
     decoder: Decoder
@@ -69,6 +76,7 @@ class Stages:
     routes_by_spark: dict[str, str]
     bronze_by_spark: dict[str, str]
     lookup_keys: dict[str, tuple[Node, ...]]
+    events: dict[str, StructType]
 
 
 @dataclass(frozen=True)
@@ -106,7 +114,7 @@ class Plan:
 
         # Spark's expressions need decoded records: an earlier task decodes them.
         decoded = StructType([*stages.decoded, *(field for field in frame.schema if field.name in KEPT)])
-        if stages.arrow or stages.decoding.tombstones or stages.decoding.lookups:
+        if stages.arrow or stages.decoding.completes:
             frame = frame.mapInArrow(decoding_task(stages.decoding, decoded.names, self.arrival), decoded)
         elif self.arrival is not None:
             # No task runs before Spark's expressions. The constant is another one in each batch, so Spark compiles this
@@ -115,7 +123,7 @@ class Plan:
         columns = [*decoded.names]
         for level in stages.levels:
             frame = frame.withColumns(level)
-            columns += level
+            columns += [name for name in level if name not in columns]
         frame = frame.select(*columns)
         if spread:
             for level in stages.spread_by:
@@ -138,9 +146,20 @@ class Planner:
     Every level is one projection for all routes: Spark analyses the plan again for each, and a small batch spends its
     time on that. The columns are made once per decoder and used for every batch: each is some calls across the
     gateway. A plan `at_start` is refused if no table can have its columns.
+
+    `memory` has the types of events that routes were last planned with (`narrowing`): only a route that could not be
+    planned with them either is refused.
     """
 
-    def __init__(self, config: Config, decoder: Decoder, *, quiet: bool = False, at_start: bool = False) -> None:
+    def __init__(
+        self,
+        config: Config,
+        decoder: Decoder,
+        *,
+        memory: Memory | None = None,
+        quiet: bool = False,
+        at_start: bool = False,
+    ) -> None:
         self.config = config
         self.decoder = decoder
         self.quiet = quiet
@@ -155,6 +174,9 @@ class Planner:
         self.preparing = threading.Lock()
         self.are_routes_checked = False
         self.left_to_spark: dict[str, str] = {}
+        self.memory = memory
+        self.planned = load_planned(memory) if memory else {}
+        self.told: dict[str, tuple[str, ...]] = {}
 
     def prepare(self, spark: SparkSession) -> None:
         """Make the stages ahead of the first batch; a batch that comes meanwhile waits for them."""
@@ -208,6 +230,7 @@ class Planner:
             stages = self._prepared(raw.sparkSession)
         self._refuse_impossible_columns()
         self._log_stages(stages)
+        self._keep_planned(stages)
         return Plan(raw, stages, arrival)
 
     def _refuse_impossible_columns(self) -> None:
@@ -219,6 +242,8 @@ class Planner:
             return
         sinks = {f"{route}/{name}": sink for route, name, sink in self.config.all_sinks()}
         for route in self.stages.labelling.layout.routes:
+            if self.planned.get(route.name, self.stages.events[route.name]) != self.stages.events[route.name]:
+                continue  # a schema has brought the column: nobody wrote it
             for target in route.targets:
                 sink = sinks.get(target.key)
                 faults = [*too_deep(target.schema).values()]
@@ -258,30 +283,38 @@ class Planner:
         if arrow and arrow.before:
             before_columns = arrow.before(records).columns[len(records.columns) :]
 
-        # Tombstones are expressions over decoded columns, keys of lookups over these and the mark of tombstones: each
-        # step needs a frame with the columns of those before it.
         fields = [*records.schema, *(field for field in decoder_fields if field.name not in RAW_COLUMNS)]
         frame = spark.createDataFrame([], StructType(fields))
-        tombstone_events = tombstones(config, frame)
-        if tombstone_events:
-            fields = [*fields, StructField(TOMBSTONE, BooleanType())]
-            frame = spark.createDataFrame([], StructType(fields))
-        lookup_keys = self.lookups.on(frame)
-        if lookup_keys:
-            fields = [*fields, *self.lookups.fields(frame.columns)]
-            frame = spark.createDataFrame([], StructType(fields))
+        whole = None
+        try:
+            frame, tombstone_events, lookup_keys = self._complete(frame)
+        except StartError as error:
+            event = self._narrower_event(
+                EVERY_ROUTE, _event_of(frame), error, lambda event: self._complete(frame, event)
+            )
+            whole = NarrowedEvent("event", arrow_type(event))
+            frame, tombstone_events, lookup_keys = self._complete(frame, event)
+        fields = [*frame.schema]
+        every = _event_of(frame)
 
+        routes, narrowed = self._routes(frame, has_tombstones=tombstone_events is not None)
+        events = [NarrowedEvent(column, arrow_type(event)) for column, event in narrowed.items()]
+        for narrow, event in zip(events, narrowed.values(), strict=True):
+            fields += narrow.fields(event)
         decoding = Decoding(
             arrow=replace(arrow, before=None) if arrow else None,  # `before` is a closure of the driver's
             tombstones=tombstone_events,
             before=tuple(before_columns),
             lookups=self.lookups.tables(lookup_keys),
+            whole=whole,
+            narrowed=tuple(events),
+            zero_is_absent=config.decode.zero_is_absent,
         )
         expectations = config.bronze.expect if config.bronze else ()
         layout = Layout(
             bronze=self.bronze,
             dead_letters=config.dead_letters,
-            routes=self._labels(frame),
+            routes=tuple(route.expressions.labels for route in routes),
             wanted="_wanted" in frame.columns,
             bronze_by=config.bronze.partition_by if config.bronze else (),
             unknown="_unknown" in frame.columns,
@@ -289,17 +322,15 @@ class Planner:
             bronze_failing=tuple(check.name for check in expectations if check.otherwise == "fail"),
             drops_nulls=config.drop == "nulls",
         )
-        expressions, levels, routes_by_spark = self._expressions(
-            frame, layout, has_tombstones=tombstone_events is not None
-        )
         bronze_checks, bronze_columns, bronze_by_spark = _bronze_checks(
             frame, expectations, self.left_to_spark.get(BRONZE)
         )
+        levels = _levels(routes)
         levels[0].update(bronze_columns)
         labelling = Labelling(
             decoding=decoding,
             layout=layout,
-            routes=expressions,
+            routes=tuple(route.expressions for route in routes),
             own_tables=self.own,
             unmatched_are_dead=config.unmatched == "dead_letters",
             bronze_checks=bronze_checks,
@@ -311,47 +342,170 @@ class Planner:
             labelling=labelling,
             decoded=StructType(fields),
             levels=tuple(level for level in levels if level),
-            spread_by=next(filter(None, (route.spread_by(frame) for route in self.routes)), ()),
-            routes_by_spark=routes_by_spark,
+            spread_by=next(
+                filter(None, (route.planner.spread_by(frame) for route in routes if not route.narrowed)), ()
+            ),
+            routes_by_spark={route.name: route.by_spark for route in routes if route.by_spark},
             bronze_by_spark=bronze_by_spark,
             lookup_keys=lookup_keys,
+            events={EVERY_ROUTE: every, **{route.name: route.event for route in routes}},
         )
 
-    def _labels(self, frame: DataFrame) -> tuple[RouteLabels, ...]:
-        labels = []
-        for planner in self.routes:
-            with refused_expressions(f"route {planner.route.name}"):
-                labels.append(planner.labels(frame, self.config))
-        return tuple(labels)
+    def _complete(
+        self, frame: DataFrame, event: StructType | None = None
+    ) -> tuple[DataFrame, Tombstones | None, dict[str, tuple[Node, ...]]]:
+        """Return an empty frame with what tombstones and lookups add to decoded records, and their expressions.
 
-    def _expressions(
-        self, frame: DataFrame, layout: Layout, *, has_tombstones: bool
-    ) -> tuple[tuple[RouteExpressions, ...], tuple[dict[str, Column], ...], dict[str, str]]:
-        """Return the expressions of each route, the two levels of Spark's columns, and why routes need these."""
-        expressions: list[RouteExpressions] = []
-        levels: tuple[dict[str, Column], ...] = ({}, {})
-        routes_by_spark: dict[str, str] = {}
-        is_event = F.col("event").isNotNull()
-        for route, labels in zip(self.routes, layout.routes, strict=True):
+        Tombstones are expressions over decoded columns, keys of lookups over these and the mark of tombstones: each
+        step needs a frame with the columns of those before it. `event` is the type of events, if not that of the frame.
+        """
+        if event:
+            frame = _with_event(frame, event)
+        spark = frame.sparkSession
+        with refused_expressions(self.config.name):
+            tombstone_events = tombstones(self.config, frame)
+            if tombstone_events:
+                frame = spark.createDataFrame([], frame.schema.add(TOMBSTONE, BooleanType()))
+            lookup_keys = self.lookups.on(frame)
+            if lookup_keys:
+                fields = [*frame.schema, *self.lookups.fields(frame.columns)]
+                frame = spark.createDataFrame([], StructType(fields))
+        return frame, tombstone_events, lookup_keys
+
+    def _routes(
+        self, frame: DataFrame, *, has_tombstones: bool
+    ) -> tuple[tuple[PlannedRoute, ...], dict[str, StructType]]:
+        """Return the routes as they are planned, and the columns of narrowed events with their types."""
+        routes: list[PlannedRoute] = []
+        narrowed: dict[str, StructType] = {}
+        for planner in self.routes:
+            try:
+                routes.append(self._route(planner, frame, has_tombstones=has_tombstones))
+            except StartError as error:
+
+                def plan(event: StructType, planner: RoutePlanner = planner) -> object:
+                    return self._route(planner, _with_event(frame, event), has_tombstones=has_tombstones)
+
+                event = self._narrower_event(planner.route.identity, _event_of(frame), error, plan)
+                names = {other: name for name, other in narrowed.items()}
+                column = names.get(event, f"_event{len(narrowed)}")
+                narrowed[column] = event
+                seeing = replace(planner, narrowed=column)
+                routes.append(self._route(seeing, _with_event(frame, event), has_tombstones=has_tombstones))
+        return tuple(routes), narrowed
+
+    def _narrower_event(
+        self, name: str, event: StructType, error: StartError, plan: Callable[[StructType], object]
+    ) -> StructType:
+        """Return the event with which something can be planned that cannot be planned with `event`.
+
+        `name` is the identity of a route, or EVERY_ROUTE. Raises the error if a schema is not to blame: it cannot be
+        planned with its last event either.
+        """
+
+        def can_plan(narrower: StructType) -> bool:
+            try:
+                plan(narrower)
+            except StartError:
+                return False
+            return True
+
+        found = narrowest_change(event, self.planned.get(name, event), can_plan)
+        if found is None:
+            raise error
+        narrower, fields = found
+        if self.told.get(name) != fields and not self.quiet:
+            where = "lookups and tombstones"
+            for route in self.config.routes:
+                if route.identity == name:
+                    where = f"route {route.name}"
+            brought = ", ".join(self.decoder.origin_of(field) or field for field in fields)
+            message = (
+                "%s: %s cannot be planned with %s, and see events without that: rows with such a value are counted as "
+                "frozen, values of another type that do not fit are dead letters. Change the configuration, then "
+                "rebuild the tables. %s"
+            )
+            log.warning(message, self.config.name, where, brought, error)
+        self.told[name] = fields
+        return narrower
+
+    def _keep_planned(self, stages: Stages) -> None:
+        """Keep the types of events that routes see now, if they saw others before."""
+        if self.memory and self.planned != stages.events:
+            keep_planned(self.memory, stages.events)
+            self.planned = stages.events
+
+    def _route(self, planner: RoutePlanner, frame: DataFrame, *, has_tombstones: bool) -> PlannedRoute:
+        """Return a route as it is planned with a frame. Raises StartError if it cannot be."""
+        event = _event_of(frame)
+        with refused_expressions(f"route {planner.route.name}"):
+            labels = planner.labels(frame, self.config)
             try:
                 if labels.name in self.left_to_spark:
                     raise Untranslatable(self.left_to_spark[labels.name])
-                expressions.append(route.in_tasks(frame, labels))
-                continue
+                return PlannedRoute(planner, event, planner.in_tasks(frame, labels))
             except Untranslatable as reason:
-                routes_by_spark[labels.name] = str(reason)
-            candidates = is_event
-            if has_tombstones and not takes_tombstones(route.route):
-                candidates = is_event & ~F.col(TOMBSTONE)
-            with refused_expressions(f"route {labels.name}"):
-                of_route, columns = route.by_spark(frame, labels, candidates)
-                rows = frame
-                for columns_of_level in columns:
-                    rows = rows.withColumns(columns_of_level)  # analyses them
-            expressions.append(of_route)
-            for level, columns_of_level in zip(levels, columns, strict=True):
-                level.update(columns_of_level)
-        return tuple(expressions), levels, routes_by_spark
+                by_spark = str(reason)
+            candidates = F.col("event").isNotNull()
+            if has_tombstones and not takes_tombstones(planner.route):
+                candidates = candidates & ~F.col(TOMBSTONE)
+            expressions, levels = planner.by_spark(frame, labels, candidates)
+            rows = frame
+            for columns in levels:
+                rows = rows.withColumns(columns)  # analyses them
+            return PlannedRoute(planner, event, expressions, tuple(levels), by_spark)
+
+
+@dataclass(frozen=True)
+class PlannedRoute:
+    """The expressions of a route that sees `event`. `levels` are its columns that need Spark, `by_spark` says why."""
+
+    planner: RoutePlanner
+    event: StructType
+    expressions: RouteExpressions
+    levels: tuple[dict[str, Column], ...] = ()
+    by_spark: str = ""
+
+    @property
+    def name(self) -> str:
+        """Return the route's name in ids."""
+        return self.expressions.labels.name
+
+    @property
+    def narrowed(self) -> str | None:
+        """Return the column of the events that the route sees, None if it sees all of them."""
+        return self.planner.narrowed
+
+
+def _levels(routes: Iterable[PlannedRoute]) -> list[dict[str, Column]]:
+    """Return the projections of all routes: two for those that see all of an event, four for each narrower one.
+
+    Those begin and end with a change of the column `event`, which the expressions of routes read.
+    """
+    of_event: dict[str | None, list[dict[str, Column]]] = {None: [{}, {}]}
+    for route in routes:
+        levels = of_event.setdefault(route.narrowed, [{}, {}])
+        for level, columns in zip(levels, route.levels, strict=False):
+            level.update(columns)
+    projections = of_event.pop(None)
+    for column, levels in of_event.items():
+        if any(levels):
+            whole = {WHOLE_EVENT: F.col("event"), "event": F.col(str(column))}
+            projections += [whole, *levels, {"event": F.col(WHOLE_EVENT)}]
+    return projections
+
+
+def _event_of(frame: DataFrame) -> StructType:
+    """Return the type of a decoded frame's events."""
+    event = frame.schema["event"].dataType
+    assert isinstance(event, StructType)  # the contract of decoders
+    return event
+
+
+def _with_event(frame: DataFrame, event: StructType) -> DataFrame:
+    """Return an empty frame with the columns of another and a narrower event."""
+    fields = [StructField("event", event) if field.name == "event" else field for field in frame.schema]
+    return frame.sparkSession.createDataFrame([], StructType(fields))
 
 
 @contextmanager

@@ -107,15 +107,25 @@ class RouteColumns(NamedTuple):
 
 @dataclass(frozen=True)
 class RoutePlanner:
-    """One route of a configuration; `index` tells its columns from those of others."""
+    """One route of a configuration; `index` tells its columns from those of others.
+
+    `narrowed` is the column of the events that it sees, None if it sees all of them. The frames that its methods are
+    given call these `event`.
+    """
 
     index: int
     route: Route
+    narrowed: str | None = None
 
     @property
     def rows(self) -> str:
         """Return the struct column of the route's rows."""
-        return "event" if self.route.select == EVERYTHING else f"_row{self.index}"
+        return (self.narrowed or "event") if self.takes_events else f"_row{self.index}"
+
+    @property
+    def takes_events(self) -> bool:
+        """Return whether the route's rows are its events as they are."""
+        return self.route.select == EVERYTHING
 
     @property
     def merging(self) -> dict[int, MergingSink]:
@@ -229,7 +239,7 @@ class RoutePlanner:
         return RouteColumns(
             rule=self.route.match.matches(),
             checks=tuple(F.expr(check.sql) for check in self.route.expect),
-            row=() if self.rows == "event" else tuple(self.projection(frame)),
+            row=() if self.takes_events else tuple(self.projection(frame)),
             names=tuple(self.table_columns().values()) if with_names else (),
             deletes=tuple(deletes),
             newest=tuple(newest),
@@ -368,6 +378,7 @@ class RoutePlanner:
                 destination=f"_to{self.index}_{j}",
                 rows=self.rows,
                 schema=schema,
+                narrowed=self.narrowed,
             )
             targets.append(self._with_options(frame, row_type, j, target, config))
         return RouteLabels(
@@ -379,10 +390,11 @@ class RoutePlanner:
             violated={check.name: f"_violated{self.index}_{check.name}" for check in self.route.expect},
             failing=tuple(check.name for check in self.route.expect if check.otherwise == "fail"),
             targets=tuple(targets),
+            narrowed=self.narrowed,
         )
 
     def _row_type(self, frame: DataFrame) -> StructType:
-        row = F.col("event") if self.rows == "event" else F.struct(*self.projection(frame))
+        row = F.col("event") if self.takes_events else F.struct(*self.projection(frame))
         kind = frame.select(row.alias("row")).schema["row"].dataType
         assert isinstance(kind, StructType)  # the contract of decoders
         return kind
@@ -527,6 +539,8 @@ def _check_names(struct: StructType) -> None:
     for name in struct.fieldNames():
         if any(character in " ,;{}()\n\t=" for character in name) or not name:
             raise StartError(f"column {name!r}: Delta refuses spaces and ,;{{}}()= in names; rename it in `select`")
+        if name in folded.values():
+            raise StartError(f"two columns are called {name}; rename one in `select`")
         if name.lower() in folded:
             raise StartError(f"columns {folded[name.lower()]} and {name} differ by case only; rename one in `select`")
         folded[name.lower()] = name

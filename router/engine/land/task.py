@@ -36,6 +36,7 @@ from router.engine.label.layout import (
     RouteLabels,
     Target,
 )
+from router.engine.label.narrowing import lost_column
 from router.engine.land.record_ages import BatchAges, TableAges
 from router.own_names import BATCH_ID, BRONZE, CAUSE, QUERY, TABLE
 from router.record import RAW_COLUMNS
@@ -508,8 +509,9 @@ class _Task:
         Rows that lose a value by it are counted as frozen, or go to the quarantine if the sink has one. Without a
         quarantine, a row with a value too wide for its column is a dead letter.
         """
-        frozen = self.work.demands.frozen.get(target.place(table))
-        if not frozen:
+        frozen = self.work.demands.frozen.get(target.place(table), {})
+        narrowed = rows.mask(lost_column(target.narrowed)) if target.narrowed else rows.all[:0]
+        if not (frozen or len(narrowed)):
             return have
         part, at = have
         index = rows.where(at)
@@ -543,7 +545,7 @@ class _Task:
             part = part.filter(pa.array(~lost))
             index = index[~lost]
         else:
-            rows.add("frozen", target.key, index[lost])
+            rows.add("frozen", target.key, index[lost | np.isin(index, narrowed)])
         return part, at if len(index) == have[0].num_rows else index
 
     def _readable(

@@ -29,6 +29,7 @@ from router.engine.label.layout import DEAD_SCHEMA, merge_options, with_order_co
 from router.engine.merge.backlog import Backlog, BacklogStore, MergedBacklog, extended
 from router.engine.merge.delta_rs import MergeJob, MergeOutcomes, is_small, merge_by_tasks, merge_here
 from router.engine.merge.delta_spark import SparkMerger
+from router.engine.merge.refused_keys import RefusedKeys
 from router.engine.spark.executors import on_one_machine
 from router.errors import RouterError, SinkError, first_line
 from router.own_names import OFFSET, PARTITION, TABLE, TOPIC
@@ -78,7 +79,8 @@ class MergeCoordinator:
 
     `tables` are those merged since it was cleared, each with its sink (ROUTE/SINK). By sink: `known` are the tables
     that it has merged into, `merged` those of this process with the last batch that they have, `left` those that it
-    leaves to Delta on Spark, with the reason, and `waiting` those that cannot be written, with their backlog.
+    leaves to Delta on Spark, with the reason, `waiting` those that cannot be written, with their backlog, and `refused`
+    the keys that they refuse.
     """
 
     query: str
@@ -95,6 +97,7 @@ class MergeCoordinator:
     left: dict[str, dict[str, str]] = field(default_factory=dict)
     merged: dict[str, dict[str, int]] = field(default_factory=dict)
     waiting: dict[str, dict[str, Backlog]] = field(default_factory=dict)
+    refused: dict[str, RefusedKeys] = field(default_factory=dict)
 
     def merge(self, sink: MergingSink, rows: OutboxRows) -> Applied:
         """Merge the rows of one outbox into their tables; return the counts of rows.
@@ -212,7 +215,10 @@ class MergeCoordinator:
         `events` are of the outbox; with `small` they are all rows of the batch, and few.
         """
         target = rows.target
-        by_spark = SparkMerger(self.spark, self.lake, job)
+        if target.key not in self.refused:
+            self.refused[target.key] = RefusedKeys(self.store, target.key)
+        refused = self.refused[target.key]
+        by_spark = SparkMerger(self.spark, self.lake, job, refused)
         outcomes = MergeOutcomes()
         if target.key not in self.left:
             log.info("%s: %s", target.key, MERGES[job.keyed.engine])
@@ -222,6 +228,7 @@ class MergeCoordinator:
             return outcomes
 
         left = self._still_left(target, job.keyed)
+        left |= dict.fromkeys(refused.of(job), "it refuses rows of this batch")
         # A small batch of one machine is merged without a Spark job, which would cost more than it divides.
         if small and not left and on_one_machine(self.spark):
             outcomes = merge_here(rows.work, job)

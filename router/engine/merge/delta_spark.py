@@ -8,8 +8,10 @@ from the session's settings.
 from __future__ import annotations
 
 import json
+import logging
+import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -65,6 +67,7 @@ from router.delta.schema_diff import SchemaDiff, compare, delta_schema
 from router.delta.table_cache import THREADS
 from router.delta.widening import rewrite, way
 from router.engine.label.layout import DEAD_SCHEMA
+from router.engine.merge import refused_keys
 from router.engine.merge.delta_rs import COUNTS, as_dead_letters
 from router.errors import TableError
 from router.own_names import DELETIONS, TABLE
@@ -82,6 +85,8 @@ if TYPE_CHECKING:
     from router.delta.lake import Lake
     from router.engine.merge.delta_rs import MergeJob, MergeOutcomes
 
+log = logging.getLogger("router")
+
 
 @dataclass(frozen=True)
 class SparkMerger:
@@ -90,23 +95,62 @@ class SparkMerger:
     spark: SparkSession
     lake: Lake
     job: MergeJob
+    refused: refused_keys.RefusedKeys | None = None
 
     def merge(self, events: DataFrame, outcomes: MergeOutcomes) -> None:
-        """Merge all tables that the rows name, and add their reports to the outcomes."""
+        """Merge all tables that the rows name, and add their reports to the outcomes.
+
+        If rows are why a table cannot be merged, these are refused, and its others are merged.
+        """
         summaries = _summaries(events, self.job.keyed)
+        search_ends = 0.0
         with ThreadPoolExecutor(THREADS) as pool:
             futures = {}
             for table, summary in summaries.items():
-                rows = events.filter(F.col(TABLE) == table)
-                futures[table] = pool.submit(self._merge_table, table, rows, summary)
+                futures[table] = pool.submit(self._merge_table, table, self._rows_of(table, events), summary)
             for table, future in futures.items():
                 report: dict[str, Any] = {"table": table, "rows": summaries[table].rows}
                 try:
-                    report.update(future.result())
+                    try:
+                        report.update(future.result())
+                    except Exception as error:
+                        search_ends = search_ends or time.monotonic() + refused_keys.SEARCH_SECONDS
+                        if not self._finds_refused(table, events, summaries[table], error, search_ends):
+                            raise
+                        report.update(self._merge_table(table, self._rows_of(table, events), summaries[table]))
                 except Exception as error:  # whatever Spark raises concerns this table only
                     cause = error.what if isinstance(error, TableError) else _first_cause(error)
                     report.update({"failed": f"the merge failed: {cause}", "forbidden": False})
                 outcomes.add(report)
+
+    def _rows_of(self, table: str, events: DataFrame) -> DataFrame:
+        """Return the rows of a table, those that were found to be refused in this batch with the reason. Lazy."""
+        rows = events.filter(F.col(TABLE) == table)
+        if self.refused is None:
+            return rows
+        return refused_keys.without_refused(rows, self.job.keyed, self.refused.of(self.job).get(table, {}))
+
+    def _finds_refused(self, table: str, events: DataFrame, summary: RowSummary, error: Exception, ends: float) -> bool:
+        """Return whether rows are now found, and noted, because of which the merge of a table has failed."""
+        # A rebuild has no batch, and notes nothing: it fails.
+        if self.refused is None or table in self.refused.of(self.job) or table in self.refused.causes:
+            return False
+        if not refused_keys.is_caused_by_rows(error):
+            return False
+
+        def merge(empty: str, rows: DataFrame) -> None:
+            job = replace(self.job, dead_letters=f"{empty}.refused", known=frozenset(), merged={})
+            replace(self, job=job)._merge_table(empty, rows, summary)
+
+        rows = self._rows_of(table, events)
+        reasons = refused_keys.find_refused(self.lake, table, rows, self.job.keyed, merge, ends)
+        if reasons is None:
+            self.refused.causes.add(table)
+        elif reasons:
+            self.refused.note(self.job, table, reasons)
+            what = "batch %d: the rows of %d keys become dead letters, all others of %s are merged; the first: %s"
+            log.warning(what, self.job.batch, len(reasons), table, next(iter(reasons.values())))
+        return bool(reasons)
 
     def _merge_table(self, table: str, rows: DataFrame, summary: RowSummary) -> dict[str, Any]:
         """Merge one table; begin again if another writer has committed first."""
@@ -357,11 +401,11 @@ class TableMerge:
                 absent[column.name] = F.lit(None).cast(to_spark_type(column.type))
         complete_rows = self.rows.withColumns(absent)
         stays = ~F.col(DELETED)
-        refusals = []
+        refusals = [F.col(REFUSED)] if REFUSED in self.rows.columns else []
         for name, sql in self.checks.items():
             violates = stays & ~holds(stays, F.expr(sql))
             refusals.append(F.when(violates, F.lit(f"the table's CHECK {name} ({sql}) does not hold")))
-        columns = [quoted(name) for name in self.rows.columns]
+        columns = [quoted(name) for name in self.rows.columns if name != REFUSED]
         return complete_rows.withColumn(REFUSED, F.coalesce(*refusals)).select(*columns, REFUSED)
 
     def _table_rows(self, keyed: KeyedTable) -> DataFrame:

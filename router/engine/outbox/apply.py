@@ -21,7 +21,7 @@ from router.delta.replace_by_spark import CONFLICTS, append_by_spark, staged_row
 from router.delta.staged_files import staged_file
 from router.delta.transaction_id import TransactionId
 from router.engine import ledger
-from router.engine.checkpoint_store import REPLAY, Manifest
+from router.engine.checkpoint_store import REPLAY, LearntSchemas, Manifest
 from router.engine.commit.committers import Committers
 from router.engine.json_rows import from_json
 from router.engine.label.layout import COORDINATES, outbox_of
@@ -43,11 +43,13 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from router.api.parts import Memory
     from router.api.sinks import Parts, Sink
     from router.config.models import Config, Route
     from router.delta.lake import Lake
     from router.engine.checkpoint_store import CheckpointStore
     from router.engine.label.layout import Layout, Target
+    from router.engine.steps import Steps
 
 log = logging.getLogger("router")
 REPLAYED = "replayed"
@@ -100,7 +102,7 @@ class Outboxes:
         self.sinks: dict[str, Sink] = {f"{route}/{name}": sink for route, name, sink in config.all_sinks()}
         self.retention = OutboxRetention(config, self.lake, self.store, self.committers)
 
-    def apply(self, layout: Layout, manifest: Manifest, *, replay: bool) -> AppliedBatch:
+    def apply(self, layout: Layout, manifest: Manifest, steps: Steps, *, replay: bool) -> AppliedBatch:
         """Give each sink its rows of a batch, unless it has applied them before."""
         targets = {target.key: target for target in layout.targets if target.outbox}
         counts: dict[str, Applied] = {}
@@ -111,6 +113,7 @@ class Outboxes:
                 continue
             target = targets.get(work.target)
             if target is not None:
+                steps.tell(f"apply {target.key}", 0, 1)  # which one, if it takes long
                 counts[target.key] = before.get(target.key) or self._apply(target, work, manifest, replay)
                 self.committers.applied(work)
             # The batch was decided under a configuration that still had the sink.
@@ -135,7 +138,7 @@ class Outboxes:
         pending = self.with_backlogs()
         if not pending:
             return
-        for target in layout_of(self.config, self.spark).targets:
+        for target in layout_of(self.config, self.spark, LearntSchemas(self.store)).targets:
             if target.key not in pending or not target.outbox:
                 continue
             sink = self.sinks[target.key]
@@ -171,7 +174,7 @@ class Outboxes:
         outbox under the id of the release. Returns the sink's counts, or None for a detached sink, which reads the
         outbox itself. Raises TableError while the outbox cannot take the rows.
         """
-        layout = layout_of(self.config, self.spark)
+        layout = layout_of(self.config, self.spark, LearntSchemas(self.store))
         target = next((target for target in layout.targets if target.key == key and target.outbox), None)
         if target is None or target.table is None:
             raise TableError(key, "the configuration has no such sink any more")
@@ -388,10 +391,10 @@ def mark_replayed(taken: DataFrame, lake: Lake, config: Config, name: str, numbe
         raise TableError(config.dead_letters, problem) from error
 
 
-def layout_of(config: Config, spark: SparkSession) -> Layout:
-    """Return the layout of a configuration's batches; its decoder must be prepared already. No job runs."""
+def layout_of(config: Config, spark: SparkSession, memory: Memory) -> Layout:
+    """Return the layout of the batches of a configuration, whose decoder is prepared, in `memory`. No job runs."""
     records = spark.createDataFrame([], RECORD_SCHEMA)
-    return Planner(config, config.decode, quiet=True).plan(records).layout
+    return Planner(config, config.decode, memory=memory, quiet=True).plan(records).layout
 
 
 def wants_opening(sink: Sink) -> bool:
@@ -399,17 +402,17 @@ def wants_opening(sink: Sink) -> bool:
     return isinstance(sink, ApplyingSink) and type(sink).prepare is not ApplyingSink.prepare
 
 
-def opened(config: Config, spark: SparkSession, folder: Path, *, trial: bool = False) -> Config:
-    """Return the configuration with its sinks prepared; the decoder must be prepared already. No job runs.
+def opened(config: Config, spark: SparkSession, folder: Path, memory: Memory, *, trial: bool = False) -> Config:
+    """Return the configuration with its sinks prepared; the decoder must be prepared already, in `memory`.
 
-    With `trial` they change nothing. Raises StartError with route and sink, and OSError if a service is unavailable:
-    try again later.
+    No job runs. With `trial` they change nothing. Raises StartError with route and sink, and OSError if a service is
+    unavailable: try again later.
     """
     if not any(wants_opening(sink) for route in config.routes for sink in route.sinks):
         return config
     decoder = config.decode.refresh(frozenset())
     config = config.model_copy(update={"decode": decoder})
-    layout = layout_of(config, spark)
+    layout = layout_of(config, spark, memory)
 
     routes = []
     for route in config.routes:

@@ -109,8 +109,8 @@ def _analyse(loaded: Loaded, session: SparkSession, memory: LearntSchemas) -> St
         raise ConfigError(sort_problems(problems))
     # What fails only now concerns the plan as a whole: no place in the file is more exact than `routes`.
     try:
-        planned = Planner(config, config.decode, quiet=True, at_start=True).plan(raw)
-        opened(config, session, preparation.folder, trial=True)
+        planned = Planner(config, config.decode, memory=memory, quiet=True, at_start=True).plan(raw)
+        opened(config, session, preparation.folder, memory, trial=True)
     except (AnalysisException, RouterError, OSError) as error:
         raise ConfigError((loaded.problem(("routes",), _first_line(error)),)) from error
     return planned.stages

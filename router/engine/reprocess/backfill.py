@@ -203,7 +203,7 @@ class Backfill(Reprocessing):
         config = self.config.with_sinks(_writes_tables)
         if not config.routes:
             raise StartError(f"no sink of {self.config.name} writes a table")
-        config = opened(config, self.spark, self.context.folder)
+        config = opened(config, self.spark, self.context.folder, self.context.memory)
         tables = tables_of(config, self.spark, self.lake)
         destination = BackfillDestination(config, run.name, self.lake, tables)
         batches = Batches(

@@ -48,6 +48,11 @@ class ReprocessContext:
         lake, checkpoint = lake_and_checkpoint(config)
         return cls(config, spark, lake, checkpoint, loaded.fingerprint, loaded.path.parent, stop)
 
+    @property
+    def memory(self) -> LearntSchemas:
+        """Return what decoder and planner have learnt."""
+        return LearntSchemas(CheckpointStore(self.checkpoint))
+
     def with_executors(self, registry: Registry, command: str) -> ReprocessContext:
         """Return the context with executors that have been looked at. `command` names the work that is done."""
         executors = executors_of(self.spark, registry, self.config, self.lake, command)
@@ -61,8 +66,7 @@ class ReprocessContext:
         def sample(rows: int) -> DataFrame:
             return source.sample(self.spark, config, rows)
 
-        learnt = LearntSchemas(CheckpointStore(self.checkpoint))
-        preparation = Preparation(self.folder, False, sample, learnt, reads_topic=config.source.reads_topic)
+        preparation = Preparation(self.folder, False, sample, self.memory, reads_topic=config.source.reads_topic)
         return replace(self, config=config.model_copy(update={"decode": config.decode.prepare(preparation)}))
 
 

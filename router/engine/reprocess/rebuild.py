@@ -116,6 +116,7 @@ class Rebuild:
             only=self.only,
             staging=self.staging,
             executors=self.context.executors,
+            memory=self.context.memory,
         )
         destination = RebuildDestination(config, self.query.partition(":")[2], count)
         try:

@@ -310,6 +310,7 @@ class DeadLetterReplay(Reprocessing):
             f"{config.name}:{run.name}",
             staging=destination.folder,
             executors=self.context.executors,
+            memory=self.context.memory,
         )
         decider.forget_released(blocked_places(run.store))
         plan = decider.plan(self._records(run, scope), arrival=0)
@@ -458,7 +459,7 @@ class DeadLetterReplay(Reprocessing):
 
     def _batches(self, run: NamedRun[DeadLetterChoice], scope: Scope) -> Batches:
         try:
-            config = opened(_config_of(scope, self.config), self.spark, self.context.folder)
+            config = opened(_config_of(scope, self.config), self.spark, self.context.folder, self.context.memory)
         except OSError as error:
             raise StartError(f"{error}; try again when it is back") from error
         return Batches(

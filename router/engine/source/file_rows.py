@@ -410,8 +410,9 @@ def _differ_by_case(kind: T.DataType) -> bool:
 
 def _with_file_columns(frame: DataFrame) -> DataFrame:
     """Return rows of files with the columns of FILE_COLUMNS."""
-    about_file = [F.col(f"_metadata.{name}").alias(column) for column, name in FILE_COLUMNS.items()]
-    return frame.select("*", *about_file)
+    # By its own function: a column of the file may also be called `_metadata`.
+    metadata = frame.metadataColumn("_metadata")
+    return frame.select("*", *[metadata[name].alias(column) for column, name in FILE_COLUMNS.items()])
 
 
 def listing_options(files: FilesSource) -> dict[str, str]:

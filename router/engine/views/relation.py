@@ -148,8 +148,9 @@ class Relations:
         frame = reader.schema(_spark_columns(columns, named=False)).parquet(*paths)
         if not named:
             return frame
-        folder = F.substring_index(F.substring_index("_metadata.file_path", "/", -2), "/", 1)
-        return frame.select("*", folder.alias(VIEW_TABLE_COLUMN))
+        # By its own function: a column of the table may also be called `_metadata`.
+        folder = F.substring_index(frame.metadataColumn("_metadata")["file_path"], "/", -2)
+        return frame.select("*", F.substring_index(folder, "/", 1).alias(VIEW_TABLE_COLUMN))
 
     def _read_by_arrow(self, files: list[tuple[Snapshot, File]], columns: pa.Schema, *, named: bool) -> DataFrame:
         tasks = min(self.session.sparkContext.defaultParallelism, -(-len(files) // FILES_PER_TASK))
