@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from router.config.models import Maintenance
+from router.engine.checkpoint_store import LearntSchemas
 from router.engine.maintenance import TableMaintenance
 from router.engine.outbox.apply import layout_of
 from router_decoders import Json
@@ -97,7 +98,7 @@ def test_a_struct_in_a_map_gains_fields(
 
     outbox = "outbox.games__profiles__upsert"
     outboxes = query.batches.outboxes
-    (target,) = [target for target in layout_of(outboxes.config, spark).targets if target.outbox]
+    (target,) = [target for target in layout_of(outboxes.config, spark, LearntSchemas()).targets if target.outbox]
     assert query.content(outbox).num_rows == 6
     assert outboxes.retention._delete(target, outbox, BEGIN) == 1
     assert query.content(outbox).num_rows == 5

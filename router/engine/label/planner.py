@@ -431,9 +431,11 @@ class Planner:
 
     def _keep_planned(self, stages: Stages) -> None:
         """Keep the types of events that routes see now, if they saw others before."""
+        if self.planned is stages.events:
+            return  # the usual case: types of many routes take some time to compare
         if self.memory and self.planned != stages.events:
             keep_planned(self.memory, stages.events)
-            self.planned = stages.events
+        self.planned = stages.events
 
     def _route(self, planner: RoutePlanner, frame: DataFrame, *, has_tombstones: bool) -> PlannedRoute:
         """Return a route as it is planned with a frame. Raises StartError if it cannot be."""
