@@ -102,8 +102,13 @@ def contents(query: Query) -> dict[str, Counter[str]]:
 def test_whoever_watches_sees_every_step(undisturbed: Query) -> None:
     """Without it the progress line of a run stands still."""
     steps = undisturbed.steps
-    order = list(dict.fromkeys(name for _, name, _, _ in steps))
+    every = list(dict.fromkeys(name for _, name, _, _ in steps))
+    sinks = [name.removeprefix("apply ") for name in every if name.startswith("apply ")]
+    order = [name for name in every if not name.startswith("apply ")]
 
+    layout = undisturbed.batches.decider.planner.stages.labelling.layout
+    outboxes = [target.key for target in layout.targets if target.outbox]
+    assert sinks == outboxes
     assert order == ["plan", "land", "decide", "manifest", "commit", "apply", "ledger"]
     for name in order:
         seen = [(done, of) for batch, step, done, of in steps if step == name and batch == 0]
