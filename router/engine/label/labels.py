@@ -105,7 +105,7 @@ def _complete_events(records: pa.RecordBatch, decoding: Decoding) -> pa.RecordBa
 def _narrow_all(columns: dict[str, pa.Array], whole: NarrowedEvent, *, blank: bool) -> dict[str, pa.Array]:
     """Return narrower events in place of all of them, and the errors; one with a value that does not fit has one."""
     narrow = whole.columns(columns["event"], blank=blank)
-    unfit = narrow[whole.unfit]
+    unfit = narrow[unfit_column(whole.column)]
     error = columns["_error"]
     return {
         "event": pc.if_else(unfit, pa.scalar(None, whole.type), narrow[whole.column]),

@@ -34,31 +34,25 @@ NOTE = "planned.json"
 class NarrowedEvent:
     """Events in a narrower type, as columns of decoded records; travels to tasks.
 
-    `column` has the events. `lost` marks the rows with a value that the type has no field for, `unfit` those with one
-    that does not fit its field.
+    `column` has the events; `lost_column` marks those with a value that the type has no field for, `unfit_column` those
+    with one that does not fit its field.
     """
 
     column: str
     type: pa.DataType
 
-    @property
-    def lost(self) -> str:
-        """Return the name of the column of rows that lose a value."""
-        return lost_column(self.column)
-
-    @property
-    def unfit(self) -> str:
-        """Return the name of the column of rows with a value that does not fit."""
-        return unfit_column(self.column)
-
     def columns(self, events: pa.Array, *, blank: bool) -> dict[str, pa.Array]:
         """Return the columns of decoded events; `blank`: zero and empty values may stand for absent ones."""
         cast = cast_down(events, self.type, blank=blank)
-        return {self.column: cast.array, self.lost: pa.array(cast.lost), self.unfit: pa.array(cast.too_wide)}
+        return {
+            self.column: cast.array,
+            lost_column(self.column): pa.array(cast.lost),
+            unfit_column(self.column): pa.array(cast.too_wide),
+        }
 
     def fields(self, event: StructType) -> list[StructField]:
         """Return the columns as Spark has them; `event` is the type."""
-        marks = [StructField(name, BooleanType()) for name in (self.lost, self.unfit)]
+        marks = [StructField(name, BooleanType()) for name in (lost_column(self.column), unfit_column(self.column))]
         return [StructField(self.column, event), *marks]
 
 

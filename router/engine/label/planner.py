@@ -176,6 +176,7 @@ class Planner:
         self.left_to_spark: dict[str, str] = {}
         self.memory = memory
         self.planned = load_planned(memory) if memory else {}
+        self.kept: dict[str, StructType] | None = None
         self.told: dict[str, tuple[str, ...]] = {}
 
     def prepare(self, spark: SparkSession) -> None:
@@ -431,11 +432,14 @@ class Planner:
 
     def _keep_planned(self, stages: Stages) -> None:
         """Keep the types of events that routes see now, if they saw others before."""
-        if self.planned is stages.events:
+        if self.kept is stages.events:
             return  # the usual case: types of many routes take some time to compare
-        if self.memory and self.planned != stages.events:
-            keep_planned(self.memory, stages.events)
-        self.planned = stages.events
+        # A replay has some of the routes only.
+        planned = {**self.planned, **stages.events}
+        if self.memory and self.planned != planned:
+            keep_planned(self.memory, planned)
+        self.planned = planned
+        self.kept = stages.events
 
     def _route(self, planner: RoutePlanner, frame: DataFrame, *, has_tombstones: bool) -> PlannedRoute:
         """Return a route as it is planned with a frame. Raises StartError if it cannot be."""
