@@ -79,13 +79,40 @@ def causes_in_jvm(error: BaseException) -> list[tuple[str, str]]:
     return causes
 
 
-def first_cause(error: Exception) -> str:
+def first_cause(error: BaseException) -> str:
     """Return the message of the JVM's first exception: the others only report that something could not be made."""
     causes = causes_in_jvm(error)
     if not causes:
         return first_line(error)
     name, message = causes[-1]
     return (message or name).splitlines()[0]
+
+
+def path_of(spark: SparkSession, url: str) -> str:
+    """Return the path of a file as readers take it: without the escapes of its URL."""
+    return str(_hadoop_path(spark, url).toString())
+
+
+def storage_answers(spark: SparkSession, url: str) -> bool:
+    """Return whether the storage gives a whole file, or says that there is none, or that its checksum is wrong.
+
+    The driver reads the file to its end.
+    """
+    hadoop = jvm(spark).org.apache.hadoop
+    conf = spark.sparkContext._jsc.hadoopConfiguration()
+    path = _hadoop_path(spark, url)
+    nowhere = jvm(spark).java.io.OutputStream.nullOutputStream()
+    try:
+        hadoop.io.IOUtils.copyBytes(path.getFileSystem(conf).open(path), nowhere, conf, True)
+    except Py4JJavaError as error:
+        said = {name.rpartition(".")[2] for name, _ in causes_in_jvm(error)}
+        return bool(said & {"FileNotFoundException", "ChecksumException"})
+    return True
+
+
+def _hadoop_path(spark: SparkSession, url: str) -> Any:
+    classes = jvm(spark)
+    return classes.org.apache.hadoop.fs.Path(classes.java.net.URI(url))
 
 
 class _NotConverted(captured.UnknownException):

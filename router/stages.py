@@ -25,8 +25,8 @@ class Stage(str, Enum):
 
 MEANINGS = {
     Stage.READ: (
-        "the source cannot give it to Spark (a time that no timestamp holds, a damaged batch of Kafka), or it ends the "
-        "process that reads it; it is in bronze without a time"
+        "the source cannot give it to Spark (a time that no timestamp holds, a damaged batch of Kafka, a file that is "
+        "damaged or cut off), or it ends the process that reads it; it is in bronze without a time"
     ),
     Stage.DECODE: "the decoder could not make an event of it (nor of null, see `drop: nulls`), or raised on it",
     Stage.MATCH: "no route matches (unless `unmatched: drop`)",

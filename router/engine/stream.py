@@ -558,7 +558,8 @@ class _StreamRun:
             if not free or self.options.stop.is_set():
                 raise Stopped
             self.batches = self.batches or self._start(raw)
-            records = source.records(raw, self.config, self._memory, batch, self.batches.numbers)
+            files_of = SparkNotes(self.checkpoint).files
+            records = source.records(raw, self.config, self._memory, batch, self.batches.numbers, files_of)
             with self.releasing:
                 report = self.batches.process(records, batch)
             self.pauses.succeeded()

@@ -41,7 +41,20 @@ FIELD_NAMES = (
 KEY_NAMES = (
     *FIELD_NAMES,
     *("", " ", "a b", "\t", "\n", "\0", "a,b", "a;b", "{x}", "a=b", "(", "GAME", "Game", "k ", "\u0131d"),
-    *("x" * 300, "y" * 49_999, "\ud800", "_rescued", "_error", "_unknown", "_offset", "_topic"),
+    *(
+        "x" * 300,
+        "y" * 49_999,
+        "\ud800",
+        "_rescued",
+        "_line",
+        "_path",
+        "_changed",
+        "_block",
+        "_error",
+        "_unknown",
+        "_offset",
+        "_topic",
+    ),
 )
 """Names that the keys of a record may have: any."""
 TEXTS = (

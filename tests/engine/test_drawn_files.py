@@ -14,7 +14,6 @@ import pytest
 from router.config.loader import load
 from router.delta.lake import Lake
 from router.engine.audit.verify import verify_tables
-from router.engine.source.file_rows import BROKEN, FILE_COLUMNS, RESCUED
 from router.engine.stream import run
 from router.registry import load_registry
 from tests.engine.drawing import FIELD_NAMES, GARBAGE, KEY_NAMES, as_object, draw_type, hostile, plain
@@ -33,14 +32,10 @@ SEEDS = [
 ]
 LINES = 20
 LONGEST_NAME = 300
-KNOWN_NAMES_OF_ROUTER = {*FILE_COLUMNS, BROKEN, RESCUED}
-"""A file with a column of one of these names stops the stream (`_rescued`; `_line` in CSV), or loses the column."""
 
 
 def is_drawn(name: str) -> bool:
     """Return whether a file may have a column of this name."""
-    if name in KNOWN_NAMES_OF_ROUTER:
-        return False
     return 0 < len(name) <= LONGEST_NAME and name.isprintable()
 
 

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
@@ -33,7 +34,9 @@ from router.engine.source.lossless_cast import (
     table_name,
     type_of_texts,
 )
-from router.errors import StartError, first_line
+from router.engine.source.unreadable_files import unreadable_files
+from router.errors import StartError
+from router.spark_internals import path_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -48,12 +51,19 @@ log = logging.getLogger("router")
 LEARNT = "rows"
 """The name under which the decoder `rows` finds the columns."""
 RESCUED = "_rescued"
-BROKEN = "_line"
-"""The column, and the key in `_rescued`, of a line that is no row."""
+LINE = "_line"
+"""The key in `_rescued` of a line that is no row."""
+_OWN = uuid4().hex
+"""Is in the names of columns that are not of the files: these may have any name that anybody can know."""
+BROKEN = f"line_{_OWN}"
+"""The column of a line that is no row."""
 KEY = "key"
 """The name in a column's metadata of the key of JSON whose values it has as text."""
-FILE_COLUMNS = {"_path": "file_path", "_changed": "file_modification_time", "_block": "file_block_start"}
+PATH, CHANGED, BLOCK = f"path_{_OWN}", f"changed_{_OWN}", f"block_{_OWN}"
+FILE_COLUMNS = {PATH: "file_path", CHANGED: "file_modification_time", BLOCK: "file_block_start"}
 """Columns about the file of a row, and their names in Spark's `_metadata`."""
+NO_PATTERNS = {"__globPaths__": "false"}
+"""For the files of a batch: their names are no patterns. Spark's own source of files reads them with this option."""
 _FIRST = 20
 """Files from which the columns are learnt before the first batch."""
 _THREADS = 8
@@ -92,22 +102,33 @@ class FileRows:
             return
         try:
             listed = self.spark.read.format("binaryFile").options(**listing_options(self.files)).load(self.files.path)
-            paths = [row["path"] for row in listed.select("path").limit(_FIRST).collect()]
+            urls = [
+                row["url"] for row in listed.select(F.col("_metadata.file_path").alias("url")).limit(_FIRST).collect()
+            ]
         except AnalysisException:  # the folder does not exist yet
             return
-        if paths:
-            self._learn_columns(self._parts(paths))
+        try:
+            self._learn_of(urls)
+        except Exception:
+            reasons = unreadable_files(self.spark, urls, self.parts)
+            if not reasons:
+                raise
+            for url, reason in reasons.items():
+                log.warning("%s: columns are learnt without %s: %s", self.files.path, url, reason)
+            self._learn_of([url for url in urls if url not in reasons])
 
-    def records(self, listed: DataFrame) -> DataFrame:
+    def _learn_of(self, urls: list[str]) -> None:
+        if urls:
+            self._learn_columns(self.parts([path_of(self.spark, url) for url in urls]))
+
+    def records(self, paths: Iterable[str]) -> DataFrame:
         """Return the rows of files as raw records.
 
-        Needs the columns `path` and `modificationTime`; adds `block`, the place in the file where the part begins that
-        a task reads. Learns new columns first. Raises StartError with the file that cannot be read.
+        Adds `block`, the place in the file where the part begins that a task reads. Learns new columns first. Raises
+        what Spark raises for files that cannot be read; see unreadable_files.
         """
-        paths = sorted(row["path"] for row in listed.select("path").collect())
-        parts = []
-        if paths:
-            parts = self._parts(paths)
+        paths = sorted(paths)
+        parts = self.parts(paths) if paths else []
         columns = self._learn_columns(parts)
         if not parts:
             empty = "value binary, topic string, timestamp timestamp, block bigint"
@@ -118,33 +139,19 @@ class FileRows:
 
     # The files of a batch, grouped by their columns
 
-    def _parts(self, paths: list[str]) -> list[DataFrame]:
+    def parts(self, paths: list[str]) -> list[DataFrame]:
         """Return a frame for the files of each set of columns; those of text formats have texts only, or guessed types.
 
         Each also has the columns of FILE_COLUMNS.
         """
-        try:
-            return [_with_file_columns(frame) for frame in getattr(self, f"_{self.files.format}")(paths)]
-        except StartError:
-            raise
-        except Exception as error:
-            raise self._bad_file(paths, error) from error
-
-    def _bad_file(self, paths: list[str], error: Exception) -> StartError:
-        """Return the error that names the first file which cannot be read alone."""
-        for path in paths:
-            try:
-                [frame.schema for frame in getattr(self, f"_{self.files.format}")([path])]
-            except Exception as of_file:
-                what = f"{path} cannot be read as {self.files.format}: {first_line(of_file)}"
-                return StartError(f"{what}. Mend it, or move it out of the folder, and start again")
-        return StartError(f"files cannot be read together: {first_line(error)}")
+        return [_with_file_columns(frame) for frame in getattr(self, f"_{self.files.format}")(paths)]
 
     def _options(self, **options: str) -> dict[str, str]:
         """Return the options of a reader: these, and those of the configuration."""
         # Options that choose files would leave out some of those that the stream has chosen.
         listing = listing_options(self.files)
-        return {**options, **{key: value for key, value in self.files.options.items() if key not in listing}}
+        given = {key: value for key, value in self.files.options.items() if key not in listing}
+        return {**NO_PATTERNS, **options, **given}
 
     def _reader(self, **options: str) -> Any:
         return self.spark.read.format(self.files.format).options(**self._options(**options))
@@ -162,7 +169,7 @@ class FileRows:
             return [self._reader(**options).schema(_texts(columns)).load(paths)]
 
         # The header is the first line that is not empty, in the part of the file that begins at byte 0.
-        lines = self.spark.read.format("text").load(paths).where(F.length(F.trim("value")) > 0)
+        lines = self.spark.read.format("text").options(**NO_PATTERNS).load(paths).where(F.length(F.trim("value")) > 0)
         lines = lines.select("value", F.col("_metadata.file_path").alias("path"), F.col("_metadata.file_block_start"))
         numbered = lines.where("file_block_start = 0").withColumn("number", F.monotonically_increasing_id())
         headers = numbered.groupBy("path").agg(F.min_by("value", "number").alias("line")).collect()
@@ -221,7 +228,7 @@ class FileRows:
         if self.files.options.get("multiLine", "").lower() == "true":
             what = f"{paths[0]}, or another file of its batch, has keys that differ from others by case only: {keys}"
             raise StartError(f"{what}. With `multiLine` these cannot be told apart: rename them, and start again")
-        lines = session.read.format("text").load(paths).where(F.length(F.trim("value")) > 0)
+        lines = session.read.format("text").options(**NO_PATTERNS).load(paths).where(F.length(F.trim("value")) > 0)
         texts = []
         for field in others:
             key = field.metadata[KEY]
@@ -320,6 +327,7 @@ class FileRows:
     def _add_columns(self, columns: dict[str, T.StructField], part: DataFrame) -> None:
         """Add the columns of files to those that are known, by their name in lower case; let types grow."""
         fields = [field for field in part.schema if field.name not in (BROKEN, *FILE_COLUMNS)]
+        fields = [field for field in fields if table_name(field.name).lower() != RESCUED]
         fields = [field for field in fields if KEY not in field.metadata]
         # All columns of CSV are text: guess the types of the new ones from their values.
         if self.files.format == "csv":
@@ -339,6 +347,7 @@ class FileRows:
         values: dict[str, Column] = {}
         rescued: dict[str, Column] = {}
         parsed: dict[str, Column] = {}
+        line: Column | None = None
         # Longer than the name of any column in the files: these may have any name.
         prefix = "_" * max(map(len, part.columns))
         for field in part.schema:
@@ -349,8 +358,11 @@ class FileRows:
                 rescued[field.metadata[KEY]] = column
                 continue
             known_column = known_columns.get(table_name(field.name).lower())
+            if field.name == BROKEN:
+                line = column
+                continue
             # Two columns of a file may have names that differ by case only: the second one is rescued.
-            if field.name == BROKEN or known_column is None or known_column.name in values:
+            if known_column is None or known_column.name in values:
                 rescued[field.name] = as_text(column, field.dataType)
                 continue
             kind = known_column.dataType
@@ -371,6 +383,8 @@ class FileRows:
             values[known_column.name] = F.when(fits, cast)
             if of_texts is not None or not keeps_all(field.dataType, kind):
                 rescued[field.name] = F.when(~fits, as_text(column, field.dataType))
+        if line is not None:  # has what a column of its name has, too
+            rescued[LINE] = F.coalesce(line, rescued[LINE]) if LINE in rescued else line
         if rescued:
             pairs = []
             for name, text in rescued.items():
@@ -384,9 +398,9 @@ class FileRows:
         # Once for all that is asked of a value: Spark would parse it again for each.
         return part.withColumns(parsed).select(
             row.cast("binary").alias("value"),
-            F.col("_path").alias("topic"),
-            F.col("_changed").alias("timestamp"),
-            F.col("_block").alias("block"),
+            F.col(PATH).alias("topic"),
+            F.col(CHANGED).alias("timestamp"),
+            F.col(BLOCK).alias("block"),
         )
 
 

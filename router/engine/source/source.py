@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 from contextlib import contextmanager, suppress
 from datetime import timezone
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import unquote
 
 from pyspark.errors import AnalysisException
@@ -17,15 +18,17 @@ from pyspark.sql.types import DataType, StructType
 from router import spark_internals
 from router.delta.history import log_commits, log_versions
 from router.delta.lake import Lake
-from router.engine.source.file_rows import FileRows, listing_options
+from router.engine.source.file_rows import NO_PATTERNS, FileRows, listing_options
 from router.engine.source.position import BLOCK, CHANGE, FILE, MODIFIED, PLACE_COLUMNS, VERSION
+from router.engine.source.unreadable_files import records_of_unreadable, unreadable_files
 from router.errors import StartError
 from router.moments import parse_moment
-from router.record import RAW_SCHEMA
+from router.record import RAW_SCHEMA, UNREADABLE, UNREADABLE_TYPE
+from router.spark_internals import path_of
 from router.storage.addresses import is_local_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from pyspark.sql import DataFrameReader
     from pyspark.sql.streaming.readwriter import DataStreamReader
@@ -33,7 +36,9 @@ if TYPE_CHECKING:
     from router.api.parts import Memory
     from router.config.models import Config, DeltaSource, FilesSource, FormatSource, KafkaSource
     from router.engine.source.position import RecordNumbers
+    from router.engine.source.unreadable_files import ListedFile
 
+log = logging.getLogger("router")
 Offsets = dict[str, dict[int, int]]
 """topic -> partition -> the next offset to read."""
 CONSUMER = {
@@ -169,25 +174,63 @@ def _kafka_sample(spark: SparkSession, kafka: KafkaSource, rows: int) -> DataFra
     return records_of_kafka
 
 
-def records(frame: DataFrame, config: Config, memory: Memory, batch: int, numbers: RecordNumbers) -> DataFrame:
-    """Return the raw records of a batch of `stream`, with offsets. Raises StartError for a file that cannot be read.
+def records(
+    frame: DataFrame,
+    config: Config,
+    memory: Memory,
+    batch: int,
+    numbers: RecordNumbers,
+    files_of: Callable[[int], list[ListedFile]],
+) -> DataFrame:
+    """Return the raw records of a batch of `stream`, with offsets; one for each file that cannot be read.
 
-    `memory` has the known columns of files; `numbers` are for records without offsets.
+    `memory` has the known columns of files; `numbers` are for records without offsets; `files_of` returns the files of
+    a batch.
     """
     files = config.source.files
-    if files and files.format != "lines":
-        rows = FileRows(frame.sparkSession, files, memory).records(frame)
-        columns = {name: F.col(name) for name in ("value", "topic", "timestamp")}
-        columns["partition"] = F.lit(0)
-        places = {MODIFIED: F.unix_micros("timestamp"), FILE: F.col("topic"), BLOCK: F.col("block")}
-        frame = rows.select(*_raw(columns), *_aliased(places))
-    if FILE not in frame.columns:
-        return frame
-    delta = config.source.delta
-    versions = None
-    if delta and not delta.changes:
-        versions = partial(_commit_versions, config, delta)
-    return numbers.numbered(frame, batch, versions)
+    if files is None:
+        delta = config.source.delta
+        versions = partial(_commit_versions, config, delta) if delta and not delta.changes else None
+        return numbers.numbered(frame, batch, versions) if FILE in frame.columns else frame
+    rows = FileRows(frame.sparkSession, files, memory)
+    try:
+        if files.format != "lines":
+            frame = _records_of_rows(rows, [row["path"] for row in frame.select("path").collect()])
+        return numbers.numbered(frame, batch)
+    except Exception:
+        listed = files_of(batch)
+        read = rows.parts if files.format != "lines" else partial(_parts_of_lines, frame.sparkSession, config, files)
+        reasons = unreadable_files(frame.sparkSession, [file.url for file in listed], read)
+        if not reasons:
+            raise
+    first = next(iter(reasons))
+    if files.after == "delete":  # by Spark, once the next batch has begun
+        todo = "Mend it, or move it out of the folder, and start again"
+        raise StartError(f"{first}: {reasons[first]}. Spark would delete it, by `after: delete`. {todo}")
+    what = "%s, batch %d: %d files become dead letters of the stage read; the first is %s: %s"
+    log.warning(what, config.name, batch, len(reasons), first, reasons[first])
+    paths = [path_of(frame.sparkSession, file.url) for file in listed if file.url not in reasons]
+    if files.format != "lines":
+        frame = _records_of_rows(rows, paths)
+    else:
+        (frame,) = _parts_of_lines(frame.sparkSession, config, files, paths)
+    frame = frame.withColumn(UNREADABLE, F.lit(None).cast(UNREADABLE_TYPE))
+    unreadable = records_of_unreadable(frame.sparkSession, listed, reasons)
+    return numbers.numbered(frame.unionByName(unreadable), batch)
+
+
+def _records_of_rows(rows: FileRows, paths: list[str]) -> DataFrame:
+    """Return the rows of files as raw records."""
+    found = rows.records(paths)
+    columns = {name: F.col(name) for name in ("value", "topic", "timestamp")}
+    columns["partition"] = F.lit(0)
+    places = {MODIFIED: F.unix_micros("timestamp"), FILE: F.col("topic"), BLOCK: F.col("block")}
+    return found.select(*_raw(columns), *_aliased(places))
+
+
+def _parts_of_lines(spark: SparkSession, config: Config, files: FilesSource, paths: list[str]) -> list[DataFrame]:
+    """Return the lines of files, or whole files, as raw records in one frame."""
+    return [_read_lines(spark.read, config, files, paths)]
 
 
 def _commit_versions(config: Config, source: DeltaSource, files: set[str]) -> dict[str, int]:
@@ -381,10 +424,16 @@ def _after(files: FilesSource) -> dict[str, str]:
     return {"cleanSource": "archive", "sourceArchiveDir": files.after.archive}
 
 
-def _read_lines(reader: DataFrameReader | DataStreamReader, config: Config, files: FilesSource) -> DataFrame:
-    """Return raw records of lines or whole files."""
+def _read_lines(
+    reader: DataFrameReader | DataStreamReader, config: Config, files: FilesSource, paths: list[str] | None = None
+) -> DataFrame:
+    """Return raw records of lines or whole files: of the source's, or of some."""
     options = {"wholetext": str(files.whole_files).lower(), **files.options}
-    frame = load_files(reader.format("text").options(**options), files.path)
+    reader = reader.format("text").options(**options)
+    if paths is None:
+        frame = load_files(reader, files.path)
+    else:
+        frame = cast("DataFrameReader", reader).options(**NO_PATTERNS).load(paths)
     if config.decode.skips_blank_lines and not files.whole_files:
         # Before anything numbers the records: the lines that are left follow each other.
         frame = frame.where(~F.trim("value", F.lit(_BLANKS)).isin("", _BYTE_ORDER_MARK))

@@ -1,0 +1,63 @@
+"""Find the files of a batch that cannot be read: each becomes one dead letter of the stage `read`; all others land.
+
+Files are read to their end, without anything being written, by halves until those are known that fail alone. A file is
+to blame only if the storage gives all of its bytes, or says that there is none: else the storage is away. By the class
+of an error that cannot be told, as readers of damaged content raise IOException as well. Runs on the driver.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+
+from router import spark_internals
+from router.api.halving import by_halves
+from router.engine.source.position import BLOCK, FILE, MODIFIED
+from router.record import UNREADABLE, raw_arrow_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class ListedFile(NamedTuple):
+    """A file of a batch: its URL, as in Spark's `_metadata`, and when it was changed, in ms since 1970."""
+
+    url: str
+    changed: int
+
+
+def unreadable_files(
+    spark: SparkSession, urls: list[str], read: Callable[[list[str]], Iterable[DataFrame]]
+) -> dict[str, str]:
+    """Return why some files cannot be read, each alone, by URL. `read` opens files, given by their paths."""
+    paths = [spark_internals.path_of(spark, url) for url in urls]
+
+    def read_all(start: int, stop: int) -> bool:
+        for frame in read(paths[start:stop]):
+            frame.write.format("noop").mode("overwrite").save()
+        return True
+
+    reasons = {}
+    for halved in by_halves(read_all, len(urls)):
+        if halved.error is not None:
+            url = urls[halved.start]
+            if not spark_internals.storage_answers(spark, url):
+                raise halved.error
+            reasons[url] = f"the file cannot be read: {spark_internals.first_cause(halved.error)}"
+    return reasons
+
+
+def records_of_unreadable(spark: SparkSession, files: Iterable[ListedFile], reasons: dict[str, str]) -> DataFrame:
+    """Return a raw record without a value for each file with a reason, which is in the column UNREADABLE."""
+    raw = raw_arrow_schema()
+    hidden = [pa.field("reason", pa.string()), *(raw.field(name) for name in ("key", "value", "headers"))]
+    fields = [*raw, (UNREADABLE, pa.struct(hidden)), (MODIFIED, pa.int64()), (FILE, pa.string()), (BLOCK, pa.int64())]
+    records: list[dict[str, Any]] = []
+    for file in files:
+        if file.url in reasons:
+            record = {"topic": file.url, "partition": 0, UNREADABLE: {"reason": reasons[file.url]}}
+            records.append({**record, MODIFIED: file.changed * 1_000, FILE: file.url, BLOCK: 0})
+    return spark.createDataFrame(pa.Table.from_pylist(records, pa.schema(fields)))

@@ -1,0 +1,163 @@
+"""A file of the source that cannot be read is one dead letter with its path; all other files land."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import fastavro
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+from pyarrow import parquet
+
+import router.cli
+from router import StartError
+from router.config.loader import load
+from router.delta.lake import Lake
+from router.engine.audit.verify import verify_tables
+from router.engine.stream import run
+from router.registry import load_registry
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+YAML = """\
+name: files
+lake: {folder}/lake
+source: {{files: {files}}}
+decode: {decode}
+bronze: bronze.all
+routes:
+  - name: all
+    match: {{sql: "true"}}
+    select: [event.id]
+    sinks: [{{delta: silver.all}}]
+trigger: {{once: true}}
+dead_letters: ops.dead
+"""
+FORMATS = ["csv", "json", "parquet", "avro", "lines"]
+NAMES = {"blank": "b d", "brackets": "b[1]{2}*", "percent": "b%41", "plain": "b"}
+
+
+def content(kind: str, number: int) -> bytes:
+    """Return a file with one row."""
+    if kind == "csv":
+        return gzip.compress(b"id,x\n%d,%s\n" % (number, b"x" * 50_000))
+    if kind in ("json", "lines"):
+        return gzip.compress(b'{"id": %d, "x": "%s"}\n' % (number, b"x" * 50_000))
+    sink = pa.BufferOutputStream()
+    if kind == "parquet":
+        parquet.write_table(pa.table({"id": [number], "x": ["x" * 5_000]}), sink, compression="none")
+    else:
+        fields = [{"name": "id", "type": "long"}]
+        fastavro.writer(sink, {"type": "record", "name": "r", "fields": fields}, [{"id": number}])
+    return bytes(sink.getvalue())
+
+
+def damaged(kind: str, number: int, way: str) -> bytes:
+    """Return a file that cannot be read: not its beginning, or not all of it."""
+    whole = content(kind, number)
+    if way == "cut off":
+        return whole[: len(whole) - 20]
+    if way == "empty":
+        return b""
+    if kind == "parquet":  # its footer is whole
+        return whole.replace(b"x" * 4_000, b"\0" * 3_000 + b"\xff" * 1_000).replace(b"\x15\x00\x15", b"\xff\xff\xff", 1)
+    return b"\x1f\x8b" + whole[2:40] + bytes(range(256)) + whole[296:]
+
+
+class Source:
+    """A folder of files, and what the router makes of it."""
+
+    def __init__(self, spark: SparkSession, folder: Path, kind: str) -> None:
+        self.spark, self.folder, self.kind = spark, folder, kind
+        (folder / "in").mkdir()
+
+    def put(self, name: str, text: bytes) -> str:
+        ending = {"csv": "csv.gz", "json": "json.gz", "lines": "txt.gz"}.get(self.kind, self.kind)
+        unfinished = self.folder / "in" / f".{name}"
+        unfinished.write_bytes(text)
+        unfinished.rename(self.folder / "in" / f"{name}.{ending}")
+        return f"file://{quote(str(self.folder / 'in' / f'{name}.{ending}'), safe='/')}"
+
+    def drain(self, **options: str) -> None:
+        """Run the stream until it has read all files."""
+        registry = load_registry()
+        given = json.dumps({"path": str(self.folder / "in"), "format": self.kind, **options})
+        decode = "{json: {schema: id bigint}}" if self.kind == "lines" else "{rows: {}}"
+        file = self.folder / "files.yaml"
+        file.write_text(YAML.format(folder=self.folder, files=given, decode=decode))
+        loaded = load(file, registry, environ={})
+        run(loaded, registry, self.spark)
+        problems = [problem for audit in verify_tables(loaded.config, contents=True) for problem in audit.problems]
+        assert problems == []
+
+    def rows(self, table: str, *columns: str) -> list[Any]:
+        handle = Lake.at(str(self.folder / "lake")).open(table)
+        found = handle.to_pyarrow_table(columns=[*columns]).to_pylist() if handle else []
+        return sorted((tuple(row.values()) for row in found), key=repr)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_file_that_cannot_be_read_is_one_dead_letter(spark: SparkSession, tmp_path: Path, kind: str) -> None:
+    """Without it one file that is cut off stops all tables, until somebody moves it away at night."""
+    source = Source(spark, tmp_path, kind)
+    source.put("a", content(kind, 1))
+    cut_off = source.put("b", damaged(kind, 2, "cut off"))
+    source.put("c", content(kind, 3))
+    source.drain()
+    assert source.rows("silver.all", "id") == [(1,), (3,)]
+    ((stage, topic, reason),) = source.rows("ops.dead", "stage", "topic", "reason")
+    assert (stage, topic) == ("read", cut_off)
+    assert "cannot be read" in reason
+
+    replayed = CliRunner().invoke(router.cli.commands, ["replay", str(tmp_path / "files.yaml"), "--send"])
+    assert replayed.exit_code == 0, replayed.output
+    assert source.rows("silver.all", "id") == [(1,), (3,)]
+    assert source.rows("ops.dead", "topic") == [(cut_off,)]
+
+    other = source.put("d", damaged(kind, 4, "garbage"))
+    source.drain()
+    source.put("e", content(kind, 2))  # mended, under another name
+    source.drain()
+    assert source.rows("silver.all", "id") == [(1,), (2,), (3,)]
+    assert {topic for (topic,) in source.rows("ops.dead", "topic")} == {cut_off, other}
+    assert len(source.rows("bronze.all", "offset")) == len({*source.rows("bronze.all", "offset")}) == 5
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "lines"])
+def test_a_stream_may_begin_with_files_that_cannot_be_read(spark: SparkSession, tmp_path: Path, kind: str) -> None:
+    """Without it the first start fails, since its columns are learnt from the first files."""
+    source = Source(spark, tmp_path, kind)
+    bad = [source.put(f"{number}", damaged(kind, number, "garbage")) for number in range(3)]
+    source.drain()
+    source.put("z", content(kind, 7))
+    source.drain()
+    assert source.rows("silver.all", "id") == [(7,)]
+    assert [topic for (topic,) in source.rows("ops.dead", "topic")] == bad
+
+
+def test_a_file_that_would_be_deleted_stops_the_run(spark: SparkSession, tmp_path: Path) -> None:
+    """Without it the only copy of a file that nobody could read is deleted."""
+    source = Source(spark, tmp_path, "csv")
+    source.put("b", damaged("csv", 2, "cut off"))
+    with pytest.raises(StartError, match=r"b\.csv\.gz: the file cannot be read: .*by `after: delete`"):
+        source.drain(after="delete")
+    assert (tmp_path / "in/b.csv.gz").exists()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_of_files_are_no_patterns(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    """Without it a file whose name has brackets is not found, or another one is read twice."""
+    source = Source(spark, tmp_path, "csv")
+    source.put("b1", content("csv", 1))
+    source.put(NAMES[name], content("csv", 2))
+    bad = source.put(f"{NAMES[name]}-", damaged("csv", 3, "cut off"))
+    source.drain()
+    assert source.rows("silver.all", "id") == [(1,), (2,)]
+    assert source.rows("ops.dead", "topic") == [(bad,)]
