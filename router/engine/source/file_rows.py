@@ -176,7 +176,7 @@ class FileRows:
         paths_by_header: dict[str, list[str]] = {}
         for row in headers:  # an empty file has none
             header = row["line"].lstrip("\ufeff")
-            paths_by_header.setdefault(header, []).append(row["path"])
+            paths_by_header.setdefault(header, []).append(path_of(self.spark, row["path"]))
 
         separator = self.files.options.get("sep", self.files.options.get("delimiter", ","))
         frames = []
