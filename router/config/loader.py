@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from router.config.models import Config
-from router.config.problems import Document, place_inside, problems_of, sort_problems, widths_of
-from router.config.validation import cross_checks
+from router.config.problems import Document, place_inside, problems_of, sort_problems, widths_of, written_secrets
+from router.config.validation import Finding, cross_checks
 from router.config.variables import substitute
 from router.config.written_sql import check_written_sql
 from router.config.yaml_tree import Scalar, YamlNode, as_lists, parse_yaml, plain_data
@@ -46,7 +46,7 @@ class Loaded:
 
     def problem(self, loc: KeyPath, what: str, hint: str = "") -> Problem:
         """Return a problem at a place of the file, for checks that come later: `("routes", 0, "match")`."""
-        return self.document.problem(loc, what, hint)
+        return self.document.problem(loc, what, hint, code="plan")
 
     def debugged(self) -> Loaded:
         """Return this with a lake and a checkpoint of its own, unless the file already has them."""
@@ -84,8 +84,8 @@ def load(
         problems = [*problems, *unset, *faults]
         if sql:
             findings, doubts = check_written_sql(filled, registry)
-            problems += [document.problem(finding.loc, finding.what, finding.hint) for finding in findings]
-            notes += [document.problem(doubt.loc, doubt.what, doubt.hint) for doubt in doubts]
+            problems += [_problem(document, finding) for finding in findings]
+            notes += [_problem(document, doubt) for doubt in (*doubts, *written_secrets(filled, registry.entries))]
     if problems or written is None or config is None:
         raise ConfigError(sort_problems(_moved_inside(problem, widths) for problem in problems))
     if config.debug:
@@ -131,8 +131,12 @@ def _validate(document: Document, registry: Registry) -> tuple[Config | None, li
         as_text = more_as_text
         document = replace(document, root=root)
     for finding in cross_checks(document.root, registry):
-        problems.append(document.problem(finding.loc, finding.what, finding.hint, at_key=finding.at_key))
+        problems.append(_problem(document, finding))
     return config, problems
+
+
+def _problem(document: Document, finding: Finding) -> Problem:
+    return document.problem(finding.loc, finding.what, finding.hint, code=finding.code, at_key=finding.at_key)
 
 
 def _wanted_as_text(error: ValidationError, document: Document) -> frozenset[int]:
@@ -165,4 +169,4 @@ def _fingerprint(root: YamlNode) -> str:
 
 def _moved_inside(problem: Problem, widths: tuple[int, ...]) -> Problem:
     line, column = place_inside(widths, problem.line, problem.column)
-    return Problem(problem.file, line, column, problem.path, problem.what, problem.hint)
+    return replace(problem, line=line, column=column)
