@@ -554,7 +554,7 @@ def test_a_field_of_every_event_orders_rows_without_its_prefix(make_query: Any, 
     [
         ({"newest_by": "att"}, "`newest_by`: .*`att`.*of the route: who, rank, .*of the event: event.game, event.ga"),
         ({"delete_when": "gonne"}, "`delete_when`: .*`gonne`.*of the route: who"),
-        ({"newest_by": "hash(rank)"}, "`newest_by`.*needs hash.*`select`"),
+        ({"newest_by": "hash(rank)"}, "`newest_by`.*`select` makes, and needs the function hash"),
         ({"keys": ["event.at", "event.gone"]}, "`keys` names gone, .*who, rank, timestamp, level"),
     ],
     ids=["newest_by", "delete_when", "only Spark", "keys"],
