@@ -111,3 +111,14 @@ def test_an_extra_that_is_missing_is_one_sentence(installed: Installed) -> None:
     assert checked.returncode == 1
     (said,) = (checked.stdout + checked.stderr).splitlines()
     assert "pip install 'spark-event-router[protobuf]'" in said
+
+
+def test_the_pages_are_in_the_wheel(installed: Installed) -> None:
+    """Without it messages and README send a user to files of a repository that is not there."""
+    page = installed.router("help", "install")
+    assert page.stdout == (CHECKOUT / "docs" / "how-to" / "install.md").read_text() + "\n"
+    readme = installed.run(
+        "-c", "from importlib.metadata import metadata as m; print(m('spark-event-router').get_payload())"
+    )
+    assert "`router help install`" in readme.stdout
+    assert re.findall(r"\]\((?!https?://)[^)]*\)", readme.stdout) == []

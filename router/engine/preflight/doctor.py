@@ -269,7 +269,7 @@ def diagnose_file_systems(config: Config) -> Iterator[Diagnosis]:
         if adds_jars:
             yield Diagnosis("file system", "ok", f"{needed_for}; `spark:` adds jars, which were not looked at")
         else:
-            todo = "on a cluster that has it, nothing; elsewhere: docs/how-to/object-storage.md, Spark's own part"
+            todo = "on a cluster that has it, nothing; elsewhere: `router help object-storage`, Spark's own part"
             yield Diagnosis("file system", "warn", f"{needed_for}, and `spark:` names no jars", todo)
 
 

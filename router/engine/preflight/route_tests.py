@@ -195,7 +195,7 @@ def load_tests(path: Path) -> RouteTests:
         for fault in faults:
             # A list that is short because an entry of it is wrong is no second mistake.
             if not any(_is_inside(other, fault) for other in faults):
-                problems.append(document.problem(fault["loc"], fault["msg"], "see docs/reference/route-tests.md"))
+                problems.append(document.problem(fault["loc"], fault["msg"], "see `router help route-tests`"))
         raise ConfigError(sort_problems(problems)) from None
 
 
