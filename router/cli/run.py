@@ -80,8 +80,7 @@ def run(
 
     errors = json_errors(click.get_current_context()) if json_logs else nullcontext()
     with errors:
-        registry = load_registry(plugin_files)
-        loaded = load(file, registry)
+        loaded = load(file, load_registry(plugin_files))
         if commit:
             loaded = loaded.changed(commit=commit)
         if ui is not None:
@@ -115,7 +114,7 @@ def run(
                 stop=stop,
                 status=board,
             )
-            run_stream(loaded, registry, spark, options)
+            run_stream(loaded, loaded.registry, spark, options)
             ended.set()
         if (options.trigger or config.trigger).once and not stop.is_set():
             _refuse_waiting_rows(config)

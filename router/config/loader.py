@@ -15,8 +15,8 @@ from router.config.problems import Document, place_inside, problems_of, sort_pro
 from router.config.validation import Finding, cross_checks
 from router.config.variables import substitute
 from router.config.written_sql import check_written_sql
-from router.config.yaml_tree import Scalar, YamlNode, as_lists, parse_yaml, plain_data
-from router.errors import ConfigError, Problem
+from router.config.yaml_tree import Items, Scalar, YamlNode, as_lists, parse_yaml, plain_data
+from router.errors import ConfigError, PluginError, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -35,12 +35,14 @@ class Loaded:
     """A configuration that can start.
 
     `fingerprint` names the configuration as it is written, without comments and layout and before variables are
-    replaced: it changes with the file's meaning and never with a secret. `notes` are not mistakes.
+    replaced: it changes with the file's meaning and never with a secret. `registry` also has the parts of its
+    `plugins`. `notes` are not mistakes.
     """
 
     config: Config
     path: Path
     fingerprint: str
+    registry: Registry = field(repr=False, compare=False)
     document: Document = field(repr=False, compare=False)
     notes: tuple[Problem, ...] = ()
 
@@ -80,6 +82,7 @@ def load(
     if written is not None:
         document = Document(file, written, widths)
         filled, unset = substitute(written, environ, path.parent, file)
+        registry = _with_plugins(registry, Document(file, filled, widths), path.parent)
         config, faults = _validate(Document(file, filled, widths), registry)
         problems = [*problems, *unset, *faults]
         if sql:
@@ -90,7 +93,7 @@ def load(
         raise ConfigError(sort_problems(_moved_inside(problem, widths) for problem in problems))
     if config.debug:
         config = config.debugged()
-    return Loaded(config, path, _fingerprint(written), document, sort_problems(notes))
+    return Loaded(config, path, _fingerprint(written), registry, document, sort_problems(notes))
 
 
 def _read(path: Path) -> str:
@@ -103,6 +106,32 @@ def _read(path: Path) -> str:
     except UnicodeDecodeError as error:
         problem = Problem(str(path), 1, 1, "", f"is not UTF-8 text (byte {error.start + 1})", "save the file as UTF-8")
     raise ConfigError((problem,))
+
+
+def _with_plugins(registry: Registry, document: Document, folder: Path) -> Registry:
+    """Return a registry with the plugins that a configuration names; raise ConfigError for those that cannot be loaded.
+
+    Without one of them nearly all else would be a mistake, so these are the only ones then.
+    """
+    names = document.locate(("plugins",)).node
+    if not isinstance(names, Items):
+        return registry
+    problems = []
+    seen = set()
+    for number, name in enumerate(names.items):
+        if not isinstance(name, Scalar) or name.broken:
+            continue
+        try:
+            path = os.path.normpath(name.text)
+            if path in seen:
+                raise PluginError(name.text, "is listed twice")
+            seen.add(path)
+            registry = registry.with_plugin(name.text, folder)
+        except PluginError as error:
+            problems.append(document.problem(("plugins", number), str(error)))
+    if problems:
+        raise ConfigError(sort_problems(problems))
+    return registry
 
 
 def _validate(document: Document, registry: Registry) -> tuple[Config | None, list[Problem]]:

@@ -751,6 +751,9 @@ class Config(Model):
     """One router: a source, a decoder, routes and where everything goes."""
 
     name: HyphenedName
+    plugins: tuple[str, ...] = Field(
+        default=(), description="files with parts, relative to this file, or modules; `--plugin` adds to them"
+    )
     lake: StorageAddress = Field(description="folder or URI; the table layer.table lives at lake/layer/table")
     storage_options: dict[str, SecretStr] = Field(default_factory=dict)
     checkpoint: StorageAddress | None = Field(default=None, description="default: LAKE/_router/NAME")

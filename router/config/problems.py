@@ -381,7 +381,7 @@ def known_keys(entries: Entries, loc: KeyPath) -> set[str]:
 
 def _similar_keys(entries: Entries, loc: KeyPath) -> str:
     """Return the keys that someone may have meant by an unknown one, and where all are listed."""
-    listed_in = "docs/reference/configuration.md"
+    listed_in = "`router help configuration`"
     for length in range(len(loc) - 1, 0, -1):
         # A class with a `kind` of its own stands for all parts of that kind; the others are parts with a name.
         if any(issubclass(model, Part) and "kind" not in vars(model) for model in _models_at(entries, loc[:length])):

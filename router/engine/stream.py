@@ -85,7 +85,7 @@ _LOOK_SECONDS = 5
 """Seconds between two looks for approvals while no batch is running."""
 EXECUTOR_SECONDS = 30
 KEPT_REPORTS = 1_000
-OWN_LOG = "put it back from a copy, or see docs/evidence/storage-faults.md"
+OWN_LOG = "put it back from a copy, or see `router help storage-faults`"
 """What a person can do about the log of a table for which the stream waits."""
 
 

@@ -196,7 +196,7 @@ def load_tests(path: Path) -> RouteTests:
         faults = error.errors(include_url=False)
         # A list that is short because an entry of it is wrong is no second mistake.
         faults = [fault for fault in faults if not any(_is_inside(other, fault) for other in faults)]
-        problems = [*problems_in_words(faults, document, "see docs/reference/route-tests.md")]
+        problems = [*problems_in_words(faults, document, "see `router help route-tests`")]
         raise ConfigError(sort_problems(problems)) from None
 
 
