@@ -96,6 +96,7 @@ def run(
         config = loaded.config
         stop = threading.Event()
         board = StatusBoard(config.name)
+        board.starts("the start of Spark")
         with (
             stopped_by_signals(stop, lambda: board.snapshot().progress) as ended,
             Watcher(config.name, json_lines=json_logs) as watcher,

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 TIME_FIELDS = ("since", "batch_ended", "progress", "lag_read", "newest_record", "quarantined_since", "outbox_since")
 PART_TIMES = {"views": ("refreshed", "checked", "failed_since"), "expectations": ("last",)}
 """Times in each of the parts of a list."""
+LONG_STEP_SECONDS = 60.0
+"""Seconds after which the headline says since when a step is under way."""
 EXIT_CODES = {"look": 1, "act": 2}
 """Exit codes by the severity of the worst finding."""
 
@@ -84,7 +86,7 @@ def status(
         show_json(_document(summary, code))
     else:
         click.echo(headline(summary, now))
-        show_sentences([*reasons(summary["findings"]), *sentences(summary, now)])
+        show_sentences([*reasons(summary["findings"], summary["verdict"]), *sentences(summary, now)])
     raise SystemExit(code)
 
 
@@ -98,11 +100,13 @@ def findings_of(summary: StreamSummary, max_age: timedelta | None, file: str, no
     return [*map(asdict, late), *summary["findings"]]
 
 
-def reasons(findings: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Return a line for each finding, with its command."""
+def reasons(findings: list[dict[str, Any]], verdict: str) -> list[tuple[str, str]]:
+    """Return a line for each finding, with its command; without one whether all is well."""
     from router.engine.status.findings import line_of
 
-    lines = [line_of(finding["text"], finding["command"]) for finding in findings] or ["all is well"]
+    lines = [line_of(finding["text"], finding["command"]) for finding in findings]
+    if not lines:
+        lines = ["all is well" if verdict == "well" else "not known yet: no batch has ended"]
     return [("why", printable(line)) for line in lines]
 
 
@@ -126,6 +130,9 @@ def _as_datetime(moment: float | None) -> datetime | None:
         return None
 
 
+NOT_KNOWN = "not known yet"
+
+
 def headline(summary: StreamSummary, now: float) -> str:
     """Return the name of a stream and what it does."""
     state = summary["state"]
@@ -133,6 +140,9 @@ def headline(summary: StreamSummary, now: float) -> str:
         state = f"{state} for {_age(summary['since'], now)}"
     if summary["step"]:
         state = f"{state}, {summary['step']}"
+        # Of a step that ends soon this would change with each look.
+        if summary["progress"] is not None and now - summary["progress"] >= LONG_STEP_SECONDS:
+            state = f"{state} since {datetime.fromtimestamp(summary['progress'], timezone.utc):%H:%M:%S} UTC"
     return printable(f"{summary['name']}: {state}")
 
 
@@ -163,7 +173,7 @@ def _witness(summary: StreamSummary) -> str:
 
 
 def _age(moment: float, now: float) -> str:
-    from router.engine.status.summary import age
+    from router.engine.status.findings import age
 
     return age(moment, now)
 
@@ -199,6 +209,8 @@ def _dead_letters(summary: StreamSummary) -> str:
     if summary["source"] == "stream":
         since = "since the start"
     if not summary["dead_letters"]:
+        if summary["verdict"] == "unknown":
+            return NOT_KNOWN
         return f"none {since}"
     by_cause = ", ".join(f"{count:,} {cause}" for cause, count in sorted(summary["dead_letters"].items()))
     # The table of dead letters has a row for each sink that refused a record: the counts are those of its rows.
@@ -209,7 +221,7 @@ def _quarantine(summary: StreamSummary, now: float) -> str:
     from router.engine.status.findings import join_names
 
     if not summary["quarantined"]:
-        return "no rows"
+        return NOT_KNOWN if summary["verdict"] == "unknown" else "no rows"
     tables = [f"{table} ({rows:,} rows)" for table, rows in sorted(summary["quarantined"].items())]
     since = ""
     if summary["quarantined_since"] is not None:
@@ -235,7 +247,7 @@ def _outboxes(summary: StreamSummary, now: float) -> str:
     from router.engine.status.findings import join_names
 
     if not summary["outboxes"]:
-        return "no rows"
+        return NOT_KNOWN if summary["verdict"] == "unknown" else "no rows"
     sinks = [f"{sink} ({rows:,} rows)" for sink, rows in sorted(summary["outboxes"].items())]
     since = ""
     if summary["outbox_since"] is not None:

@@ -154,7 +154,7 @@ class WatchedStream:
         subjects = sentences(self.summary, now)
         if self._read is not None:
             subjects = subjects[:SUBJECTS_OF_LIST]
-        return headline(self.summary, now), [*reasons(self.findings(now)), *subjects]
+        return headline(self.summary, now), [*reasons(self.findings(now), self.summary["verdict"]), *subjects]
 
 
 def _facts(summary: StreamSummary) -> tuple[Any, ...]:

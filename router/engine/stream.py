@@ -166,9 +166,11 @@ def _run(
     reach(spark, checkpoint, needed_for=("its checkpoint",))
     trouble = RepeatedTrouble()
     retry = retrying(config, spark, options.stop, status, trouble=trouble)
+    status.starts("the lock and the check of lake and checkpoint")
     with alone(checkpoint, config.name, options.stop.set):
         retry.copy()(refuse_foreign_group, config)
         since = retry.copy()(_checked, loaded, spark, (tables, checkpoint), options.accept)
+        status.starts("the decoder and its schemas")
         if options.wait_for_topic:
             try:
                 retry.copy()(wait_for_topics, spark, config)
@@ -369,6 +371,7 @@ class _StreamRun:
 
     def _query(self, begin: source.Offsets | None) -> None:
         self.error, self.batches = None, None  # a query that starts again has a session of its own
+        self.status.starts("the sinks and the lookups")
         if not self.open:  # within the retries: they wait for a source that is unavailable
             self.config = opened(self.config, self.spark, self.folder, self._memory, trial=self.config.debug)
             self.open = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,6 +108,41 @@ def test_a_running_stream_is_asked(run: Run, board: StatusBoard) -> None:
     assert "all is well" in done.output
     assert "1,204 records" in done.output
     assert re.search(r"7, \d+ s ago, 1,200 records", done.output)
+
+
+def test_before_the_first_batch_nothing_is_known(run: Run, board: StatusBoard) -> None:
+    """Without it an operator who has just started a stream believes that it works, and goes home."""
+    done = run()
+    assert done.exit_code == 0
+    assert "not known yet" in done.output
+    assert "all is well" not in done.output
+    assert "none since the start" not in done.output
+    assert "no rows" not in done.output
+    assert json.loads(run("--json").output)["verdict"] == "unknown"
+
+
+def test_a_start_that_takes_minutes_says_at_what_and_since_when(
+    run: Run, board: StatusBoard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it `starting` for ten minutes may be jars that are fetched, or a registry that does not answer."""
+    board._snapshot = replace(board._snapshot, state="starting")
+    board.starts("the decoder")
+    lines = run().output.splitlines()
+    assert lines[0].startswith("games: starting for ")
+    assert lines[0].endswith(" s, the decoder")
+    now = time.time()
+    monkeypatch.setattr("router.cli.status.time.time", lambda: now + 130)
+    lines = run().output.splitlines()
+    assert re.fullmatch(r"games: starting for 2 min, the decoder since \d\d:\d\d:\d\d UTC", lines[0])
+    assert re.match(r"starting since .* UTC: the decoder", board.snapshot().words)
+
+    board.enter("waiting", "no registry answers")
+    board.starts("the decoder")
+    assert board.snapshot().state == "waiting", "this try may fail as well"
+    board.starts("the sinks")
+    assert (board.snapshot().state, board.snapshot().cause) == ("starting", "")
+    board.enter("running")
+    assert (board.snapshot().state, board.snapshot().step) == ("running", "")
 
 
 def test_what_somebody_should_look_at_is_the_exit_code_1(run: Run, board: StatusBoard) -> None:

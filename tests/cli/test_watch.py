@@ -355,7 +355,8 @@ def test_a_line_for_each_change_and_none_for_a_time() -> None:
     known: dict[tuple[Any, ...], str] = {}
     first = [line.partition("Z ")[2] for line in changed_lines(stream, known)]
     assert first == [
-        "games: running  why all is well  seen by the stream, at 127.0.0.1:4480  last batch none yet",
+        "games: running  why not known yet: no batch has ended  seen by the stream, at 127.0.0.1:4480  "
+        "last batch none yet",
         "table silver.poker  state ok  rows 1  committer delta-rs",
         "table silver.uno  state ok  rows 1  committer delta-rs",
     ]
@@ -390,7 +391,7 @@ def test_a_stream_that_makes_no_step_is_a_change() -> None:
     known: dict[tuple[Any, ...], str] = {}
     snapshots = [running(progress=time.time() - 60 * minutes) for minutes in (0, 60, 180)]
     look(stream, snapshots[0])
-    assert "why all is well" in next(changed_lines(stream, known))
+    assert "why not known yet" in next(changed_lines(stream, known))
     look(stream, snapshots[1])
     assert "why No step for 60 min" in next(changed_lines(stream, known))
     look(stream, snapshots[2])
@@ -459,7 +460,7 @@ def test_a_stream_that_ends_leaves_its_lake(tmp_path: Path, monkeypatch: pytest.
         file.write_text(TEXT.replace("127.0.0.1:1", "{}:{}".format(*server.address)))
         stream = WatchedStream(load(file, load_registry(), environ={}).config, "games.yaml")
         stream.look()
-        assert texts(stream)[:2] == ["games: running", "why            all is well"]
+        assert texts(stream)[:2] == ["games: running", "why            not known yet: no batch has ended"]
     stream.look()
     assert texts(stream)[0] == "games: running"
     assert "no answer; this is how it was at" in texts(stream)[1]

@@ -6,8 +6,16 @@ from typing import Any
 
 import pytest
 
-from router.engine.status.findings import findings, overdue
-from router.engine.status.snapshot import QuarantineStatus, SinkStatus, StreamSnapshot, TableStatus, ViewStatus
+from router.engine.status.findings import findings, overdue, verdict
+from router.engine.status.snapshot import (
+    BatchStatus,
+    PartitionStatus,
+    QuarantineStatus,
+    SinkStatus,
+    StreamSnapshot,
+    TableStatus,
+    ViewStatus,
+)
 
 NOW = 10_000.0
 
@@ -46,6 +54,59 @@ def test_a_stream_that_is_well_has_none(state: str) -> None:
 def test_what_is_wrong_has_the_next_step(state: str, fields: dict[str, Any], expected: tuple[str, str]) -> None:
     """Without it an operator knows that something is wrong, and not what to type."""
     assert found(state, **fields) == [expected]
+
+
+BATCH = BatchStatus(1, NOW, 1, 1, 0, 0, 0, tables=1, files=1, seconds={})
+
+
+@pytest.mark.parametrize(
+    ("state", "fields", "expected"),
+    [
+        ("starting", {"batches": (BATCH,)}, "unknown"),
+        ("running", {}, "unknown"),
+        ("ended", {}, "unknown"),
+        ("running", {"partitions": (PartitionStatus("t", 0, 5, 9, NOW),)}, "unknown"),
+        ("running", {"partitions": (PartitionStatus("t", 0, 9, 9, NOW),)}, "well"),
+        ("running", {"batches": (BATCH,)}, "well"),
+        ("ended", {"batches": (BATCH,)}, "well"),
+        ("starting", {"held_topics": ("uno",)}, "look"),
+        ("down", {}, "act"),
+    ],
+)
+def test_all_is_well_only_if_that_is_known(state: Any, fields: dict[str, Any], expected: str) -> None:
+    """Without it a stream that has not read a record yet says that all is well."""
+    snapshot = StreamSnapshot("games", "1.0", state, since=NOW, started=NOW, progress=NOW, **fields)
+    assert verdict(snapshot, findings(snapshot, "games.yaml", 600.0, NOW)) == expected
+
+
+ANSWERS = {"ok": 5, "failed": 0}
+
+
+@pytest.mark.parametrize(
+    ("sink", "fields", "seconds"),
+    [
+        ({"backlog": 9, "oldest": NOW - 500, "called": NOW - 90}, {}, 90),
+        ({"backlog": 9, "oldest": NOW - 80}, {}, 80),
+        ({"called": NOW - 900}, {"batch": 3, "step": "apply r/api", "progress": NOW - 70}, 70),
+        ({"backlog": 9, "oldest": NOW - 50, "called": NOW - 900}, {}, None),
+        ({"backlog": 9, "oldest": NOW - 500, "called": NOW - 59}, {}, None),
+        ({"backlog": 9, "oldest": NOW - 500, "called": NOW - 90, "limit_used": 1.0}, {}, None),
+        ({"backlog": 9, "oldest": NOW - 500, "called": NOW - 90, "answers": {}}, {}, None),
+        ({"called": NOW - 900}, {"batch": 3, "step": "apply r/other", "progress": NOW - 70}, None),
+        ({"called": NOW - 900}, {}, None),
+    ],
+    ids=["silent", "never", "in a batch", "rows are new", "called", "limit", "no calls", "another sink", "no rows"],
+)
+def test_a_sink_that_calls_nobody_while_rows_wait_is_named(
+    sink: dict[str, Any], fields: dict[str, Any], seconds: int | None
+) -> None:
+    """Without it a sink that hangs is seen when a partner asks for its rows."""
+    status = SinkStatus("r", "api", **{"answers": ANSWERS, **sink})
+    snapshot = StreamSnapshot(
+        "games", "1.0", "running", since=NOW, started=0.0, **{"progress": NOW, "sinks": (status,), **fields}
+    )
+    named = [finding.text for finding in findings(snapshot, "games.yaml", 600.0, NOW)]
+    assert [f"No call of r/api has ended for {seconds} s" in text for text in named] == [True] * bool(seconds)
 
 
 def test_a_lake_does_not_say_when_a_stream_made_a_step() -> None:

@@ -145,7 +145,23 @@ class StatusBoard(logging.Handler):
             now = time.time()
             same = before.state == state and before.cause == cause
             since = before.since if same else now
-            self._snapshot = replace(before, state=state, cause=printable(cause), since=since, progress=now)
+            # The step of a start is over; that of a batch ends with the batch.
+            step = "" if before.batch is None and state != "waiting" else before.step
+            self._snapshot = replace(before, state=state, cause=printable(cause), since=since, step=step, progress=now)
+
+    def starts(self, step: str) -> None:
+        """Note the step of a start that has begun: `the decoder`, `the sinks`."""
+        with self._guard:
+            before = self._snapshot
+            now = time.time()
+            # A step that is tried again may fail again: until the next one the stream waits.
+            if before.state == "waiting" and (before.batch is not None or before.step == step):
+                self._snapshot = replace(before, batch=None, step=step, progress=now)
+                return
+            since = before.since if before.state == "starting" else now
+            self._snapshot = replace(
+                before, state="starting", since=since, cause="", batch=None, step=step, progress=now
+            )
 
     def alive(self) -> None:
         """Note that the stream's thread is at work, though no batch is."""
@@ -267,8 +283,13 @@ class StatusBoard(logging.Handler):
     def api_is(self, key: str, state: ApiState) -> None:
         """Note how the API of a sink (ROUTE/SINK) is."""
         with self._guard:
+            before = self._sink(key)
+            called = before.called
+            if sum(state.answers.values()) > sum(before.answers.values()):
+                called = time.time()
             self._sinks[key] = replace(
-                self._sink(key),
+                before,
+                called=called,
                 circuit_open=state.circuit_open,
                 limit_used=state.limit_used,
                 answers=dict(state.answers),

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from router.engine.checkpoint_store import held_topics
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from router.engine.status.snapshot import QuarantineStatus, StreamSnapshot
+    from router.engine.status.snapshot import QuarantineStatus, SinkStatus, StreamSnapshot
 
 CAUSE_SHOWN = 160
 """Characters of a cause that a sentence shows."""
+SILENT_SECONDS = 60.0
+"""Seconds without the end of a call, though rows wait, after which a sink is named."""
+LIMIT_IS_USED = 0.9
+"""The share of a rate limit from which on a sink that makes no call waits for it."""
 NAMES_SHOWN = 3
 """Tables and sinks that a sentence names."""
+Severity = Literal["act", "look"]
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
+"""The worst first."""
 Kind = Literal[
     "failed",
     "down",
@@ -32,6 +39,10 @@ Kind = Literal[
 ]
 
 
+Verdict = Literal["act", "look", "unknown", "well"]
+"""How a stream is: the severity of its worst finding; without one all is well, or that is not known yet."""
+
+
 @dataclass(frozen=True)
 class StreamFinding:
     """Something that is wrong. `act`: the stream does not do its work; `look`: it does, and a person should look.
@@ -40,7 +51,7 @@ class StreamFinding:
     view/NAME, sink/ROUTE/NAME. `kind` is for programs: the state, or what the finding is about.
     """
 
-    severity: Literal["act", "look"]
+    severity: Severity
     kind: Kind
     text: str
     command: str = ""
@@ -85,6 +96,11 @@ def findings(snapshot: StreamSnapshot, file: str, stuck_after: float, now: float
         found.append(StreamFinding("look", "view", text, f"router views {file}", places))
     for sink in snapshot.sinks:
         if not sink.trouble:
+            silent_since = _silent_since(sink, snapshot)
+            if silent_since is not None and now - silent_since >= SILENT_SECONDS:
+                waiting = f"{sink.backlog:,} rows wait" if sink.backlog else "its rows of the batch wait"
+                text = f"No call of {sink.key} has ended for {age(silent_since, now)}, though {waiting}."
+                found.append(StreamFinding("look", "sink", text, places=(f"sink/{sink.key}",)))
             continue
         backlog = f"{sink.backlog:,} rows wait, and are"
         text = f"{sink.key} cannot send: {backlog} tried again. Why: {_shortened(sink.waits)}"
@@ -94,6 +110,39 @@ def findings(snapshot: StreamSnapshot, file: str, stuck_after: float, now: float
     for subject, cause in snapshot.unread.items():
         found.append(StreamFinding("look", "unread", f"{subject} cannot be read: {cause}", f"router doctor {file}"))
     return tuple(found)
+
+
+def verdict(snapshot: StreamSnapshot, wrong: Sequence[StreamFinding]) -> Verdict:
+    """Return how a stream is. That all is well is known once a batch has ended, or if no record waits."""
+    for severity in SEVERITIES:
+        if any(finding.severity == severity for finding in wrong):
+            return severity
+    is_known = bool(snapshot.batches) or (snapshot.state == "running" and snapshot.lag == 0)
+    if snapshot.state == "starting" or not is_known:
+        return "unknown"
+    return "well"
+
+
+def age(moment: float, now: float) -> str:
+    """Return how long ago a moment was, in one unit."""
+    seconds = max(0.0, now - moment)
+    for unit, length in (("days", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _silent_since(sink: SinkStatus, snapshot: StreamSnapshot) -> float | None:
+    """Return since when a sink that counts its calls has ended none though rows wait; None if none wait."""
+    # A limit of one call in five minutes makes none for as long.
+    if not sink.answers or (sink.limit_used or 0.0) >= LIMIT_IS_USED:
+        return None
+    since = [sink.called or snapshot.started]
+    if snapshot.step == f"apply {sink.key}":
+        since.append(snapshot.progress)
+    elif not sink.backlog:
+        return None
+    return max(*since, sink.oldest or 0.0)
 
 
 def line_of(text: str, command: str) -> str:

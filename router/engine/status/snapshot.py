@@ -66,8 +66,9 @@ class SinkStatus:
 
     `oldest` is when the first of the backlog came into the outbox, in seconds since 1970; None if nothing waits.
     `waits` is why the last batch of a detached sink failed and is tried again; empty if it did not fail.
-    `circuit_open`, `limit_used` and `answers` are about the sink's API and all sinks that share its limit: see
-    `ApiState`; None or empty if they are not known. `last_answers` are those of the last minute.
+    `called` is when a call last ended. `circuit_open`, `limit_used` and `answers` are about the sink's API and all
+    sinks that share its limit: see `ApiState`; None or empty if they are not known. `last_answers` are those of the
+    last minute.
     """
 
     route: str
@@ -79,6 +80,7 @@ class SinkStatus:
     backlog: int = 0
     oldest: float | None = None
     waits: str = ""
+    called: float | None = None
     circuit_open: bool | None = None
     limit_used: float | None = None
     answers: dict[str, int] = field(default_factory=dict)
@@ -283,7 +285,9 @@ class StreamSnapshot:
 
     @property
     def place(self) -> str:
-        """Return where the stream's thread is: in a step of a batch, or between two."""
+        """Return where the stream's thread is: in a step of a batch, in a step of the start, or between two."""
+        if self.batch is None and self.step:
+            return self.step
         return f"batch {self.batch}, {self.step}" if self.step else "between two batches"
 
     @property
@@ -292,7 +296,8 @@ class StreamSnapshot:
         if self.state == "running":
             lag = self.lag
             return "running" if lag is None else f"running, {lag:,} records behind"
-        if self.cause:
+        cause = self.step if self.state == "starting" else self.cause
+        if cause:
             since = datetime.fromtimestamp(self.since, timezone.utc)
-            return f"{self.state} since {since:%H:%M:%S} UTC: {self.cause}"
+            return f"{self.state} since {since:%H:%M:%S} UTC: {cause}"
         return self.state

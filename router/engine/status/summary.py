@@ -37,15 +37,6 @@ a sink's batch failed and is tried again. All else is as a `StreamSnapshot` has 
 """
 
 
-def age(moment: float, now: float) -> str:
-    """Return how long ago a moment was, in one unit."""
-    seconds = max(0.0, now - moment)
-    for unit, length in (("days", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"
-
-
 def stream_summary(config: Config, file: str) -> StreamSummary:
     """Return how the stream of a configuration is at a glance: by what it answers, or by what its lake says.
 
@@ -131,7 +122,7 @@ def _summary(status: Mapping[str, Any]) -> StreamSummary:
         "cause": status["cause"],
         # What a lake does not say is 0 there.
         "since": status["since"] or None,
-        "step": f"batch {status['batch']}, {status['step']}" if status["step"] else "",
+        "step": status.get("place", "") if status["step"] else "",
         "batch": last.get("batch"),
         "batch_ended": last.get("ended"),
         "batch_records": last.get("read"),
@@ -154,6 +145,7 @@ def _summary(status: Mapping[str, Any]) -> StreamSummary:
         "held_topics": status["held_topics"],
         "unread": [f"{subject}: {cause}" for subject, cause in status["unread"].items()],
         "findings": status.get("findings", []),
+        "verdict": status.get("verdict", "unknown"),
     }
 
 
