@@ -15,10 +15,12 @@ import pytest
 from click.testing import CliRunner, Result
 from confluent_kafka import Producer
 from deltalake import write_deltalake
+from pydantic import SecretStr
 
 from router.api.parts import BatchReport
 from router.api.sinks import ApiState, Applied
 from router.cli import commands
+from router.cli.run import served
 from router.config.loader import load
 from router.config.models import Metrics, Ui
 from router.delta.lake import Lake
@@ -189,6 +191,36 @@ def test_commands_can_be_pasted(run: Run, board: StatusBoard) -> None:
     assert "router rebuild games.yaml silver.uno`" in shown
     assert "router quarantine release games.yaml`" in shown
     assert "see `router tables games.yaml`" in shown
+
+
+def test_a_stream_with_an_address_of_its_command_line_is_found(run: Run, tmp_path: Path) -> None:
+    """Without it a stream with `run --ui HOST:PORT` looks to all commands as if it had no page."""
+    file = tmp_path / "games.yaml"
+    file.write_text(TEXT.replace('ui: {address: "127.0.0.1:1"}\n', ""))
+    config = load(file, load_registry(), environ={}).config
+    board = StatusBoard("games")
+    board.starts("the start of Spark")
+    shown = config.model_copy(update={"ui": Ui(address="127.0.0.1:0", token=SecretStr("of a night"))})
+    with served(shown, board, file):
+        # A start that the lock refuses does not hide the run that is at work.
+        with served(shown, StatusBoard("games"), file):
+            pass
+        file.write_text(TEXT.replace('{address: "127.0.0.1:1"}', "{token: of a night}"))
+        assert run().output.splitlines()[0].endswith(", the start of Spark")
+        document = json.loads(run("--json").output)
+        assert (document["source"], document["state"]) == ("stream", "starting")
+        assert "runs, and shows itself at" in run("--page").output
+    assert json.loads(run("--json").output)["source"] == "lake"
+    assert list(Path(config.checkpoint_path()).iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "noted", [b"{", b"[]", b'{"address": 7}', b'{"address": "x:y"}', b'{"address": "127.0.0.1:1"}']
+)
+def test_what_a_killed_run_noted_does_no_harm(run: Run, checkpoint: Lake, noted: bytes) -> None:
+    """Without it the note of a run that was killed ends each command, or hides that no stream runs."""
+    checkpoint.write("ui.json", noted)
+    assert json.loads(run("--json").output)["state"] == "down"
 
 
 def test_a_wait_and_a_failure_are_told_apart(run: Run, board: StatusBoard) -> None:

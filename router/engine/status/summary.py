@@ -6,21 +6,29 @@ Without Spark. A stream with a server is asked; of any other, running or not, `L
 from __future__ import annotations
 
 import json
+import logging
+import platform
 from collections import Counter
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import requests
 
 from router.config.models import Ui, interval
+from router.engine.checkpoint_store import lake_and_checkpoint
 from router.engine.status.events import status_text
 from router.engine.status.lake_board import LakeBoard
 from router.engine.status.snapshot import StreamSnapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from router.config.models import Config
+    from router.delta.lake import Lake
 
+log = logging.getLogger("router")
+UI_NOTE = "ui.json"
+"""The file of a checkpoint in which a run notes where it shows itself."""
 _BLANK = vars(StreamSnapshot("", "", "down", since=0.0, started=0.0))
 """Fields that a stream of an older version may not have."""
 _ANSWER_SECONDS = 3.0
@@ -77,16 +85,63 @@ def summary_of_lake(config: Config, file: str) -> StreamSummary:
     return summary
 
 
+@contextmanager
+def noted_address(config: Config, address: tuple[str, int]) -> Iterator[None]:
+    """Note beside the lock where a stream shows itself while the block runs: `--ui` may differ from the configuration.
+
+    A start that the lock will refuse does not take the place of the run that is at work.
+    """
+    checkpoint = lake_and_checkpoint(config)[1]
+    note = json.dumps({"address": list(address), "machine": platform.node()}).encode()
+    is_written = False
+    try:
+        before = _noted_address(checkpoint)
+        if before in (None, _reachable(*address)) or _ask(config, before) is None:
+            checkpoint.write(UI_NOTE, note)
+            is_written = True
+    except OSError as error:  # storage that is unavailable: the start waits for it
+        log.debug("the address of the status is not noted: %s", error)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            if is_written and checkpoint.read(UI_NOTE) == note:
+                checkpoint.delete(UI_NOTE)
+
+
+def _noted_address(checkpoint: Lake) -> str | None:
+    """Return where a run has noted that it shows itself, as this machine reaches it; None if none has."""
+    try:
+        note = json.loads(checkpoint.read(UI_NOTE) or b"")
+        host, port = note["address"]
+        return _reachable(host, int(port), note["machine"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _reachable(host: str, port: int, machine: str = "") -> str:
+    """Return the address at which a server is asked: one of all addresses by the name of its machine."""
+    if host in ("0.0.0.0", "::"):
+        local = {"0.0.0.0": "127.0.0.1", "::": "::1"}[host]
+        host = local if machine in ("", platform.node()) else machine
+    return as_authority(host, port)
+
+
 def ask_stream(config: Config) -> dict[str, Any] | None:
     """Return what the stream of a configuration answers at `/api/status`, and the `address` that it was asked at.
 
-    None if none of this name answers there.
+    It is asked at the address of `ui`, then at the one that its run has noted. None if none of this name answers.
     """
+    address = _reachable(*(config.ui or Ui()).host_and_port)
+    status = _ask(config, address)
+    if status is not None:
+        return status
+    noted = _noted_address(lake_and_checkpoint(config)[1])
+    return None if noted in (None, address) else _ask(config, noted)
+
+
+def _ask(config: Config, address: str | None) -> dict[str, Any] | None:
     ui = config.ui or Ui()
-    host, port = ui.host_and_port
-    # A server of all addresses is asked at one of this machine.
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    address = as_authority(host, port)
     headers = {"Authorization": f"Bearer {ui.token.get_secret_value()}"} if ui.token else {}
     with requests.Session() as session:
         session.trust_env = False  # a proxy is for other machines
