@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from router.delta.lake import DAMAGED_LOG
 from router.engine.status.findings import findings, overdue, verdict
 from router.engine.status.snapshot import (
     BatchStatus,
@@ -44,12 +45,35 @@ def test_a_stream_that_is_well_has_none(state: str) -> None:
             {"quarantined": (QuarantineStatus("silver.uno", "r", "s", "approval", 3),)},
             ("look", "router quarantine list games.yaml"),
         ),
-        ("running", {"sinks": (SinkStatus("r", "api", circuit_open=True),)}, ("look", "router doctor games.yaml")),
+        (
+            "running",
+            {
+                "tables": tuple(
+                    TableStatus(f"silver.{name}", blocked=f"{DAMAGED_LOG} damaged") for name in ("uno", "go")
+                )
+            },
+            ("look", "router rebuild games.yaml silver.uno silver.go"),
+        ),
+        ("running", {"sinks": (SinkStatus("r", "api", circuit_open=True),)}, ("look", "")),
+        ("running", {"sinks": (SinkStatus("r", "api", waits="no route"),)}, ("look", "router doctor games.yaml")),
         ("running", {"views": (ViewStatus("v", "gold.v", failed="gone"),)}, ("look", "router views games.yaml")),
         ("running", {"held_topics": ("uno",)}, ("look", "")),
         ("running", {"unread": {"ledger": "it is damaged"}}, ("look", "router doctor games.yaml")),
     ],
-    ids=["failed", "down", "stuck", "waiting", "blocked", "quarantined", "circuit", "view", "topic", "unread"],
+    ids=[
+        "failed",
+        "down",
+        "stuck",
+        "waiting",
+        "blocked",
+        "quarantined",
+        "damaged",
+        "circuit",
+        "waits",
+        "view",
+        "topic",
+        "unread",
+    ],
 )
 def test_what_is_wrong_has_the_next_step(state: str, fields: dict[str, Any], expected: tuple[str, str]) -> None:
     """Without it an operator knows that something is wrong, and not what to type."""
@@ -107,6 +131,25 @@ def test_a_sink_that_calls_nobody_while_rows_wait_is_named(
     )
     named = [finding.text for finding in findings(snapshot, "games.yaml", 600.0, NOW)]
     assert [f"No call of r/api has ended for {seconds} s" in text for text in named] == [True] * bool(seconds)
+
+
+def test_an_api_that_does_not_work_is_named_with_its_answer() -> None:
+    """Without it a person at night calls the wrong partner, or runs a doctor who says that all is well."""
+    sink = SinkStatus(
+        "r",
+        "api",
+        backlog=7,
+        circuit_open=True,
+        fails_since=NOW - 300,
+        url="https://api.test/wins",
+        failure="answers 503",
+    )
+    snapshot = StreamSnapshot("games", "1.0", "running", since=NOW, started=NOW, progress=NOW, sinks=(sink,))
+    (finding,) = findings(snapshot, "games.yaml", 600.0, NOW)
+    assert finding.text == (
+        "The API of r/api is unavailable since 02:41:40 UTC (5 min): https://api.test/wins answers 503. "
+        "7 rows wait, and are sent when it answers again."
+    )
 
 
 def test_a_lake_does_not_say_when_a_stream_made_a_step() -> None:

@@ -259,7 +259,7 @@ class StatusBoard(logging.Handler):
     def sink_waits(self, key: str, cause: str) -> None:
         """Note why a detached sink (ROUTE/SINK) cannot send; an empty cause: it can again."""
         with self._guard:
-            self._sinks[key] = replace(self._sink(key), waits=printable(cause))
+            self._sinks[key] = _with_trouble(replace(self._sink(key), waits=printable(cause)))
 
     def waited(self, key: str, arrivals: Iterable[tuple[float, int]]) -> None:
         """Note rows that were in an outbox before the stream started: when they came, and how many."""
@@ -287,14 +287,17 @@ class StatusBoard(logging.Handler):
             called = before.called
             if sum(state.answers.values()) > sum(before.answers.values()):
                 called = time.time()
-            self._sinks[key] = replace(
+            status = replace(
                 before,
                 called=called,
+                url=printable(state.url),
+                failure=state.failure,
                 circuit_open=state.circuit_open,
                 limit_used=state.limit_used,
                 answers=dict(state.answers),
                 last_answers=self._last_answers(key, state.answers),
             )
+            self._sinks[key] = _with_trouble(status)
 
     def _last_answers(self, key: str, answers: Mapping[str, int]) -> dict[str, int]:
         """Return by how many the answers of an API have grown in the last minute."""
@@ -521,6 +524,12 @@ class StatusBoard(logging.Handler):
         if not self._ages.newest:
             return None
         return FreshnessStatus((*accumulate(self._ages.counts), self._ages.seconds), self._ages.newest)
+
+
+def _with_trouble(status: SinkStatus) -> SinkStatus:
+    """Return a sink with the time since when it cannot send."""
+    fails = status.circuit_open or status.waits
+    return replace(status, fails_since=(status.fails_since or time.time()) if fails else None)
 
 
 def installed_version() -> str:

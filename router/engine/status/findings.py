@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Literal, get_args
 
+from router.delta.lake import DAMAGED_LOG
 from router.engine.checkpoint_store import held_topics
 
 if TYPE_CHECKING:
@@ -79,9 +81,13 @@ def findings(snapshot: StreamSnapshot, file: str, stuck_after: float, now: float
     if snapshot.held_topics:
         found.append(StreamFinding("look", "topic", held_topics(snapshot.held_topics)))
     blocked = snapshot.blocked
-    if blocked:
-        rows = sum(waiting.rows for waiting in snapshot.quarantined if waiting.table in blocked)
-        found.append(StreamFinding("look", "blocked", _of_blocked(blocked, rows), f"router tables {file}"))
+    damaged = {table: cause for table, cause in blocked.items() if DAMAGED_LOG in cause}
+    unwritable = {table: cause for table, cause in blocked.items() if table not in damaged}
+    rebuild = f"router rebuild {file} {' '.join(map(shlex.quote, damaged))}"
+    for tables, command in ((damaged, rebuild), (unwritable, f"router tables {file}")):
+        if tables:
+            rows = sum(waiting.rows for waiting in snapshot.quarantined if waiting.table in tables)
+            found.append(StreamFinding("look", "blocked", _of_blocked(tables, rows), command))
     others = tuple(waiting for waiting in snapshot.quarantined if waiting.table not in blocked)
     if others:
         command = f"router quarantine list {file}"
@@ -95,18 +101,11 @@ def findings(snapshot: StreamSnapshot, file: str, stuck_after: float, now: float
         places = tuple(f"view/{name}" for name in failed)
         found.append(StreamFinding("look", "view", text, f"router views {file}", places))
     for sink in snapshot.sinks:
-        if not sink.trouble:
-            silent_since = _silent_since(sink, snapshot)
-            if silent_since is not None and now - silent_since >= SILENT_SECONDS:
-                waiting = f"{sink.backlog:,} rows wait" if sink.backlog else "its rows of the batch wait"
-                text = f"No call of {sink.key} has ended for {age(silent_since, now)}, though {waiting}."
-                found.append(StreamFinding("look", "sink", text, places=(f"sink/{sink.key}",)))
-            continue
-        backlog = f"{sink.backlog:,} rows wait, and are"
-        text = f"{sink.key} cannot send: {backlog} tried again. Why: {_shortened(sink.waits)}"
-        if sink.circuit_open:
-            text = f"The API of {sink.key} is unavailable: {backlog} sent when it answers again."
-        found.append(StreamFinding("look", "sink", text, f"router doctor {file}", (f"sink/{sink.key}",)))
+        text, command = _of_sink(sink, snapshot, now), ""
+        if sink.waits and not sink.circuit_open:
+            command = f"router doctor {file}"
+        if text:
+            found.append(StreamFinding("look", "sink", text, command, (f"sink/{sink.key}",)))
     for subject, cause in snapshot.unread.items():
         found.append(StreamFinding("look", "unread", f"{subject} cannot be read: {cause}", f"router doctor {file}"))
     return tuple(found)
@@ -130,6 +129,26 @@ def age(moment: float, now: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def _of_sink(sink: SinkStatus, snapshot: StreamSnapshot, now: float) -> str:
+    """Return the sentence on a sink that cannot send, or does not though rows wait; empty if neither is so."""
+    since = ""
+    if sink.fails_since is not None:
+        begin = datetime.fromtimestamp(sink.fails_since, timezone.utc)
+        since = f" since {begin:%H:%M:%S} UTC ({age(sink.fails_since, now)})"
+    if sink.circuit_open:
+        answer = f": {sink.url} {sink.failure}" if sink.failure else ""
+        backlog = f"{sink.backlog:,} rows wait, and are sent when it answers again."
+        return f"The API of {sink.key} is unavailable{since}{answer}. {backlog}"
+    if sink.waits:
+        backlog = f"{sink.backlog:,} rows wait, and are tried again."
+        return f"{sink.key} cannot send{since}: {backlog} Why: {_shortened(sink.waits)}"
+    silent_since = _silent_since(sink, snapshot)
+    if silent_since is None or now - silent_since < SILENT_SECONDS:
+        return ""
+    waiting = f"{sink.backlog:,} rows wait" if sink.backlog else "its rows of the batch wait"
+    return f"No call of {sink.key} has ended for {age(silent_since, now)}, though {waiting}."
 
 
 def _silent_since(sink: SinkStatus, snapshot: StreamSnapshot) -> float | None:

@@ -66,9 +66,10 @@ class SinkStatus:
 
     `oldest` is when the first of the backlog came into the outbox, in seconds since 1970; None if nothing waits.
     `waits` is why the last batch of a detached sink failed and is tried again; empty if it did not fail.
-    `called` is when a call last ended. `circuit_open`, `limit_used` and `answers` are about the sink's API and all
-    sinks that share its limit: see `ApiState`; None or empty if they are not known. `last_answers` are those of the
-    last minute.
+    Since `fails_since` it does so, or its circuit is open; `url` is where it sends, without query, and `failure` how
+    the last call that failed ended. `called` is when a call last ended. `circuit_open`, `limit_used` and `answers` are
+    about the sink's API and all sinks that share its limit: see `ApiState`; None or empty if they are not known.
+    `last_answers` are those of the last minute.
     """
 
     route: str
@@ -80,6 +81,9 @@ class SinkStatus:
     backlog: int = 0
     oldest: float | None = None
     waits: str = ""
+    fails_since: float | None = None
+    url: str = ""
+    failure: str = ""
     called: float | None = None
     circuit_open: bool | None = None
     limit_used: float | None = None
@@ -90,11 +94,6 @@ class SinkStatus:
     def key(self) -> str:
         """Return ROUTE/SINK."""
         return f"{self.route}/{self.sink}"
-
-    @property
-    def trouble(self) -> str:
-        """Return why the sink cannot send; empty if nothing is known to be wrong."""
-        return "its API does not work, the circuit is open" if self.circuit_open else self.waits
 
 
 @dataclass(frozen=True)
