@@ -24,7 +24,16 @@ if TYPE_CHECKING:
 
     from router.engine.status.summary import StreamSummary
 
-TIME_FIELDS = ("since", "batch_ended", "progress", "lag_read", "newest_record", "quarantined_since", "outbox_since")
+TIME_FIELDS = (
+    "since",
+    "batch_ended",
+    "progress",
+    "lag_read",
+    "newest_record",
+    "quarantined_since",
+    "outbox_since",
+    "warned",
+)
 PART_TIMES = {"views": ("refreshed", "checked", "failed_since"), "expectations": ("last",)}
 """Times in each of the parts of a list."""
 LONG_STEP_SECONDS = 60.0
@@ -130,6 +139,7 @@ def _as_datetime(moment: float | None) -> datetime | None:
         return None
 
 
+WARNING_SECONDS = 3600.0
 NOT_KNOWN = "not known yet"
 
 
@@ -161,7 +171,8 @@ def sentences(summary: StreamSummary, now: float) -> list[tuple[str, str]]:
         ("quarantine", _quarantine(summary, now)),
         ("outboxes", _outboxes(summary, now)),
         ("views", _views(summary, now)),
-        ("warning", summary["warning"] or "-"),
+        ("fields", _unknown_fields(summary)),
+        ("warning", _warning(summary, now)),
     ]
     return [(subject, printable(sentence)) for subject, sentence in subjects]
 
@@ -227,6 +238,23 @@ def _quarantine(summary: StreamSummary, now: float) -> str:
     if summary["quarantined_since"] is not None:
         since = f"; the oldest record is {_age(summary['quarantined_since'], now)} old"
     return f"{join_names(tables)}{since}; see `router quarantine list FILE`"
+
+
+def _unknown_fields(summary: StreamSummary) -> str:
+    from router.engine.status.findings import join_names
+
+    if not summary["unknown_fields"]:
+        return "-"
+    names = join_names([f"{name} ({events:,} events)" for name, events in summary["unknown_fields"].items()])
+    change = "add them to the schema of `decode`; one that was inferred is by `router run FILE --refresh-schema`"
+    return f"{names}: {change}"
+
+
+def _warning(summary: StreamSummary, now: float) -> str:
+    """Return the last warning, unless it is so old that it is over: the findings have what is wrong now."""
+    if not summary["warning"] or now - summary["warned"] > WARNING_SECONDS:
+        return "-"
+    return f"{summary['warning']} ({_age(summary['warned'], now)} ago)"
 
 
 def _views(summary: StreamSummary, now: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import time
 from dataclasses import replace
@@ -106,7 +107,7 @@ def test_a_running_stream_is_asked(run: Run, board: StatusBoard) -> None:
     assert done.exit_code == 0, done.output
     lines = done.output.splitlines()
     assert lines[0] == "games: running, batch 8, land"
-    assert len(lines) == 12
+    assert len(lines) == 13
     assert "all is well" in done.output
     assert "1,204 records" in done.output
     assert re.search(r"7, \d+ s ago, 1,200 records", done.output)
@@ -191,6 +192,26 @@ def test_commands_can_be_pasted(run: Run, board: StatusBoard) -> None:
     assert "router rebuild games.yaml silver.uno`" in shown
     assert "router quarantine release games.yaml`" in shown
     assert "see `router tables games.yaml`" in shown
+
+
+def test_fields_that_the_schema_lacks_have_the_change_that_takes_them(run: Run, board: StatusBoard) -> None:
+    """Without it a column stays empty for weeks, though its values are in each record."""
+    lacking = replace(manifest(0, "silver.uno").partitions[0], unknown_fields={"bonus": 1200, "coupon": 3})
+    for number in (0, 1):
+        board.carried_out(replace(manifest(number, "silver.uno"), partitions=(lacking,)), {}, {})
+    assert board.snapshot().unknown_fields == {"bonus": 2400, "coupon": 6}
+    shown = run(COLUMNS="400").output
+    assert "bonus (2,400 events), coupon (6 events): add them to the schema of `decode`" in shown
+    assert "router run games.yaml --refresh-schema" in shown
+
+
+def test_a_warning_that_is_over_leaves(run: Run, board: StatusBoard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it an operator chases a broker that has answered again since yesterday."""
+    board.emit(logging.LogRecord("router", logging.WARNING, __file__, 0, "no broker answers", (), None))
+    assert re.search(r"no broker answers \(\d+ s ago\)", run().output)
+    now = time.time()
+    monkeypatch.setattr("router.cli.status.time.time", lambda: now + 3601)
+    assert "no broker answers" not in run().output
 
 
 def test_a_stream_with_an_address_of_its_command_line_is_found(run: Run, tmp_path: Path) -> None:

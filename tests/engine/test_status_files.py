@@ -95,7 +95,8 @@ def manifest(*works: TableCommit, landed: int = 0) -> Manifest:
 def test_dead_letters_are_counted_by_their_cause(board: StatusBoard, reader: StatusFileReader, lake: Lake) -> None:
     """Without it an operator sees that 2 000 records were refused, and not what to correct."""
     refused = {"stage": "schema", "reason": "amount: double, the table has string", "route": "games", "sink": "delta"}
-    broken = {"stage": "decode", "reason": "no JSON\x1b[31m"}
+    yesterday = datetime.now(timezone.utc) - timedelta(days=1)
+    broken = {"stage": "decode", "reason": "no JSON\x1b[31m", "timestamp": yesterday}
     board.carried_out(
         manifest(staged(lake, "/dead_letters", "ops.dead", DEAD_SCHEMA, [refused, refused, broken])), {}, {}
     )
@@ -112,6 +113,8 @@ def test_dead_letters_are_counted_by_their_cause(board: StatusBoard, reader: Sta
         ("unknown", "", None): 2,
         ("apply", "games", None): 4,
     }, "those of a file that maintenance has removed are counted, and those that an API refused"
+    last = {one.stage: one.last for one in board.snapshot().dead_letters}
+    assert last["decode"] == pytest.approx(yesterday.timestamp(), abs=1), "the time of the record"
     assert board.snapshot().read["dead_letters"] == pytest.approx(time.time(), abs=60)
 
 

@@ -152,6 +152,28 @@ def test_an_api_that_does_not_work_is_named_with_its_answer() -> None:
     )
 
 
+def batch(minutes_ago: float, read: int, dead: int) -> BatchStatus:
+    return BatchStatus(1, NOW - 60 * minutes_ago, read, read, 0, 0, dead, tables=1, files=1, seconds={})
+
+
+@pytest.mark.parametrize(
+    ("batches", "is_rise"),
+    [
+        ((batch(1, 1000, 500), batch(2, 1000, 0), batch(9, 100_000, 200)), True),
+        ((batch(1, 1000, 500), batch(9, 100_000, 0)), True),
+        ((batch(1, 1000, 500),), False),
+        ((batch(1, 1000, 99), batch(9, 100_000, 0)), False),
+        ((batch(1, 100_000, 500), batch(9, 100_000, 200)), False),
+        ((batch(6, 1000, 500), batch(9, 100_000, 0)), False),
+        ((batch(1, 1000, 500), batch(61, 100_000, 0)), False),
+    ],
+    ids=["tenfold", "from none", "first batch", "few", "as before", "over", "other times"],
+)
+def test_a_rise_of_dead_letters_is_named(batches: tuple[BatchStatus, ...], is_rise: bool) -> None:
+    """Without it half of the records of a new producer are dead letters until somebody misses them."""
+    assert found(batches=batches) == [("look", "router dead-letters games.yaml")] * is_rise
+
+
 def test_a_lake_does_not_say_when_a_stream_made_a_step() -> None:
     """Without it each stream without a page is stuck since 1970."""
     assert found(progress=0.0) == []

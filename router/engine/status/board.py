@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 _ANSWER_SECONDS = 60.0
 """How long answers of an API are the last ones."""
+FRESH_SECONDS = 300.0
+"""Seconds for which records count as recent."""
 BATCHES = 200
 """Finished batches that are kept."""
 WARNINGS = 100
@@ -56,6 +58,8 @@ _REASONS = 300
 """Reasons of dead letters that are kept apart; those with other reasons are counted by stage, route and sink."""
 Cause = tuple[str, str, str, str | None]
 """Stage, route, sink and reason of dead letters; without a reason those with all other ones."""
+FIELDS = 50
+"""Fields that a schema lacks, of which a snapshot has the most frequent ones."""
 UNREAD = 1_000
 """Batches whose dead letters may wait to be read; of more only the number is counted."""
 
@@ -112,6 +116,9 @@ class StatusBoard(logging.Handler):
         """The last batch whose commits have ended, and when."""
         self._ages = TableAges()
         """How old all records were that are in tables since the start."""
+        self._recent_ages: deque[tuple[float, TableAges]] = deque()
+        """How old those of the last minutes were, by batch and table."""
+        self._unknown_fields: Counter[str] = Counter()
         self._read: dict[str, float] = {}
         self._is_read = False
         self._unread: deque[CommittedFiles] = deque()
@@ -248,6 +255,7 @@ class StatusBoard(logging.Handler):
             self._expectations = with_batch(self._expectations, manifest, committed)
             for part in manifest.partitions:
                 self._move(part.topic, part.partition, position=part.last + 1)
+                self._unknown_fields.update(part.unknown_fields)
             for key, counts in applied.items():
                 self._add_applied(key, counts, sum(part.landed.get(key, 0) for part in manifest.partitions))
 
@@ -357,7 +365,9 @@ class StatusBoard(logging.Handler):
             ages = staged.by_place.get(work.place)
             if ages is None or not ages.newest or work.place in manifest.quarantined:
                 continue
-            self._ages += ages.committed_later(committed - staged.began)
+            in_table = ages.committed_later(committed - staged.began)
+            self._ages += in_table
+            self._recent_ages.append((committed, in_table))
             status = self._table(work.table)
             newest = max(ages.newest, status.newest_record or 0.0)
             self._tables[work.table] = replace(status, newest_record=newest)
@@ -372,14 +382,18 @@ class StatusBoard(logging.Handler):
             return self._unread.popleft() if self._unread else None
 
     def dead_letters_are(
-        self, counts: Mapping[Cause, int], samples: Mapping[Cause, tuple[DeadLetterSample, ...]] | None = None
+        self,
+        counts: Mapping[Cause, int],
+        samples: Mapping[Cause, tuple[DeadLetterSample, ...]] | None = None,
+        last: Mapping[Cause, float] | None = None,
     ) -> None:
-        """Add dead letters by stage, route, sink and reason, with some of the records."""
+        """Add dead letters by stage, route, sink and reason, with some of the records and the time of the newest."""
         samples = samples or {}
+        last = last or {}
         with self._guard:
             self._read["dead_letters"] = time.time()
             for cause, count in counts.items():
-                self._add_dead_letters(*cause, count, samples.get(cause, ()))
+                self._add_dead_letters(*cause, count, samples.get(cause, ()), last.get(cause))
 
     def _add_dead_letters(
         self,
@@ -389,6 +403,7 @@ class StatusBoard(logging.Handler):
         reason: str | None,
         count: int,
         samples: tuple[DeadLetterSample, ...] = (),
+        last: float | None = None,
     ) -> None:
         key = (stage, route, sink, None if reason is None else printable(reason))
         if key not in self._dead_letters and len(self._dead_letters) >= _REASONS:
@@ -396,8 +411,10 @@ class StatusBoard(logging.Handler):
         before = self._dead_letters.get(key)
         total = count + (before.count if before else 0)
         earlier = before.samples if before else ()
+        # Without a time of the record it is that of now; an older record of a backlog does not set it back.
+        newest = max(time.time() if last is None else last, before.last if before else 0.0)
         self._dead_letters[key] = DeadLetterStatus(
-            *key, count=total, last=time.time(), samples=(*samples, *earlier)[:SAMPLES]
+            *key, count=total, last=newest, samples=(*samples, *earlier)[:SAMPLES]
         )
 
     def quarantine_is(self, quarantined: Iterable[QuarantineStatus]) -> None:
@@ -516,6 +533,7 @@ class StatusBoard(logging.Handler):
                 views=tuple(self._views.values()),
                 expectations=tuple(self._expectations.values()),
                 freshness=self._freshness(),
+                unknown_fields=dict(self._unknown_fields.most_common(FIELDS)),
                 read=dict(self._read),
                 warnings=tuple(self._warnings),
             )
@@ -523,7 +541,11 @@ class StatusBoard(logging.Handler):
     def _freshness(self) -> FreshnessStatus | None:
         if not self._ages.newest:
             return None
-        return FreshnessStatus((*accumulate(self._ages.counts), self._ages.seconds), self._ages.newest)
+        while self._recent_ages and self._recent_ages[0][0] < time.time() - FRESH_SECONDS:
+            self._recent_ages.popleft()
+        recent = sum((ages for _, ages in self._recent_ages), start=TableAges())
+        whole, newest = [(*accumulate(ages.counts), ages.seconds) for ages in (self._ages, recent)]
+        return FreshnessStatus(whole, self._ages.newest, newest)
 
 
 def _with_trouble(status: SinkStatus) -> SinkStatus:

@@ -13,12 +13,17 @@ from router.engine.checkpoint_store import held_topics
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from router.engine.status.snapshot import QuarantineStatus, SinkStatus, StreamSnapshot
+    from router.engine.status.snapshot import BatchStatus, QuarantineStatus, SinkStatus, StreamSnapshot
 
 CAUSE_SHOWN = 160
 """Characters of a cause that a sentence shows."""
 SILENT_SECONDS = 60.0
 """Seconds without the end of a call, though rows wait, after which a sink is named."""
+RISE = 10
+"""How many times as many dead letters a record as in the hour before are a rise."""
+RISE_SECONDS = 300.0
+FEWEST_DEAD_LETTERS = 100
+"""Dead letters in RISE_SECONDS that can be a rise."""
 LIMIT_IS_USED = 0.9
 """The share of a rate limit from which on a sink that makes no call waits for it."""
 NAMES_SHOWN = 3
@@ -35,6 +40,7 @@ Kind = Literal[
     "topic",
     "blocked",
     "quarantine",
+    "dead letters",
     "view",
     "sink",
     "unread",
@@ -92,6 +98,9 @@ def findings(snapshot: StreamSnapshot, file: str, stuck_after: float, now: float
     if others:
         command = f"router quarantine list {file}"
         found.append(StreamFinding("look", "quarantine", _of_quarantine(others), command))
+    text = _of_rise(snapshot.batches, now)
+    if text:
+        found.append(StreamFinding("look", "dead letters", text, f"router dead-letters {file}"))
     failed = {view.view: view.failed for view in snapshot.views if view.failed}
     if failed:
         text = (
@@ -129,6 +138,18 @@ def age(moment: float, now: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def _of_rise(batches: tuple[BatchStatus, ...], now: float) -> str:
+    """Return the sentence on dead letters that have become many; empty if they have not."""
+    recent = [batch for batch in batches if batch.ended > now - RISE_SECONDS]
+    earlier = [batch for batch in batches if now - 3600 <= batch.ended <= now - RISE_SECONDS]
+    dead, read = sum(batch.dead_letters for batch in recent), sum(batch.read for batch in recent)
+    dead_before, read_before = sum(batch.dead_letters for batch in earlier), sum(batch.read for batch in earlier)
+    if dead < FEWEST_DEAD_LETTERS or not read_before or dead * read_before < RISE * dead_before * max(read, 1):
+        return ""
+    before = f"{dead_before:,} of {read_before:,} in the hour before"
+    return f"Dead letters rise: {dead:,} of {read:,} records in the last 5 min, {before}."
 
 
 def _of_sink(sink: SinkStatus, snapshot: StreamSnapshot, now: float) -> str:

@@ -195,11 +195,12 @@ class FreshnessStatus:
     """How old records were when they were in their tables: a histogram, and the time of the newest record.
 
     `counts` has the records up to each bound of `AGE_SECONDS`, then all of them, then the sum of their ages. A record
-    that is in three tables counts three times.
+    that is in three tables counts three times. `recent` are the same of the last five minutes.
     """
 
     counts: tuple[float, ...]
     newest: float
+    recent: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -241,6 +242,7 @@ class StreamSnapshot:
     were since the start, and `batches` are the last of them, the newest first. `read` says when what stands in files
     was read last: `dead_letters`, `outboxes`, `quarantine`, `views`. Without `ui` the first three are not known, no
     `freshness` is, and of `views` only what this process has refreshed. `held_topics` were deleted and created again.
+    `unknown_fields` are some that the schema lacks, with the events that have them, since the start.
     `unread` is about a stream that cannot be asked: which subjects of its lake could not be read, and why.
     """
 
@@ -269,6 +271,7 @@ class StreamSnapshot:
     read: dict[str, float] = field(default_factory=dict)
     warnings: tuple[Warned, ...] = ()
     held_topics: tuple[str, ...] = ()
+    unknown_fields: dict[str, int] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)
 
     @property

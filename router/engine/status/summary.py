@@ -197,6 +197,8 @@ def _summary(status: Mapping[str, Any]) -> StreamSummary:
         "open_circuits": [key for key, sink in sinks.items() if sink["circuit_open"]],
         "waiting_sinks": {key: sink["waits"] for key, sink in sinks.items() if sink.get("waits")},
         "warning": status["warnings"][0]["message"] if status["warnings"] else "",
+        "warned": status["warnings"][0]["at"] if status["warnings"] else None,
+        "unknown_fields": status["unknown_fields"],
         "held_topics": status["held_topics"],
         "unread": [f"{subject}: {cause}" for subject, cause in status["unread"].items()],
         "findings": status.get("findings", []),

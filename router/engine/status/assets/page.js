@@ -134,7 +134,8 @@ function showFigures() {
   const asked = stream.partitions.map((partition) => partition.read).filter(Boolean);
   const dead = batches.map((batch) => batch.dead_letters);
   const ofRead = stream.records.read ? `of ${count(stream.records.read)} read ` : "";
-  const letters = stream.records.dead_letters === undefined ? "–" : count(stream.records.dead_letters);
+  // The rows of the table below: one figure for one thing.
+  const letters = stream.records.dead_letters === undefined ? "–" : count(sum(stream.dead_letters.map((row) => row.count)));
   refill(find("figures"), [
     figure("Events a second", speed, curve(speeds, `Events a second of the last ${speeds.length} batches`), [read]),
     figure(
@@ -151,15 +152,17 @@ function showFigures() {
 function freshness() {
   const title = "Freshness (median)";
   if (!stream.freshness) return figure(title, "–", bars([0], "not known"), ["not known before the first batch"]);
-  const upTo = stream.freshness.counts.slice(0, -1);
+  const upTo = stream.freshness.recent.slice(0, -1);
   const all = upTo.at(-1);
+  const newest = ["newest record ", age(stream.freshness.newest)];
+  if (!all) return figure(title, "–", bars([0], "no record"), ["no record in 5 minutes; ", ...newest]);
   const within = (part) => {
     const place = upTo.findIndex((number) => number >= part * all);
     const bounds = stream.freshness_bounds;
     return place < bounds.length ? `≤ ${duration(bounds[place])}` : `> ${duration(bounds.at(-1))}`;
   };
   const each = upTo.map((number, place) => number - (upTo[place - 1] ?? 0));
-  const below = [`half ${within(0.5)}, 99 % ${within(0.99)}; newest record `, age(stream.freshness.newest)];
+  const below = [`half ${within(0.5)}, 99 % ${within(0.99)} of 5 minutes; `, ...newest];
   return figure(title, `${within(0.5)}`, bars(each, `Half ${within(0.5)}, 99 % ${within(0.99)}`), below);
 }
 
@@ -207,6 +210,11 @@ const deadLetters = new SortedTable(find("dead-letters"), "Dead letters", "None.
   number("Records", (row) => row.count),
   time("Last", (row) => row.last),
   text("Route and sink", (row) => [row.route, row.sink].filter(Boolean).join("/")),
+]);
+const fields = new SortedTable(find("fields"), "Fields that the schema lacks", "None.", [
+  wide("Field", ([name]) => name),
+  number("Events", ([, events]) => events),
+  wide("What takes it", () => "added to the schema of decode; if that was inferred, a run with --refresh-schema"),
 ]);
 const quarantine = new SortedTable(find("quarantine"), "Quarantine", "No rows are quarantined.", [
   wide("Table", (row) => row.table),
@@ -334,7 +342,8 @@ function showWarnings() {
 const PARTS = [
   [showState, ["query", "state", "cause", "since", "lag", "verdict", "step", "progress"]],
   [() => refill(find("findings"), stream.findings.map(findingLine)), ["findings"]],
-  [showFigures, ["batches", "records", "partitions", "lag", "freshness"]],
+  [showFigures, ["batches", "records", "partitions", "lag", "freshness", "dead_letters"]],
+  [() => fields.show(Object.entries(stream.unknown_fields)), ["unknown_fields"]],
   [showGraph, ["graph", "tables", "routes", "sinks", "records", "findings"]],
   [() => tables.show(stream.tables, notYet()), ["tables", "batches"]],
   [() => deadLetters.show(stream.dead_letters, notYet()), ["dead_letters", "batches"]],
