@@ -181,7 +181,7 @@ function showGraph() {
   const tablesOf = (key) => byTarget.get(key) ?? [];
   const style = getComputedStyle(find("graph"));
   const room = find("graph").clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
-  refill(find("graph"), [drawGraph(stream.graph, room, { tablesOf, rateOf: rateOfNode, isBroken, opened, toggle })]);
+  refill(find("graph"), drawGraph(stream.graph, room, { tablesOf, rateOf: rateOfNode, isBroken, opened, toggle }));
 }
 
 // What an empty table of a running stream says until that is known: after its first batch, or once files were read.
