@@ -244,6 +244,19 @@ def test_what_a_killed_run_noted_does_no_harm(run: Run, checkpoint: Lake, noted:
     assert json.loads(run("--json").output)["state"] == "down"
 
 
+def test_maintain_prints_no_long_line_into_a_pipe(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it the log of a job has lines of a thousand columns, each padded to the longest cause."""
+    book(read_rows(5))
+    counts = dict.fromkeys(("files", "into", "statistics", "deleted", "megabytes"))
+    cause = " ".join(["no file can be read of a long list"] * 30)
+    row = {"table": "ops.ledger", **counts, "note": cause}
+    monkeypatch.setattr("router.cli.tables._maintain", lambda *_, **__: row)
+    done = CliRunner().invoke(commands, ["maintain", "games.yaml"], prog_name="router")
+    assert done.exit_code == 1, done.output
+    assert max(map(len, done.output.splitlines())) <= 200
+    assert "".join(done.output.split()).count("longlist") == 30, "all of it is there"
+
+
 def test_a_wait_and_a_failure_are_told_apart(run: Run, board: StatusBoard) -> None:
     """Without it a broker that is restarted wakes somebody up, or a dead stream nobody."""
     board.enter("waiting", "no broker answers")

@@ -38,6 +38,7 @@ from router.engine.status import summary
 from router.engine.status.board import StatusBoard
 from router.engine.status.events import status_text
 from router.engine.status.server import StatusServer
+from router.engine.status.snapshot import SinkStatus
 from router.registry import load_registry
 from tests.browser.stream import finish_batch, table_names, told_board
 from tests.cli.test_status import TEXT, board, book, read_rows, run
@@ -396,6 +397,10 @@ def test_a_stream_that_makes_no_step_is_a_change() -> None:
     assert "why No step for 60 min" in next(changed_lines(stream, known))
     look(stream, snapshots[2])
     assert list(changed_lines(stream, known)) == []
+    for minutes in (5, 6):
+        away = SinkStatus("r", "api", circuit_open=True, fails_since=time.time() - 60 * minutes, backlog=minutes)
+        look(stream, running(sinks=(away,)))
+        assert len(list(changed_lines(stream, known))) == (minutes == 5)
     late = WatchedStream(config_of(), "games.yaml", max_age=timedelta(minutes=5))
     look(late, snapshots[0])
     assert "why No batch has ended yet." in next(changed_lines(late, {}))

@@ -142,7 +142,7 @@ class StatusBoard(logging.Handler):
     def configured(self, config: Config) -> None:
         """Note the views and expectations of a configuration: they are shown before anything is known of them."""
         with self._guard:
-            self._views = {view.name: ViewStatus(view.name, view.into) for view in config.views}
+            self._views = {view.name: ViewStatus(view.name, view.into, every=view.seconds) for view in config.views}
             self._expectations = without_counts(config)
 
     def enter(self, state: State, cause: str = "") -> None:

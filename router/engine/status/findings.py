@@ -19,6 +19,8 @@ CAUSE_SHOWN = 160
 """Characters of a cause that a sentence shows."""
 SILENT_SECONDS = 60.0
 """Seconds without the end of a call, though rows wait, after which a sink is named."""
+SLOW_VIEW = 10
+"""How many times its interval a refresh of a view takes that is named."""
 RISE = 10
 """How many times as many dead letters a record as in the hour before are a rise."""
 RISE_SECONDS = 300.0
@@ -109,6 +111,12 @@ def findings(snapshot: StreamSnapshot, file: str, stuck_after: float, now: float
         )
         places = tuple(f"view/{name}" for name in failed)
         found.append(StreamFinding("look", "view", text, f"router views {file}", places))
+    slow = [view for view in snapshot.views if view.every and (view.seconds or 0.0) >= SLOW_VIEW * view.every]
+    if slow:
+        named = [f"{view.view} ({view.seconds:.0f} s, every {view.every:.0f} s)" for view in slow]
+        text = f"Views that take {SLOW_VIEW} times their interval: {join_names(named)}. Give them a longer one."
+        places = tuple(f"view/{view.view}" for view in slow)
+        found.append(StreamFinding("look", "view", text, f"router views {file} --plan", places))
     for sink in snapshot.sinks:
         text, command = _of_sink(sink, snapshot, now), ""
         if sink.waits and not sink.circuit_open:

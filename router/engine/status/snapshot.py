@@ -152,8 +152,8 @@ class ViewStatus:
     `into` is the name of its tables: `tables` of them have `rows`, and `targets` are the first ones. `refreshed` is
     when a refresh last found something new, None if never; `way` is how it went: `full`, or one of those by change
     (`merge`, `keys`, `rows`, `tables`), and `why` so; it took `seconds` and wrote `commits` tables. `checked` is when
-    this process last looked for changes. `failed` is why the last refresh failed, empty if it did not; refreshes fail
-    since `failed_since`.
+    this process last looked for changes. `every` is its interval in seconds, None if it has none. `failed` is why the
+    last refresh failed, empty if it did not; refreshes fail since `failed_since`.
     """
 
     view: str
@@ -169,6 +169,7 @@ class ViewStatus:
     checked: float | None = None
     failed: str = ""
     failed_since: float | None = None
+    every: float | None = None
 
 
 @dataclass(frozen=True)
