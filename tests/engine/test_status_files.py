@@ -118,6 +118,16 @@ def test_dead_letters_are_counted_by_their_cause(board: StatusBoard, reader: Sta
     assert board.snapshot().read["dead_letters"] == pytest.approx(time.time(), abs=60)
 
 
+def test_dead_letters_of_sinks_are_rows_of_their_table(board: StatusBoard, config: Config, lake: Lake) -> None:
+    """Without it one page has two numbers of dead letters, and nobody knows which is right."""
+    board.configured(config)
+    letter = {"stage": "decode", "reason": "no JSON"}
+    board.carried_out(manifest(staged(lake, "/dead_letters", "ops.dead", DEAD_SCHEMA, [letter])), {}, {})
+    board.sent("games/rest", Applied(5, 3))
+    (table,) = board.snapshot().tables
+    assert (table.table, table.rows, table.target) == ("ops.dead", 4, "/dead_letters")
+
+
 def test_reasons_are_bounded(board: StatusBoard, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it a reason that has data in it fills the driver's memory."""
     monkeypatch.setattr(board_module, "_REASONS", 2)

@@ -107,6 +107,7 @@ class StatusBoard(logging.Handler):
         self._answers: dict[str, deque[tuple[float, Mapping[str, int]]]] = {}
         """For each sink the answers of its API until some moments of the last minute."""
         self._dead_letters: dict[Cause, DeadLetterStatus] = {}
+        self._dead_letter_table = ""
         self._quarantined: tuple[QuarantineStatus, ...] = ()
         self._views: dict[str, ViewStatus] = {}
         self._expectations: dict[str, ExpectationStatus] = {}
@@ -142,6 +143,7 @@ class StatusBoard(logging.Handler):
     def configured(self, config: Config) -> None:
         """Note the views and expectations of a configuration: they are shown before anything is known of them."""
         with self._guard:
+            self._dead_letter_table = config.dead_letters
             self._views = {view.name: ViewStatus(view.name, view.into, every=view.seconds) for view in config.views}
             self._expectations = without_counts(config)
 
@@ -334,6 +336,10 @@ class StatusBoard(logging.Handler):
             backlog=before.backlog + landed - counts.done,
             oldest=queue[0][0] if queue else None,
         )
+        if counts.dead and self._dead_letter_table:
+            letters = self._table(self._dead_letter_table)
+            rows = (letters.rows or 0) + counts.dead
+            self._tables[letters.table] = replace(letters, rows=rows, target="/dead_letters", committed=time.time())
         if counts.dead:
             self._add_dead_letters(Stage.APPLY, before.route, before.sink, None, counts.dead)
 
