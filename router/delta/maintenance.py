@@ -164,6 +164,9 @@ LOG_AGE_OF_OBJECTS = SAFE
 REPLACED_TIMES = 2
 """What merges and views replaced may have so many times the bytes of a table's newest version for `LOG_AGE`: if it has
 more, it goes after `LEAST_AGE`."""
+LARGE_LOG = 4 << 20
+"""A log of more bytes than this, and than the table's newest version, is cut as soon: with a commit each second an hour
+has 20 MB, of which most are checkpoints that name the removed files of a day."""
 LEAST_AGE = timedelta(minutes=5)
 """The longest query of such a table, or a batch, that needs no longer `log_retention`."""
 LEAST_AGE_OF_APPENDED = timedelta(minutes=15)
@@ -184,7 +187,7 @@ def log_age(lake: Lake, table: str) -> timedelta:
 
 @dataclass(frozen=True)
 class _Kept:
-    """What a log keeps: the newest `commits`, all younger than `age`, or `least_age` if those are too large."""
+    """What a log keeps: the newest `commits`, all younger than `age`, or `least_age` if that is too much."""
 
     commits: int
     age: timedelta
@@ -244,6 +247,7 @@ def shorten_log(
         newest = min(newest, before)
 
     files: list[tuple[int, str]] = []
+    log_bytes = 0
     checkpoints: dict[int, datetime | None] = {}
     for entry in lake.files.get_file_info(fs.FileSelector(log_folder(table))):
         name = LOG_FILE.fullmatch(entry.base_name)
@@ -251,12 +255,14 @@ def shorten_log(
             continue
         version = int(name[1])
         files.append((version, entry.path))
+        log_bytes += entry.size
         if _CHECKPOINT.fullmatch(entry.base_name):
             checkpoints[version] = entry.mtime
     begin = _newest_before(kept.age, checkpoints, newest)
     if kept.least_age < kept.age and checkpoints:
+        newest_bytes = sum(_file_sizes(handle))
         replaced = _replaced_bytes(lake, table, max(checkpoints), kept.age)
-        if replaced > REPLACED_TIMES * sum(_file_sizes(handle)):
+        if replaced > REPLACED_TIMES * newest_bytes or log_bytes > max(LARGE_LOG, newest_bytes):
             begin = _newest_before(kept.least_age, checkpoints, newest)
     old = sorted(path for version, path in files if version < begin)
     # The data files first: a process that is killed finds them again in the commits that are left.

@@ -462,6 +462,22 @@ def test_small_files_that_were_joined_go_sooner_if_they_take_too_much(
     assert (len(data_files(lake, TABLE)) < len(before)) is cleaned
 
 
+@pytest.mark.parametrize(("log_bytes", "cleaned"), [(4 << 20, True), (3 << 20, False)])
+def test_a_log_that_is_larger_than_its_table_is_cut_sooner(
+    lake: Lake, land: Callable[..., TableCommit], log_bytes: int, cleaned: bool
+) -> None:
+    """Without it twelve tables of 10 MB with a commit each second have logs of 20 MB each."""
+    written(lake, land, 3)
+    log = Path(lake.address(TABLE)) / "_delta_log"
+    with (log / f"{1:020}.json").open("a") as commits:
+        commits.write(" " * log_bytes)  # as if its statistics took so much
+    age_log(lake, TABLE, timedelta(minutes=16))
+    maintain(lake, TABLE, MaintenanceOptions(gradual=True, log_commits=0))
+    age_log(lake, TABLE, timedelta(minutes=16))
+    maintain(lake, TABLE, MaintenanceOptions(gradual=True, log_commits=0))
+    assert (not (log / f"{1:020}.json").exists()) is cleaned
+
+
 class KilledError(Exception):
     """The end of a process in the middle of something."""
 

@@ -223,9 +223,10 @@ def _cost_drivers(
         yield "what upserts cost beyond appending is not counted: `router bench` measures a merge of your keys"
         in_an_hour = math.ceil(LOG_AGE.total_seconds() / every)
         copies = min(in_an_hour, max(REPLACED_TIMES, math.ceil(LEAST_AGE.total_seconds() / every)))
+        minutes = LEAST_AGE.total_seconds() / 60
         yield (
-            f"a batch may rewrite the tables that it merges into, and old versions stay for ten minutes at least: on "
-            f"disk up to {copies:,} times their size; a longer `trigger: {{every: ...}}` makes that less"
+            f"a batch may rewrite the tables that it merges into, and old versions stay for {minutes:.0f} minutes at "
+            f"least: on disk up to {copies:,} times their size; a longer `trigger: {{every: ...}}` makes that less"
         )
     if config.views:
         yield "views are not counted: each costs what its query costs, as often as it is refreshed"
