@@ -51,7 +51,9 @@ def backfill(
     registry = load_registry(plugin_files)
     loaded = load(file, registry)
     stop = threading.Event()
-    with watched_session(loaded.config, master, stop) as spark:
+    # Bronze is read by Spark, a topic by the tasks alone.
+    from_bronze = loaded.config.bronze is not None
+    with watched_session(loaded.config, master, stop, by_spark=from_bronze) as spark:
         done = list(_run(ReprocessContext.of(loaded, spark, stop), registry, chosen))
     if as_json:
         show_json({"name": loaded.config.name, "backfills": [asdict(backfilled) for backfilled in done]})

@@ -166,7 +166,8 @@ def rebuild(
     registry = load_registry(plugin_files)
     loaded = load(file, registry)
     stop = threading.Event()
-    with watched_session(loaded.config, master, stop, by_spark=True) as spark:
+    # Bronze is read by Spark, a topic by the tasks alone.
+    with watched_session(loaded.config, master, stop, by_spark=origin == "bronze") as spark:
         context = ReprocessContext.of(loaded, spark, stop)
         context = context.with_decoder().with_executors(registry, "rebuild")
         accept = "foreign-changes" in accepted

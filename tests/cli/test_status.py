@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -33,6 +34,7 @@ from router.engine.status.board import StatusBoard
 from router.engine.status.server import StatusServer
 from router.engine.status.snapshot import QuarantineStatus
 from router.engine.views.note import Note, ViewTarget, view_note_path
+from router.errors import StartError
 from router.registry import load_registry
 from tests.delta.test_dataset import forget_bounds
 from tests.engine.test_status import manifest
@@ -242,6 +244,34 @@ def test_what_a_killed_run_noted_does_no_harm(run: Run, checkpoint: Lake, noted:
     """Without it the note of a run that was killed ends each command, or hides that no stream runs."""
     checkpoint.write("ui.json", noted)
     assert json.loads(run("--json").output)["state"] == "down"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reads_by_spark"),
+    [
+        (["views", "games.yaml", "--refresh"], True),
+        (["rebuild", "games.yaml", "silver.games"], True),
+        (["rebuild", "games.yaml", "silver.games", "--from", "earliest"], False),
+        (["replay", "games.yaml"], True),
+        (["backfill", "games.yaml", "--from", "2025-01-01T00:00:00Z", "--to", "2025-01-02T00:00:00Z"], True),
+    ],
+)
+def test_a_lake_that_spark_has_no_file_system_for_is_refused_at_once(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], reads_by_spark: bool
+) -> None:
+    """Without it a stack trace of Hadoop is the answer to whoever mends a table at night."""
+    (tmp_path / "games.yaml").write_text(f"{TEXT}bronze: bronze.records\n{VIEWS}")
+    asked: list[bool] = []
+
+    def reach(session: object, place: Lake, *, needed_for: tuple[str, ...]) -> None:
+        asked.append(bool(needed_for))
+        raise StartError("Spark has no file system for s3://lake")
+
+    monkeypatch.setattr("router.cli.session.spark_session", lambda *_: nullcontext())
+    monkeypatch.setattr("router.engine.start.checks.reach", reach)
+    done = CliRunner().invoke(commands, arguments, prog_name="router")
+    assert (done.exit_code, asked) == (2, [reads_by_spark]), done.output
+    assert "router: Spark has no file system for s3://lake" in done.stderr
 
 
 def test_maintain_prints_no_long_line_into_a_pipe(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
