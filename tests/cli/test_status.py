@@ -163,8 +163,8 @@ def test_what_somebody_should_look_at_is_the_exit_code_1(run: Run, board: Status
     assert document["why"] == [finding["text"] for finding in document["findings"]]
     assert [finding["command"] for finding in document["findings"]] == [
         "router quarantine list FILE",
-        "router doctor FILE",
-    ]
+        "",
+    ], "what an API needs is no command of ours: a doctor would say that all is well"
     assert document["quarantined"] == {"silver.uno": 12}
     assert document["outboxes"] == {"games/rest": 30}
     assert document["dead_letters"] == {"schema": 3}
