@@ -350,12 +350,15 @@ class ApiState:
 
     `circuit_open`: nothing is sent, because the API does not work. `limit_used` is the share of the stated rate limit
     that is used, 0 to 1; None without one. `answers` counts the calls since the process started by how they ended, in
-    words that people see, such as `ok`, `throttled`, `failed`, `timed out`; empty if that is not known.
+    words that people see, such as `ok`, `throttled`, `failed`, `timed out`; empty if that is not known. `url` is where
+    the sink sends, without query and secrets; `failure` is how the last call that failed ended: `answers 503`.
     """
 
     circuit_open: bool = False
     limit_used: float | None = None
     answers: Mapping[str, int] = field(default_factory=dict)
+    url: str = ""
+    failure: str = ""
 
 
 class ApplyingSink(Sink, ABC):

@@ -50,7 +50,9 @@ def backfill(
     chosen = _parse_range(begin, end)
     loaded = load(file, load_registry(plugin_files))
     stop = threading.Event()
-    with watched_session(loaded.config, master, stop) as spark:
+    # Bronze is read by Spark, a topic by the tasks alone.
+    from_bronze = loaded.config.bronze is not None
+    with watched_session(loaded.config, master, stop, by_spark=from_bronze) as spark:
         done = list(_run(ReprocessContext.of(loaded, spark, stop), loaded.registry, chosen))
     if as_json:
         show_json({"name": loaded.config.name, "backfills": [asdict(backfilled) for backfilled in done]})

@@ -95,7 +95,7 @@ def replay(
     choice = ReplayChoice(rows, letters, sinks)
 
     stop = threading.Event()
-    with watched_session(config, master, stop) as spark:
+    with watched_session(config, master, stop, by_spark=True) as spark:
         command = _Command(ReprocessContext.of(loaded, spark, stop), loaded.registry, choice, "other-order" in accepted)
         if send:
             is_delivered = command.send()

@@ -165,7 +165,8 @@ def rebuild(
 
     loaded = load(file, load_registry(plugin_files))
     stop = threading.Event()
-    with watched_session(loaded.config, master, stop) as spark:
+    # Bronze is read by Spark, a topic by the tasks alone.
+    with watched_session(loaded.config, master, stop, by_spark=origin == "bronze") as spark:
         context = ReprocessContext.of(loaded, spark, stop)
         context = context.with_decoder().with_executors(loaded.registry, "rebuild")
         accept = "foreign-changes" in accepted
