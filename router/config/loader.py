@@ -128,7 +128,7 @@ def _with_plugins(registry: Registry, document: Document, folder: Path) -> Regis
             seen.add(path)
             registry = registry.with_plugin(name.text, folder)
         except PluginError as error:
-            problems.append(document.problem(("plugins", number), str(error)))
+            problems.append(document.problem(("plugins", number), str(error), code="value"))
     if problems:
         raise ConfigError(sort_problems(problems))
     return registry
