@@ -101,7 +101,7 @@ class FailureWebhook(BackgroundThread):
             for name in reported.keys() - troubles.keys():
                 if self._is_over(kind, name, snapshot, ends=ends):
                     over[name] = reported.pop(name)
-            reported |= troubles
+            reported |= new
             self._seen |= dict.fromkeys([(kind, name) for name in troubles], time.time())
             if new:
                 self._report(snapshot, kind, EVENTS[kind], new)
