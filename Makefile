@@ -21,10 +21,11 @@ help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 setup: ## Set the machine up: .venv, pinned packages, jars
-	@scripts/setup.sh
+	@scripts/setup.sh $(if $(filter demo,$(MAKECMDGOALS)),--without-archive)
 
 demo: setup ## A real Kafka, schema registry and API, seven games, their tables, in two minutes or three; KEEP=1 keeps the page up
 	@$(BIN)/python -m router_demo $(if $(KEEP),--keep)
+	@scripts/setup.sh
 
 test: setup ## Run the tests, all but the slow ones
 	@$(BIN)/pytest $(TOGETHER) -m "not slow"

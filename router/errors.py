@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 CAUSE_SIGN = "\N{DOWNWARDS ARROW WITH TIP RIGHTWARDS}"
@@ -99,11 +99,27 @@ class TaskError(Exception):
         super().__init__(f"{type(error).__name__}: {printable(first_line(error))}")
 
 
+CODES = {
+    "file": "the file cannot be read, or is no YAML",
+    "variable": "a variable is not set, or its file cannot be read",
+    "missing": "an option is required and not there",
+    "unknown": "there is no such option, or no such part",
+    "value": "an option does not take this value",
+    "conflict": "two things exclude each other, or one names what is not there",
+    "sql": "SQL or DDL that cannot be read",
+    "field": "the event has no such field, or the route no such column",
+    "secret": "a secret stands in the file: a note, and no problem",
+    "plan": "Spark, the decoder or the lake refuses it: of `--plan` and `--lake` only",
+}
+"""What a problem may be, for programs that read `router check --json`."""
+
+
 @dataclass(frozen=True)
 class Problem:
     """One mistake in a configuration, and where it stands.
 
-    `line` and `column` count from 1; `path` is the place as keys (`routes.0.match.sql`); `hint` is the next step.
+    `line` and `column` count from 1; `path` is the place as keys (`routes.0.match.sql`); `hint` is the next step,
+    `code` one of CODES.
     """
 
     file: str
@@ -112,6 +128,7 @@ class Problem:
     path: str
     what: str
     hint: str = ""
+    code: str = field(default="file", compare=False)
 
     def __str__(self) -> str:
         text = f"{self.file}:{self.line}:{self.column}: {self.path or '(top)'}: {self.what}"

@@ -58,6 +58,8 @@ FAMILIES: Mapping[str, type[Part]] = {
 FILE_MODULE = "router_plugin_"
 """Prefix of the module names of plugin files: such modules travel to executors by value, not by import."""
 
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+
 logger = logging.getLogger(__name__)
 
 
@@ -81,6 +83,29 @@ class Registry:
 
     entries: Entries
     manager: pluggy.PluginManager = field(repr=False, compare=False)
+
+    def with_plugin(self, name: str, folder: Path) -> Registry:
+        """Return this with a plugin that a configuration names: a file (`.py`), relative to its folder, or a module.
+
+        Raises PluginError. A file that is here already, because an option names it, is not loaded again.
+        """
+        provider = name
+        load: Callable[[], Any] = partial(importlib.import_module, name)
+        if name.endswith(".py"):
+            path = (folder / name).resolve()
+            provider = str(path)
+            load = partial(_import_file, path)
+            if not path.is_file():
+                raise PluginError(provider, "no such file")
+        elif not _MODULE.fullmatch(name):
+            raise PluginError(name, "is neither a file (.py) nor a module")
+        if self.manager.has_plugin(provider):
+            return self
+        manager = _new_manager()
+        for known, plugin in self.manager.list_name_plugin():
+            manager.register(plugin, name=known)
+        _register(manager, _load_plugin(provider, load), provider)
+        return _registry_of(manager)
 
     def resolve(self, family: type[P], value: object) -> P:
         """Return the part for `{name: options}`; raise pydantic's ValidationError with `loc` (name, ...)."""
@@ -179,13 +204,22 @@ def _is_installed(module: str) -> bool:
 
 def load_registry(plugin_files: Sequence[Path] = ()) -> Registry:
     """Load all plugins and return their parts; raise PluginError, naming the plugin, for the first broken one."""
-    manager = pluggy.PluginManager(hookspecs.PROJECT)
-    manager.add_hookspecs(hookspecs)
+    manager = _new_manager()
     for point in entry_points(group=hookspecs.PROJECT):
         provider = _provider(point)
         _register(manager, _load_plugin(provider, point.load), provider)
     for path in dict.fromkeys(path.resolve() for path in plugin_files):
         _register(manager, _load_plugin(str(path), partial(_import_file, path)), str(path))
+    return _registry_of(manager)
+
+
+def _new_manager() -> pluggy.PluginManager:
+    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager.add_hookspecs(hookspecs)
+    return manager
+
+
+def _registry_of(manager: pluggy.PluginManager) -> Registry:
     try:
         manager.check_pending()
     except pluggy.PluginValidationError as error:
@@ -337,7 +371,7 @@ def resolve(entries: Entries, family: type[P], value: object) -> P:
     if entry is None:
         hint = suggestion(name, entries[kind], f"known {kind}s")
         if not hint.startswith("did you mean"):
-            hint += "; if a plugin offers it, install the plugin's package, or name its file with --plugin FILE"
+            hint += "; if a plugin offers it, install the plugin's package, or name its file under `plugins:`"
         _refuse(kind, [_error_line(fault(f"there is no {kind} `{name}`", hint, at="key"), (name,), value)])
     part = _validate(entry, options, lambda nested_family, nested: resolve(entries, nested_family, nested))
     assert isinstance(part, family)  # the registry checked it when the plugin offered the class

@@ -92,14 +92,13 @@ class BenchRun:
 def main(path: Path) -> None:
     """Do the job in a file."""
     job = Job.read(path)
-    registry = load_registry([Path(file) for file in job.plugins])
-    loaded = load(Path(job.file), registry)
+    loaded = load(Path(job.file), load_registry([Path(file) for file in job.plugins]))
     spark = build_session(loaded.config, job.master)
     try:
         for partitions, topic in job.topics.items():
             for number in range(job.runs):
                 place = f"{job.lake or job.folder}/{topic}-{number}"
-                measured = _drain(bound(loaded, job, topic, place), registry, spark, partitions)
+                measured = _drain(bound(loaded, job, topic, place), loaded.registry, spark, partitions)
                 _append(Path(job.results), measured)
                 shutil.rmtree(place, ignore_errors=True)
     finally:

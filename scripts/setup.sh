@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Set this checkout up: Python, Java, .venv with the pinned packages, the jars of Spark and of the embedded Kafka.
 # Safe to repeat: a set-up that is complete and was made from the same files costs a few hundredths of a second.
+# --without-archive leaves the archive of the JVM's classes to the next call: a demo gets all of the machine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -32,9 +33,15 @@ ready() {
 
 may_install() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
 
+run_apt() { # what it prints is hundreds of lines: they are in a log
+    mkdir -p .venv
+    DEBIAN_FRONTEND=noninteractive apt-get "$@" >>.venv/apt.log 2>&1
+}
+
 apt_install() {
-    say "installing $* with apt-get"
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >&2
+    say "  installing $* with apt-get (.venv/apt.log)"
+    run_apt install -y -qq --no-install-recommends "$@" ||
+        { say "  apt-get could not (.venv/apt.log): $(tail -n 1 .venv/apt.log)" && return 1; }
 }
 
 python_fits() {
@@ -57,7 +64,7 @@ ensure_venv() {
         return
     fi
     if ! find_python >/dev/null && may_install; then
-        apt-get update -qq >&2 && apt_install python3 python3-venv || true
+        run_apt update -qq && apt_install python3 python3-venv || true
     fi
     local python
     python=$(find_python) || fail "no Python 3.10 to 3.13 with its venv module found: install one" \
@@ -89,7 +96,7 @@ find_java() {
 
 ensure_java() {
     if ! find_java >/dev/null && may_install; then
-        apt-get update -qq >&2 || true
+        run_apt update -qq || true
         apt_install openjdk-17-jre-headless || apt_install openjdk-21-jre-headless || true
     fi
     JAVA_HOME=$(find_java || true)
@@ -124,7 +131,7 @@ ensure_test_programs() { # tests check metrics by promtool, post at nginx's limi
     if [ ${#missing[@]} = 0 ] || ! may_install; then
         return
     fi
-    apt-get update -qq >&2 || true
+    run_apt update -qq || true
     if [ -e "$policy" ]; then
         apt_install "${missing[@]}" || say "  left out"
         return
@@ -170,6 +177,9 @@ fetch_kafka_jars() { .venv/bin/python -c 'from router_demo.kafka import kafka_ja
 fetch_registry() { .venv/bin/python -c 'from router_demo.registry import registry_jar; registry_jar()'; }
 
 archive_classes() { # in the background: it takes a minute, and without it everything works, a few seconds slower
+    if [ "$archive" = later ] || [ -e .venv/warm-up.log ]; then
+        return
+    fi
     say "an archive of the JVM's classes is made in the background, for quicker starts (200 MB, kept in" \
         "${ROUTER_CACHE:-$HOME/.cache/spark-event-router}; .venv/warm-up.log)"
     # Ctrl-C ends what runs after the set-up, not this; the lock of the set-up is not inherited.
@@ -192,7 +202,10 @@ prepare_all() { # runs what mostly computes together with what mostly waits for 
     wait "$programs"
 }
 
+archive=now
+[ "${1:-}" != --without-archive ] || archive=later
 if ready; then
+    archive_classes
     exit 0
 fi
 if command -v flock >/dev/null; then
@@ -210,5 +223,6 @@ step "packages pinned in constraints.txt (about 700 MB, a few minutes on a fresh
 note_java
 prepare_all
 fingerprint >.venv/ready
+rm -f .venv/warm-up.log
 archive_classes
 say "complete in $((SECONDS - begin)) s, with $(.venv/bin/python -V) and Java of $JAVA_HOME"

@@ -60,3 +60,15 @@ def test_the_pinned_spark_and_delta_are_the_newest_tested_pair() -> None:
     spark, delta = list(PAIRS.items())[-1]
     assert pins["pyspark"] == {spark}
     assert pins["delta-spark"] == {delta}
+
+
+def test_pip_installs_tested_pairs() -> None:
+    """Without it `pip install` in an empty environment takes a Spark that is refused, or a Delta without its jars."""
+    required = {line.name: line.specifier for line in requirements()}
+    for release in PAIRS:
+        assert required["pyspark"].contains(release)
+    # All releases of Delta for these Sparks, and some that may come.
+    for release in ("4.0.1", "4.0.2", "4.1.0", "4.2.0", "4.3.0", "4.3.1", "4.3.2", "4.4.0", "4.4.1", "4.5.0"):
+        assert required["delta-spark"].contains(release) is (release in PAIRS.values()), release
+    for release in ("4.2.1", "4.3.0", "5.0.0"):
+        assert not required["pyspark"].contains(release), release

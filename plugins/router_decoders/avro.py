@@ -73,8 +73,8 @@ class Avro(RegistryDecoder):
     are cut off or have more bytes behind them.
 
     Adds `schema_id`, `schema_version`, `subject` and `message` (the record's full name). Types:
-    docs/reference/formats.md. Values are read by Spark's from_avro on executors. If the JVM is not started by
-    `router`, start it with Avro's limits (docs/reference/formats.md): a hostile length in a record can end it
+    `router help formats`. Values are read by Spark's from_avro on executors. If the JVM is not started by
+    `router`, start it with Avro's limits (`router help formats`): a hostile length in a record can end it
     otherwise.
     """
 

@@ -94,7 +94,7 @@ class Json(ArrowDecoder):
       for a string field.
     - Binary is base64. A variant takes any value. Intervals, char and varchar are refused.
 
-    Runs in Python, on record batches. docs/reference/json.md lists what Spark's from_json does in another way.
+    Runs in Python, on record batches. `router help json` lists what Spark's from_json does in another way.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("router_decoders.json_arrow",)
@@ -361,7 +361,7 @@ class JsonSchema(RegistryDecoder):
     format, and objects that do not fit the merged schema.
 
     Adds `schema_id`, `schema_version`, `subject` and `message` (the schema's title, null without one). Types:
-    docs/reference/formats.md. Runs in Python, on record batches.
+    `router help formats`. Runs in Python, on record batches.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("router_decoders.json_arrow",)

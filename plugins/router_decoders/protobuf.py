@@ -87,7 +87,7 @@ class Protobuf(RegistryDecoder):
     and a batch with a new one waits.
 
     Adds `schema_id`, `schema_version`, `subject` and `message` (full name), which rules and `select` may use.
-    How types are mapped: docs/reference/formats.md. Runs in Python, on record batches.
+    How types are mapped: `router help formats`. Runs in Python, on record batches.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("router_schemas.protobuf.events",)

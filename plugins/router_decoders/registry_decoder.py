@@ -169,8 +169,7 @@ class RegistryDecoder(ArrowDecoder):
         except RegistryAway as away:
             raise ConnectionError(f"waiting for the schema registry: {away}") from away
         if self._library.empty:
-            advice = self._library.advice
-            raise StartError(f"no schema is known that can be read: {advice}, or look at the records of the source")
+            raise StartError(f"no schema is known that can be read: {self._library.advice}")
         if known is self._known:
             return self
         return self.reading(known)

@@ -239,7 +239,7 @@ class AvroTarget:
 class ToAvro(RegistryEncoder):
     """Encode a row as an Avro record behind a zero byte and the schema's id (4 bytes, big-endian), or alone.
 
-    How columns go with a schema, and which schema is made for them: docs/how-to/write-to-kafka.md.
+    How columns go with a schema, and which schema is made for them: `router help write-to-kafka`.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("router_schemas.avro.encode",)
@@ -313,7 +313,7 @@ class ToProtobuf(RegistryEncoder):
     """Encode a row as a Protobuf message behind a zero byte, the schema's id and the message index, or alone.
 
     Needs the extra `protobuf`, also on the nodes of a cluster. How columns go with a message, and which message is made
-    for them: docs/how-to/write-to-kafka.md.
+    for them: `router help write-to-kafka`.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("router_schemas.protobuf.encode",)

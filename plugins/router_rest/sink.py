@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -86,7 +87,9 @@ class Rest(RestOptions):
         """Return whether the circuit is open, and how much of the rate limit is used."""
         from router_rest.rate_limit.server import api_state
 
-        return api_state(self.limit)
+        state = api_state(self.limit)
+        # A query may have a key; a login is refused in a URL.
+        return state and replace(state, url=self.url.partition("?")[0])
 
     @property
     def folder(self) -> Path:

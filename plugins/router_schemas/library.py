@@ -66,8 +66,8 @@ class Library(ABC, Generic[M]):
         for reason in self.reasons.values():
             return reason
         if self.announced:
-            return "register a schema of the `subjects`"
-        return "name the `subjects` of the records"
+            return "register a schema of the `subjects`, or look at the records of the source"
+        return "name the `subjects` of the records, or look at the records of the source"
 
     @property
     def reasons(self) -> dict[str, str]:
@@ -137,6 +137,11 @@ class RegistryLibrary(Library[M], Generic[U, M]):
             named = [*self.uses]
         self.named.update(named)
         self._learn(named)
+
+    @property
+    def advice(self) -> str:
+        """Return that the registry cannot be asked, if so: nothing of the configuration is to blame."""
+        return self.schemas.unavailable or super().advice
 
     @property
     def empty(self) -> bool:
@@ -403,6 +408,11 @@ class AnyFormat(Library[Formats]):
     def empty(self) -> bool:
         """Return whether no schema is known that can be read."""
         return all(library.empty for library in self._libraries.values())
+
+    @property
+    def advice(self) -> str:
+        """Return that the registry cannot be asked, if so."""
+        return self._schemas.unavailable or super().advice
 
     @property
     def reasons(self) -> dict[str, str]:

@@ -68,7 +68,7 @@ class SchemaResolver:
 
     What was resolved is kept in `memory` for ever, for ids and GUIDs never change their meaning. One lock lets one
     thread ask the registry at a time, for several schemas at once: the others find what it learnt. `clock` and `sleep`
-    are in seconds.
+    are in seconds. `unavailable` says why the registry could not be asked for the versions of a subject just now.
     """
 
     def __init__(
@@ -99,6 +99,7 @@ class SchemaResolver:
         )
         self._versions: dict[str, dict[int, int]] = {}
         self._away_until = 0.0
+        self.unavailable = ""
         self._refused_until: dict[str, float] = {}
 
     @staticmethod
@@ -215,8 +216,10 @@ class SchemaResolver:
             return self._versions[subject]
         try:
             self._versions[subject] = self._refresh_versions(subject)
+            self.unavailable = ""
         except RegistryAway as away:
             self._away_until = self._clock() + POLL_PAUSE
+            self.unavailable = str(away)
             if wait:
                 raise
             log.warning("new schemas are not seen for now: %s", away)

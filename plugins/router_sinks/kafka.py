@@ -57,7 +57,7 @@ class Kafka(ApplyingSink):
     `_key`. A topic that does not exist is not created, unless `create_topics` is set.
 
     The value is a JSON object of the route's columns, or an Avro record or Protobuf message in the frame of a schema
-    registry: docs/how-to/write-to-kafka.md.
+    registry: `router help write-to-kafka`.
 
     Every record has the headers router.query, router.sink (route/sink), router.batch, router.topic, router.partition
     and router.offset: but for the batch they are the same when a record is sent again, and no other record has them.

@@ -18,8 +18,6 @@ from router import KeyedTable, MergingSink, TableSink
 from router_encoders.templates import check_name, check_template, table_column
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from typing_extensions import Self
 
 
@@ -112,8 +110,8 @@ class Upsert(MergingSink):
     texts: ClassVar[Mapping[str, str]] = {
         "keys": "column",
         "columns": "column",
-        "newest_by": "sql",
-        "delete_when": "sql",
+        "newest_by": "order",
+        "delete_when": "order",
     }
 
     # `table` is the method that the engine calls, so the option of that name is an alias
@@ -122,15 +120,22 @@ class Upsert(MergingSink):
         default="refuse",
         description="`accept`: rows may meet in a table though fields of its name differ (a_b, c and a, b_c: a_b_c)",
     )
-    keys: tuple[str, ...] = Field(min_length=1, description="columns of the route that tell rows apart: event.gamer_id")
+    keys: tuple[str, ...] = Field(
+        min_length=1,
+        description="columns of the route, or fields of the event that are columns of it: event.gamer_id",
+    )
     newest_by: str | tuple[str, ...] = Field(
-        default=OFFSET, min_length=1, description="SQL over event and raw columns, the most important first: event.at"
+        default=OFFSET,
+        min_length=1,
+        description="SQL over columns of the route, the event and the record, the most important first: event.at",
     )
     when_matched: Literal["update", "ignore"] = Field(
         default="update", description="`ignore` keeps the row that is there: the first of a key wins"
     )
     delete_when: str | None = Field(
-        default=None, min_length=1, description='SQL condition of rows that delete their key: "event.left"'
+        default=None,
+        min_length=1,
+        description='SQL condition, over the same columns, of rows that delete their key: "event.left"',
     )
     changes: tuple[str, ...] | None = Field(
         default=None, alias="columns", min_length=1, description="the only columns that change in a row that is there"
@@ -231,10 +236,10 @@ class Upsert(MergingSink):
         deletions_kept = KEPT.fullmatch(self.deletions_kept)
         assert deletions_kept  # by validation
         return KeyedTable(
-            keys=_columns(self.keys),
+            keys=self.columns_of(self.keys),
             newest_by=self._ordering,
             when_matched=self.when_matched,
-            columns=_columns(self.changes) if self.changes else None,
+            columns=self.columns_of(self.changes) if self.changes else None,
             soft_delete=self.soft_delete,
             history=self.history == "scd2",
             evolution=self.evolution,
@@ -254,11 +259,6 @@ class Upsert(MergingSink):
         if self.delete_when is None:
             return None
         return F.expr(self.delete_when).cast("boolean")
-
-
-def _columns(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the columns of a route that fields of the event become."""
-    return tuple(name.removeprefix("event.") for name in names)
 
 
 def _bytes(text: str) -> int:

@@ -55,7 +55,7 @@ class Part(BaseModel):
     """The option that a bare string (or list) stands for, so that `sql: "a > 1"` can be written."""
     texts: ClassVar[Mapping[str, str]] = {}
     """The options that `router check` reads without Spark, each with what it holds: `column` of the route, `ddl` of the
-    events, `field` of `event`, `sql` over `event` and raw columns."""
+    events, `field` of `event`, `sql` over `event` and raw columns, `order`: SQL over columns of the route as well."""
     needs: ClassVar[tuple[str, ...]] = ()
     """Modules that its tasks import. Before a stream starts, one executor tries to import them."""
     connectors: ClassVar[tuple[str, ...]] = ()

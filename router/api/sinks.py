@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from router.api.parts import Part
 from router.api.table_options import NewTable, TableOptions
@@ -172,6 +172,13 @@ class MergingSink(LakeSink, ABC):
         description="a record with a key and no value deletes its key; all sinks of the route, or none",
     )
 
+    _renamed: Mapping[str, str] = PrivateAttr(default_factory=dict)
+
+    def columns_of(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return the columns of the route that names mean: columns, or fields of the event (`event.id`)."""
+        columns = [name.removeprefix("event.") for name in names]
+        return tuple(self._renamed.get(column, column) for column in columns)
+
     @abstractmethod
     def keyed(self) -> KeyedTable:
         """Return how the rows of one key become one row."""
@@ -179,12 +186,13 @@ class MergingSink(LakeSink, ABC):
     def newest(self) -> tuple[Column, ...]:
         """Return the columns that order the rows of a key, the most important first; none to order by offset.
 
-        They are numbers, texts, dates or times over `event` and the raw columns. Runs on the driver.
+        They are numbers, texts, dates or times over the route's columns, `event` and the raw columns; of one name the
+        route's column is taken. If the sink takes tombstones, they have no columns of the route. Runs on the driver.
         """
         return ()
 
     def deletes(self) -> Column | None:
-        """Return a boolean column over `event` and the raw columns: true if the row deletes its key.
+        """Return a boolean column, true if the row deletes its key; it has the columns that those of `newest` have.
 
         Null counts as false. Return None if no row deletes. Runs on the driver.
         """
@@ -342,12 +350,15 @@ class ApiState:
 
     `circuit_open`: nothing is sent, because the API does not work. `limit_used` is the share of the stated rate limit
     that is used, 0 to 1; None without one. `answers` counts the calls since the process started by how they ended, in
-    words that people see, such as `ok`, `throttled`, `failed`, `timed out`; empty if that is not known.
+    words that people see, such as `ok`, `throttled`, `failed`, `timed out`; empty if that is not known. `url` is where
+    the sink sends, without query and secrets; `failure` is how the last call that failed ended: `answers 503`.
     """
 
     circuit_open: bool = False
     limit_used: float | None = None
     answers: Mapping[str, int] = field(default_factory=dict)
+    url: str = ""
+    failure: str = ""
 
 
 class ApplyingSink(Sink, ABC):

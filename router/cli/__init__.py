@@ -42,6 +42,7 @@ COMMANDS = {
     "doctor": ("router.cli.doctor:doctor", "Report what on this machine keeps a configuration from running."),
     "expectations": ("router.cli.tables:expectations", "Show how often expectations do not hold."),
     "graph": ("router.cli.graph:graph", "Draw source, decoder, routes, sinks and tables."),
+    "help": ("router.cli.manual:show_topic", "Show a page of the documentation, or list all."),
     "ledger": ("router.cli.tables:ledger", "Print the last batches and their balance."),
     "maintain": ("router.cli.tables:maintain", "Compact and clean tables."),
     "plugins": (
@@ -68,6 +69,7 @@ GROUPS = {
     "See what happened to records": ("status", "ledger", "dead-letters", "tables", "verify", "views", "expectations"),
     "Repair tables, send again": ("rebuild", "backfill", "replay", "quarantine"),
     "Extend it": ("plugins",),
+    "Read about it": ("help",),
 }
 """What a user is about -> the commands for it, as `router --help` lists them."""
 

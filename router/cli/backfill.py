@@ -48,11 +48,12 @@ def backfill(
 
     # What the command line says wrong is said before plugins and file are read.
     chosen = _parse_range(begin, end)
-    registry = load_registry(plugin_files)
-    loaded = load(file, registry)
+    loaded = load(file, load_registry(plugin_files))
     stop = threading.Event()
-    with watched_session(loaded.config, master, stop) as spark:
-        done = list(_run(ReprocessContext.of(loaded, spark, stop), registry, chosen))
+    # Bronze is read by Spark, a topic by the tasks alone.
+    from_bronze = loaded.config.bronze is not None
+    with watched_session(loaded.config, master, stop, by_spark=from_bronze) as spark:
+        done = list(_run(ReprocessContext.of(loaded, spark, stop), loaded.registry, chosen))
     if as_json:
         show_json({"name": loaded.config.name, "backfills": [asdict(backfilled) for backfilled in done]})
     for backfilled in done if not as_json else ():

@@ -72,7 +72,7 @@ def check(
         if plan:
             from router.engine.preflight.check import check_plan
 
-            plan_summary = check_plan(loaded, registry)
+            plan_summary = check_plan(loaded, loaded.registry)
         if lake:
             from router.engine.preflight.check import check_lake
 
@@ -91,7 +91,7 @@ def check(
         for problem in problems:
             click.echo(str(problem))
     else:
-        click.echo(loaded.fingerprint if fingerprint else _summary(loaded, registry))
+        click.echo(loaded.fingerprint if fingerprint else _summary(loaded, loaded.registry))
         if plan_summary:
             click.echo(plan_summary)
         for note in loaded.notes if not fingerprint else ():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import re
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -103,10 +102,9 @@ def kind_text(annotation: object) -> str:
         return " | ".join(map(repr, get_args(annotation)))
     if get_origin(annotation) in {Union, UnionType}:
         return " | ".join(map(kind_text, get_args(annotation)))
-    if isinstance(annotation, type) and not get_args(annotation):
-        return annotation.__name__.replace("NoneType", "None")
-    # Types with arguments, such as tuple[router.api.parts.Rule, ...], go without the names of modules.
-    return re.sub(r"\b[A-Za-z_][\w.]*\.(?=\w)", "", str(annotation)).replace("NoneType", "None")
+    name = getattr(get_origin(annotation) or annotation, "__name__", "...").replace("NoneType", "None")
+    inner = ", ".join(map(kind_text, get_args(annotation)))
+    return f"{name}[{inner}]" if inner else name
 
 
 @click.command(short_help="Print the configuration's JSON Schema, for editors.")

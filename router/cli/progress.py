@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from contextlib import contextmanager
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 SHOWN_AFTER = 2.0
 """Seconds until the line appears: what ends sooner needs none."""
 ASK_SECONDS = 1.0
+PIPE_SECONDS = 30.0
+"""Seconds between two lines about work in a pipe."""
+log = logging.getLogger("router")
 _FEW = 2
 """Things that must be done before the time of the others is estimated."""
 
@@ -92,6 +96,19 @@ class _CountedProgress(BackgroundThread):
                 self._status.update(self._latest)
 
 
+def in_pipe() -> Callable[[str], None]:
+    """Return what takes the state of a work each second, and logs it every PIPE_SECONDS."""
+    said = time.monotonic()
+
+    def log_sometimes(text: str) -> None:
+        nonlocal said
+        if time.monotonic() - said >= PIPE_SECONDS:
+            said = time.monotonic()
+            log.info("%s", text)
+
+    return log_sometimes
+
+
 class SparkProgress(BackgroundThread):
     """How many tasks of Spark's running stages are done, told to `show` for as long as the block runs."""
 
@@ -110,7 +127,7 @@ class SparkProgress(BackgroundThread):
             except Exception:  # Spark stops; whatever else fails here is no reason to end the command
                 return
             if not stages:
-                self._show(self._what)
+                self._show(f"{self._what}: at work, without a task of Spark")
                 continue
             # The next stages begin from scratch: their tasks may take longer than those before them.
             if stages != estimated:

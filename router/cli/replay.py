@@ -83,8 +83,7 @@ def replay(
         raise click.UsageError("--status is about rows that a sink keeps, --stage and --reason are about dead letters")
     seconds = None if since is None else parse_since(since)
     rows = _row_filter(stages, reason, statuses, seconds)
-    registry = load_registry(plugin_files)
-    loaded = load(file, registry)
+    loaded = load(file, load_registry(plugin_files))
     config = loaded.config
     route, name = config.identity_of(route, name)
     letters = None
@@ -96,8 +95,8 @@ def replay(
     choice = ReplayChoice(rows, letters, sinks)
 
     stop = threading.Event()
-    with watched_session(config, master, stop) as spark:
-        command = _Command(ReprocessContext.of(loaded, spark, stop), registry, choice, "other-order" in accepted)
+    with watched_session(config, master, stop, by_spark=True) as spark:
+        command = _Command(ReprocessContext.of(loaded, spark, stop), loaded.registry, choice, "other-order" in accepted)
         if send:
             is_delivered = command.send()
         else:

@@ -80,8 +80,7 @@ def run(
 
     errors = json_errors(click.get_current_context()) if json_logs else nullcontext()
     with errors:
-        registry = load_registry(plugin_files)
-        loaded = load(file, registry)
+        loaded = load(file, load_registry(plugin_files))
         if commit:
             loaded = loaded.changed(commit=commit)
         if ui is not None:
@@ -96,6 +95,7 @@ def run(
         config = loaded.config
         stop = threading.Event()
         board = StatusBoard(config.name)
+        board.starts("the start of Spark")
         with (
             stopped_by_signals(stop, lambda: board.snapshot().progress) as ended,
             Watcher(config.name, json_lines=json_logs) as watcher,
@@ -115,7 +115,7 @@ def run(
                 stop=stop,
                 status=board,
             )
-            run_stream(loaded, registry, spark, options)
+            run_stream(loaded, loaded.registry, spark, options)
             ended.set()
         if (options.trigger or config.trigger).once and not stop.is_set():
             _refuse_waiting_rows(config)
@@ -154,6 +154,7 @@ def served(config: Config, board: StatusBoard, file: Path) -> Iterator[None]:
     from router.cli.graph import NO_COUNTS, graph_of
     from router.engine.status.file_reader import StatusFileReader
     from router.engine.status.server import StatusServer
+    from router.engine.status.summary import noted_address
 
     graph = graph_of(config, NO_COUNTS).document()
     server = StatusServer(board, config.ui, config.metrics, str(file), graph)
@@ -162,6 +163,7 @@ def served(config: Config, board: StatusBoard, file: Path) -> Iterator[None]:
         # Without an address it could not be served, which is logged: then nothing is read for it.
         if server.address is not None:
             logging.getLogger("router").info("%s: status at http://%s:%d/", config.name, *server.address)
+            readers.enter_context(noted_address(config, server.address))
             readers.enter_context(StatusFileReader(board, config))
             if config.source.kafka is not None:
                 from router.engine.status.source_ends import SourceEnds

@@ -70,9 +70,10 @@ def watched_session(
 ) -> Iterator[SparkSession]:
     """Start Spark as `session_on_lake` does, for work that takes a while: it is logged to standard error.
 
-    A terminal also shows how many tasks of Spark are done. `stop` is set at SIGTERM and Ctrl-C.
+    A terminal also shows how many tasks of Spark are done, and a pipe gets that every 30 s. `stop` is set at SIGTERM
+    and Ctrl-C.
     """
-    from router.cli.progress import SparkProgress
+    from router.cli.progress import SparkProgress, in_pipe
     from router.cli.watching import Watcher
 
     with (
@@ -81,8 +82,8 @@ def watched_session(
         session_on_lake(config, master, by_spark=by_spark) as session,
         ExitStack() as shown,
     ):
-        if watcher.status is not None:
-            shown.enter_context(SparkProgress(session, config.name, watcher.status.update))
+        show = watcher.status.update if watcher.status is not None else in_pipe()
+        shown.enter_context(SparkProgress(session, config.name, show))
         yield session
 
 

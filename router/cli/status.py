@@ -24,9 +24,20 @@ if TYPE_CHECKING:
 
     from router.engine.status.summary import StreamSummary
 
-TIME_FIELDS = ("since", "batch_ended", "progress", "lag_read", "newest_record", "quarantined_since", "outbox_since")
+TIME_FIELDS = (
+    "since",
+    "batch_ended",
+    "progress",
+    "lag_read",
+    "newest_record",
+    "quarantined_since",
+    "outbox_since",
+    "warned",
+)
 PART_TIMES = {"views": ("refreshed", "checked", "failed_since"), "expectations": ("last",)}
 """Times in each of the parts of a list."""
+LONG_STEP_SECONDS = 60.0
+"""Seconds after which the headline says since when a step is under way."""
 EXIT_CODES = {"look": 1, "act": 2}
 """Exit codes by the severity of the worst finding."""
 
@@ -84,7 +95,7 @@ def status(
         show_json(_document(summary, code))
     else:
         click.echo(headline(summary, now))
-        show_sentences([*reasons(summary["findings"]), *sentences(summary, now)])
+        show_sentences([*reasons(summary["findings"], summary["verdict"]), *sentences(summary, now)])
     raise SystemExit(code)
 
 
@@ -98,11 +109,13 @@ def findings_of(summary: StreamSummary, max_age: timedelta | None, file: str, no
     return [*map(asdict, late), *summary["findings"]]
 
 
-def reasons(findings: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Return a line for each finding, with its command."""
+def reasons(findings: list[dict[str, Any]], verdict: str) -> list[tuple[str, str]]:
+    """Return a line for each finding, with its command; without one whether all is well."""
     from router.engine.status.findings import line_of
 
-    lines = [line_of(finding["text"], finding["command"]) for finding in findings] or ["all is well"]
+    lines = [line_of(finding["text"], finding["command"]) for finding in findings]
+    if not lines:
+        lines = ["all is well" if verdict == "well" else "not known yet: no batch has ended"]
     return [("why", printable(line)) for line in lines]
 
 
@@ -126,6 +139,10 @@ def _as_datetime(moment: float | None) -> datetime | None:
         return None
 
 
+WARNING_SECONDS = 3600.0
+NOT_KNOWN = "not known yet"
+
+
 def headline(summary: StreamSummary, now: float) -> str:
     """Return the name of a stream and what it does."""
     state = summary["state"]
@@ -133,6 +150,9 @@ def headline(summary: StreamSummary, now: float) -> str:
         state = f"{state} for {_age(summary['since'], now)}"
     if summary["step"]:
         state = f"{state}, {summary['step']}"
+        # Of a step that ends soon this would change with each look.
+        if summary["progress"] is not None and now - summary["progress"] >= LONG_STEP_SECONDS:
+            state = f"{state} since {datetime.fromtimestamp(summary['progress'], timezone.utc):%H:%M:%S} UTC"
     return printable(f"{summary['name']}: {state}")
 
 
@@ -151,7 +171,8 @@ def sentences(summary: StreamSummary, now: float) -> list[tuple[str, str]]:
         ("quarantine", _quarantine(summary, now)),
         ("outboxes", _outboxes(summary, now)),
         ("views", _views(summary, now)),
-        ("warning", summary["warning"] or "-"),
+        ("fields", _unknown_fields(summary)),
+        ("warning", _warning(summary, now)),
     ]
     return [(subject, printable(sentence)) for subject, sentence in subjects]
 
@@ -163,7 +184,7 @@ def _witness(summary: StreamSummary) -> str:
 
 
 def _age(moment: float, now: float) -> str:
-    from router.engine.status.summary import age
+    from router.engine.status.findings import age
 
     return age(moment, now)
 
@@ -199,6 +220,8 @@ def _dead_letters(summary: StreamSummary) -> str:
     if summary["source"] == "stream":
         since = "since the start"
     if not summary["dead_letters"]:
+        if summary["verdict"] == "unknown":
+            return NOT_KNOWN
         return f"none {since}"
     by_cause = ", ".join(f"{count:,} {cause}" for cause, count in sorted(summary["dead_letters"].items()))
     # The table of dead letters has a row for each sink that refused a record: the counts are those of its rows.
@@ -209,12 +232,29 @@ def _quarantine(summary: StreamSummary, now: float) -> str:
     from router.engine.status.findings import join_names
 
     if not summary["quarantined"]:
-        return "no rows"
+        return NOT_KNOWN if summary["verdict"] == "unknown" else "no rows"
     tables = [f"{table} ({rows:,} rows)" for table, rows in sorted(summary["quarantined"].items())]
     since = ""
     if summary["quarantined_since"] is not None:
         since = f"; the oldest record is {_age(summary['quarantined_since'], now)} old"
     return f"{join_names(tables)}{since}; see `router quarantine list FILE`"
+
+
+def _unknown_fields(summary: StreamSummary) -> str:
+    from router.engine.status.findings import join_names
+
+    if not summary["unknown_fields"]:
+        return "-"
+    names = join_names([f"{name} ({events:,} events)" for name, events in summary["unknown_fields"].items()])
+    change = "add them to the schema of `decode`; one that was inferred is by `router run FILE --refresh-schema`"
+    return f"{names}: {change}"
+
+
+def _warning(summary: StreamSummary, now: float) -> str:
+    """Return the last warning, unless it is so old that it is over: the findings have what is wrong now."""
+    if not summary["warning"] or now - summary["warned"] > WARNING_SECONDS:
+        return "-"
+    return f"{summary['warning']} ({_age(summary['warned'], now)} ago)"
 
 
 def _views(summary: StreamSummary, now: float) -> str:
@@ -235,7 +275,7 @@ def _outboxes(summary: StreamSummary, now: float) -> str:
     from router.engine.status.findings import join_names
 
     if not summary["outboxes"]:
-        return "no rows"
+        return NOT_KNOWN if summary["verdict"] == "unknown" else "no rows"
     sinks = [f"{sink} ({rows:,} rows)" for sink, rows in sorted(summary["outboxes"].items())]
     since = ""
     if summary["outbox_since"] is not None:

@@ -13,6 +13,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.console import Console
 
 from router.api.columns import quoted, sql_text
 from router.api.sinks import LakeSink
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from router.engine.audit.expectation_counts import ExpectationCounts
     from router.engine.maintenance import TableMaintenance
 
+LINE_OF_LOG = 200
+"""Columns of a line that `maintain` prints into the log of a job: why a table could not be maintained may be long."""
 OFFSETS_OF_SOURCE = ("topic", "partition", "from_offset", "to_offset")
 COUNTS_OF_SINK = (*count_names("route"), *count_names("sink"))
 
@@ -382,7 +385,10 @@ def maintain(
         fitting = f" and {' '.join(patterns)} fits" if patterns else ""
         raise StartError(f"{config.lake} has no table that `maintenance` names{fitting}")
     listing = Listing("tables", "what would be done" if dry_run else "what was done", MAINTAIN_FIELDS, rows)
-    show_listings(config.name, [listing], as_json=as_json)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = LINE_OF_LOG
+    show_listings(config.name, [listing], as_json=as_json, console=console)
     raise SystemExit(int(any(row["files"] is None for row in rows)))
 
 

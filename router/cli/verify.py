@@ -163,12 +163,12 @@ def rebuild(
     from router.engine.reprocess.context import ReprocessContext
     from router.engine.reprocess.refresh import Refresh
 
-    registry = load_registry(plugin_files)
-    loaded = load(file, registry)
+    loaded = load(file, load_registry(plugin_files))
     stop = threading.Event()
-    with watched_session(loaded.config, master, stop) as spark:
+    # Bronze is read by Spark, a topic by the tasks alone.
+    with watched_session(loaded.config, master, stop, by_spark=origin == "bronze") as spark:
         context = ReprocessContext.of(loaded, spark, stop)
-        context = context.with_decoder().with_executors(registry, "rebuild")
+        context = context.with_decoder().with_executors(loaded.registry, "rebuild")
         accept = "foreign-changes" in accepted
         refreshed = Refresh(context, patterns, full=full, topic=origin == "earliest", accept=accept).run()
     if as_json:

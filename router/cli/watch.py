@@ -48,8 +48,8 @@ SUBJECTS_OF_LIST = 2
 """Sentences above a list, beside what is wrong: who has seen it, and the last batch."""
 REPORTED = ("source", "state", "cause", "batch", "blocked", "quarantined", "outboxes", "dead_letters")
 """Parts of a summary that tell that a list may have changed."""
-_WITH_AGE = ("stuck", "overdue")
-"""Findings whose text has an age, which is no change."""
+_WITH_AGE = ("stuck", "overdue", "sink", "dead letters")
+"""Findings whose text has an age or a count of the moment, which is no change."""
 
 
 def watch_stream(
@@ -154,7 +154,7 @@ class WatchedStream:
         subjects = sentences(self.summary, now)
         if self._read is not None:
             subjects = subjects[:SUBJECTS_OF_LIST]
-        return headline(self.summary, now), [*reasons(self.findings(now)), *subjects]
+        return headline(self.summary, now), [*reasons(self.findings(now), self.summary["verdict"]), *subjects]
 
 
 def _facts(summary: StreamSummary) -> tuple[Any, ...]:
@@ -207,7 +207,10 @@ def changed_lines(stream: WatchedStream, known: dict[tuple[Any, ...], str]) -> I
     """
     now = time.time()
     time_of_line = _utc(now)
-    wrong = [finding["kind" if finding["kind"] in _WITH_AGE else "text"] for finding in stream.findings(now)]
+    wrong = []
+    for finding in stream.findings(now):
+        is_same = finding["kind"] in _WITH_AGE
+        wrong.append(f"{finding['kind']} {finding['places']}" if is_same else finding["text"])
     state = f"{stream.summary['state']} {stream.summary['cause']} {stream.summary['batch']} {wrong}"
     if known.get(("state",)) != state:
         known["state",] = state

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from router.config.models import Config
-from router.config.problems import Document, place_inside, problems_of, sort_problems, widths_of
-from router.config.validation import cross_checks
+from router.config.problems import Document, place_inside, problems_of, sort_problems, widths_of, written_secrets
+from router.config.validation import Finding, cross_checks
 from router.config.variables import substitute
 from router.config.written_sql import check_written_sql
-from router.config.yaml_tree import Scalar, YamlNode, as_lists, parse_yaml, plain_data
-from router.errors import ConfigError, Problem
+from router.config.yaml_tree import Items, Scalar, YamlNode, as_lists, parse_yaml, plain_data
+from router.errors import ConfigError, PluginError, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -35,18 +35,20 @@ class Loaded:
     """A configuration that can start.
 
     `fingerprint` names the configuration as it is written, without comments and layout and before variables are
-    replaced: it changes with the file's meaning and never with a secret. `notes` are not mistakes.
+    replaced: it changes with the file's meaning and never with a secret. `registry` also has the parts of its
+    `plugins`. `notes` are not mistakes.
     """
 
     config: Config
     path: Path
     fingerprint: str
+    registry: Registry = field(repr=False, compare=False)
     document: Document = field(repr=False, compare=False)
     notes: tuple[Problem, ...] = ()
 
     def problem(self, loc: KeyPath, what: str, hint: str = "") -> Problem:
         """Return a problem at a place of the file, for checks that come later: `("routes", 0, "match")`."""
-        return self.document.problem(loc, what, hint)
+        return self.document.problem(loc, what, hint, code="plan")
 
     def debugged(self) -> Loaded:
         """Return this with a lake and a checkpoint of its own, unless the file already has them."""
@@ -80,17 +82,18 @@ def load(
     if written is not None:
         document = Document(file, written, widths)
         filled, unset = substitute(written, environ, path.parent, file)
+        registry = _with_plugins(registry, Document(file, filled, widths), path.parent)
         config, faults = _validate(Document(file, filled, widths), registry)
         problems = [*problems, *unset, *faults]
         if sql:
             findings, doubts = check_written_sql(filled, registry)
-            problems += [document.problem(finding.loc, finding.what, finding.hint) for finding in findings]
-            notes += [document.problem(doubt.loc, doubt.what, doubt.hint) for doubt in doubts]
+            problems += [_problem(document, finding) for finding in findings]
+            notes += [_problem(document, doubt) for doubt in (*doubts, *written_secrets(filled, registry.entries))]
     if problems or written is None or config is None:
         raise ConfigError(sort_problems(_moved_inside(problem, widths) for problem in problems))
     if config.debug:
         config = config.debugged()
-    return Loaded(config, path, _fingerprint(written), document, sort_problems(notes))
+    return Loaded(config, path, _fingerprint(written), registry, document, sort_problems(notes))
 
 
 def _read(path: Path) -> str:
@@ -103,6 +106,32 @@ def _read(path: Path) -> str:
     except UnicodeDecodeError as error:
         problem = Problem(str(path), 1, 1, "", f"is not UTF-8 text (byte {error.start + 1})", "save the file as UTF-8")
     raise ConfigError((problem,))
+
+
+def _with_plugins(registry: Registry, document: Document, folder: Path) -> Registry:
+    """Return a registry with the plugins that a configuration names; raise ConfigError for those that cannot be loaded.
+
+    Without one of them nearly all else would be a mistake, so these are the only ones then.
+    """
+    names = document.locate(("plugins",)).node
+    if not isinstance(names, Items):
+        return registry
+    problems = []
+    seen = set()
+    for number, name in enumerate(names.items):
+        if not isinstance(name, Scalar) or name.broken:
+            continue
+        try:
+            path = os.path.normpath(name.text)
+            if path in seen:
+                raise PluginError(name.text, "is listed twice")
+            seen.add(path)
+            registry = registry.with_plugin(name.text, folder)
+        except PluginError as error:
+            problems.append(document.problem(("plugins", number), str(error), code="value"))
+    if problems:
+        raise ConfigError(sort_problems(problems))
+    return registry
 
 
 def _validate(document: Document, registry: Registry) -> tuple[Config | None, list[Problem]]:
@@ -131,8 +160,12 @@ def _validate(document: Document, registry: Registry) -> tuple[Config | None, li
         as_text = more_as_text
         document = replace(document, root=root)
     for finding in cross_checks(document.root, registry):
-        problems.append(document.problem(finding.loc, finding.what, finding.hint, at_key=finding.at_key))
+        problems.append(_problem(document, finding))
     return config, problems
+
+
+def _problem(document: Document, finding: Finding) -> Problem:
+    return document.problem(finding.loc, finding.what, finding.hint, code=finding.code, at_key=finding.at_key)
 
 
 def _wanted_as_text(error: ValidationError, document: Document) -> frozenset[int]:
@@ -165,4 +198,4 @@ def _fingerprint(root: YamlNode) -> str:
 
 def _moved_inside(problem: Problem, widths: tuple[int, ...]) -> Problem:
     line, column = place_inside(widths, problem.line, problem.column)
-    return Problem(problem.file, line, column, problem.path, problem.what, problem.hint)
+    return replace(problem, line=line, column=column)

@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from router.api.parts import Decoder, Rule, ViewQuery
-from router.api.sinks import ApplyingSink, LakeSink, Sink, TableSink
+from router.api.sinks import ApplyingSink, LakeSink, MergingSink, Sink, TableSink
 from router.api.table_options import NewTable, TableOptions
 from router.moments import parse_moment
 from router.record import BATCH, IN_RULES, PLACE, RECORD
@@ -377,6 +377,14 @@ class Route(Model):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _tell_sinks(self) -> Route:
+        """Let merging sinks know which columns fields of the event become under another name."""
+        for sink in self.sinks:
+            if isinstance(sink, MergingSink):
+                sink._renamed = renamed_fields(self.select)
+        return self
+
     @property
     def identity(self) -> str:
         """Return the name that ids, tables and notes of the route go by: its first one."""
@@ -402,6 +410,18 @@ class Route(Model):
                 name = f"{name}_{numbers[name]}"
             shown[name] = sink.was or name
         return shown
+
+
+def renamed_fields(select: tuple[str, ...]) -> dict[str, str]:
+    """Return fields of the event that are columns of a route by another name only: `event.id AS customer`."""
+    names = {name for text in select for name in re.findall(r"(\*|\w+)`?\s*$", text)}
+    renamed: dict[str, str] = {}
+    for text in select:
+        match = re.fullmatch(r"\s*event\.`?(\w+)`?\s+(?:AS\s+)?`?(\w+)`?\s*", text, re.IGNORECASE)
+        # A column of that name comes first; a * may have one.
+        if match and not names & {match[1], "*"}:
+            renamed.setdefault(match[1], match[2])
+    return renamed
 
 
 TABLE_GLOB = r"^[a-z0-9_*?]+\.[a-z0-9_*?]+$"
@@ -731,6 +751,9 @@ class Config(Model):
     """One router: a source, a decoder, routes and where everything goes."""
 
     name: HyphenedName
+    plugins: tuple[str, ...] = Field(
+        default=(), description="files with parts, relative to this file, or modules; `--plugin` adds to them"
+    )
     lake: StorageAddress = Field(description="folder or URI; the table layer.table lives at lake/layer/table")
     storage_options: dict[str, SecretStr] = Field(default_factory=dict)
     checkpoint: StorageAddress | None = Field(default=None, description="default: LAKE/_router/NAME")

@@ -16,6 +16,7 @@ from pydantic import BaseModel, Secret, SecretBytes, SecretStr
 
 from router.api.parts import Part
 from router.config.models import BRONZE_PATTERN, HYPHENED_PATTERN, NAME_PATTERN, TABLE_PATTERN, Config
+from router.config.validation import Finding
 from router.config.yaml_tree import Items, Keys, MappingEntry, Scalar, YamlNode, children
 from router.errors import Problem, printable
 from router.registry import TRUSTED, options_of, suggestion
@@ -76,6 +77,7 @@ _PATTERNS = {
     "the table, such as bronze.{topic}",
     TABLE_PATTERN: "layer.table: lower-case letters, digits and _, the layer begins with a letter",
 }
+_CODES = {"missing": "missing", "extra_forbidden": "unknown"}
 _WITHHELD = "its message is withheld, since the value is a secret or comes from a variable"
 
 
@@ -100,7 +102,8 @@ def problems_of(error: ValidationError, document: Document, entries: Entries) ->
             faults.append(_fault(line, place, document, entries))
     problems = []
     for fault in _join_members(faults):
-        problems.append(document.problem(fault.line["loc"], fault.what, fault.hint, at_key=fault.at_key))
+        code = _CODES.get(fault.line["type"], "unknown" if fault.at_key else "value")
+        problems.append(document.problem(fault.line["loc"], fault.what, fault.hint, code=code, at_key=fault.at_key))
     return problems
 
 
@@ -128,10 +131,10 @@ def _fault(line: ErrorDetails, place: LocatedNode, document: Document, entries: 
         meaning = description(entries, loc)
         if meaning:
             hint += f": {meaning}"
-        return _Fault(line, place, f"`{loc[-1]}` is missing", hint)
+        return _Fault(line, place, _words(line, place.node), hint)
     if kind == "extra_forbidden":
         hint = _ELSEWHERE.get(loc) or _similar_keys(entries, loc)
-        return _Fault(line, place, "unknown key", hint, at_key=True)
+        return _Fault(line, place, _words(line, place.node), hint, at_key=True)
     if kind.startswith(TRUSTED) and {"what", "hint", "at"} <= context.keys():
         return _Fault(line, place, context["what"], context["hint"], at_key=context["at"] == "key")
 
@@ -142,17 +145,38 @@ def _fault(line: ErrorDetails, place: LocatedNode, document: Document, entries: 
         return _Fault(line, place, f"a key must be {expected}", hint, at_key=True, member=member)
     if expected and _is_hidden(entries, loc, place):
         return _Fault(line, place, f"must be {expected}", "", member=member)
+    message = _words(line, place.node)
     if expected:
-        message = f"must be {expected}, not {_shown(place.node)}"
         return _Fault(line, place, message, _nearest(place.node, context), member=member)
-
-    # The message of a validator, which may be a plugin's.
-    message = line["msg"]
-    if kind == "value_error":
-        message = str(context.get("error", message))
     if _gives_away(message, _hidden_texts(line, place, document, entries)):
         return _Fault(line, place, f"is not accepted ({kind})", _WITHHELD, member=member)
     return _Fault(line, place, message, "", member=member)
+
+
+def problems_in_words(lines: Iterable[ErrorDetails], document: Document, hint: str) -> Iterator[Problem]:
+    """Yield the problems of a file without secrets, such as one of route tests."""
+    faults = []
+    for line in lines:
+        place = document.locate(line["loc"])
+        is_member = bool(place.left) and line["type"] != "missing"
+        faults.append(_Fault(line, place, _words(line, place.node), hint, member=is_member))
+    for fault in _join_members(faults):
+        code = _CODES.get(fault.line["type"], "value")
+        yield document.problem(fault.line["loc"], fault.what, fault.hint, code=code)
+
+
+def _words(line: ErrorDetails, node: YamlNode) -> str:
+    """Return what is wrong with a value that may be shown, in the words of the router."""
+    context = line.get("ctx", {})
+    expected = _expected(line["type"], context)
+    if line["type"] == "missing":
+        return f"`{line['loc'][-1]}` is missing"
+    if line["type"] == "extra_forbidden":
+        return "unknown key"
+    if expected:
+        return f"must be {expected}, not {_shown(node)}"
+    # The message of a validator, which may be a plugin's.
+    return str(context.get("error", line["msg"])) if line["type"] == "value_error" else line["msg"]
 
 
 def _is_hidden(entries: Entries, loc: KeyPath, place: LocatedNode) -> bool:
@@ -291,7 +315,7 @@ class Document:
             place = _step(place, str(element))
         return place
 
-    def problem(self, loc: KeyPath, what: str, hint: str = "", *, at_key: bool = False) -> Problem:
+    def problem(self, loc: KeyPath, what: str, hint: str = "", *, code: str, at_key: bool = False) -> Problem:
         """Return a problem at the value (or the key) of a location, or at what is nearest to it."""
         place = self.locate(loc)
         # An empty value stands nowhere: its key is shown.
@@ -300,7 +324,7 @@ class Document:
         if place.key is not None and (at_key or is_nothing):
             spot = place.key
         line, column = place_inside(self.widths, spot.line, spot.column)
-        return Problem(self.file, line, column, printable(".".join(place.path)), printable(what), printable(hint))
+        return Problem(self.file, line, column, printable(".".join(place.path)), printable(what), printable(hint), code)
 
 
 def widths_of(text: str) -> tuple[int, ...]:
@@ -357,7 +381,7 @@ def known_keys(entries: Entries, loc: KeyPath) -> set[str]:
 
 def _similar_keys(entries: Entries, loc: KeyPath) -> str:
     """Return the keys that someone may have meant by an unknown one, and where all are listed."""
-    listed_in = "docs/reference/configuration.md"
+    listed_in = "`router help configuration`"
     for length in range(len(loc) - 1, 0, -1):
         # A class with a `kind` of its own stands for all parts of that kind; the others are parts with a name.
         if any(issubclass(model, Part) and "kind" not in vars(model) for model in _models_at(entries, loc[:length])):
@@ -379,6 +403,24 @@ def is_secret(entries: Entries, loc: KeyPath) -> bool:
     """Say whether the value at a location is declared a secret."""
     kinds = [get_origin(kind) or kind for kind in annotations_at(entries, loc)]
     return any(kind in {SecretStr, SecretBytes, Secret} for kind in kinds)
+
+
+_SECRET_NAME = re.compile(
+    r"password|passwd|secret|token|jaas|credential|authorization|(^|[._])(access|api|account|private)?_?key$"
+)
+_SECRET_URL = re.compile(r"[a-z0-9+.]+://[^/@:]*:[^/@]+@|https://.")
+
+
+def written_secrets(root: YamlNode, entries: Entries) -> Iterator[Finding]:
+    """Yield the secrets that stand in a file itself. Of options that are all kept secret only some are."""
+    for path, node in _scalars(root):
+        if node.tainted or not node.text or not is_secret(entries, path):
+            continue
+        is_address = "://" in node.text
+        hidden = _SECRET_URL.match(node.text) if is_address else _SECRET_NAME.search(path[-1].lower())
+        if hidden:
+            hint = "write ${NAME}, or ${file:/run/secrets/NAME}"
+            yield Finding(path, "a secret stands in the file", hint, code="secret")
 
 
 def _inside(entries: Entries, kind: Any, element: int | str) -> Iterator[Any]:

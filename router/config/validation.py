@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 
 P = TypeVar("P", bound=Part)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Finding:
     what: str
     hint: str
     at_key: bool = False
+    code: str = "conflict"
 
 
 def cross_checks(root: YamlNode, registry: Registry) -> Iterator[Finding]:
@@ -391,13 +393,39 @@ def _views(root: YamlNode, registry: Registry) -> Iterator[Finding]:
 
 
 def _readable_views(root: YamlNode) -> dict[int, View]:
-    """Return the views by their place, those at fault left out: these are reported already."""
+    """Return the views by their place, without options at fault, which are reported already."""
     lets = shared(Let, [plain_data(item) for item in _items_at(root, ("let",))])
     views: dict[int, View] = {}
     for index, item in enumerate(_items_at(root, ("views",))):
-        with suppress(ValidationError):
-            views[index] = View.model_validate(with_named(plain_data(item), "let", lets))
+        view = _read_sound(View.model_validate, with_named(plain_data(item), "let", lets), depth=1)
+        if view:
+            views[index] = view
     return views
+
+
+def _read_sound(read: Callable[[object], T], data: object, depth: int) -> T | None:
+    """Return what is read from data, if need be without the options at fault, which stand at some depth.
+
+    So a mistake in one option hides none that several parts make together. None if nothing can be read.
+    """
+    try:
+        return read(data)
+    except ValidationError as error:
+        faulty = {line["loc"][:depth] for line in error.errors(include_url=False)}
+    with suppress(ValidationError):
+        return read(_without(data, faulty))
+    return None
+
+
+def _without(data: object, faulty: set[tuple[int | str, ...]]) -> object:
+    """Return a mapping, and those in it, without some places."""
+    if not isinstance(data, dict):
+        return data
+    left = {}
+    for key, value in data.items():
+        if (key,) not in faulty:
+            left[key] = _without(value, {place[1:] for place in faulty if place[:1] == (key,)})
+    return left
 
 
 def _route_names(root: YamlNode) -> list[str]:
@@ -546,10 +574,8 @@ def _resolved(registry: Registry, family: type[P], node: YamlNode | None) -> P |
     """Return the part that a node means; None if it is at fault, which is reported already."""
     if node is None:
         return None
-    try:
-        return registry.resolve(family, plain_data(node))
-    except ValidationError:
-        return None
+    # A rule without one of its options would be another rule.
+    return _read_sound(partial(registry.resolve, family), plain_data(node), depth=0 if family is Rule else 2)
 
 
 def _fixed_table(node: YamlNode, registry: Registry) -> str:

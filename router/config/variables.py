@@ -76,7 +76,9 @@ class _Substitution:
             text = _TOKEN.sub(self._value, node.text)
         except _UnresolvedError as unknown:
             place = printable(".".join(path))
-            self.problems.append(Problem(self._file, node.line, node.column, place, unknown.what, unknown.hint))
+            self.problems.append(
+                Problem(self._file, node.line, node.column, place, unknown.what, unknown.hint, "variable")
+            )
             return replace(node, value="", tainted=tainted, broken=True)
         # One variable and nothing else has the type of its text: `port: ${PORT}` is a number.
         is_alone = tainted and node.plain and _TOKEN.fullmatch(node.text)

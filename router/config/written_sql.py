@@ -8,14 +8,17 @@ from __future__ import annotations
 import logging
 import re
 from functools import cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from router.config.models import renamed_fields
 from router.config.validation import Finding
 from router.config.yaml_tree import Items, Keys, Scalar, YamlNode, children
+from router.record import RECORD
 from router.registry import suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from sqlglot.errors import ParseError
 
@@ -25,9 +28,12 @@ ONLY_SPARK = frozenset({"geography", "geometry", "time", "variant", "void"})
 """Types of Spark that sqlglot may not know."""
 UNFINISHED = frozenset({"AND", "OR", "EQ", "NEQ", "GT", "GTE", "LT", "LTE", "PLUS", "DASH", "SLASH", "COMMA", "DOT"})
 """What sqlglot calls the signs and words that no expression ends with."""
+OPENING = ("(", "<")
 PAIRS = {")": "(", "]": "["}
 IN_TEMPLATE = re.compile(r"\{event\.([A-Za-z_]\w*)")
 COLUMN = re.compile(r"(?:.*\bAS\s+|(?:event\.)?)`?(\w+)`?\s*", re.IGNORECASE | re.DOTALL)
+WORDS = frozenset({"event", "event_key", "true", "false", "null", "localtimestamp", "session_user", "user"})
+"""Names that stand alone in SQL and may be no columns."""
 DECIDES = "Spark decides: --plan"
 
 
@@ -69,6 +75,8 @@ class _Check:
     def _route(self, route: YamlNode, loc: KeyPath) -> None:
         fields = self.fields
         select = _at(route, "select")
+        texts = tuple(item.text for item in _items(select) if isinstance(item, Scalar))
+        renamed = [name.lower() for name in renamed_fields(texts)]
         columns = self._columns(select, fields, has_lookup=_at(route, "lookup") is not None)
         for place, kind, node in self._part_texts("rule", _at(route, "match"), (*loc, "match")):
             self._text(kind, place, node, columns)
@@ -78,7 +86,7 @@ class _Check:
         for number, sink in enumerate(_items(_at(route, "sinks"))):
             place = (*loc, "sinks", number)
             for inner, kind, node in self._part_texts("sink", sink, place):
-                self._text(kind, inner, node, columns)
+                self._text(kind, inner, node, columns, renamed)
             self._templates(place, sink, columns)
 
     def _expectations(self, item: YamlNode, loc: KeyPath) -> None:
@@ -108,14 +116,28 @@ class _Check:
                 yield from _scalars_of(texts.get(option), inner.value, (*place, option))
                 yield from self._part_texts(kind, inner.value, (*place, option))
 
-    def _text(self, kind: str, loc: KeyPath, node: Scalar, columns: list[str] | None) -> None:
+    def _name_in_order(self, loc: KeyPath, name: str, columns: list[str]) -> None:
+        if name.lower() in (*columns, *RECORD, *WORDS) or name.lower().startswith(("_", "current_")):
+            return
+        candidates = [*columns, *(f"event.{field}" for field in self.fields or ()), *RECORD]
+        what = f"`{name}` is no column of the route or the record"
+        self._add(loc, what, suggestion(name, candidates, "columns, and fields of the event"))
+
+    def _text(
+        self, kind: str, loc: KeyPath, node: Scalar, columns: list[str] | None, renamed: Collection[str] = ()
+    ) -> None:
         if kind == "sql":
             self._sql(loc, node)
         elif kind == "field" and node.text.lower().startswith("event."):
             self._field(loc, node.text.split(".")[1].strip("`"), self.fields)
+        elif kind == "order":
+            self._sql(loc, node)
+            is_name = re.fullmatch(r"[A-Za-z_]\w*", node.text)
+            if is_name and columns is not None and self.fields is not None:
+                self._name_in_order(loc, node.text, columns)
         elif kind == "column" and columns is not None and re.fullmatch(r"[\w.]+", node.text):
             name = node.text.removeprefix("event.").split(".")[0]
-            if name.lower() not in columns:
+            if name.lower() not in (*columns, *renamed):
                 self._add(loc, f"the route has no column `{name}`", suggestion(name, columns, "its columns"))
 
     def _templates(self, loc: KeyPath, node: YamlNode, columns: list[str] | None) -> None:
@@ -156,8 +178,8 @@ class _Check:
             return
         self._add(loc, f"events have no field `{name}`", suggestion(name, fields, "the fields"))
 
-    def _add(self, loc: KeyPath, what: str, hint: str) -> None:
-        self.findings.append(Finding(loc, what, hint))
+    def _add(self, loc: KeyPath, what: str, hint: str, code: str = "field") -> None:
+        self.findings.append(Finding(loc, what, hint, code=code))
 
     def _ddl(self, loc: KeyPath, node: Scalar) -> None:
         """Read the fields of a schema, which is a list of columns or a struct of them."""
@@ -177,13 +199,15 @@ class _Check:
                 return
         except ParseError as error:
             words = _words_at(error, tokens)
+            # A type that is no type hides no name of a field.
+            self.fields = _first_words(tokens)
         except SqlglotError:  # it cannot even be split into words
             words = []
         if words and not ONLY_SPARK & {word.lower() for word in words}:
             what = f"`{' '.join(words)}`: no type that Spark knows, or no comma before it"
-            self._add(loc, what, "write Spark DDL, such as game string, amount double")
+            self._add(loc, what, "write Spark DDL, such as game string, amount double", "sql")
         else:
-            self.notes.append(Finding(loc, "this may be no schema", DECIDES))
+            self.notes.append(Finding(loc, "this may be no schema", DECIDES, code="sql"))
 
     def _sql(self, loc: KeyPath, node: YamlNode | None) -> None:
         """Look at brackets, the last word, and fields of `event`. A message shows no text that a variable gave."""
@@ -194,11 +218,11 @@ class _Check:
         try:
             tokens = _spark().tokenize(node.text)
         except SqlglotError:
-            self.notes.append(Finding(loc, "this may be no SQL", DECIDES))
+            self.notes.append(Finding(loc, "this may be no SQL", DECIDES, code="sql"))
             return
         faults = [*_faults(tokens)]
         for fault in faults:
-            self._add(loc, fault, "")
+            self._add(loc, fault, "", "sql")
         for name in dict.fromkeys(_fields_of_event(tokens)):
             self._field(loc, name, self.fields)
         if faults:
@@ -206,7 +230,7 @@ class _Check:
         try:
             _spark().parser().parse(tokens, node.text)
         except (SqlglotError, RecursionError):
-            self.notes.append(Finding(loc, "this may be no SQL", DECIDES))
+            self.notes.append(Finding(loc, "this may be no SQL", DECIDES, code="sql"))
 
 
 @cache
@@ -230,6 +254,21 @@ def _words_at(error: ParseError, tokens: list[Any]) -> list[str]:
             break
         words.append(token.text)
     return words
+
+
+def _first_words(tokens: list[Any]) -> list[str] | None:
+    """Return the first words of the parts of a schema in small letters; None if its brackets do not pair."""
+    depth = 0
+    words = []
+    # The tokens are those of CAST(x AS STRUCT<...>).
+    for before, token in pairwise(tokens):
+        if before.text in OPENING:
+            depth += 1
+        elif before.text and not before.text.strip(">)"):
+            depth -= len(before.text)
+        if depth == 2 and before.text in ("<", ","):
+            words.append(token.text.lower())
+    return words if depth == 1 and all(re.fullmatch(r"\w+", word) for word in words) else None
 
 
 def _faults(tokens: list[Any]) -> Iterator[str]:

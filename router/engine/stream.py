@@ -53,6 +53,7 @@ from router.engine.start.spark_checkpoint import CheckpointMending, SparkNotes, 
 from router.engine.start.spark_needs import spark_needs
 from router.engine.status.api_states import ApiStates
 from router.engine.status.board import StatusBoard
+from router.engine.status.findings import findings
 from router.engine.status.webhook import failures_reported
 from router.engine.steps import Stopped
 from router.engine.stream_destination import stream_batches
@@ -85,7 +86,7 @@ _LOOK_SECONDS = 5
 """Seconds between two looks for approvals while no batch is running."""
 EXECUTOR_SECONDS = 30
 KEPT_REPORTS = 1_000
-OWN_LOG = "put it back from a copy, or see docs/evidence/storage-faults.md"
+OWN_LOG = "put it back from a copy, or see `router help storage-faults`"
 """What a person can do about the log of a table for which the stream waits."""
 
 
@@ -166,9 +167,11 @@ def _run(
     reach(spark, checkpoint, needed_for=("its checkpoint",))
     trouble = RepeatedTrouble()
     retry = retrying(config, spark, options.stop, status, trouble=trouble)
+    status.starts("the lock and the check of lake and checkpoint")
     with alone(checkpoint, config.name, options.stop.set):
         retry.copy()(refuse_foreign_group, config)
         since = retry.copy()(_checked, loaded, spark, (tables, checkpoint), options.accept)
+        status.starts("the decoder and its schemas")
         if options.wait_for_topic:
             try:
                 retry.copy()(wait_for_topics, spark, config)
@@ -369,6 +372,7 @@ class _StreamRun:
 
     def _query(self, begin: source.Offsets | None) -> None:
         self.error, self.batches = None, None  # a query that starts again has a session of its own
+        self.status.starts("the sinks and the lookups")
         if not self.open:  # within the retries: they wait for a source that is unavailable
             self.config = opened(self.config, self.spark, self.folder, self._memory, trial=self.config.debug)
             self.open = True
@@ -505,12 +509,12 @@ class _StreamRun:
     def _tell_silence(self) -> None:
         """Log once for each step that it takes longer than a stream should."""
         snapshot = self.status.snapshot()
-        silent = time.time() - snapshot.progress
         longest = interval((self.config.ui or Ui()).stuck_after).total_seconds()
-        if silent > longest and self.silent_at != snapshot.place:
-            message = "%s: no step for %.0f min (%s). If it has to end, Ctrl-C or SIGTERM ends it all the same"
-            log.warning(message, self.config.name, silent / 60, snapshot.place)
-            self.silent_at = snapshot.place
+        for finding in findings(snapshot, "FILE", longest, time.time()):
+            if finding.kind == "stuck" and self.silent_at != snapshot.place:
+                message = "%s: %s If it has to end, Ctrl-C or SIGTERM ends it all the same"
+                log.warning(message, self.config.name, finding.text)
+                self.silent_at = snapshot.place
 
     def _release(self) -> None:
         """Release quarantined rows that are approved, while no batch is running."""

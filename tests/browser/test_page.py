@@ -166,6 +166,18 @@ def test_5000_tables_are_searched_and_sorted_at_once(browser: Chrome, show: Call
     assert_nothing_went_wrong(browser, address)
 
 
+def test_a_name_that_its_box_has_no_room_for_is_whole_below(browser: Chrome, show: Callable[..., str]) -> None:
+    """Without it two tables whose long names begin alike cannot be told apart, or copied."""
+    name = f"silver.{'tournament_of_the_longest_evenings_' * 3}end"
+    address = show(told_board([name], has_trouble=False))
+    assert name in [
+        title.get_attribute("textContent") for title in browser.find_elements("css selector", "#graph title")
+    ]
+    assert name in text_of(browser, "#graph ul")
+    assert "silver.big_wins" not in text_of(browser, "#graph ul"), "it has room"
+    assert_nothing_went_wrong(browser, address)
+
+
 def test_hostile_names_are_text(browser: Chrome, show: Callable[..., str]) -> None:
     """Without it whoever names a game runs a script in the browser of the one who looks."""
     board = StatusBoard("games")

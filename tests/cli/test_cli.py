@@ -90,7 +90,7 @@ def test_check_says_how_a_plugin_is_found(run, tmp_path):
     result = run("check", "region.yaml")
 
     assert "there is no rule `region_of`; known rules: " in result.output
-    assert result.output.endswith("install the plugin's package, or name its file with --plugin FILE\n")
+    assert result.output.endswith("install the plugin's package, or name its file under `plugins:`\n")
 
 
 def test_check_prints_one_problem_a_line(run):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from router.cli.progress import Estimate, SparkProgress, running_tasks, sentence
+from router.cli.progress import Estimate, SparkProgress, in_pipe, running_tasks, sentence
 from tests.cli.terminal import run_in_terminal
 
 if TYPE_CHECKING:
@@ -67,6 +67,18 @@ def test_a_pipe_gets_no_line() -> None:
     )
 
     assert (answer.stdout, answer.stderr) == ("done\n", "")
+
+
+def test_a_pipe_gets_a_line_each_half_minute(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Without it the log of a rebuild of an hour does not say whether it goes on."""
+    now = 100.0
+    monkeypatch.setattr("router.cli.progress.time.monotonic", lambda: now)
+    caplog.set_level("INFO", "router")
+    show = in_pipe()
+    for second in range(65):
+        now = 100.0 + second
+        show(f"games: {second} of 90 tasks of Spark")
+    assert caplog.messages == ["games: 30 of 90 tasks of Spark", "games: 60 of 90 tasks of Spark"]
 
 
 def test_the_tasks_of_spark_are_counted(spark: SparkSession) -> None:

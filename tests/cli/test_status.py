@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import time
+from contextlib import nullcontext
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,10 +17,12 @@ import pytest
 from click.testing import CliRunner, Result
 from confluent_kafka import Producer
 from deltalake import write_deltalake
+from pydantic import SecretStr
 
 from router.api.parts import BatchReport
 from router.api.sinks import ApiState, Applied
 from router.cli import commands
+from router.cli.run import served
 from router.config.loader import load
 from router.config.models import Metrics, Ui
 from router.delta.lake import Lake
@@ -29,6 +34,7 @@ from router.engine.status.board import StatusBoard
 from router.engine.status.server import StatusServer
 from router.engine.status.snapshot import QuarantineStatus
 from router.engine.views.note import Note, ViewTarget, view_note_path
+from router.errors import StartError
 from router.registry import load_registry
 from tests.delta.test_dataset import forget_bounds
 from tests.engine.test_status import manifest
@@ -103,10 +109,45 @@ def test_a_running_stream_is_asked(run: Run, board: StatusBoard) -> None:
     assert done.exit_code == 0, done.output
     lines = done.output.splitlines()
     assert lines[0] == "games: running, batch 8, land"
-    assert len(lines) == 12
+    assert len(lines) == 13
     assert "all is well" in done.output
     assert "1,204 records" in done.output
     assert re.search(r"7, \d+ s ago, 1,200 records", done.output)
+
+
+def test_before_the_first_batch_nothing_is_known(run: Run, board: StatusBoard) -> None:
+    """Without it an operator who has just started a stream believes that it works, and goes home."""
+    done = run()
+    assert done.exit_code == 0
+    assert "not known yet" in done.output
+    assert "all is well" not in done.output
+    assert "none since the start" not in done.output
+    assert "no rows" not in done.output
+    assert json.loads(run("--json").output)["verdict"] == "unknown"
+
+
+def test_a_start_that_takes_minutes_says_at_what_and_since_when(
+    run: Run, board: StatusBoard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it `starting` for ten minutes may be jars that are fetched, or a registry that does not answer."""
+    board._snapshot = replace(board._snapshot, state="starting")
+    board.starts("the decoder")
+    lines = run().output.splitlines()
+    assert lines[0].startswith("games: starting for ")
+    assert lines[0].endswith(" s, the decoder")
+    now = time.time()
+    monkeypatch.setattr("router.cli.status.time.time", lambda: now + 130)
+    lines = run().output.splitlines()
+    assert re.fullmatch(r"games: starting for 2 min, the decoder since \d\d:\d\d:\d\d UTC", lines[0])
+    assert re.match(r"starting since .* UTC: the decoder", board.snapshot().words)
+
+    board.enter("waiting", "no registry answers")
+    board.starts("the decoder")
+    assert board.snapshot().state == "waiting", "this try may fail as well"
+    board.starts("the sinks")
+    assert (board.snapshot().state, board.snapshot().cause) == ("starting", "")
+    board.enter("running")
+    assert (board.snapshot().state, board.snapshot().step) == ("running", "")
 
 
 def test_what_somebody_should_look_at_is_the_exit_code_1(run: Run, board: StatusBoard) -> None:
@@ -122,8 +163,8 @@ def test_what_somebody_should_look_at_is_the_exit_code_1(run: Run, board: Status
     assert document["why"] == [finding["text"] for finding in document["findings"]]
     assert [finding["command"] for finding in document["findings"]] == [
         "router quarantine list FILE",
-        "router doctor FILE",
-    ]
+        "",
+    ], "what an API needs is no command of ours: a doctor would say that all is well"
     assert document["quarantined"] == {"silver.uno": 12}
     assert document["outboxes"] == {"games/rest": 30}
     assert document["dead_letters"] == {"schema": 3}
@@ -153,6 +194,97 @@ def test_commands_can_be_pasted(run: Run, board: StatusBoard) -> None:
     assert "router rebuild games.yaml silver.uno`" in shown
     assert "router quarantine release games.yaml`" in shown
     assert "see `router tables games.yaml`" in shown
+
+
+def test_fields_that_the_schema_lacks_have_the_change_that_takes_them(run: Run, board: StatusBoard) -> None:
+    """Without it a column stays empty for weeks, though its values are in each record."""
+    lacking = replace(manifest(0, "silver.uno").partitions[0], unknown_fields={"bonus": 1200, "coupon": 3})
+    for number in (0, 1):
+        board.carried_out(replace(manifest(number, "silver.uno"), partitions=(lacking,)), {}, {})
+    assert board.snapshot().unknown_fields == {"bonus": 2400, "coupon": 6}
+    shown = run(COLUMNS="400").output
+    assert "bonus (2,400 events), coupon (6 events): add them to the schema of `decode`" in shown
+    assert "router run games.yaml --refresh-schema" in shown
+
+
+def test_a_warning_that_is_over_leaves(run: Run, board: StatusBoard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it an operator chases a broker that has answered again since yesterday."""
+    board.emit(logging.LogRecord("router", logging.WARNING, __file__, 0, "no broker answers", (), None))
+    assert re.search(r"no broker answers \(\d+ s ago\)", run().output)
+    now = time.time()
+    monkeypatch.setattr("router.cli.status.time.time", lambda: now + 3601)
+    assert "no broker answers" not in run().output
+
+
+def test_a_stream_with_an_address_of_its_command_line_is_found(run: Run, tmp_path: Path) -> None:
+    """Without it a stream with `run --ui HOST:PORT` looks to all commands as if it had no page."""
+    file = tmp_path / "games.yaml"
+    file.write_text(TEXT.replace('ui: {address: "127.0.0.1:1"}\n', ""))
+    config = load(file, load_registry(), environ={}).config
+    board = StatusBoard("games")
+    board.starts("the start of Spark")
+    shown = config.model_copy(update={"ui": Ui(address="127.0.0.1:0", token=SecretStr("of a night"))})
+    with served(shown, board, file):
+        # A start that the lock refuses does not hide the run that is at work.
+        with served(shown, StatusBoard("games"), file):
+            pass
+        file.write_text(TEXT.replace('{address: "127.0.0.1:1"}', "{token: of a night}"))
+        assert run().output.splitlines()[0].endswith(", the start of Spark")
+        document = json.loads(run("--json").output)
+        assert (document["source"], document["state"]) == ("stream", "starting")
+        assert "runs, and shows itself at" in run("--page").output
+    assert json.loads(run("--json").output)["source"] == "lake"
+    assert list(Path(config.checkpoint_path()).iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "noted", [b"{", b"[]", b'{"address": 7}', b'{"address": "x:y"}', b'{"address": "127.0.0.1:1"}']
+)
+def test_what_a_killed_run_noted_does_no_harm(run: Run, checkpoint: Lake, noted: bytes) -> None:
+    """Without it the note of a run that was killed ends each command, or hides that no stream runs."""
+    checkpoint.write("ui.json", noted)
+    assert json.loads(run("--json").output)["state"] == "down"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reads_by_spark"),
+    [
+        (["views", "games.yaml", "--refresh"], True),
+        (["rebuild", "games.yaml", "silver.games"], True),
+        (["rebuild", "games.yaml", "silver.games", "--from", "earliest"], False),
+        (["replay", "games.yaml"], True),
+        (["backfill", "games.yaml", "--from", "2025-01-01T00:00:00Z", "--to", "2025-01-02T00:00:00Z"], True),
+    ],
+)
+def test_a_lake_that_spark_has_no_file_system_for_is_refused_at_once(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], reads_by_spark: bool
+) -> None:
+    """Without it a stack trace of Hadoop is the answer to whoever mends a table at night."""
+    (tmp_path / "games.yaml").write_text(f"{TEXT}bronze: bronze.records\n{VIEWS}")
+    asked: list[bool] = []
+
+    def reach(session: object, place: Lake, *, needed_for: tuple[str, ...]) -> None:
+        asked.append(bool(needed_for))
+        raise StartError("Spark has no file system for s3://lake")
+
+    monkeypatch.setattr("router.cli.session.spark_session", lambda *_: nullcontext())
+    monkeypatch.setattr("router.engine.start.checks.reach", reach)
+    done = CliRunner().invoke(commands, arguments, prog_name="router")
+    assert (done.exit_code, asked) == (2, [reads_by_spark]), done.output
+    assert "router: Spark has no file system for s3://lake" in done.stderr
+
+
+def test_maintain_prints_no_long_line_into_a_pipe(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it the log of a job has lines of a thousand columns, each padded to the longest cause."""
+    book(read_rows(5))
+    counts = dict.fromkeys(("files", "into", "statistics", "deleted", "megabytes"))
+    cause = " ".join(["no file can be read of a long list"] * 30)
+    row = {"table": "ops.ledger", **counts, "note": cause}
+    monkeypatch.setattr("router.cli.tables._maintain", lambda *_, **__: row)
+    done = CliRunner().invoke(commands, ["maintain", "games.yaml"], prog_name="router")
+    assert done.exit_code == 1, done.output
+    assert max(map(len, done.output.splitlines())) <= 200
+    assert "".join(done.output.split()).count("longlist") == 30, "all of it is there"
 
 
 def test_a_wait_and_a_failure_are_told_apart(run: Run, board: StatusBoard) -> None:

@@ -38,6 +38,7 @@ from router.engine.status import summary
 from router.engine.status.board import StatusBoard
 from router.engine.status.events import status_text
 from router.engine.status.server import StatusServer
+from router.engine.status.snapshot import SinkStatus
 from router.registry import load_registry
 from tests.browser.stream import finish_batch, table_names, told_board
 from tests.cli.test_status import TEXT, board, book, read_rows, run
@@ -355,7 +356,8 @@ def test_a_line_for_each_change_and_none_for_a_time() -> None:
     known: dict[tuple[Any, ...], str] = {}
     first = [line.partition("Z ")[2] for line in changed_lines(stream, known)]
     assert first == [
-        "games: running  why all is well  seen by the stream, at 127.0.0.1:4480  last batch none yet",
+        "games: running  why not known yet: no batch has ended  seen by the stream, at 127.0.0.1:4480  "
+        "last batch none yet",
         "table silver.poker  state ok  rows 1  committer delta-rs",
         "table silver.uno  state ok  rows 1  committer delta-rs",
     ]
@@ -390,11 +392,15 @@ def test_a_stream_that_makes_no_step_is_a_change() -> None:
     known: dict[tuple[Any, ...], str] = {}
     snapshots = [running(progress=time.time() - 60 * minutes) for minutes in (0, 60, 180)]
     look(stream, snapshots[0])
-    assert "why all is well" in next(changed_lines(stream, known))
+    assert "why not known yet" in next(changed_lines(stream, known))
     look(stream, snapshots[1])
     assert "why No step for 60 min" in next(changed_lines(stream, known))
     look(stream, snapshots[2])
     assert list(changed_lines(stream, known)) == []
+    for minutes in (5, 6):
+        away = SinkStatus("r", "api", circuit_open=True, fails_since=time.time() - 60 * minutes, backlog=minutes)
+        look(stream, running(sinks=(away,)))
+        assert len(list(changed_lines(stream, known))) == (minutes == 5)
     late = WatchedStream(config_of(), "games.yaml", max_age=timedelta(minutes=5))
     look(late, snapshots[0])
     assert "why No batch has ended yet." in next(changed_lines(late, {}))
@@ -459,7 +465,7 @@ def test_a_stream_that_ends_leaves_its_lake(tmp_path: Path, monkeypatch: pytest.
         file.write_text(TEXT.replace("127.0.0.1:1", "{}:{}".format(*server.address)))
         stream = WatchedStream(load(file, load_registry(), environ={}).config, "games.yaml")
         stream.look()
-        assert texts(stream)[:2] == ["games: running", "why            all is well"]
+        assert texts(stream)[:2] == ["games: running", "why            not known yet: no batch has ended"]
     stream.look()
     assert texts(stream)[0] == "games: running"
     assert "no answer; this is how it was at" in texts(stream)[1]

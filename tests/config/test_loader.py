@@ -34,7 +34,7 @@ def test_ten_mistakes_are_all_reported_exactly(faults):
     expected = [
         (1, 1, "", "`lake` is missing", lake),
         (1, 7, "name", name, ""),
-        (2, 1, "lak", "unknown key", "did you mean `lake`? known keys: docs/reference/configuration.md"),
+        (2, 1, "lak", "unknown key", "did you mean `lake`? known keys: `router help configuration`"),
         (4, 20, "source.kafka.servers", "the variable KAFKA is not set", unset),
         (
             4,

@@ -198,3 +198,30 @@ def test_what_spark_did_not_come_to_is_told_in_the_same_round(registry, tmp_path
     assert not any(path.startswith("routes.0.match.") for path, _ in found), "it is told twice"
     others = [(path, what) for _, path, what in EXPECTED[1:-1]]
     assert set(others) <= set(found)
+
+
+@pytest.mark.parametrize(
+    ("where", "inline", "path"),
+    [
+        ("topics: [games]", "options: {kafka.sasl.jaas.config: 'abc', kafka.security.protocol: SSL}", "jaas.config"),
+        ("dead_letters: ops", "on_failure: {webhook: 'https://hooks.example/abc'}\n", "on_failure.webhook"),
+        (
+            "dead_letters: ops",
+            "storage_options: {AWS_SECRET_ACCESS_KEY: 'abc', AWS_REGION: x}\n",
+            "AWS_SECRET_ACCESS_KEY",
+        ),
+    ],
+)
+def test_a_secret_in_the_file_is_a_note_that_does_not_show_it(registry, where, inline, path):
+    """Without it a password is in the history of a repository for ever."""
+
+    def notes(text):
+        added = f"{where}, {text}" if "[" in where else f"{text}{where}"
+        loaded = load(Path("games.yaml"), registry, environ={"X": "abc"}, text=GOOD.replace(where, added), sql=True)
+        return loaded.notes
+
+    (note,) = notes(inline)
+    assert note.path.endswith(path)
+    assert (note.what, note.code) == ("a secret stands in the file", "secret")
+    assert "abc" not in str(note)
+    assert notes(inline.replace("abc", "${X}")) == ()

@@ -172,7 +172,7 @@ TESTED = [(spark, delta, "") for spark, delta in PAIRS.items()]
     ("said", "names", "todo"),
     [
         (UNREACHED, "io.delta#delta;1", "network"),
-        (UNKNOWN, "spark-sql-kafka-0-10", "pair"),
+        (UNKNOWN, "spark-sql-kafka-0-10", "pip install pyspark=="),
         (f"\tHost repo1.maven.org not found. url=https://repo1.maven.org/a.jar\n{UNKNOWN}", "no repository", "network"),
         ("whatever\n" * 200, "whatever", "network"),
         ("", "its resolver has failed", "network"),
@@ -217,17 +217,55 @@ def test_a_spark_newer_than_any_that_was_tested_is_refused(
 ) -> None:
     """Without it a query ends in the middle of a batch, on a private part of Spark that has changed."""
     install(spark, "4.4.0", monkeypatch)
-    expectation = pytest.raises(MachineError, match=r"4\.2\.0") if refused else nullcontext()
+    mended = "`pip install pyspark==4.2.0 delta-spark==4.4.0`"
+    expectation = pytest.raises(MachineError, match=mended) if refused else nullcontext()
     with expectation:
         connectors.refuse_newer_spark()
 
 
-def test_pip_installs_no_spark_that_is_refused() -> None:
-    """Without it `pip install` in an empty environment takes a Spark that the router does not start with."""
-    text = Path(__file__).parents[2].joinpath("pyproject.toml").read_text()
-    spark, delta = list(PAIRS.items())[-1]
-    assert f'"pyspark>=4.0,<4.{int(spark.split(".")[1]) + 1}"' in text
-    assert f'"delta-spark>=4.0.1,<4.{int(delta.split(".")[1]) + 1}"' in text
+@pytest.mark.parametrize(
+    ("spark", "delta", "jar"),
+    [
+        ("4.2.0", "4.4.1", "io.delta:delta-spark_4.2_2.13:4.4.0"),
+        ("4.2.1", "4.4.9", "io.delta:delta-spark_4.2_2.13:4.4.0"),
+        ("4.1.4", "4.3.0", "io.delta:delta-spark_4.1_2.13:4.3.1"),
+        ("4.1.1", "4.3.1", "io.delta:delta-spark_4.1_2.13:4.3.1"),
+        ("4.1.1", "4.2.0", "io.delta:delta-spark_4.1_2.13:4.2.0"),  # another minor version: no neighbour was tested
+    ],
+)
+def test_a_patch_release_takes_the_jar_of_its_tested_neighbour(
+    spark: str, delta: str, jar: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it a Python package that is there before its jars ends the first command of a user."""
+    install(spark, delta, monkeypatch)
+    monkeypatch.setattr("importlib_metadata.version", lambda name: delta)
+
+    assert packages({"kafka"}) == [jar, f"org.apache.spark:spark-sql-kafka-0-10_2.13:{spark}"]
+    assert jar.rpartition(":")[2] in connectors.versions_of_jars()
+
+
+@pytest.mark.parametrize(
+    ("spark", "delta", "line"),
+    [
+        ("4.1.1", "4.2.0", "pip install pyspark==4.1.1 delta-spark==4.3.1"),
+        ("4.0.5", "4.4.0", "pip install pyspark==4.0.0 delta-spark==4.0.1"),
+        ("4.2.0", "4.5.0", "pip install pyspark==4.2.0 delta-spark==4.4.0"),
+        ("3.9.0", "4.4.0", "pip install pyspark==4.2.0 delta-spark==4.4.0"),
+        ("4.1.1", "4.3.1", "pip install pyspark==4.2.0 delta-spark==4.4.0"),  # tested: its repository lacks the jars
+        ("4.2.0", "4.4.0", "pip install pyspark==4.1.1 delta-spark==4.3.1"),
+    ],
+)
+@pytest.mark.parametrize("names", [set(), {"kafka"}], ids=["delta", "kafka"])
+def test_jars_that_are_not_there_end_with_the_line_that_mends_it(
+    spark: str, delta: str, line: str, names: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it a user has a fault and no command to run."""
+    install(spark, delta, monkeypatch)
+    resolver(UNKNOWN, monkeypatch)
+    with pytest.raises(MachineError) as failed:
+        resolved_jars(names, {})
+    assert f"`{line}`" in failed.value.todo
+    assert failed.value.todo.count("pip install") == 1
 
 
 def test_jars_that_spark_has_itself_are_left_out(tmp_path: Path) -> None:

@@ -69,3 +69,16 @@ def test_a_mistake_is_said_with_its_place(write, wrong, place, line):
     problem = caught.value.problems[0]
     assert problem.path.startswith(place)
     assert problem.line >= line
+
+
+def test_mistakes_are_said_in_the_words_of_the_router(write):
+    """Without it nine lines of pydantic answer to a configuration in the place of its test."""
+    told = []
+    for text in ("name: games\nlake: ./x\nsource: {files: {path: x}}\n", GOOD.replace("silver.a: 1", "silver.a: many")):
+        with pytest.raises(ConfigError) as caught:
+            load_tests(write(text))
+        told += [problem.what for problem in caught.value.problems]
+
+    assert told == ["is a configuration, and no test of one", "must be a whole number or a list, not 'many'"]
+    with pytest.raises(ConfigError, match=r"`expect` is missing(.|\n)*expects: unknown key"):
+        load_tests(write(GOOD.replace("expect:", "expects:")))

@@ -123,6 +123,7 @@ def test_freshness_is_the_age_when_the_commit_ended(board: StatusBoard, monkeypa
         "r/s/silver.bad": ages.of_rows(None),
     }
     board.staged(0, now, by_place)
+    monkeypatch.setattr(board_module, "FRESH_SECONDS", 7200.0)
     monkeypatch.setattr(board_module.time, "time", lambda: now + 25)
     board.step(0, "commit", 3, 3)
     monkeypatch.setattr(board_module.time, "time", lambda: now + 3600)
@@ -142,6 +143,11 @@ def test_freshness_is_the_age_when_the_commit_ended(board: StatusBoard, monkeypa
 
     board.carried_out(manifest(1, "silver.uno"), {}, {})
     assert board.snapshot().freshness == freshness, "a batch that another process has staged has no ages"
+    assert freshness.recent == freshness.counts
+    monkeypatch.setattr(board_module, "FRESH_SECONDS", 300.0)
+    later = board.snapshot().freshness
+    assert later is not None
+    assert (later.counts, later.recent[-2:]) == (freshness.counts, (0, 0.0)), "of five minutes, and not since the start"
 
 
 def test_a_blocked_table_is_named_until_it_can_be_written(board: StatusBoard) -> None:

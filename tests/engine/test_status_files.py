@@ -95,7 +95,8 @@ def manifest(*works: TableCommit, landed: int = 0) -> Manifest:
 def test_dead_letters_are_counted_by_their_cause(board: StatusBoard, reader: StatusFileReader, lake: Lake) -> None:
     """Without it an operator sees that 2 000 records were refused, and not what to correct."""
     refused = {"stage": "schema", "reason": "amount: double, the table has string", "route": "games", "sink": "delta"}
-    broken = {"stage": "decode", "reason": "no JSON\x1b[31m"}
+    yesterday = datetime.now(timezone.utc) - timedelta(days=1)
+    broken = {"stage": "decode", "reason": "no JSON\x1b[31m", "timestamp": yesterday}
     board.carried_out(
         manifest(staged(lake, "/dead_letters", "ops.dead", DEAD_SCHEMA, [refused, refused, broken])), {}, {}
     )
@@ -112,7 +113,19 @@ def test_dead_letters_are_counted_by_their_cause(board: StatusBoard, reader: Sta
         ("unknown", "", None): 2,
         ("apply", "games", None): 4,
     }, "those of a file that maintenance has removed are counted, and those that an API refused"
+    last = {one.stage: one.last for one in board.snapshot().dead_letters}
+    assert last["decode"] == pytest.approx(yesterday.timestamp(), abs=1), "the time of the record"
     assert board.snapshot().read["dead_letters"] == pytest.approx(time.time(), abs=60)
+
+
+def test_dead_letters_of_sinks_are_rows_of_their_table(board: StatusBoard, config: Config, lake: Lake) -> None:
+    """Without it one page has two numbers of dead letters, and nobody knows which is right."""
+    board.configured(config)
+    letter = {"stage": "decode", "reason": "no JSON"}
+    board.carried_out(manifest(staged(lake, "/dead_letters", "ops.dead", DEAD_SCHEMA, [letter])), {}, {})
+    board.sent("games/rest", Applied(5, 3))
+    (table,) = board.snapshot().tables
+    assert (table.table, table.rows, table.target) == ("ops.dead", 4, "/dead_letters")
 
 
 def test_reasons_are_bounded(board: StatusBoard, monkeypatch: pytest.MonkeyPatch) -> None:

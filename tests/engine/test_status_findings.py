@@ -6,8 +6,17 @@ from typing import Any
 
 import pytest
 
-from router.engine.status.findings import findings, overdue
-from router.engine.status.snapshot import QuarantineStatus, SinkStatus, StreamSnapshot, TableStatus, ViewStatus
+from router.delta.lake import DAMAGED_LOG
+from router.engine.status.findings import findings, overdue, verdict
+from router.engine.status.snapshot import (
+    BatchStatus,
+    PartitionStatus,
+    QuarantineStatus,
+    SinkStatus,
+    StreamSnapshot,
+    TableStatus,
+    ViewStatus,
+)
 
 NOW = 10_000.0
 
@@ -36,16 +45,139 @@ def test_a_stream_that_is_well_has_none(state: str) -> None:
             {"quarantined": (QuarantineStatus("silver.uno", "r", "s", "approval", 3),)},
             ("look", "router quarantine list games.yaml"),
         ),
-        ("running", {"sinks": (SinkStatus("r", "api", circuit_open=True),)}, ("look", "router doctor games.yaml")),
+        (
+            "running",
+            {
+                "tables": tuple(
+                    TableStatus(f"silver.{name}", blocked=f"{DAMAGED_LOG} damaged") for name in ("uno", "go")
+                )
+            },
+            ("look", "router rebuild games.yaml silver.uno silver.go"),
+        ),
+        ("running", {"sinks": (SinkStatus("r", "api", circuit_open=True),)}, ("look", "")),
+        ("running", {"sinks": (SinkStatus("r", "api", waits="no route"),)}, ("look", "router doctor games.yaml")),
         ("running", {"views": (ViewStatus("v", "gold.v", failed="gone"),)}, ("look", "router views games.yaml")),
+        (
+            "running",
+            {"views": (ViewStatus("v", "gold.v", seconds=600.0, every=60.0), ViewStatus("w", "gold.w", seconds=600.0))},
+            ("look", "router views games.yaml --plan"),
+        ),
         ("running", {"held_topics": ("uno",)}, ("look", "")),
         ("running", {"unread": {"ledger": "it is damaged"}}, ("look", "router doctor games.yaml")),
     ],
-    ids=["failed", "down", "stuck", "waiting", "blocked", "quarantined", "circuit", "view", "topic", "unread"],
+    ids=[
+        "failed",
+        "down",
+        "stuck",
+        "waiting",
+        "blocked",
+        "quarantined",
+        "damaged",
+        "circuit",
+        "waits",
+        "view",
+        "slow",
+        "topic",
+        "unread",
+    ],
 )
 def test_what_is_wrong_has_the_next_step(state: str, fields: dict[str, Any], expected: tuple[str, str]) -> None:
     """Without it an operator knows that something is wrong, and not what to type."""
     assert found(state, **fields) == [expected]
+
+
+BATCH = BatchStatus(1, NOW, 1, 1, 0, 0, 0, tables=1, files=1, seconds={})
+
+
+@pytest.mark.parametrize(
+    ("state", "fields", "expected"),
+    [
+        ("starting", {"batches": (BATCH,)}, "unknown"),
+        ("running", {}, "unknown"),
+        ("ended", {}, "unknown"),
+        ("running", {"partitions": (PartitionStatus("t", 0, 5, 9, NOW),)}, "unknown"),
+        ("running", {"partitions": (PartitionStatus("t", 0, 9, 9, NOW),)}, "well"),
+        ("running", {"batches": (BATCH,)}, "well"),
+        ("ended", {"batches": (BATCH,)}, "well"),
+        ("starting", {"held_topics": ("uno",)}, "look"),
+        ("down", {}, "act"),
+    ],
+)
+def test_all_is_well_only_if_that_is_known(state: Any, fields: dict[str, Any], expected: str) -> None:
+    """Without it a stream that has not read a record yet says that all is well."""
+    snapshot = StreamSnapshot("games", "1.0", state, since=NOW, started=NOW, progress=NOW, **fields)
+    assert verdict(snapshot, findings(snapshot, "games.yaml", 600.0, NOW)) == expected
+
+
+ANSWERS = {"ok": 5, "failed": 0}
+
+
+@pytest.mark.parametrize(
+    ("sink", "fields", "seconds"),
+    [
+        ({"backlog": 9, "oldest": NOW - 500, "called": NOW - 90}, {}, 90),
+        ({"backlog": 9, "oldest": NOW - 80}, {}, 80),
+        ({"called": NOW - 900}, {"batch": 3, "step": "apply r/api", "progress": NOW - 70}, 70),
+        ({"backlog": 9, "oldest": NOW - 50, "called": NOW - 900}, {}, None),
+        ({"backlog": 9, "oldest": NOW - 500, "called": NOW - 59}, {}, None),
+        ({"backlog": 9, "oldest": NOW - 500, "called": NOW - 90, "limit_used": 1.0}, {}, None),
+        ({"backlog": 9, "oldest": NOW - 500, "called": NOW - 90, "answers": {}}, {}, None),
+        ({"called": NOW - 900}, {"batch": 3, "step": "apply r/other", "progress": NOW - 70}, None),
+        ({"called": NOW - 900}, {}, None),
+    ],
+    ids=["silent", "never", "in a batch", "rows are new", "called", "limit", "no calls", "another sink", "no rows"],
+)
+def test_a_sink_that_calls_nobody_while_rows_wait_is_named(
+    sink: dict[str, Any], fields: dict[str, Any], seconds: int | None
+) -> None:
+    """Without it a sink that hangs is seen when a partner asks for its rows."""
+    status = SinkStatus("r", "api", **{"answers": ANSWERS, **sink})
+    snapshot = StreamSnapshot(
+        "games", "1.0", "running", since=NOW, started=0.0, **{"progress": NOW, "sinks": (status,), **fields}
+    )
+    named = [finding.text for finding in findings(snapshot, "games.yaml", 600.0, NOW)]
+    assert [f"No call of r/api has ended for {seconds} s" in text for text in named] == [True] * bool(seconds)
+
+
+def test_an_api_that_does_not_work_is_named_with_its_answer() -> None:
+    """Without it a person at night calls the wrong partner, or runs a doctor who says that all is well."""
+    sink = SinkStatus(
+        "r",
+        "api",
+        backlog=7,
+        circuit_open=True,
+        fails_since=NOW - 300,
+        url="https://api.test/wins",
+        failure="answers 503",
+    )
+    snapshot = StreamSnapshot("games", "1.0", "running", since=NOW, started=NOW, progress=NOW, sinks=(sink,))
+    (finding,) = findings(snapshot, "games.yaml", 600.0, NOW)
+    assert finding.text == (
+        "The API of r/api is unavailable since 02:41:40 UTC (5 min): https://api.test/wins answers 503. "
+        "7 rows wait, and are sent when it answers again."
+    )
+
+
+def batch(minutes_ago: float, read: int, dead: int) -> BatchStatus:
+    return BatchStatus(1, NOW - 60 * minutes_ago, read, read, 0, 0, dead, tables=1, files=1, seconds={})
+
+
+@pytest.mark.parametrize(
+    ("batches", "is_rise"),
+    [
+        ((batch(1, 1000, 500), batch(2, 1000, 0), batch(9, 100_000, 200)), True),
+        ((batch(1, 1000, 500), batch(9, 100_000, 0)), True),
+        ((batch(1, 1000, 500),), False),
+        ((batch(1, 1000, 99), batch(9, 100_000, 0)), False),
+        ((batch(1, 100_000, 500), batch(9, 100_000, 200)), False),
+        ((batch(6, 1000, 500), batch(9, 100_000, 0)), False),
+        ((batch(1, 1000, 500), batch(61, 100_000, 0)), False),
+    ],
+    ids=["tenfold", "from none", "first batch", "few", "as before", "over", "other times"],
+)
+def test_a_rise_of_dead_letters_is_named(batches: tuple[BatchStatus, ...], is_rise: bool) -> None:
+    """Without it half of the records of a new producer are dead letters until somebody misses them."""
+    assert found(batches=batches) == [("look", "router dead-letters games.yaml")] * is_rise
 
 
 def test_a_lake_does_not_say_when_a_stream_made_a_step() -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 ANY_PORT = "127.0.0.1:0"
 TOKEN = "s3cret <token>"
 HOSTILE = 'silver.<img src=x onerror="alert(1)">\n\ndata: {}\x1b[31m\u202e\ud800'
-MOST_LINES = 800
+MOST_LINES = 850
 
 
 @pytest.fixture

@@ -505,3 +505,67 @@ def test_what_cannot_work_does_not_start(
 
     with pytest.raises(StartError, match=word):
         query.take(raw(event("uno", "a", 1)))
+
+
+SELECT = ("event.gamer AS who", "event.level * 2 AS rank", "event.at AS timestamp", "event.level")
+BY_SPARK = (*SELECT, "hash(event.game) AS hashed")
+
+
+@pytest.mark.parametrize("select", [SELECT, BY_SPARK], ids=["in tasks", "by Spark"])
+@pytest.mark.parametrize(
+    ("keys", "newest_by"),
+    [
+        (["who"], "rank"),
+        (["event.gamer"], "event.at"),
+        (["gamer"], ["rank + 0", "event.at"]),
+        # All records have one time: that of the route comes first.
+        (["event.who"], "timestamp"),
+    ],
+)
+def test_keys_and_order_take_columns_of_the_route_and_fields_of_the_event(
+    make_query: Any, tmp_path: Path, select: tuple[str, ...], keys: list[str], newest_by: Any
+) -> None:
+    """Without it a run dies after minutes of a name that `check` has called good."""
+    sink = Upsert(table="silver.p", keys=keys, newest_by=newest_by, delete_when="rank > 100 OR event.gone")
+    routes = (Route(name="profiles", match=Where(sql="true"), select=select, sinks=(sink,)),)
+    query = make_query(tmp_path, decode=Json(schema=DDL), routes=routes)
+    report = query.take(
+        raw(
+            event("uno", "a", 5, at=50), event("uno", "a", 3, at=30), event("uno", "b", 1, at=1),
+            event("uno", "b", 51, at=9), event("uno", "c", 1, at=1), event("uno", "c", 2, at=2, gone=True),
+        )
+    )  # fmt: skip
+
+    assert query.rows("silver.p", "who", "rank", "timestamp") == [{"who": "a", "rank": 10, "timestamp": 50}]
+    assert report.dead_letters == 0
+
+
+def test_a_field_of_every_event_orders_rows_without_its_prefix(make_query: Any, tmp_path: Path) -> None:
+    """Without it `newest_by` wants `event.` for what `keys` calls by its name."""
+    sink = Upsert(**SINK, newest_by="at", delete_when="gone")
+    query = make_query(tmp_path, decode=Json(schema=DDL), routes=route(sink))
+    query.take(raw(event("uno", "a", 5, at=50), event("uno", "a", 3, at=30), event("uno", "b", 1, at=1, gone=True)))
+
+    assert query.rows("silver.p", "gamer", "level") == [{"gamer": "a", "level": 5}]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"newest_by": "att"}, "`newest_by`: .*`att`.*of the route: who, rank, .*of the event: event.game, event.ga"),
+        ({"delete_when": "gonne"}, "`delete_when`: .*`gonne`.*of the route: who"),
+        ({"newest_by": "hash(rank)"}, "`newest_by`.*`select` makes, and needs the function hash"),
+        ({"keys": ["event.at", "event.gone"]}, "`keys` names gone, .*who, rank, timestamp, level"),
+    ],
+    ids=["newest_by", "delete_when", "only Spark", "keys"],
+)
+def test_a_name_that_is_neither_is_refused_with_those_there_are(
+    make_query: Any, tmp_path: Path, options: dict[str, Any], words: str
+) -> None:
+    """Without it the message has neither the option nor what could stand there."""
+    sink = Upsert(**{"table": "silver.p", "keys": ["who"], **options})
+    routes = (Route(name="profiles", match=Where(sql="true"), select=SELECT, sinks=(sink,)),)
+    query = make_query(tmp_path, decode=Json(schema=DDL), routes=routes)
+
+    with pytest.raises(StartError, match=words):
+        query.take(raw(event("uno", "a", 1)))

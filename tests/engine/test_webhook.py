@@ -134,6 +134,7 @@ def test_a_wait_is_reported_once_and_its_end_too(tmp_path: Path, board: StatusBo
         receiver.wait_for(2)
     assert receiver.events() == ["waiting", "recovered"]
     first = receiver.messages[0]
+    assert "no broker answers at broker:9092" in receiver.messages[1]["text"]
     assert (first["query"], first["cause"]) == ("games", "no broker answers at broker:9092")
     (finding,) = first["findings"]
     assert first["text"] == f"games: waiting: {finding['text']}  $ router doctor games.yaml"
@@ -177,6 +178,7 @@ def test_sinks_that_cannot_send_are_a_wait(
     assert "games/rest" in causes[0]
     assert "no route to host" in causes[1]
     assert ("games/rest" in causes[2], "games/http" in causes[3]) == (True, True), "the run ended, and it could send"
+    assert "no route to host" in causes[3], "from what it has recovered"
 
 
 def test_blocked_tables_are_one_message(tmp_path: Path, board: StatusBoard, receiver: Receiver) -> None:
@@ -195,6 +197,8 @@ def test_blocked_tables_are_one_message(tmp_path: Path, board: StatusBoard, rece
     assert "silver.t02 and 22 more" in message["text"]
     assert message["text"].endswith("  $ router tables FILE")
     released = receiver.messages[1]
+    assert "tables that can be written again: silver.t00, silver.t01, silver.t02 and 22 more" in released["text"]
+    assert "no rights" in released["text"]
     assert (released["tables"], released["tables_count"]) == (message["tables"], 25)
 
 

@@ -10,13 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from router import Placeholder, parse_template
-from router_decoders import Json, router_decoders
+from router import Placeholder, StartError, parse_template
+from router.api.parts import Preparation
+from router.cli.plugins import kind_text
+from router.engine.checkpoint_store import LearntSchemas
+from router.registry import load_registry, options_of
+from router_decoders import Auto, Avro, Json, router_decoders
 from router_encoders import router_encoders
 from router_rules import All, Field, Not, Schema, Sql, router_rules
 from router_sinks import Delta, Kafka, Tables, Upsert, router_sinks
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from router import Part
 
 
@@ -199,3 +205,28 @@ def test_every_part_is_offered_with_a_main_option_that_exists() -> None:
     for part in parts.values():
         names = {field.alias or name for name, field in part.model_fields.items()}
         assert part.main_option is None or part.main_option in names
+
+
+def test_the_manual_shows_types_in_words() -> None:
+    """Without it an option of `router plugins upsert` is three lines of how pydantic checks it."""
+    shown = {
+        kind_text(field.annotation)
+        for family in load_registry([]).entries.values()
+        for entry in family.values()
+        for field in options_of(entry.part).values()
+    }
+
+    assert "dict[str, tuple[str, ...]]" in shown
+    assert not [text for text in shown if re.search(r"Annotated|Constraints|=|\w\.\w", text)]
+
+
+@pytest.mark.parametrize("decoder", [Avro, Auto])
+def test_a_registry_that_is_down_is_named_as_the_cause(decoder: Any, tmp_path: Path) -> None:
+    """Without it `check --lake` says to name `subjects` that are named."""
+    preparation = Preparation(
+        folder=tmp_path, refresh=False, sample=lambda rows: None, memory=LearntSchemas(), reads_topic=lambda topic: None
+    )
+    prepared = decoder(registry="http://127.0.0.1:1", subjects=("games-value",)).prepare(preparation)
+
+    with pytest.raises(StartError, match=r"http://127\.0\.0\.1:1/subjects/games-value/versions: no answer"):
+        prepared.refresh(frozenset())

@@ -22,6 +22,7 @@ from router_rest.rate_limit.client import Gone, LeaseClient, Leave
 from router_rest.rate_limit.protocol import Pace, ServerAddress, TaskReport
 from router_rest.rate_limit.server import EarlierCall, LeaseServer, TaskSession, lease_server
 from router_rest.rate_limit.sliding_window import RateLimit
+from router_rest.sink import Rest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -401,9 +402,13 @@ def test_the_state_of_a_limit_is_known_to_the_driver(monkeypatch: pytest.MonkeyP
 
     coordinator = server._limits["api-of-a-test"].coordinator
     coordinator.enter("task")
-    coordinator.receive("task", TaskReport(sent=9, ok=4, throttled=2, failed=3, timeouts=1))
+    coordinator.receive("task", TaskReport(sent=9, ok=4, throttled=2, failed=3, timeouts=1, bad_status=503))
     state = module.api_state("api-of-a-test")
     assert state is not None
+    assert state.failure == "answers 503"
+    assert Rest(url="https://api.test/wins?token=secret", limit_name="api-of-a-test").api_state() == replace(
+        state, url="https://api.test/wins"
+    )
     assert state.answers == {"ok": 4, "throttled": 2, "failed": 2, "timed out": 1}, "each call counts once"
 
     server.admit("b", "without-a-limit", Pace((), 4))

@@ -182,6 +182,8 @@ class LeaseClient:
         tokens.count("ok" if ok else "throttled" if throttled else "failed", 1)
         tokens.count("partly", partly)
         tokens.count("seconds", seconds)
+        if not ok and status is not None:
+            tokens.note("bad_status", status)
         if timeout:
             tokens.count("timeouts", 1)
         if remaining is not None:

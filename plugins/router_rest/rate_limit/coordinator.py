@@ -76,6 +76,8 @@ class Coordinator:
         self.pace = pace
         self.totals: dict[str, float] = dict.fromkeys(COUNTED, 0)
         """The sums of all reports so far, by name."""
+        self.failure = ""
+        """How the last call that failed has ended."""
         kind = KeyedWindows if pace.keyed else SlidingWindows
         self.windows: KeyedWindows | SlidingWindows = kind(pace.limits, pace.share)
         self._all_keys = SlidingWindows((), pace.share)
@@ -149,6 +151,8 @@ class Coordinator:
         task = self._tasks[who]
         for name in COUNTED:
             self.totals[name] += getattr(report, name)
+        if report.failed or report.throttled:
+            self.failure = f"answers {report.bad_status}" if report.bad_status else "gives no answer"
         task.ended += report.ok + report.throttled + report.failed + report.lapsed
         task.credit -= report.retried
         task.wants = task.beyond(report)

@@ -75,6 +75,8 @@ class TaskReport:
     failed: int = 0
     timeouts: int = 0
     """Of those that failed."""
+    bad_status: int = 0
+    """The status of the last answer to a call that failed; 0: there was none."""
     lapsed: int = 0
     """Tokens that expired unused."""
     retried: int = 0

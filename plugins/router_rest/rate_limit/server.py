@@ -163,7 +163,7 @@ class LeaseServer:
 
         def read_state() -> ApiState:
             used = coordinator.windows.used_share(time.monotonic())
-            return ApiState(coordinator.outlook().out, used, coordinator.answers)
+            return ApiState(coordinator.outlook().out, used, coordinator.answers, failure=coordinator.failure)
 
         state: ApiState = self._ask(read_state)
         return state

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from router.api.decoding import ArrowDecoding
     from router.engine.expressions.evaluator import Defect
     from router.engine.label.narrowing import NarrowedEvent
-    from router.engine.label.route import Check, MergeBy, RouteExpressions
+    from router.engine.label.route import Check, RouteExpressions
 
 _DEAD_LETTER = pa.struct(list(DEAD_SCHEMA)[:4])
 ACTIONS = ("dead_letter", "drop", "quarantine", "warn", "fail")
@@ -277,7 +277,7 @@ class _Labels:
             if name_node:
                 self._name(route, target, name_node, lands)
             if target.merge_by:
-                self._merge_by(target, route.merges[target.merge_by], lands)
+                self._merge_by(route, target, lands)
 
     def _broken(self, route: RouteExpressions, lands: _Mask) -> _Mask:
         """Make the route's rows; return those of which the projection cannot be evaluated."""
@@ -311,16 +311,22 @@ class _Labels:
         self.columns[target.rows] = pa.StructArray.from_arrays(values, fields=nullable)
         return raised
 
-    def _merge_by(self, target: Target, by: MergeBy, lands: _Mask) -> None:
+    def _merge_by(self, route: RouteExpressions, target: Target, lands: _Mask) -> None:
         """Make the struct of an outbox's further columns; if rows name their tables, `destination` has the names."""
+        by = route.merges[str(target.merge_by)]
+        columns = self.columns
+        if route.merges_of_rows:
+            # The route's columns come first, but the event is always that of the record.
+            row: pa.StructArray = columns[target.rows]
+            columns = {**columns, **dict(zip(row.type.names, row.flatten(), strict=True)), "event": columns["event"]}
         tables = pa.array([by.table] * self.rows, pa.string()) if by.table else self.columns[target.destination]
         self.columns[target.destination] = pc.and_(lands, tables.is_valid())
-        deleted = self._holds(lands, by.deletes, target.route)
+        deleted = self._holds(lands, by.deletes, target.route, columns)
         if by.tombstones:
             deleted = pc.or_(deleted, self.columns[TOMBSTONE])
         values = [tables, deleted]
         for node in by.newest:
-            value, _ = self._evaluate(node, target.route)
+            value, _ = self._evaluate(node, target.route, columns)
             values.append(value)
         fields = list(target.schema)[len(MERGED_COORDINATES) :][: len(values)]
         values = [in_type(value, field.type) for value, field in zip(values, fields, strict=True)]
@@ -355,8 +361,8 @@ class _Labels:
             return None
         return table
 
-    def _holds(self, candidates: _Mask, node: Node, owner: str) -> _Mask:
-        value, _ = self._evaluate(node, owner)
+    def _holds(self, candidates: _Mask, node: Node, owner: str, columns: dict[str, pa.Array] | None = None) -> _Mask:
+        value, _ = self._evaluate(node, owner, columns)
         return pc.and_(candidates, pc.fill_null(value, False))
 
     def _evaluate(

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
@@ -45,12 +45,15 @@ from router.engine.label.layout import (
     quarantine_of,
 )
 from router.engine.label.tombstones import takes_tombstones
-from router.errors import StartError
+from router.errors import StartError, first_line
+from router.record import RECORD
 from router.registry import call_part, parts_in
 from router.spark_internals import analysed, arrow_type
 from router.templates import template_fields
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from router.config.models import Config, Route
 
 EVERYTHING = ("event.*",)
@@ -81,7 +84,8 @@ class RouteExpressions:
     """The expressions of one route, as the landing task evaluates them.
 
     `row` is None if the route takes the event as it is, and one node if Spark has evaluated the projection. `names` and
-    `merges` are by the column of the target that they make. `names_of_rows`: the names read columns of the row as well.
+    `merges` are by the column of the target that they make. `names_of_rows`, `merges_of_rows`: these read columns of
+    the row as well.
     """
 
     labels: RouteLabels
@@ -92,6 +96,7 @@ class RouteExpressions:
     merges: dict[str, MergeBy]
     tombstones: bool
     names_of_rows: bool = False
+    merges_of_rows: bool = False
 
 
 class RouteColumns(NamedTuple):
@@ -184,13 +189,68 @@ class RoutePlanner:
         names = [*self.table_columns().values()]
         if not names or not self._reads_selected(frame, names):
             return None
+        return self._translate_for_rows(self.frame_for_names(frame), names, "a table's name is")
+
+    def merges_of_rows(self, frame: DataFrame) -> list[Node] | None:
+        """Return what deletes rows, then what orders them, if that reads columns of the route; None if it does not.
+
+        Tasks always evaluate these, as they do with `names_of_rows`.
+        """
+        deletes, newest = self._merge_columns()
+        if not newest and all(sink.deletes() is None for sink in self.merging.values()):
+            return None  # the usual case, without a call of Spark's analyser
+        scope = self.frame_for_merges(frame)
+        if not _reads_any(scope, [*deletes, *newest], {*self._columns_in_merges(frame)}):
+            return None
+        return self._translate_for_rows(scope, [*deletes, *newest], "`newest_by` or `delete_when` is")
+
+    def _translate_for_rows(self, scope: DataFrame, columns: list[Column], what: str) -> list[Node]:
         try:
-            return translate(self.frame_for_names(frame), names)
+            return translate(scope, columns)
         except Untranslatable as reason:
             raise StartError(
-                f"route {self.route.name}: a table's name is made of what `select` makes, and needs {reason}; make the "
-                "whole name there, as text"
+                f"route {self.route.name}: {what} made of what `select` makes, and needs {reason}; make the whole "
+                "value there"
             ) from None
+
+    def frame_for_merges(self, frame: DataFrame) -> DataFrame:
+        """Return an empty frame for what deletes and orders rows: the route's columns come before those of records."""
+        fields = {field.name.lower(): field for field in frame.schema}
+        fields.update(self._columns_in_merges(frame))
+        return frame.sparkSession.createDataFrame([], StructType([*fields.values()]))
+
+    def _columns_in_merges(self, frame: DataFrame) -> dict[str, StructField]:
+        """Return the route's columns that order and delete rows, by small names: a tombstone has none."""
+        if not self.merging or takes_tombstones(self.route):
+            return {}
+        return {field.name.lower(): field for field in self._row_type(frame) if field.name.lower() != "event"}
+
+    def merge_faults(self, frame: DataFrame, sink: MergingSink) -> Iterator[tuple[str, str]]:
+        """Yield the options of a merging sink that Spark cannot analyse, each with its reason and the candidates."""
+        scope = self.frame_for_merges(frame)
+        of_route = self._columns_in_merges(frame)
+        for option, make in (("delete_when", sink.deletes), ("newest_by", sink.newest)):
+            try:
+                made = make()
+                columns = made if isinstance(made, tuple) else (F.lit(None) if made is None else made,)
+                scope.select(F.struct(F.lit(0), *columns)).schema  # noqa: B018 - analyses them
+            except (AnalysisException, ParseException) as error:
+                candidates = [f"columns of the route: {', '.join(field.name for field in of_route.values())}"]
+                event = scope.select("event.*").columns
+                candidates.append(f"fields of the event: {', '.join(f'event.{name}' for name in event)}")
+                candidates.append(f"of the record: {', '.join(name for name in RECORD if name not in of_route)}")
+                reason = first_line(error).partition(" Did you mean")[0]
+                yield option, f"`{option}`: {reason}; {'; '.join(candidates)}"
+
+    def _merge_columns(self) -> tuple[list[Column], list[Column]]:
+        """Return what deletes rows, one column for each merging sink, and what orders them."""
+        deletes = []
+        newest: list[Column] = []
+        for sink in self.merging.values():
+            condition = sink.deletes()
+            deletes.append(F.lit(False) if condition is None else condition)
+            newest += sink.newest()
+        return deletes, newest
 
     def spread_by(self, frame: DataFrame) -> tuple[dict[str, Column], ...]:
         """Return columns, level by level, of which the last is the first table name that a sink takes from data."""
@@ -210,13 +270,8 @@ class RoutePlanner:
         frame_names = {name.lower() for name in frame.columns}
         if self._templates_read_only(frame_names):  # the usual case, without a call of Spark's analyser
             return False
-        projections = analysed(self.frame_for_names(frame).select(*names)).projectList()
-        for k in range(len(names)):
-            references = projections.apply(k).references().iterator()
-            while references.hasNext():
-                if references.next().name().lower() not in frame_names:
-                    return True
-        return False
+        scope = self.frame_for_names(frame)
+        return _reads_any(scope, names, {name.lower() for name in scope.columns} - frame_names)
 
     def _templates_read_only(self, frame_names: set[str]) -> bool:
         """Return whether all table names are made of templates that read columns of a frame only."""
@@ -228,14 +283,9 @@ class RoutePlanner:
                     return False
         return True
 
-    def columns(self, frame: DataFrame, *, with_names: bool) -> RouteColumns:
-        """Return the route's expressions over the columns of a decoded frame; `with_names`: the table names as well."""
-        deletes = []
-        newest: list[Column] = []
-        for sink in self.merging.values():
-            condition = sink.deletes()
-            deletes.append(F.lit(False) if condition is None else condition)
-            newest += sink.newest()
+    def columns(self, frame: DataFrame, *, with_names: bool, with_merges: bool) -> RouteColumns:
+        """Return the route's expressions over the columns of a decoded frame, as far as they read no rows."""
+        deletes, newest = self._merge_columns() if with_merges else ([], [])
         return RouteColumns(
             rule=self.route.match.matches(),
             checks=tuple(F.expr(check.sql) for check in self.route.expect),
@@ -255,7 +305,8 @@ class RoutePlanner:
     def in_tasks(self, frame: DataFrame, labels: RouteLabels) -> RouteExpressions:
         """Return what tasks evaluate themselves. Raises Untranslatable with what only Spark can evaluate."""
         names_of_rows = self.names_of_rows(frame)
-        columns = self.columns(frame, with_names=names_of_rows is None)
+        merges_of_rows = self.merges_of_rows(frame)
+        columns = self.columns(frame, with_names=names_of_rows is None, with_merges=merges_of_rows is None)
         try:
             # All at once, since each call analyses a plan.
             nodes = translate(
@@ -279,6 +330,7 @@ class RoutePlanner:
             row=tuple(islice(remaining, len(columns.row))) or None,
             names=list(islice(remaining, len(columns.names))),
             names_of_rows=names_of_rows,
+            merges_of_rows=merges_of_rows,
             deletes=list(islice(remaining, len(columns.deletes))),
             newest=[*remaining],
         )
@@ -292,7 +344,8 @@ class RoutePlanner:
         and the projection is one struct, so that a null struct means that it raised.
         """
         names_of_rows = self.names_of_rows(frame)
-        columns = self.columns(frame, with_names=names_of_rows is None)
+        merges_of_rows = self.merges_of_rows(frame)
+        columns = self.columns(frame, with_names=names_of_rows is None, with_merges=merges_of_rows is None)
         matched = F.col(labels.matched)
         guarded: dict[str, Column] = {}
 
@@ -322,6 +375,7 @@ class RoutePlanner:
             row=row,
             names=guard("names", columns.names),
             names_of_rows=names_of_rows,
+            merges_of_rows=merges_of_rows,
             deletes=guard("deletes", columns.deletes),
             newest=guard("newest", columns.newest),
         )
@@ -336,11 +390,15 @@ class RoutePlanner:
         row: tuple[Node, ...] | Node | None,
         names: list[Node],
         names_of_rows: list[Node] | None,
+        merges_of_rows: list[Node] | None,
         deletes: list[Node],
         newest: list[Node],
     ) -> RouteExpressions:
         if names_of_rows is not None:
             names = names_of_rows
+        if merges_of_rows is not None:
+            deletes = merges_of_rows[: len(self.merging)]
+            newest = merges_of_rows[len(self.merging) :]
         merges = {}
         # The order columns of all sinks stand one after another: each sink takes as many as it has.
         remaining = iter(newest)
@@ -363,6 +421,7 @@ class RoutePlanner:
             merges=merges,
             tombstones=takes_tombstones(self.route),
             names_of_rows=names_of_rows is not None,
+            merges_of_rows=merges_of_rows is not None,
         )
 
     def labels(self, frame: DataFrame, config: Config) -> RouteLabels:
@@ -445,7 +504,15 @@ class RoutePlanner:
             return _with_columns(target, _arrow_types(frame, COORDINATES))
 
         target = replace(target, merge_by=f"_merge{self.index}_{j}", at_most=sink.at_most, bad_name=self._bad_name(j))
-        merge_columns = frame.select(merge_struct(sink).alias("more")).schema["more"].dataType
+        try:
+            deletes = sink.deletes()
+            condition = F.lit(False) if deletes is None else deletes
+            merge_row = self.frame_for_merges(frame).select(merge_struct(sink).alias("more"), condition)
+        except (AnalysisException, ParseException):
+            for _, fault in self.merge_faults(frame, sink):
+                raise StartError(f"route {target.route}, sink {target.sink}: {fault}") from None
+            raise
+        merge_columns = merge_row.schema["more"].dataType
         assert isinstance(merge_columns, StructType)
         check_mergeable(sink, f"route {target.route}, sink {target.sink}", row_type, merge_columns)
         columns = _arrow_types(frame, MERGED_COORDINATES)
@@ -459,6 +526,17 @@ class RoutePlanner:
 def _read_column(name: str) -> Node:
     """Return the expression that reads a column, whatever its type: one that Spark has evaluated."""
     return Node("column", None, with_=name)
+
+
+def _reads_any(scope: DataFrame, columns: list[Column], names: set[str]) -> bool:
+    """Return whether columns over a frame read any of some names. Raises AnalysisException if one exists nowhere."""
+    projections = analysed(scope.select(*columns)).projectList()
+    for k in range(len(columns)):
+        references = projections.apply(k).references().iterator()
+        while references.hasNext():
+            if references.next().name().lower() in names:
+                return True
+    return False
 
 
 def _quarantine(frame: DataFrame, target: Target, config: Config) -> Target | None:

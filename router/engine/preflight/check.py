@@ -13,7 +13,6 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from router.api.parts import Decoder, Preparation
-from router.api.sinks import MergingSink
 from router.config.problems import sort_problems
 from router.delta.table_cache import TableCache
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas, lake_and_checkpoint
@@ -180,11 +179,14 @@ def _faults(config: Config, frame: DataFrame) -> Iterator[tuple[_Place, str]]:
         yield from broken_sinks
         if broken_sinks:
             continue
-        for number, column in planner.table_columns().items():
-            # A fault of the projection itself was found above.
-            with suppress(AnalysisException):
+        # A fault of the projection itself was found above.
+        with suppress(AnalysisException, ParseException, RouterError):
+            for number, column in planner.table_columns().items():
                 if fault := _fault(planner.frame_for_names(frame), partial(F.coalesce, column)):
                     yield ("routes", index, "sinks", number), fault
+            for number, merging in planner.merging.items():
+                for option, fault in planner.merge_faults(frame, merging):
+                    yield ("routes", index, "sinks", number, merging.part_name, option), fault
 
 
 def _expressions(config: Config) -> Iterator[tuple[_Place, Callable[[], Column]]]:
@@ -193,16 +195,11 @@ def _expressions(config: Config) -> Iterator[tuple[_Place, Callable[[], Column]]
         yield ("bronze", "expect", number, "sql"), partial(_condition, expectation.sql)
     for index, route in enumerate(config.routes):
         planner = RoutePlanner(index, route)
-        broken_sinks = dict(_broken_sinks(planner))
         yield ("routes", index, "match"), partial(_match, planner)
         for number, sql in enumerate(route.select):
             yield ("routes", index, "select", number), partial(F.expr, sql)
         for number, check in enumerate(route.expect):
             yield ("routes", index, "expect", number, "sql"), partial(_condition, check.sql)
-        for number, sink in enumerate(route.sinks):
-            if isinstance(sink, MergingSink) and ("routes", index, "sinks", number) not in broken_sinks:
-                yield ("routes", index, "sinks", number), partial(_deletes, sink)
-                yield ("routes", index, "sinks", number), partial(_newest, sink)
 
 
 def _condition(sql: str) -> Column:
@@ -221,15 +218,6 @@ def _broken_sinks(planner: RoutePlanner) -> Iterator[tuple[_Place, str]]:
             planner.check_sink(sink)
         except PluginError as error:
             yield ("routes", planner.index, "sinks", number), str(error)
-
-
-def _deletes(sink: MergingSink) -> Column:
-    deletes = sink.deletes()
-    return F.lit(False) if deletes is None else deletes.cast("boolean")
-
-
-def _newest(sink: MergingSink) -> Column:
-    return F.struct(F.lit(0), *sink.newest())
 
 
 def _fault(frame: DataFrame, make: Callable[[], Column]) -> str | None:

@@ -30,6 +30,7 @@ from router.engine.spark.connectors import (
     delta_version,
     describe_untested_pair,
     known_jars,
+    line_of_pip,
     refuse_newer_spark,
 )
 from router.engine.spark.java import PACKAGE, is_packaged, provide_java
@@ -116,7 +117,7 @@ def diagnose_spark_and_delta() -> Diagnosis:
     except MachineError as error:
         return Diagnosis("Spark and Delta", "wrong", error.what, error.todo)
     if difference := describe_untested_pair():
-        return Diagnosis("Spark and Delta", "warn", difference, "pip install a tested pair: docs/how-to/install.md")
+        return Diagnosis("Spark and Delta", "warn", difference, line_of_pip())
     pair = f"pyspark {pyspark.__version__} with delta-spark {delta_version()}, a tested pair"
     return Diagnosis("Spark and Delta", "ok", pair)
 
@@ -268,7 +269,7 @@ def diagnose_file_systems(config: Config) -> Iterator[Diagnosis]:
         if adds_jars:
             yield Diagnosis("file system", "ok", f"{needed_for}; `spark:` adds jars, which were not looked at")
         else:
-            todo = "on a cluster that has it, nothing; elsewhere: docs/how-to/object-storage.md, Spark's own part"
+            todo = "on a cluster that has it, nothing; elsewhere: `router help object-storage`, Spark's own part"
             yield Diagnosis("file system", "warn", f"{needed_for}, and `spark:` names no jars", todo)
 
 

@@ -22,8 +22,8 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from router.api.parts import Preparation
 from router.api.sinks import ApplyingSink, GivenAnswer, MergingSink, Opening
 from router.config.models import Model
-from router.config.problems import Document, sort_problems, widths_of
-from router.config.yaml_tree import parse_yaml, plain_data
+from router.config.problems import Document, problems_in_words, sort_problems, widths_of
+from router.config.yaml_tree import Keys, parse_yaml, plain_data
 from router.delta.lake import Lake
 from router.delta.unreadable_values import as_rows
 from router.engine.batch import Batches
@@ -187,15 +187,16 @@ def load_tests(path: Path) -> RouteTests:
     if root is None or problems:
         raise ConfigError(tuple(problems))
     document = Document(str(path), root, widths_of(text))
+    if isinstance(root, Keys) and "source" in root.entries and "tests" not in root.entries:
+        hint = f"`router check` checks it; its tests stand in a file of their own: {path.stem}{SUFFIX}"
+        raise ConfigError((document.problem((), "is a configuration, and no test of one", hint, code="file"),))
     try:
         return RouteTests.model_validate(plain_data(root))
     except ValidationError as error:
         faults = error.errors(include_url=False)
-        problems = []
-        for fault in faults:
-            # A list that is short because an entry of it is wrong is no second mistake.
-            if not any(_is_inside(other, fault) for other in faults):
-                problems.append(document.problem(fault["loc"], fault["msg"], "see docs/reference/route-tests.md"))
+        # A list that is short because an entry of it is wrong is no second mistake.
+        faults = [fault for fault in faults if not any(_is_inside(other, fault) for other in faults)]
+        problems = [*problems_in_words(faults, document, "see `router help route-tests`")]
         raise ConfigError(sort_problems(problems)) from None
 
 

@@ -64,16 +64,30 @@ def describe_untested_pair() -> str:
     delta = delta_version()
     if PAIRS.get(spark) == delta:
         return ""
-    newest = f"the newest tested pair is {_newest_pair()}"
-    for tested_spark, tested_delta in PAIRS.items():
-        if _minor(tested_spark) != _minor(spark):
-            continue
-        if _minor(delta) == _minor(tested_delta):
-            pair = f"{tested_spark} with {tested_delta}"
-            return f"pyspark {spark} with delta-spark {delta} was not tested, {pair} was; {newest}"
-        installed = delta or "none"
-        return f"pyspark {spark} was tested with delta-spark {tested_delta}, and {installed} is installed; {newest}"
-    return f"pyspark {spark} was not tested with the router; {newest}"
+    newest = "the newest tested pair is pyspark {} with delta-spark {}".format(*_newest_pair())
+    tested_spark, tested_delta = tested_pair()
+    if _minor(tested_spark) != _minor(spark):
+        return f"pyspark {spark} was not tested with the router; {newest}"
+    if _minor(delta) == _minor(tested_delta):
+        pair = f"{tested_spark} with {tested_delta}"
+        jars = "" if delta == tested_delta else f", and the jar of {tested_delta} is used"
+        return f"pyspark {spark} with delta-spark {delta} was not tested, {pair} was{jars}; {newest}"
+    installed = delta or "none"
+    return f"pyspark {spark} was tested with delta-spark {tested_delta}, and {installed} is installed; {newest}"
+
+
+def tested_pair() -> tuple[str, str]:
+    """Return the tested pair of the installed Spark's minor version; the newest one if there is none."""
+    pairs = {_minor(spark): (spark, delta) for spark, delta in PAIRS.items()}
+    return pairs.get(_minor(pyspark.__version__), _newest_pair())
+
+
+def line_of_pip() -> str:
+    """Return the command that installs a tested pair: another one, if the installed pair is tested."""
+    pair = tested_pair()
+    if pair == (pyspark.__version__, delta_version()):
+        pair = [other for other in PAIRS.items() if other != pair][-1]
+    return "`pip install pyspark=={} delta-spark=={}`".format(*pair)
 
 
 def refuse_newer_spark() -> None:
@@ -81,15 +95,13 @@ def refuse_newer_spark() -> None:
 
     The router uses parts of Spark that are private, and Delta's classes are made for one minor version.
     """
-    newest = list(PAIRS)[-1]
-    if _number(pyspark.__version__) > _number(newest):
+    if _number(pyspark.__version__) > _number(_newest_pair()[0]):
         fault = f"pyspark {pyspark.__version__} is newer than any that this router runs on"
-        raise MachineError(fault, f"install a tested pair: {_newest_pair()}")
+        raise MachineError(fault, f"install the newest tested pair: {line_of_pip()}")
 
 
-def _newest_pair() -> str:
-    spark, delta = list(PAIRS.items())[-1]
-    return f"pyspark {spark} with delta-spark {delta}"
+def _newest_pair() -> tuple[str, str]:
+    return list(PAIRS.items())[-1]
 
 
 def delta_version() -> str:
@@ -98,6 +110,16 @@ def delta_version() -> str:
         return importlib.metadata.version("delta-spark")
     except importlib.metadata.PackageNotFoundError:
         return ""
+
+
+def release_of_jars() -> str:
+    """Return the version of Delta's jar: the installed one, or its neighbour that was tested with another patch.
+
+    A patch release of the Python package may be there days before its jar, and another one gains a user nothing.
+    """
+    installed = delta_version()
+    tested = {_minor(delta): delta for delta in PAIRS.values()}
+    return tested.get(_minor(installed), installed)
 
 
 def _minor(version: str) -> str:
@@ -149,12 +171,13 @@ def _text(node: object) -> str:
 
 
 def packages(connectors: Collection[str]) -> list[str]:
-    """Return the Maven coordinates of Delta and of connectors, for the installed Spark and Delta."""
+    """Return the Maven coordinates of connectors, and of a Delta that goes with the installed Spark and Delta."""
     from delta.pip_utils import configure_spark_with_delta_pip  # noqa: PLC0415 - platforms with a Delta of theirs lack it
 
     extra = [f"org.apache.spark:{CONNECTORS[name]}_2.13:{pyspark.__version__}" for name in sorted(connectors)]
     builder = configure_spark_with_delta_pip(SparkSession.Builder(), extra_packages=extra)
-    return spark_internals.builder_options(builder)[_PACKAGES].split(",")
+    delta, *others = spark_internals.builder_options(builder)[_PACKAGES].split(",")
+    return [f"{delta.rpartition(':')[0]}:{release_of_jars()}", *others]
 
 
 def known_jars(connectors: Collection[str] = tuple(CONNECTORS), settings: Mapping[str, str] | None = None) -> list[str]:
@@ -198,7 +221,7 @@ def resolved_jars(connectors: Collection[str], settings: Mapping[str, str]) -> l
         log.info("~/.m2 describes %s and lacks their jars; fetching without it", ", ".join(_missing(output)[:3]))
         jars, output = _resolve_by_jvm(connectors, of_resolver, maven_cache=False)
     if not jars:
-        raise _failure(output, connectors)
+        raise _failure(output)
     return jars
 
 
@@ -223,9 +246,10 @@ def _resolve_by_jvm(
     return [], ended.stdout + ended.stderr
 
 
-def _failure(output: str, connectors: Collection[str]) -> MachineError:
+def _failure(output: str) -> MachineError:
     """Return the error for what Spark's resolver has printed, which is kept in a file."""
-    reason = ", ".join(_missing(output)[:3])
+    missing = _missing(output)
+    reason = ", ".join(missing[:3])
     if not reason:
         lines = [line.strip() for line in output.splitlines() if line.strip()]
         reason = lines[-1][:200] if lines else "its resolver has failed"
@@ -233,9 +257,8 @@ def _failure(output: str, connectors: Collection[str]) -> MachineError:
     todo = "check the network, or name a repository of your own by spark.jars.ivySettings under `spark:`"
     if NETWORK.search(output):
         fault += ": no repository can be reached"
-    elif connectors:
-        pairs = ", ".join(f"{spark} with {delta}" for spark, delta in PAIRS.items())
-        todo += f"; or take another tested pair of pyspark and delta-spark: {pairs}"
+    elif missing:
+        todo = f"{line_of_pip()}, or name a repository that has these jars by spark.jars.ivySettings under `spark:`"
     path = cache_folder() / "spark-jars.log"
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -288,7 +311,7 @@ def _list_path(connectors: set[str], settings: Mapping[str, str]) -> Path:
 
 def versions_of_jars() -> str:
     """Return the versions of Spark and Delta that the jars belong to, as a part of a file's name."""
-    return f"{pyspark.__version__}-delta-{delta_version()}"
+    return f"{pyspark.__version__}-delta-{release_of_jars()}"
 
 
 def _main() -> None:

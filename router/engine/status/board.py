@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 _ANSWER_SECONDS = 60.0
 """How long answers of an API are the last ones."""
+FRESH_SECONDS = 300.0
+"""Seconds for which records count as recent."""
 BATCHES = 200
 """Finished batches that are kept."""
 WARNINGS = 100
@@ -56,6 +58,8 @@ _REASONS = 300
 """Reasons of dead letters that are kept apart; those with other reasons are counted by stage, route and sink."""
 Cause = tuple[str, str, str, str | None]
 """Stage, route, sink and reason of dead letters; without a reason those with all other ones."""
+FIELDS = 50
+"""Fields that a schema lacks, of which a snapshot has the most frequent ones."""
 UNREAD = 1_000
 """Batches whose dead letters may wait to be read; of more only the number is counted."""
 
@@ -103,6 +107,7 @@ class StatusBoard(logging.Handler):
         self._answers: dict[str, deque[tuple[float, Mapping[str, int]]]] = {}
         """For each sink the answers of its API until some moments of the last minute."""
         self._dead_letters: dict[Cause, DeadLetterStatus] = {}
+        self._dead_letter_table = ""
         self._quarantined: tuple[QuarantineStatus, ...] = ()
         self._views: dict[str, ViewStatus] = {}
         self._expectations: dict[str, ExpectationStatus] = {}
@@ -112,6 +117,9 @@ class StatusBoard(logging.Handler):
         """The last batch whose commits have ended, and when."""
         self._ages = TableAges()
         """How old all records were that are in tables since the start."""
+        self._recent_ages: deque[tuple[float, TableAges]] = deque()
+        """How old those of the last minutes were, by batch and table."""
+        self._unknown_fields: Counter[str] = Counter()
         self._read: dict[str, float] = {}
         self._is_read = False
         self._unread: deque[CommittedFiles] = deque()
@@ -135,7 +143,8 @@ class StatusBoard(logging.Handler):
     def configured(self, config: Config) -> None:
         """Note the views and expectations of a configuration: they are shown before anything is known of them."""
         with self._guard:
-            self._views = {view.name: ViewStatus(view.name, view.into) for view in config.views}
+            self._dead_letter_table = config.dead_letters
+            self._views = {view.name: ViewStatus(view.name, view.into, every=view.seconds) for view in config.views}
             self._expectations = without_counts(config)
 
     def enter(self, state: State, cause: str = "") -> None:
@@ -145,7 +154,23 @@ class StatusBoard(logging.Handler):
             now = time.time()
             same = before.state == state and before.cause == cause
             since = before.since if same else now
-            self._snapshot = replace(before, state=state, cause=printable(cause), since=since, progress=now)
+            # The step of a start is over; that of a batch ends with the batch.
+            step = "" if before.batch is None and state != "waiting" else before.step
+            self._snapshot = replace(before, state=state, cause=printable(cause), since=since, step=step, progress=now)
+
+    def starts(self, step: str) -> None:
+        """Note the step of a start that has begun: `the decoder`, `the sinks`."""
+        with self._guard:
+            before = self._snapshot
+            now = time.time()
+            # A step that is tried again may fail again: until the next one the stream waits.
+            if before.state == "waiting" and (before.batch is not None or before.step == step):
+                self._snapshot = replace(before, batch=None, step=step, progress=now)
+                return
+            since = before.since if before.state == "starting" else now
+            self._snapshot = replace(
+                before, state="starting", since=since, cause="", batch=None, step=step, progress=now
+            )
 
     def alive(self) -> None:
         """Note that the stream's thread is at work, though no batch is."""
@@ -232,6 +257,7 @@ class StatusBoard(logging.Handler):
             self._expectations = with_batch(self._expectations, manifest, committed)
             for part in manifest.partitions:
                 self._move(part.topic, part.partition, position=part.last + 1)
+                self._unknown_fields.update(part.unknown_fields)
             for key, counts in applied.items():
                 self._add_applied(key, counts, sum(part.landed.get(key, 0) for part in manifest.partitions))
 
@@ -243,7 +269,7 @@ class StatusBoard(logging.Handler):
     def sink_waits(self, key: str, cause: str) -> None:
         """Note why a detached sink (ROUTE/SINK) cannot send; an empty cause: it can again."""
         with self._guard:
-            self._sinks[key] = replace(self._sink(key), waits=printable(cause))
+            self._sinks[key] = _with_trouble(replace(self._sink(key), waits=printable(cause)))
 
     def waited(self, key: str, arrivals: Iterable[tuple[float, int]]) -> None:
         """Note rows that were in an outbox before the stream started: when they came, and how many."""
@@ -267,13 +293,21 @@ class StatusBoard(logging.Handler):
     def api_is(self, key: str, state: ApiState) -> None:
         """Note how the API of a sink (ROUTE/SINK) is."""
         with self._guard:
-            self._sinks[key] = replace(
-                self._sink(key),
+            before = self._sink(key)
+            called = before.called
+            if sum(state.answers.values()) > sum(before.answers.values()):
+                called = time.time()
+            status = replace(
+                before,
+                called=called,
+                url=printable(state.url),
+                failure=state.failure,
                 circuit_open=state.circuit_open,
                 limit_used=state.limit_used,
                 answers=dict(state.answers),
                 last_answers=self._last_answers(key, state.answers),
             )
+            self._sinks[key] = _with_trouble(status)
 
     def _last_answers(self, key: str, answers: Mapping[str, int]) -> dict[str, int]:
         """Return by how many the answers of an API have grown in the last minute."""
@@ -302,6 +336,10 @@ class StatusBoard(logging.Handler):
             backlog=before.backlog + landed - counts.done,
             oldest=queue[0][0] if queue else None,
         )
+        if counts.dead and self._dead_letter_table:
+            letters = self._table(self._dead_letter_table)
+            rows = (letters.rows or 0) + counts.dead
+            self._tables[letters.table] = replace(letters, rows=rows, target="/dead_letters", committed=time.time())
         if counts.dead:
             self._add_dead_letters(Stage.APPLY, before.route, before.sink, None, counts.dead)
 
@@ -333,7 +371,9 @@ class StatusBoard(logging.Handler):
             ages = staged.by_place.get(work.place)
             if ages is None or not ages.newest or work.place in manifest.quarantined:
                 continue
-            self._ages += ages.committed_later(committed - staged.began)
+            in_table = ages.committed_later(committed - staged.began)
+            self._ages += in_table
+            self._recent_ages.append((committed, in_table))
             status = self._table(work.table)
             newest = max(ages.newest, status.newest_record or 0.0)
             self._tables[work.table] = replace(status, newest_record=newest)
@@ -348,14 +388,18 @@ class StatusBoard(logging.Handler):
             return self._unread.popleft() if self._unread else None
 
     def dead_letters_are(
-        self, counts: Mapping[Cause, int], samples: Mapping[Cause, tuple[DeadLetterSample, ...]] | None = None
+        self,
+        counts: Mapping[Cause, int],
+        samples: Mapping[Cause, tuple[DeadLetterSample, ...]] | None = None,
+        last: Mapping[Cause, float] | None = None,
     ) -> None:
-        """Add dead letters by stage, route, sink and reason, with some of the records."""
+        """Add dead letters by stage, route, sink and reason, with some of the records and the time of the newest."""
         samples = samples or {}
+        last = last or {}
         with self._guard:
             self._read["dead_letters"] = time.time()
             for cause, count in counts.items():
-                self._add_dead_letters(*cause, count, samples.get(cause, ()))
+                self._add_dead_letters(*cause, count, samples.get(cause, ()), last.get(cause))
 
     def _add_dead_letters(
         self,
@@ -365,6 +409,7 @@ class StatusBoard(logging.Handler):
         reason: str | None,
         count: int,
         samples: tuple[DeadLetterSample, ...] = (),
+        last: float | None = None,
     ) -> None:
         key = (stage, route, sink, None if reason is None else printable(reason))
         if key not in self._dead_letters and len(self._dead_letters) >= _REASONS:
@@ -372,8 +417,10 @@ class StatusBoard(logging.Handler):
         before = self._dead_letters.get(key)
         total = count + (before.count if before else 0)
         earlier = before.samples if before else ()
+        # Without a time of the record it is that of now; an older record of a backlog does not set it back.
+        newest = max(time.time() if last is None else last, before.last if before else 0.0)
         self._dead_letters[key] = DeadLetterStatus(
-            *key, count=total, last=time.time(), samples=(*samples, *earlier)[:SAMPLES]
+            *key, count=total, last=newest, samples=(*samples, *earlier)[:SAMPLES]
         )
 
     def quarantine_is(self, quarantined: Iterable[QuarantineStatus]) -> None:
@@ -492,6 +539,7 @@ class StatusBoard(logging.Handler):
                 views=tuple(self._views.values()),
                 expectations=tuple(self._expectations.values()),
                 freshness=self._freshness(),
+                unknown_fields=dict(self._unknown_fields.most_common(FIELDS)),
                 read=dict(self._read),
                 warnings=tuple(self._warnings),
             )
@@ -499,7 +547,17 @@ class StatusBoard(logging.Handler):
     def _freshness(self) -> FreshnessStatus | None:
         if not self._ages.newest:
             return None
-        return FreshnessStatus((*accumulate(self._ages.counts), self._ages.seconds), self._ages.newest)
+        while self._recent_ages and self._recent_ages[0][0] < time.time() - FRESH_SECONDS:
+            self._recent_ages.popleft()
+        recent = sum((ages for _, ages in self._recent_ages), start=TableAges())
+        whole, newest = [(*accumulate(ages.counts), ages.seconds) for ages in (self._ages, recent)]
+        return FreshnessStatus(whole, self._ages.newest, newest)
+
+
+def _with_trouble(status: SinkStatus) -> SinkStatus:
+    """Return a sink with the time since when it cannot send."""
+    fails = status.circuit_open or status.waits
+    return replace(status, fails_since=(status.fails_since or time.time()) if fails else None)
 
 
 def installed_version() -> str:

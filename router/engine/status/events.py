@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from aiohttp import web
 
-from router.engine.status.findings import findings
+from router.engine.status.findings import findings, verdict
 from router.engine.status.snapshot import PartitionStatus
 
 if TYPE_CHECKING:
@@ -119,7 +119,14 @@ def status_text(snapshot: StreamSnapshot, file: str, stuck_after: float) -> str:
 def status_fields(snapshot: StreamSnapshot, file: str, stuck_after: float) -> dict[str, Any]:
     """Return the fields of a snapshot, with what follows from them."""
     wrong = findings(snapshot, file, stuck_after, time.time())
-    return {**vars(snapshot), "words": snapshot.words, "lag": snapshot.lag, "findings": wrong}
+    return {
+        **vars(snapshot),
+        "words": snapshot.words,
+        "place": snapshot.place,
+        "lag": snapshot.lag,
+        "findings": wrong,
+        "verdict": verdict(snapshot, wrong),
+    }
 
 
 def document_of(value: Any) -> dict[str, Any]:

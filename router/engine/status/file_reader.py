@@ -104,13 +104,14 @@ class StatusFileReader(BackgroundThread):
 
     def _read_dead_letters(self, lake: Lake) -> None:
         counts: Counter[Cause] = Counter()
+        last: dict[Cause, float] = {}
         samples: dict[Cause, tuple[DeadLetterSample, ...]] = {}
         shows_records = self.config.ui is not None and self.config.ui.samples
         while (committed := self.board.unread_dead_letters()) is not None:
-            counts += count_causes(lake, committed)
+            counts += count_causes(lake, committed, last)
             if shows_records:
                 samples |= read_samples(lake, committed)
-        self.board.dead_letters_are(counts, samples)
+        self.board.dead_letters_are(counts, samples, last)
 
     def _read_quarantines(self, lake: Lake) -> None:
         """Read the quarantines that have a new version."""
@@ -156,19 +157,25 @@ def quarantine_status(found: Quarantined) -> QuarantineStatus:
     return QuarantineStatus(place.table, place.route, place.sink, waits_for, found.rows, found.cause, oldest)
 
 
-def count_causes(lake: Lake, committed: CommittedFiles) -> Counter[Cause]:
-    """Count dead letters in files by stage, route, sink and reason; those of files that are gone by none of them."""
+def count_causes(lake: Lake, committed: CommittedFiles, last: dict[Cause, float]) -> Counter[Cause]:
+    """Count dead letters in files by stage, route, sink and reason; those of files that are gone by none of them.
+
+    The time of the newest record of each is noted in `last`, in seconds since 1970.
+    """
     counts: Counter[Cause] = Counter()
     for path in committed.paths:
         try:
             with lake.files.open_input_file(path) as file:
-                rows = pq.read_table(file, columns=CAUSE, use_threads=False)
+                rows = pq.read_table(file, columns=[*CAUSE, "timestamp"], use_threads=False)
         except (OSError, pa.ArrowException):
             # Maintenance may have joined or removed the file. Its rows are `missing` below.
             continue
-        for row in rows.group_by(CAUSE, use_threads=False).aggregate([([], "count_all")]).to_pylist():
+        grouped = rows.group_by(CAUSE, use_threads=False)
+        for row in grouped.aggregate([([], "count_all"), ("timestamp", "max")]).to_pylist():
             cause = (row["stage"] or "", row["route"] or "", row["sink"] or "", row["reason"])
             counts[cause] += row["count_all"]
+            if row["timestamp_max"] is not None:
+                last[cause] = max(row["timestamp_max"].timestamp(), last.get(cause, 0.0))
     missing = committed.rows - counts.total()
     if missing > 0:
         counts["unknown", "", "", None] += missing

@@ -4,19 +4,35 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Literal, get_args
 
+from router.delta.lake import DAMAGED_LOG
 from router.engine.checkpoint_store import held_topics
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from router.engine.status.snapshot import QuarantineStatus, StreamSnapshot
+    from router.engine.status.snapshot import BatchStatus, QuarantineStatus, SinkStatus, StreamSnapshot
 
 CAUSE_SHOWN = 160
 """Characters of a cause that a sentence shows."""
+SILENT_SECONDS = 60.0
+"""Seconds without the end of a call, though rows wait, after which a sink is named."""
+SLOW_VIEW = 10
+"""How many times its interval a refresh of a view takes that is named."""
+RISE = 10
+"""How many times as many dead letters a record as in the hour before are a rise."""
+RISE_SECONDS = 300.0
+FEWEST_DEAD_LETTERS = 100
+"""Dead letters in RISE_SECONDS that can be a rise."""
+LIMIT_IS_USED = 0.9
+"""The share of a rate limit from which on a sink that makes no call waits for it."""
 NAMES_SHOWN = 3
 """Tables and sinks that a sentence names."""
+Severity = Literal["act", "look"]
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
+"""The worst first."""
 Kind = Literal[
     "failed",
     "down",
@@ -26,10 +42,15 @@ Kind = Literal[
     "topic",
     "blocked",
     "quarantine",
+    "dead letters",
     "view",
     "sink",
     "unread",
 ]
+
+
+Verdict = Literal["act", "look", "unknown", "well"]
+"""How a stream is: the severity of its worst finding; without one all is well, or that is not known yet."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +61,7 @@ class StreamFinding:
     view/NAME, sink/ROUTE/NAME. `kind` is for programs: the state, or what the finding is about.
     """
 
-    severity: Literal["act", "look"]
+    severity: Severity
     kind: Kind
     text: str
     command: str = ""
@@ -68,13 +89,20 @@ def findings(snapshot: StreamSnapshot, file: str, stuck_after: float, now: float
     if snapshot.held_topics:
         found.append(StreamFinding("look", "topic", held_topics(snapshot.held_topics)))
     blocked = snapshot.blocked
-    if blocked:
-        rows = sum(waiting.rows for waiting in snapshot.quarantined if waiting.table in blocked)
-        found.append(StreamFinding("look", "blocked", _of_blocked(blocked, rows), f"router tables {file}"))
+    damaged = {table: cause for table, cause in blocked.items() if DAMAGED_LOG in cause}
+    unwritable = {table: cause for table, cause in blocked.items() if table not in damaged}
+    rebuild = f"router rebuild {file} {' '.join(map(shlex.quote, damaged))}"
+    for tables, command in ((damaged, rebuild), (unwritable, f"router tables {file}")):
+        if tables:
+            rows = sum(waiting.rows for waiting in snapshot.quarantined if waiting.table in tables)
+            found.append(StreamFinding("look", "blocked", _of_blocked(tables, rows), command))
     others = tuple(waiting for waiting in snapshot.quarantined if waiting.table not in blocked)
     if others:
         command = f"router quarantine list {file}"
         found.append(StreamFinding("look", "quarantine", _of_quarantine(others), command))
+    text = _of_rise(snapshot.batches, now)
+    if text:
+        found.append(StreamFinding("look", "dead letters", text, f"router dead-letters {file}"))
     failed = {view.view: view.failed for view in snapshot.views if view.failed}
     if failed:
         text = (
@@ -83,17 +111,86 @@ def findings(snapshot: StreamSnapshot, file: str, stuck_after: float, now: float
         )
         places = tuple(f"view/{name}" for name in failed)
         found.append(StreamFinding("look", "view", text, f"router views {file}", places))
+    slow = [view for view in snapshot.views if view.every and (view.seconds or 0.0) >= SLOW_VIEW * view.every]
+    if slow:
+        named = [f"{view.view} ({view.seconds:.0f} s, every {view.every:.0f} s)" for view in slow]
+        text = f"Views that take {SLOW_VIEW} times their interval: {join_names(named)}. Give them a longer one."
+        places = tuple(f"view/{view.view}" for view in slow)
+        found.append(StreamFinding("look", "view", text, f"router views {file} --plan", places))
     for sink in snapshot.sinks:
-        if not sink.trouble:
-            continue
-        backlog = f"{sink.backlog:,} rows wait, and are"
-        text = f"{sink.key} cannot send: {backlog} tried again. Why: {_shortened(sink.waits)}"
-        if sink.circuit_open:
-            text = f"The API of {sink.key} is unavailable: {backlog} sent when it answers again."
-        found.append(StreamFinding("look", "sink", text, f"router doctor {file}", (f"sink/{sink.key}",)))
+        text, command = _of_sink(sink, snapshot, now), ""
+        if sink.waits and not sink.circuit_open:
+            command = f"router doctor {file}"
+        if text:
+            found.append(StreamFinding("look", "sink", text, command, (f"sink/{sink.key}",)))
     for subject, cause in snapshot.unread.items():
         found.append(StreamFinding("look", "unread", f"{subject} cannot be read: {cause}", f"router doctor {file}"))
     return tuple(found)
+
+
+def verdict(snapshot: StreamSnapshot, wrong: Sequence[StreamFinding]) -> Verdict:
+    """Return how a stream is. That all is well is known once a batch has ended, or if no record waits."""
+    for severity in SEVERITIES:
+        if any(finding.severity == severity for finding in wrong):
+            return severity
+    is_known = bool(snapshot.batches) or (snapshot.state == "running" and snapshot.lag == 0)
+    if snapshot.state == "starting" or not is_known:
+        return "unknown"
+    return "well"
+
+
+def age(moment: float, now: float) -> str:
+    """Return how long ago a moment was, in one unit."""
+    seconds = max(0.0, now - moment)
+    for unit, length in (("days", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _of_rise(batches: tuple[BatchStatus, ...], now: float) -> str:
+    """Return the sentence on dead letters that have become many; empty if they have not."""
+    recent = [batch for batch in batches if batch.ended > now - RISE_SECONDS]
+    earlier = [batch for batch in batches if now - 3600 <= batch.ended <= now - RISE_SECONDS]
+    dead, read = sum(batch.dead_letters for batch in recent), sum(batch.read for batch in recent)
+    dead_before, read_before = sum(batch.dead_letters for batch in earlier), sum(batch.read for batch in earlier)
+    if dead < FEWEST_DEAD_LETTERS or not read_before or dead * read_before < RISE * dead_before * max(read, 1):
+        return ""
+    before = f"{dead_before:,} of {read_before:,} in the hour before"
+    return f"Dead letters rise: {dead:,} of {read:,} records in the last 5 min, {before}."
+
+
+def _of_sink(sink: SinkStatus, snapshot: StreamSnapshot, now: float) -> str:
+    """Return the sentence on a sink that cannot send, or does not though rows wait; empty if neither is so."""
+    since = ""
+    if sink.fails_since is not None:
+        begin = datetime.fromtimestamp(sink.fails_since, timezone.utc)
+        since = f" since {begin:%H:%M:%S} UTC ({age(sink.fails_since, now)})"
+    if sink.circuit_open:
+        answer = f": {sink.url} {sink.failure}" if sink.failure else ""
+        backlog = f"{sink.backlog:,} rows wait, and are sent when it answers again."
+        return f"The API of {sink.key} is unavailable{since}{answer}. {backlog}"
+    if sink.waits:
+        backlog = f"{sink.backlog:,} rows wait, and are tried again."
+        return f"{sink.key} cannot send{since}: {backlog} Why: {_shortened(sink.waits)}"
+    silent_since = _silent_since(sink, snapshot)
+    if silent_since is None or now - silent_since < SILENT_SECONDS:
+        return ""
+    waiting = f"{sink.backlog:,} rows wait" if sink.backlog else "its rows of the batch wait"
+    return f"No call of {sink.key} has ended for {age(silent_since, now)}, though {waiting}."
+
+
+def _silent_since(sink: SinkStatus, snapshot: StreamSnapshot) -> float | None:
+    """Return since when a sink that counts its calls has ended none though rows wait; None if none wait."""
+    # A limit of one call in five minutes makes none for as long.
+    if not sink.answers or (sink.limit_used or 0.0) >= LIMIT_IS_USED:
+        return None
+    since = [sink.called or snapshot.started]
+    if snapshot.step == f"apply {sink.key}":
+        since.append(snapshot.progress)
+    elif not sink.backlog:
+        return None
+    return max(*since, sink.oldest or 0.0)
 
 
 def line_of(text: str, command: str) -> str:

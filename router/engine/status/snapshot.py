@@ -66,8 +66,10 @@ class SinkStatus:
 
     `oldest` is when the first of the backlog came into the outbox, in seconds since 1970; None if nothing waits.
     `waits` is why the last batch of a detached sink failed and is tried again; empty if it did not fail.
-    `circuit_open`, `limit_used` and `answers` are about the sink's API and all sinks that share its limit: see
-    `ApiState`; None or empty if they are not known. `last_answers` are those of the last minute.
+    Since `fails_since` it does so, or its circuit is open; `url` is where it sends, without query, and `failure` how
+    the last call that failed ended. `called` is when a call last ended. `circuit_open`, `limit_used` and `answers` are
+    about the sink's API and all sinks that share its limit: see `ApiState`; None or empty if they are not known.
+    `last_answers` are those of the last minute.
     """
 
     route: str
@@ -79,6 +81,10 @@ class SinkStatus:
     backlog: int = 0
     oldest: float | None = None
     waits: str = ""
+    fails_since: float | None = None
+    url: str = ""
+    failure: str = ""
+    called: float | None = None
     circuit_open: bool | None = None
     limit_used: float | None = None
     answers: dict[str, int] = field(default_factory=dict)
@@ -88,11 +94,6 @@ class SinkStatus:
     def key(self) -> str:
         """Return ROUTE/SINK."""
         return f"{self.route}/{self.sink}"
-
-    @property
-    def trouble(self) -> str:
-        """Return why the sink cannot send; empty if nothing is known to be wrong."""
-        return "its API does not work, the circuit is open" if self.circuit_open else self.waits
 
 
 @dataclass(frozen=True)
@@ -151,8 +152,8 @@ class ViewStatus:
     `into` is the name of its tables: `tables` of them have `rows`, and `targets` are the first ones. `refreshed` is
     when a refresh last found something new, None if never; `way` is how it went: `full`, or one of those by change
     (`merge`, `keys`, `rows`, `tables`), and `why` so; it took `seconds` and wrote `commits` tables. `checked` is when
-    this process last looked for changes. `failed` is why the last refresh failed, empty if it did not; refreshes fail
-    since `failed_since`.
+    this process last looked for changes. `every` is its interval in seconds, None if it has none. `failed` is why the
+    last refresh failed, empty if it did not; refreshes fail since `failed_since`.
     """
 
     view: str
@@ -168,6 +169,7 @@ class ViewStatus:
     checked: float | None = None
     failed: str = ""
     failed_since: float | None = None
+    every: float | None = None
 
 
 @dataclass(frozen=True)
@@ -194,11 +196,12 @@ class FreshnessStatus:
     """How old records were when they were in their tables: a histogram, and the time of the newest record.
 
     `counts` has the records up to each bound of `AGE_SECONDS`, then all of them, then the sum of their ages. A record
-    that is in three tables counts three times.
+    that is in three tables counts three times. `recent` are the same of the last five minutes.
     """
 
     counts: tuple[float, ...]
     newest: float
+    recent: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -240,6 +243,7 @@ class StreamSnapshot:
     were since the start, and `batches` are the last of them, the newest first. `read` says when what stands in files
     was read last: `dead_letters`, `outboxes`, `quarantine`, `views`. Without `ui` the first three are not known, no
     `freshness` is, and of `views` only what this process has refreshed. `held_topics` were deleted and created again.
+    `unknown_fields` are some that the schema lacks, with the events that have them, since the start.
     `unread` is about a stream that cannot be asked: which subjects of its lake could not be read, and why.
     """
 
@@ -268,6 +272,7 @@ class StreamSnapshot:
     read: dict[str, float] = field(default_factory=dict)
     warnings: tuple[Warned, ...] = ()
     held_topics: tuple[str, ...] = ()
+    unknown_fields: dict[str, int] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -283,7 +288,9 @@ class StreamSnapshot:
 
     @property
     def place(self) -> str:
-        """Return where the stream's thread is: in a step of a batch, or between two."""
+        """Return where the stream's thread is: in a step of a batch, in a step of the start, or between two."""
+        if self.batch is None and self.step:
+            return self.step
         return f"batch {self.batch}, {self.step}" if self.step else "between two batches"
 
     @property
@@ -292,7 +299,8 @@ class StreamSnapshot:
         if self.state == "running":
             lag = self.lag
             return "running" if lag is None else f"running, {lag:,} records behind"
-        if self.cause:
+        cause = self.step if self.state == "starting" else self.cause
+        if cause:
             since = datetime.fromtimestamp(self.since, timezone.utc)
-            return f"{self.state} since {since:%H:%M:%S} UTC: {self.cause}"
+            return f"{self.state} since {since:%H:%M:%S} UTC: {cause}"
         return self.state

@@ -6,21 +6,29 @@ Without Spark. A stream with a server is asked; of any other, running or not, `L
 from __future__ import annotations
 
 import json
+import logging
+import platform
 from collections import Counter
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import requests
 
 from router.config.models import Ui, interval
+from router.engine.checkpoint_store import lake_and_checkpoint
 from router.engine.status.events import status_text
 from router.engine.status.lake_board import LakeBoard
 from router.engine.status.snapshot import StreamSnapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from router.config.models import Config
+    from router.delta.lake import Lake
 
+log = logging.getLogger("router")
+UI_NOTE = "ui.json"
+"""The file of a checkpoint in which a run notes where it shows itself."""
 _BLANK = vars(StreamSnapshot("", "", "down", since=0.0, started=0.0))
 """Fields that a stream of an older version may not have."""
 _ANSWER_SECONDS = 3.0
@@ -35,15 +43,6 @@ start of the stream, or of the last batch by what refused them. `committers` has
 `tables` the number of those that got rows: only the stream itself reports both. `waiting_sinks` says by ROUTE/SINK why
 a sink's batch failed and is tried again. All else is as a `StreamSnapshot` has it.
 """
-
-
-def age(moment: float, now: float) -> str:
-    """Return how long ago a moment was, in one unit."""
-    seconds = max(0.0, now - moment)
-    for unit, length in (("days", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def stream_summary(config: Config, file: str) -> StreamSummary:
@@ -86,16 +85,63 @@ def summary_of_lake(config: Config, file: str) -> StreamSummary:
     return summary
 
 
+@contextmanager
+def noted_address(config: Config, address: tuple[str, int]) -> Iterator[None]:
+    """Note beside the lock where a stream shows itself while the block runs: `--ui` may differ from the configuration.
+
+    A start that the lock will refuse does not take the place of the run that is at work.
+    """
+    checkpoint = lake_and_checkpoint(config)[1]
+    note = json.dumps({"address": list(address), "machine": platform.node()}).encode()
+    is_written = False
+    try:
+        before = _noted_address(checkpoint)
+        if before in (None, _reachable(*address)) or _ask(config, before) is None:
+            checkpoint.write(UI_NOTE, note)
+            is_written = True
+    except OSError as error:  # storage that is unavailable: the start waits for it
+        log.debug("the address of the status is not noted: %s", error)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            if is_written and checkpoint.read(UI_NOTE) == note:
+                checkpoint.delete(UI_NOTE)
+
+
+def _noted_address(checkpoint: Lake) -> str | None:
+    """Return where a run has noted that it shows itself, as this machine reaches it; None if none has."""
+    try:
+        note = json.loads(checkpoint.read(UI_NOTE) or b"")
+        host, port = note["address"]
+        return _reachable(host, int(port), note["machine"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _reachable(host: str, port: int, machine: str = "") -> str:
+    """Return the address at which a server is asked: one of all addresses by the name of its machine."""
+    if host in ("0.0.0.0", "::"):
+        local = {"0.0.0.0": "127.0.0.1", "::": "::1"}[host]
+        host = local if machine in ("", platform.node()) else machine
+    return as_authority(host, port)
+
+
 def ask_stream(config: Config) -> dict[str, Any] | None:
     """Return what the stream of a configuration answers at `/api/status`, and the `address` that it was asked at.
 
-    None if none of this name answers there.
+    It is asked at the address of `ui`, then at the one that its run has noted. None if none of this name answers.
     """
+    address = _reachable(*(config.ui or Ui()).host_and_port)
+    status = _ask(config, address)
+    if status is not None:
+        return status
+    noted = _noted_address(lake_and_checkpoint(config)[1])
+    return None if noted in (None, address) else _ask(config, noted)
+
+
+def _ask(config: Config, address: str | None) -> dict[str, Any] | None:
     ui = config.ui or Ui()
-    host, port = ui.host_and_port
-    # A server of all addresses is asked at one of this machine.
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    address = as_authority(host, port)
     headers = {"Authorization": f"Bearer {ui.token.get_secret_value()}"} if ui.token else {}
     with requests.Session() as session:
         session.trust_env = False  # a proxy is for other machines
@@ -131,7 +177,7 @@ def _summary(status: Mapping[str, Any]) -> StreamSummary:
         "cause": status["cause"],
         # What a lake does not say is 0 there.
         "since": status["since"] or None,
-        "step": f"batch {status['batch']}, {status['step']}" if status["step"] else "",
+        "step": status.get("place", "") if status["step"] else "",
         "batch": last.get("batch"),
         "batch_ended": last.get("ended"),
         "batch_records": last.get("read"),
@@ -151,9 +197,12 @@ def _summary(status: Mapping[str, Any]) -> StreamSummary:
         "open_circuits": [key for key, sink in sinks.items() if sink["circuit_open"]],
         "waiting_sinks": {key: sink["waits"] for key, sink in sinks.items() if sink.get("waits")},
         "warning": status["warnings"][0]["message"] if status["warnings"] else "",
+        "warned": status["warnings"][0]["at"] if status["warnings"] else None,
+        "unknown_fields": status["unknown_fields"],
         "held_topics": status["held_topics"],
         "unread": [f"{subject}: {cause}" for subject, cause in status["unread"].items()],
         "findings": status.get("findings", []),
+        "verdict": status.get("verdict", "unknown"),
     }
 
 

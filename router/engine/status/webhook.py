@@ -94,14 +94,14 @@ class FailureWebhook(BackgroundThread):
 
     def _look(self, snapshot: StreamSnapshot, *, ends: bool = False) -> None:
         """Report the troubles that are new, and those that are over; `ends`: it is the last look."""
-        for kind, troubles in _troubles(snapshot).items():
+        for kind, troubles in _troubles(snapshot, self._file).items():
             reported = self._reported[kind]
             new = {name: cause for name, cause in troubles.items() if name not in reported}
             over: dict[str, str] = {}
             for name in reported.keys() - troubles.keys():
                 if self._is_over(kind, name, snapshot, ends=ends):
                     over[name] = reported.pop(name)
-            reported |= troubles
+            reported |= new
             self._seen |= dict.fromkeys([(kind, name) for name in troubles], time.time())
             if new:
                 self._report(snapshot, kind, EVENTS[kind], new)
@@ -138,13 +138,23 @@ class FailureWebhook(BackgroundThread):
         self._fails = bool(failure)
 
 
-def _troubles(snapshot: StreamSnapshot) -> dict[Reported, dict[str, str]]:
+def _troubles(snapshot: StreamSnapshot, file: str) -> dict[Reported, dict[str, str]]:
     """Return the troubles that are reported: by kind, name -> cause. The stream itself has an empty name."""
-    return {
-        "waiting": {"": snapshot.cause} if snapshot.state == "waiting" else {},
-        "sink": {sink.key: sink.trouble for sink in snapshot.sinks if sink.trouble},
-        "blocked": snapshot.blocked,
-    }
+    troubles: dict[Reported, dict[str, str]] = {"waiting": {}, "sink": {}, "blocked": snapshot.blocked}
+    for finding in findings(snapshot, file, math.inf, time.time()):
+        if finding.kind == "waiting":
+            troubles["waiting"][""] = finding.text
+        if finding.kind == "sink":
+            troubles["sink"] |= {place.removeprefix("sink/"): finding.text for place in finding.places}
+    return troubles
+
+
+_OVER: dict[Reported, str] = {
+    "waiting": "it no longer waits",
+    "sink": "sinks that can send again",
+    "blocked": "tables that can be written again",
+}
+"""What is over, by the kind of the trouble."""
 
 
 def message_of(
@@ -152,7 +162,8 @@ def message_of(
 ) -> dict[str, Any]:
     """Return what is sent: fields for programs, and `text` for a chat that shows that.
 
-    `text` has the findings about the troubles, with their commands; of those that are over it has the names.
+    `text` has the findings about the troubles, with their commands; of those that are over it has the names, and why
+    the first of them was there.
     """
     names = sorted(troubles)
     found: list[StreamFinding] = []
@@ -165,10 +176,11 @@ def message_of(
     cause = join_names([finding.text for finding in found])
     if kind == "blocked":
         tables = {printable(name): troubles[name] for name in names[:NAMED_TABLES]}
-    elif kind == "sink" and event == "recovered":
-        cause = f"sinks that can send again: {join_names(names)}"
-    elif kind != "sink" and event != "recovered":
-        cause = troubles[""]
+    if event == "recovered":
+        over = ": ".join(filter(None, (_OVER[kind], join_names(names))))
+        cause = f"{over}. Before: {troubles[names[0]]}"
+    elif kind in ("waiting", "failed"):
+        cause = snapshot.cause
     text = join_names([line_of(finding.text, finding.command) for finding in found]) or cause or join_names(names)
     return {
         "query": snapshot.query,

@@ -1,6 +1,6 @@
 // The graph of the configuration as SVG: in columns if there is room, else as a tree that is indented.
 
-import { count, drawing, rate, shortened, visible } from "/assets/text.js";
+import { count, drawing, element, rate, shortened, visible } from "/assets/text.js";
 
 const ROW = 56;
 const HEIGHT = 40;
@@ -54,7 +54,9 @@ function edgeOf(from, to, inColumns, width) {
   return `M${start} ${from.row * ROW + HEIGHT / 2} C${middle} ${from.row * ROW + HEIGHT / 2} ${start} ${y} ${middle} ${y} H${to.x}`;
 }
 
-function box(place, width, rateText, inColumns, { isBroken, toggle }) {
+const wholeName = (node) => node.text.split("\n").map(visible).join("\n").slice(0, 2000);
+
+function box(place, width, rateText, inColumns, { isBroken, toggle, cut }) {
   const { node, x } = place;
   const blocked = (node.tables ?? [node.table]).filter((table) => table?.blocked).length;
   let trouble = isBroken(node) ? "needs a look" : "";
@@ -63,6 +65,7 @@ function box(place, width, rateText, inColumns, { isBroken, toggle }) {
   const kind = [node.kind, trouble, inColumns ? "" : rateText];
   const mark = node.kind === "tables" ? (node.isOpen ? "▾ " : "▸ ") : "";
   const text = `${mark}${node.text.split("\n")[0]}`;
+  if (shortened(text, letters) !== visible(text)) cut.push(element("li", {}, wholeName(node)));
   const attributes = { class: `node ${node.kind}${trouble ? " broken" : ""}` };
   if (node.kind === "tables") {
     Object.assign(attributes, { role: "button", tabindex: "0", "data-key": node.key, "aria-expanded": node.isOpen });
@@ -70,7 +73,7 @@ function box(place, width, rateText, inColumns, { isBroken, toggle }) {
   const made = drawing(
     "g",
     { ...attributes, transform: `translate(${x} ${place.row * ROW})` },
-    drawing("title", {}, node.text.split("\n").map(visible).join("\n").slice(0, 2000)),
+    drawing("title", {}, wholeName(node)),
     drawing("rect", { width, height: HEIGHT, rx: 4 }),
     drawing("text", { x: 8, y: 15, class: "kind" }, shortened(kind.filter(Boolean).join(" · "), letters * 1.2)),
     drawing("text", { x: 8, y: 31 }, shortened(text, letters)),
@@ -86,7 +89,7 @@ function box(place, width, rateText, inColumns, { isBroken, toggle }) {
   return made;
 }
 
-// Return the graph. `tablesOf` gives the tables of a sink, `rateOf` the rows a second that come to a node, if known.
+// Return the graph, and a list of the names that its boxes have no room for. `tablesOf` gives the tables of a sink, `rateOf` the rows a second that come to a node, if known.
 export function drawGraph(root, room, { tablesOf, rateOf, isBroken, opened, toggle }) {
   const whole = withTables(root, tablesOf, opened);
   const depth = depthOf(whole);
@@ -97,6 +100,7 @@ export function drawGraph(root, room, { tablesOf, rateOf, isBroken, opened, togg
   const ofColumn = Math.min(WIDEST, (room - (depth - 1) * GAP) / depth);
   const edges = [];
   const boxes = [];
+  const cut = [];
   for (const place of nodes) place.x = place.depth * (inColumns ? ofColumn + GAP : INDENT);
   for (const place of nodes) {
     const width = inColumns ? ofColumn : room - place.x - 2;
@@ -109,8 +113,9 @@ export function drawGraph(root, room, { tablesOf, rateOf, isBroken, opened, togg
       const at = { class: "rate", x: place.x - GAP / 3, y: place.row * ROW + HEIGHT / 2 - 5 };
       boxes.push(drawing("text", at, rateText));
     }
-    boxes.push(box(place, width, rateText, inColumns, { isBroken, toggle }));
+    boxes.push(box(place, width, rateText, inColumns, { isBroken, toggle, cut }));
   }
   const attributes = { role: "group", "aria-label": "Source, decoder, routes, sinks and tables" };
-  return drawing("svg", { ...attributes, width: room, height: rows.next * ROW }, ...edges, ...boxes);
+  const graph = drawing("svg", { ...attributes, width: room, height: rows.next * ROW }, ...edges, ...boxes);
+  return cut.length ? [graph, element("ul", { class: "quiet", "aria-label": "Whole names" }, ...cut)] : [graph];
 }

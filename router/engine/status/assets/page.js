@@ -9,7 +9,8 @@ const RATE_SECONDS = 60;
 const CURVE_POINTS = 60;
 const BATCHES_SHOWN = 20;
 const RETRY_MILLISECONDS = 10000;
-const VERDICTS = { well: "✓ All is well", look: "▲ Needs a look", act: "■ Action needed" };
+const STATES = { starting: "● Starting", ended: "● Ended" };
+const VERDICTS = { well: "✓ All is well", unknown: "● Not known yet", look: "▲ Needs a look", act: "■ Action needed" };
 const FROM_LAKE = "counts are those of the lake and of its whole ledger";
 const find = (id) => document.getElementById(id);
 const isBroken = ({ kind, key }) => stream.findings.some((finding) => finding.places.includes(`${kind}/${key}`));
@@ -60,21 +61,20 @@ function rateOfNode({ kind, key, text }) {
 }
 
 function showState() {
-  const severities = stream.findings.map((finding) => finding.severity);
-  const worst = ["act", "look"].find((severity) => severities.includes(severity)) ?? "well";
-  const starting = worst === "well" && stream.state !== "running";
-  const verdict = starting ? `● ${stream.state === "starting" ? "Starting" : "Ended"}` : VERDICTS[worst];
-  find("state").className = starting ? "" : worst;
+  const worst = stream.verdict;
+  const isOver = ["unknown", "well"].includes(worst) && stream.state in STATES;
+  const verdict = isOver ? STATES[stream.state] : VERDICTS[worst];
+  find("state").className = isOver ? "" : worst;
   // It is read aloud when it changes, and only then.
   if (find("verdict").textContent !== verdict) find("verdict").textContent = verdict;
   const lag = stream.lag === null ? "" : `, ${count(stream.lag)} records behind`;
   const cause = stream.cause ? `: ${visible(stream.cause)}` : "";
-  const hasSince = stream.since && !["running", "starting"].includes(stream.state);
+  const hasSince = stream.since && stream.state !== "running";
   const since = hasSince ? ` since ${moment(stream.since)}` : "";
   find("words").textContent = `${visible(stream.query)}: ${stream.state}${since}${cause}${lag}`;
   find("name").textContent = visible(stream.query);
   document.title = `${verdict.slice(0, 1)} ${visible(stream.query)}: ${stream.state}`;
-  const step = stream.step ? `Batch ${stream.batch}, ${stream.step}; ` : "";
+  const step = stream.step ? `At work: ${visible(stream.place)}; ` : "";
   refill(find("now"), stream.progress ? [`${step}last step `, age(stream.progress)] : []);
   const counts = stream.started ? `started ${moment(stream.started)}; counts begin then` : FROM_LAKE;
   find("about").textContent = `spark-event-router ${visible(stream.version)}; ${counts}. Times are in your zone.`;
@@ -134,7 +134,8 @@ function showFigures() {
   const asked = stream.partitions.map((partition) => partition.read).filter(Boolean);
   const dead = batches.map((batch) => batch.dead_letters);
   const ofRead = stream.records.read ? `of ${count(stream.records.read)} read ` : "";
-  const letters = stream.records.dead_letters === undefined ? "–" : count(stream.records.dead_letters);
+  // The rows of the table below: one figure for one thing.
+  const letters = stream.records.dead_letters === undefined ? "–" : count(sum(stream.dead_letters.map((row) => row.count)));
   refill(find("figures"), [
     figure("Events a second", speed, curve(speeds, `Events a second of the last ${speeds.length} batches`), [read]),
     figure(
@@ -151,15 +152,17 @@ function showFigures() {
 function freshness() {
   const title = "Freshness (median)";
   if (!stream.freshness) return figure(title, "–", bars([0], "not known"), ["not known before the first batch"]);
-  const upTo = stream.freshness.counts.slice(0, -1);
+  const upTo = stream.freshness.recent.slice(0, -1);
   const all = upTo.at(-1);
+  const newest = ["newest record ", age(stream.freshness.newest)];
+  if (!all) return figure(title, "–", bars([0], "no record"), ["no record in 5 minutes; ", ...newest]);
   const within = (part) => {
     const place = upTo.findIndex((number) => number >= part * all);
     const bounds = stream.freshness_bounds;
     return place < bounds.length ? `≤ ${duration(bounds[place])}` : `> ${duration(bounds.at(-1))}`;
   };
   const each = upTo.map((number, place) => number - (upTo[place - 1] ?? 0));
-  const below = [`half ${within(0.5)}, 99 % ${within(0.99)}; newest record `, age(stream.freshness.newest)];
+  const below = [`half ${within(0.5)}, 99 % ${within(0.99)} of 5 minutes; `, ...newest];
   return figure(title, `${within(0.5)}`, bars(each, `Half ${within(0.5)}, 99 % ${within(0.99)}`), below);
 }
 
@@ -178,9 +181,11 @@ function showGraph() {
   const tablesOf = (key) => byTarget.get(key) ?? [];
   const style = getComputedStyle(find("graph"));
   const room = find("graph").clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
-  refill(find("graph"), [drawGraph(stream.graph, room, { tablesOf, rateOf: rateOfNode, isBroken, opened, toggle })]);
+  refill(find("graph"), drawGraph(stream.graph, room, { tablesOf, rateOf: rateOfNode, isBroken, opened, toggle }));
 }
 
+// What an empty table of a running stream says until that is known: after its first batch, or once files were read.
+const notYet = (known = stream.batches.length) => (stream.started && !known ? "Not known yet." : undefined);
 const ageOr = (time) => (time ? age(time) : "–");
 const text = (label, value) => ({ label, value, cell: (row) => shortened(value(row) || "–") });
 const wide = (label, value) => ({ ...text(label, value), isWide: true });
@@ -205,6 +210,11 @@ const deadLetters = new SortedTable(find("dead-letters"), "Dead letters", "None.
   number("Records", (row) => row.count),
   time("Last", (row) => row.last),
   text("Route and sink", (row) => [row.route, row.sink].filter(Boolean).join("/")),
+]);
+const fields = new SortedTable(find("fields"), "Fields that the schema lacks", "None.", [
+  wide("Field", ([name]) => name),
+  number("Events", ([, events]) => events),
+  wide("What takes it", () => "added to the schema of decode; if that was inferred, a run with --refresh-schema"),
 ]);
 const quarantine = new SortedTable(find("quarantine"), "Quarantine", "No rows are quarantined.", [
   wide("Table", (row) => row.table),
@@ -330,14 +340,15 @@ function showWarnings() {
 
 // What is drawn, and the fields of the snapshot that it is drawn from.
 const PARTS = [
-  [showState, ["query", "state", "cause", "since", "lag", "findings", "step", "progress"]],
+  [showState, ["query", "state", "cause", "since", "lag", "verdict", "step", "progress"]],
   [() => refill(find("findings"), stream.findings.map(findingLine)), ["findings"]],
-  [showFigures, ["batches", "records", "partitions", "lag", "freshness"]],
+  [showFigures, ["batches", "records", "partitions", "lag", "freshness", "dead_letters"]],
+  [() => fields.show(Object.entries(stream.unknown_fields)), ["unknown_fields"]],
   [showGraph, ["graph", "tables", "routes", "sinks", "records", "findings"]],
-  [() => tables.show(stream.tables), ["tables"]],
-  [() => deadLetters.show(stream.dead_letters), ["dead_letters"]],
-  [() => quarantine.show(stream.quarantined), ["quarantined"]],
-  [() => sinks.show(stream.sinks), ["sinks"]],
+  [() => tables.show(stream.tables, notYet()), ["tables", "batches"]],
+  [() => deadLetters.show(stream.dead_letters, notYet()), ["dead_letters", "batches"]],
+  [() => quarantine.show(stream.quarantined, notYet(stream.read.quarantine)), ["quarantined", "read"]],
+  [() => sinks.show(stream.sinks, notYet(stream.read.outboxes)), ["sinks", "read"]],
   [() => views.show(stream.views), ["views"]],
   [() => expectations.show(stream.expectations), ["expectations"]],
   [() => partitions.show(stream.partitions), ["partitions"]],

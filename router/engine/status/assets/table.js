@@ -45,8 +45,9 @@ export class SortedTable {
     this.draw();
   }
 
-  show(rows) {
+  show(rows, nothing = this.nothing) {
     this.rows = rows;
+    this.empty.textContent = nothing;
     this.draw();
   }
 
