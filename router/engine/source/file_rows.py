@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import logging
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, reduce
@@ -64,6 +65,7 @@ FILE_COLUMNS = {PATH: "file_path", CHANGED: "file_modification_time", BLOCK: "fi
 """Columns about the file of a row, and their names in Spark's `_metadata`."""
 NO_PATTERNS = {"__globPaths__": "false"}
 """For the files of a batch: their names are no patterns. Spark's own source of files reads them with this option."""
+PATTERN = re.compile(r"[*?\[\]{}\\]")
 _FIRST = 20
 """Files from which the columns are learnt before the first batch."""
 _THREADS = 8
@@ -127,14 +129,15 @@ class FileRows:
         Adds `block`, the place in the file where the part begins that a task reads. Learns new columns first. Raises
         what Spark raises for files that cannot be read; see unreadable_files.
         """
-        paths = sorted(paths)
+        paths = sorted({*paths})
         parts = self.parts(paths) if paths else []
         columns = self._learn_columns(parts)
         if not parts:
             empty = "value binary, topic string, timestamp timestamp, block bigint"
             return self.spark.createDataFrame([], empty)
         if self.files.format == "json":
-            parts = [self._read_again_as_text(part, columns, paths) for part in parts]
+            groups = zip(parts, _groups(paths), strict=True)
+            parts = [self._read_again_as_text(part, columns, group) for part, group in groups]
         return reduce(DataFrame.unionByName, [self._rows(part, columns) for part in parts])
 
     # The files of a batch, grouped by their columns
@@ -144,7 +147,10 @@ class FileRows:
 
         Each also has the columns of FILE_COLUMNS.
         """
-        return [_with_file_columns(frame) for frame in getattr(self, f"_{self.files.format}")(paths)]
+        frames: list[DataFrame] = []
+        for group in _groups(paths):
+            frames += getattr(self, f"_{self.files.format}")(group)
+        return [_with_file_columns(frame) for frame in frames]
 
     def _options(self, **options: str) -> dict[str, str]:
         """Return the options of a reader: these, and those of the configuration."""
@@ -402,6 +408,15 @@ class FileRows:
             F.col(CHANGED).alias("timestamp"),
             F.col(BLOCK).alias("block"),
         )
+
+
+def _groups(paths: list[str]) -> list[list[str]]:
+    """Return files as they are read together.
+
+    A file whose name may be a pattern is read alone: of others beside it Spark (4.0 to 4.2) gives the rows twice.
+    """
+    plain = [path for path in paths if not PATTERN.search(path)]
+    return [*([plain] if plain else []), *([path] for path in paths if PATTERN.search(path))]
 
 
 @lru_cache(maxsize=1)
