@@ -83,7 +83,7 @@ class Source:
         unfinished = self.folder / "in" / f".{name}"
         unfinished.write_bytes(text)
         unfinished.rename(self.folder / "in" / f"{name}.{ending}")
-        return f"file://{quote(str(self.folder / 'in' / f'{name}.{ending}'), safe='/')}"
+        return f"file://{quote(str(self.folder / 'in' / f'{name}.{ending}'), safe='/*')}"
 
     def drain(self, **options: str) -> None:
         """Run the stream until it has read all files."""
