@@ -11,9 +11,7 @@ import time
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
 
 from deltalake import exceptions as delta_rs
 from tenacity import RetryCallState, wait_exponential_jitter
@@ -21,7 +19,6 @@ from tenacity.wait import wait_base
 
 from router.errors import RouterError, SinkError, StartError, TableError, first_line
 from router.spark_internals import causes_in_jvm
-from router.storage.addresses import SCHEME
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,36 +112,6 @@ UNREADABLE_FILE = re.compile(r"\[FAILED_READ_FILE[^\]]*\] Encountered error whil
 """Spark's error of a task that could not read a file, with the file."""
 DAMAGED_FILE = re.compile(r"Caused by: [\w.]+: ([^\n]*)\n\tat org\.apache\.hadoop\.io\.compress\.")
 """The cause if the code that decompresses a file has raised it: the content is damaged, and stays so."""
-GLOB = re.compile(r"[*?\[{]")
-CAUSE = re.compile(r"Caused by: ([\w.]+: [^\n]*)")
-
-
-def refusal_of_file(config: Config, error: BaseException) -> StartError | None:
-    """Return in one sentence which file of the source cannot be read, and why; None for other errors."""
-    files = config.source.files
-    text = str(error)
-    unreadable = UNREADABLE_FILE.search(text)
-    if files is None or unreadable is None or isinstance(error, RouterError):
-        return None
-    if not _is_below(files.path, unquote(unreadable[1])):  # a file of a table
-        return None
-    damaged = DAMAGED_FILE.search(text)
-    causes = CAUSE.findall(text)
-    cause = causes[-1] if causes else "Spark gives no cause"
-    if damaged is not None:
-        cause = f"its compressed content is damaged or truncated ({damaged[1]})"
-    todo = "Replace it by a good copy, or move it out of the folder to continue without its records, and start again"
-    what = f"{unreadable[1]} cannot be read: {cause}; nothing of its batch is in a table"
-    return StartError(f"{config.name}: {what}. {todo}")
-
-
-def _is_below(path: str, file: str) -> bool:
-    """Return whether a file, as Spark names it, may be one of a path or pattern."""
-    folder = GLOB.split(path)[0]
-    if "://" not in path and not path.startswith("file:"):
-        folder = str(Path(folder).absolute())
-    # Spark writes file:///x for /x and file:/x.
-    return SCHEME.sub("", file).lstrip("/").startswith(SCHEME.sub("", folder).lstrip("/"))
 
 
 def is_unreadable(error: BaseException) -> bool:

@@ -37,7 +37,6 @@ from router.engine.retryable_errors import (
     RepeatedTrouble,
     passing,
     refusal_by_broker,
-    refusal_of_file,
     says_lost,
 )
 from router.engine.source import source
@@ -138,7 +137,7 @@ def _run_with_status(
     except Exception as error:
         status.enter("failed", first_line(error))
         if alive(spark):
-            refusal = refusal_by_broker(loaded.config, error) or refusal_of_file(loaded.config, error)
+            refusal = refusal_by_broker(loaded.config, error)
             if refusal:
                 raise refusal from error
             raise
