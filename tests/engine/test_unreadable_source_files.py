@@ -132,9 +132,10 @@ def test_a_stream_may_begin_with_files_that_cannot_be_read(spark: SparkSession, 
     """Without it the first start fails, since its columns are learnt from the first files."""
     source = Source(spark, tmp_path, kind)
     bad = [source.put(f"{number}", damaged(kind, number, "garbage")) for number in range(3)]
-    source.drain()
+    hints = {} if kind == "lines" else {"schema_hints": "id bigint"}  # else nobody knows the route's column yet
+    source.drain(**hints)
     source.put("z", content(kind, 7))
-    source.drain()
+    source.drain(**hints)
     assert source.rows("silver.all", "id") == [(7,)]
     assert [topic for (topic,) in source.rows("ops.dead", "topic")] == bad
 
