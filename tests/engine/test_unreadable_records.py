@@ -158,6 +158,7 @@ def test_a_batch_of_kafka_that_is_damaged_in_the_files_of_the_broker(
     assert all("corrupt" in reason for reason in reasons)
 
 
+@pytest.mark.timeout(1200)  # each try ends four processes, and a busy machine starts them slowly
 def test_a_record_that_ends_the_process_which_decodes_it(
     spark: SparkSession, broker: EmbeddedKafka, tmp_path: Path
 ) -> None:
