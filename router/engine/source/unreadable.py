@@ -21,8 +21,9 @@ from router import spark_internals
 from router.api.halving import by_halves
 from router.engine.retryable_errors import is_for_a_person, is_unreadable, passing
 from router.engine.source.source import Offsets, client_settings, records_between
+from router.engine.source.unreadable_files import with_unreadable
 from router.errors import RouterError, first_line
-from router.record import UNREADABLE, UNREADABLE_TYPE, raw_arrow_schema
+from router.record import UNREADABLE, UNREADABLE_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -258,9 +259,7 @@ def _record(span: Span, record: Any) -> dict[str, Any]:
 
 def _table(records: list[dict[str, Any]]) -> pa.Table:
     """Return records with the columns of raw records and UNREADABLE."""
-    raw = raw_arrow_schema()
-    hidden = [pa.field("reason", pa.string()), *(raw.field(name) for name in ("key", "value", "headers"))]
-    return pa.Table.from_pylist(records, raw.append(pa.field(UNREADABLE, pa.struct(hidden))))
+    return pa.Table.from_pylist(records, with_unreadable())
 
 
 def _pieces(spans: Iterable[Span]) -> Iterator[Span]:

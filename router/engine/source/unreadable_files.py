@@ -29,6 +29,13 @@ class ListedFile(NamedTuple):
     changed: int
 
 
+def with_unreadable() -> pa.Schema:
+    """Return the columns of raw records, and UNREADABLE: why a record cannot be read, and what tasks must not see."""
+    raw = raw_arrow_schema()
+    hidden = [pa.field("reason", pa.string()), *(raw.field(name) for name in ("key", "value", "headers"))]
+    return raw.append(pa.field(UNREADABLE, pa.struct(hidden)))
+
+
 def unreadable_files(
     spark: SparkSession, urls: list[str], read: Callable[[list[str]], Iterable[DataFrame]]
 ) -> dict[str, str]:
@@ -52,12 +59,18 @@ def unreadable_files(
 
 def records_of_unreadable(spark: SparkSession, files: Iterable[ListedFile], reasons: dict[str, str]) -> DataFrame:
     """Return a raw record without a value for each file with a reason, which is in the column UNREADABLE."""
-    raw = raw_arrow_schema()
-    hidden = [pa.field("reason", pa.string()), *(raw.field(name) for name in ("key", "value", "headers"))]
-    fields = [*raw, (UNREADABLE, pa.struct(hidden)), (MODIFIED, pa.int64()), (FILE, pa.string()), (BLOCK, pa.int64())]
+    places = [pa.field(MODIFIED, pa.int64()), pa.field(FILE, pa.string()), pa.field(BLOCK, pa.int64())]
     records: list[dict[str, Any]] = []
     for file in files:
         if file.url in reasons:
-            record = {"topic": file.url, "partition": 0, UNREADABLE: {"reason": reasons[file.url]}}
-            records.append({**record, MODIFIED: file.changed * 1_000, FILE: file.url, BLOCK: 0})
-    return spark.createDataFrame(pa.Table.from_pylist(records, pa.schema(fields)))
+            records.append(
+                {
+                    "topic": file.url,
+                    "partition": 0,
+                    UNREADABLE: {"reason": reasons[file.url]},
+                    MODIFIED: file.changed * 1_000,
+                    FILE: file.url,
+                    BLOCK: 0,
+                }
+            )
+    return spark.createDataFrame(pa.Table.from_pylist(records, pa.schema([*with_unreadable(), *places])))
