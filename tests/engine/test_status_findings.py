@@ -153,9 +153,19 @@ def test_an_api_that_does_not_work_is_named_with_its_answer() -> None:
     snapshot = StreamSnapshot("games", "1.0", "running", since=NOW, started=NOW, progress=NOW, sinks=(sink,))
     (finding,) = findings(snapshot, "games.yaml", 600.0, NOW)
     assert finding.text == (
-        "The API of r/api is unavailable since 02:41:40 UTC (5 min): https://api.test/wins answers 503. "
+        "The API of r/api is unavailable since 02:41:40 UTC (5 min): https://api.test/wins answers 503; "
         "7 rows wait, and are sent when it answers again."
     )
+
+
+@pytest.mark.parametrize("fields", [{"circuit_open": True}, {"waits": "no route"}])
+def test_rows_of_a_batch_that_has_not_ended_are_not_none(fields: dict[str, Any]) -> None:
+    """Without it a stuck sink of the batch has "0 rows that wait", and nobody looks."""
+    sink = SinkStatus("r", "api", **fields)
+    snapshot = StreamSnapshot("games", "1.0", "running", since=NOW, started=NOW, progress=NOW, sinks=(sink,))
+    (finding,) = findings(snapshot, "games.yaml", 600.0, NOW)
+    assert "0 rows" not in finding.text
+    assert "its rows of the batch wait" in finding.text.lower()
 
 
 def batch(minutes_ago: float, read: int, dead: int) -> BatchStatus:

@@ -166,17 +166,16 @@ def _of_sink(sink: SinkStatus, snapshot: StreamSnapshot, now: float) -> str:
     if sink.fails_since is not None:
         begin = datetime.fromtimestamp(sink.fails_since, timezone.utc)
         since = f" since {begin:%H:%M:%S} UTC ({age(sink.fails_since, now)})"
+    # Rows of a sink in the batch are counted when the batch ends.
+    waiting = f"{sink.backlog:,} rows wait" if sink.backlog else "its rows of the batch wait"
     if sink.circuit_open:
         answer = f": {sink.url} {sink.failure}" if sink.failure else ""
-        backlog = f"{sink.backlog:,} rows wait, and are sent when it answers again."
-        return f"The API of {sink.key} is unavailable{since}{answer}. {backlog}"
+        return f"The API of {sink.key} is unavailable{since}{answer}; {waiting}, and are sent when it answers again."
     if sink.waits:
-        backlog = f"{sink.backlog:,} rows wait, and are tried again."
-        return f"{sink.key} cannot send{since}: {backlog} Why: {_shortened(sink.waits)}"
+        return f"{sink.key} cannot send{since}; {waiting}, and are tried again. Why: {_shortened(sink.waits)}"
     silent_since = _silent_since(sink, snapshot)
     if silent_since is None or now - silent_since < SILENT_SECONDS:
         return ""
-    waiting = f"{sink.backlog:,} rows wait" if sink.backlog else "its rows of the batch wait"
     return f"No call of {sink.key} has ended for {age(silent_since, now)}, though {waiting}."
 
 
