@@ -235,7 +235,31 @@ def test_a_table_that_cannot_be_written_is_one_finding_with_its_cause() -> None:
     assert "18,204 so far" in blocked.text
     assert "Why: its log is damaged!" in blocked.text
     assert len(blocked.text) < 400
-    assert approval.text == "Quarantined rows: 3, of silver.go."
+    assert approval.text == "Other quarantined rows: 3, of silver.go."
+
+
+@pytest.mark.parametrize("other", ["approval", "release"])
+def test_each_quarantined_row_is_in_one_figure(other: str) -> None:
+    """Without it the sentence says 3,937 rows, the table below it 3,313, and the others seem to land by themselves."""
+    waiting = (
+        QuarantineStatus("silver.uno", "games", "tables", "table", 3_313, "its log is damaged"),
+        QuarantineStatus("silver.uno", "games", "tables", other, 624),
+        QuarantineStatus("silver.go", "games", "tables", other, 3),
+        QuarantineStatus("silver.late", "games", "tables", "table", 5, "it works again, and its rows are released"),
+    )
+    snapshot = StreamSnapshot(
+        "games",
+        "1.0",
+        "running",
+        since=NOW,
+        started=NOW,
+        progress=NOW,
+        tables=(TableStatus("silver.uno", blocked="its log is damaged"),),
+        quarantined=waiting,
+    )
+    blocked, others = findings(snapshot, "games.yaml", 600.0, NOW)
+    assert "(3,313 so far)" in blocked.text
+    assert others.text == "Other quarantined rows: 632, of silver.go, silver.late, silver.uno."
 
 
 def test_the_graph_is_told_which_places_are_broken() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from router.delta.lake import DAMAGED_LOG
 from router.engine.checkpoint_store import held_topics
+from router.engine.quarantine.table import WAITS_FOR
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -92,14 +93,17 @@ def findings(snapshot: StreamSnapshot, file: str, stuck_after: float, now: float
     damaged = {table: cause for table, cause in blocked.items() if DAMAGED_LOG in cause}
     unwritable = {table: cause for table, cause in blocked.items() if table not in damaged}
     rebuild = f"router rebuild {file} {' '.join(map(shlex.quote, damaged))}"
+    # Of a blocked table there may also be rows that wait for a person: they are among the others.
+    for_tables = [waiting for waiting in snapshot.quarantined if waiting.waits_for == WAITS_FOR["unblock"]]
     for tables, command in ((damaged, rebuild), (unwritable, f"router tables {file}")):
         if tables:
-            rows = sum(waiting.rows for waiting in snapshot.quarantined if waiting.table in tables)
+            rows = sum(waiting.rows for waiting in for_tables if waiting.table in tables)
             found.append(StreamFinding("look", "blocked", _of_blocked(tables, rows), command))
-    others = tuple(waiting for waiting in snapshot.quarantined if waiting.table not in blocked)
+    others = tuple(row for row in snapshot.quarantined if row not in for_tables or row.table not in blocked)
     if others:
         command = f"router quarantine list {file}"
-        found.append(StreamFinding("look", "quarantine", _of_quarantine(others), command))
+        text = f"{'Other quarantined' if blocked else 'Quarantined'} rows: {_of_quarantine(others)}."
+        found.append(StreamFinding("look", "quarantine", text, command))
     text = _of_rise(snapshot.batches, now)
     if text:
         found.append(StreamFinding("look", "dead letters", text, f"router dead-letters {file}"))
@@ -221,7 +225,7 @@ def _of_blocked(blocked: Mapping[str, str], rows: int) -> str:
 def _of_quarantine(quarantined: tuple[QuarantineStatus, ...]) -> str:
     rows = sum(waiting.rows for waiting in quarantined)
     tables = sorted({waiting.table for waiting in quarantined})
-    return f"Quarantined rows: {rows:,}, of {join_names(tables)}."
+    return f"{rows:,}, of {join_names(tables)}"
 
 
 def _shortened(cause: str) -> str:
