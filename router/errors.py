@@ -266,3 +266,26 @@ class SinkError(RouterError):
 
     def __str__(self) -> str:
         return f"{self.query}, batch {self.batch}, route {self.route}, sink {self.sink}: {self.what}"
+
+
+CAUSE_SHOWN = 160
+"""Characters of a cause that a sentence shows."""
+NAMES_SHOWN = 3
+"""Tables and sinks that a sentence names."""
+
+
+def line_of(text: str, command: str) -> str:
+    """Return a sentence in one line with the command that it ends in."""
+    return f"{text}  $ {command}" if command else text
+
+
+def shorten_cause(cause: str) -> str:
+    """Return a cause, cut off if it is too long for a sentence."""
+    return cause if len(cause) <= CAUSE_SHOWN else f"{cause[: CAUSE_SHOWN - 1]}…"
+
+
+def join_names(names: list[str]) -> str:
+    """Return the first names, and how many others there are."""
+    text = ", ".join(names[:NAMES_SHOWN])
+    others = len(names) - NAMES_SHOWN
+    return f"{text} and {others:,} more" if others > 0 else text
