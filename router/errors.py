@@ -20,8 +20,12 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 CAUSE_SIGN = "\N{DOWNWARDS ARROW WITH TIP RIGHTWARDS}"
 """The sign that delta-rs writes before each cause of an error of the storage, in colours."""
@@ -289,3 +293,18 @@ def join_names(names: list[str]) -> str:
     text = ", ".join(names[:NAMES_SHOWN])
     others = len(names) - NAMES_SHOWN
     return f"{text} and {others:,} more" if others > 0 else text
+
+
+_FILE_IN_COMMAND = re.compile(r"(?<=\brouter )([a-z-]+(?: list| approve| release| discard)?) FILE\b")
+"""The place of the configuration's file in a command that a message of the engine names: `router tables FILE`."""
+
+
+def commands_with_file(text: str, file: Path | str | None) -> str:
+    """Return a message with the path of the configuration in the commands that it names, so that they can be pasted.
+
+    Without a path FILE stays.
+    """
+    if file is None:
+        return text
+    path = shlex.quote(str(file))
+    return _FILE_IN_COMMAND.sub(lambda command: f"{command[1]} {path}", text)
