@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
-import shlex
 import traceback
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version

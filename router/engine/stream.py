@@ -561,8 +561,7 @@ class _StreamRun:
             if not free or self.options.stop.is_set():
                 raise Stopped
             self.batches = self.batches or self._start(raw)
-            files_of = SparkNotes(self.checkpoint).files
-            records = source.records(raw, self.config, self._memory, batch, self.batches.numbers, files_of)
+            records = source.records(raw, self.config, self._memory, batch, self.batches.numbers)
             with self.releasing:
                 report = self.batches.process(records, batch)
             self.pauses.succeeded()

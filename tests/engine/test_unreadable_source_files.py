@@ -83,7 +83,7 @@ class Source:
         unfinished = self.folder / "in" / f".{name}"
         unfinished.write_bytes(text)
         unfinished.rename(self.folder / "in" / f"{name}.{ending}")
-        return f"file://{quote(str(self.folder / 'in' / f'{name}.{ending}'), safe='/*')}"
+        return f"file:{quote(str(self.folder / 'in' / f'{name}.{ending}'), safe='/*')}"
 
     def drain(self, **options: str) -> None:
         """Run the stream until it has read all files."""
@@ -165,12 +165,27 @@ def test_a_file_that_would_be_deleted_stops_the_run(spark: SparkSession, tmp_pat
 @pytest.mark.parametrize(
     "name", ["brackets", *(pytest.param(name, marks=pytest.mark.slow) for name in ("blank", "percent"))]
 )
-def test_names_of_files_are_no_patterns(spark: SparkSession, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("kind", ["csv", "lines"])
+def test_names_of_files_are_no_patterns(spark: SparkSession, tmp_path: Path, name: str, kind: str) -> None:
     """Without it a file whose name has brackets is not found, or another one is read twice."""
-    source = Source(spark, tmp_path, "csv")
-    source.put("b1", content("csv", 1))
-    source.put(NAMES[name], content("csv", 2))
-    bad = source.put(f"{NAMES[name]}-", damaged("csv", 3, "cut off"))
+    source = Source(spark, tmp_path, kind)
+    source.put("b1", content(kind, 1))
+    source.put(NAMES[name], content(kind, 2))
+    bad = source.put(f"{NAMES[name]}-", damaged(kind, 3, "cut off"))
     source.drain()
     assert source.rows("silver.all", "id") == [(1,), (2,)]
     assert source.rows("ops.dead", "topic") == [(bad,)]
+
+
+def test_other_formats_refuse_names_that_are_patterns(spark: SparkSession, tmp_path: Path) -> None:
+    """Without it Spark's own source gives all rows of the files beside such a file twice, and nobody is told."""
+    source = Source(spark, tmp_path, "lines")
+    source.put("a", content("lines", 1))
+    source.put("b[1]", content("lines", 2))
+    text = YAML.format(folder=tmp_path, files="", decode="{json: {schema: id bigint}}")
+    format_source = json.dumps({"format": {"name": "text", "options": {"path": str(tmp_path / "in")}}})
+    (tmp_path / "files.yaml").write_text(text.replace("{files: }", format_source))
+    registry = load_registry()
+    with pytest.raises(StartError, match=r"b%5B1%5D\.txt\.gz: beside a file of such a name Spark reads others twice"):
+        run(load(tmp_path / "files.yaml", registry, environ={}), registry, spark)
+    assert source.rows("silver.all", "id") == []

@@ -1,10 +1,10 @@
-"""Read the rows of CSV, JSON, Parquet and Avro files as raw records: each row becomes a JSON object.
+"""Read lines of files as raw records, or rows of CSV, JSON, Parquet and Avro files: each becomes a JSON object.
 
-The stream lists the files of a batch, and their rows are read here, a batch of files at a time: Spark fixes the columns
-of a stream when it starts, and files get new ones while it runs. The known columns are in the store of the checkpoint,
-under the name `rows`, where the decoder `rows` reads them before each batch. Known columns keep their type. A value
-that does not fit into it without loss, decided row by row, and a line that is no row, are kept as text in the field
-`_rescued`.
+The stream lists the files of a batch, and they are read here, a batch of files at a time: Spark fixes the columns of a
+stream when it starts, and files get new ones while it runs; its own source of files also gives rows twice (`_groups`).
+The known columns are in the store of the checkpoint, under the name `rows`, where the decoder `rows` reads them before
+each batch. Known columns keep their type. A value that does not fit into it without loss, decided row by row, and a
+line that is no row, are kept as text in the field `_rescued`.
 """
 
 from __future__ import annotations
@@ -35,15 +35,17 @@ from router.engine.source.lossless_cast import (
     table_name,
     type_of_texts,
 )
-from router.engine.source.unreadable_files import unreadable_files
+from router.engine.source.unreadable_files import ListedFile, unreadable_files
 from router.errors import StartError
 from router.spark_internals import path_of
+from router.storage.addresses import is_local_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pyspark import SparkContext
-    from pyspark.sql import Column
+    from pyspark.sql import Column, DataFrameReader
+    from pyspark.sql.streaming.readwriter import DataStreamReader
 
     from router.api.parts import Memory
     from router.config.models import FilesSource
@@ -63,9 +65,12 @@ KEY = "key"
 PATH, CHANGED, BLOCK = f"path_{_OWN}", f"changed_{_OWN}", f"block_{_OWN}"
 FILE_COLUMNS = {PATH: "file_path", CHANGED: "file_modification_time", BLOCK: "file_block_start"}
 """Columns about the file of a row, and their names in Spark's `_metadata`."""
-NO_PATTERNS = {"__globPaths__": "false"}
+_NO_PATTERNS = {"__globPaths__": "false"}
 """For the files of a batch: their names are no patterns. Spark's own source of files reads them with this option."""
-PATTERN = re.compile(r"[*?\[\]{}\\]")
+_LISTED = "path string, modificationTime timestamp, length bigint, content binary"
+"""The columns of Spark's binary files; it reads only those that are selected."""
+_BLANKS = " \t\n\v\f\r"
+_BYTE_ORDER_MARK = "\ufeff"
 _FIRST = 20
 """Files from which the columns are learnt before the first batch."""
 _THREADS = 8
@@ -103,42 +108,34 @@ class FileRows:
             self._mend_learnt()
             return
         try:
-            listed = self.spark.read.format("binaryFile").options(**listing_options(self.files)).load(self.files.path)
-            urls = [
-                row["url"] for row in listed.select(F.col("_metadata.file_path").alias("url")).limit(_FIRST).collect()
-            ]
-        except AnalysisException:  # the folder does not exist yet
+            listed = listed_files(list_files(self.spark.read, self.files).limit(_FIRST))
+        except StartError:  # the folder does not exist yet
             return
         try:
-            self._learn_of(urls)
+            self._learn_of(listed)
         except Exception:
-            reasons = unreadable_files(self.spark, urls, self.parts)
+            reasons = unreadable_files(self.spark, listed, self.parts)
             if not reasons:
                 raise
             for url, reason in reasons.items():
                 log.warning("%s: columns are learnt without %s: %s", self.files.path, url, reason)
-            self._learn_of([url for url in urls if url not in reasons])
+            self._learn_of([file for file in listed if file.url not in reasons])
 
-    def _learn_of(self, urls: list[str]) -> None:
-        if urls:
-            self._learn_columns(self.parts([path_of(self.spark, url) for url in urls]))
+    def _learn_of(self, files: list[ListedFile]) -> None:
+        if files:
+            self._learn_columns(self.parts([file.path for file in files]))
 
-    def records(self, paths: Iterable[str]) -> DataFrame:
-        """Return the rows of files as raw records.
+    def records(self, paths: list[str]) -> DataFrame:
+        """Return the rows of files as raw records, with the columns of `FileLines.records`.
 
-        Adds `block`, the place in the file where the part begins that a task reads. Learns new columns first. Raises
-        what Spark raises for files that cannot be read; see unreadable_files.
+        Learns new columns first. Raises what Spark raises for files that cannot be read; see unreadable_files.
         """
-        paths = sorted({*paths})
-        parts = self.parts(paths) if paths else []
+        parts = self.parts(paths)
         columns = self._learn_columns(parts)
-        if not parts:
-            empty = "value binary, topic string, timestamp timestamp, block bigint"
-            return self.spark.createDataFrame([], empty)
         if self.files.format == "json":
             groups = zip(parts, _groups(paths), strict=True)
             parts = [self._read_again_as_text(part, columns, group) for part, group in groups]
-        return reduce(DataFrame.unionByName, [self._rows(part, columns) for part in parts])
+        return _union(self.spark, [self._rows(part, columns) for part in parts])
 
     # The files of a batch, grouped by their columns
 
@@ -152,15 +149,8 @@ class FileRows:
             frames += getattr(self, f"_{self.files.format}")(group)
         return [_with_file_columns(frame) for frame in frames]
 
-    def _options(self, **options: str) -> dict[str, str]:
-        """Return the options of a reader: these, and those of the configuration."""
-        # Options that choose files would leave out some of those that the stream has chosen.
-        listing = listing_options(self.files)
-        given = {key: value for key, value in self.files.options.items() if key not in listing}
-        return {**NO_PATTERNS, **options, **given}
-
-    def _reader(self, **options: str) -> Any:
-        return self.spark.read.format(self.files.format).options(**self._options(**options))
+    def _reader(self, **options: str) -> DataFrameReader:
+        return self.spark.read.format(self.files.format).options(**_reading_options(self.files, **options))
 
     def _csv(self, paths: list[str]) -> list[DataFrame]:
         """Return a frame for each header: a file is read by its own columns, whatever their order."""
@@ -175,7 +165,7 @@ class FileRows:
             return [self._reader(**options).schema(_texts(columns)).load(paths)]
 
         # The header is the first line that is not empty, in the part of the file that begins at byte 0.
-        lines = self.spark.read.format("text").options(**NO_PATTERNS).load(paths).where(F.length(F.trim("value")) > 0)
+        lines = self.spark.read.format("text").options(**_NO_PATTERNS).load(paths).where(F.length(F.trim("value")) > 0)
         lines = lines.select("value", F.col("_metadata.file_path").alias("path"), F.col("_metadata.file_block_start"))
         numbered = lines.where("file_block_start = 0").withColumn("number", F.monotonically_increasing_id())
         headers = numbered.groupBy("path").agg(F.min_by("value", "number").alias("line")).collect()
@@ -215,7 +205,8 @@ class FileRows:
 
         A column with the metadata KEY has the values of that key as text.
         """
-        options = self._options(
+        options = _reading_options(
+            self.files,
             mode="PERMISSIVE",
             columnNameOfCorruptRecord=BROKEN,
             dropFieldIfAllNull="true",
@@ -234,7 +225,7 @@ class FileRows:
         if self.files.options.get("multiLine", "").lower() == "true":
             what = f"{paths[0]}, or another file of its batch, has keys that differ from others by case only: {keys}"
             raise StartError(f"{what}. With `multiLine` these cannot be told apart: rename them, and start again")
-        lines = session.read.format("text").options(**NO_PATTERNS).load(paths).where(F.length(F.trim("value")) > 0)
+        lines = session.read.format("text").options(**_NO_PATTERNS).load(paths).where(F.length(F.trim("value")) > 0)
         texts = []
         for field in others:
             key = field.metadata[KEY]
@@ -402,12 +393,49 @@ class FileRows:
         if values:
             row = F.to_json(F.struct(*[value.alias(name) for name, value in values.items()]), TIMES)
         # Once for all that is asked of a value: Spark would parse it again for each.
-        return part.withColumns(parsed).select(
-            row.cast("binary").alias("value"),
-            F.col(PATH).alias("topic"),
-            F.col(CHANGED).alias("timestamp"),
-            F.col(BLOCK).alias("block"),
-        )
+        return _with_value(part.withColumns(parsed), row)
+
+
+@dataclass(frozen=True)
+class FileLines:
+    """The lines of a source of files, or whole files; without blank lines if `skips_blank`."""
+
+    spark: SparkSession
+    files: FilesSource
+    skips_blank: bool
+
+    def records(self, paths: list[str]) -> DataFrame:
+        """Return the lines of files as raw records: `value`, `topic` (the file's URL), `timestamp` (of its change).
+
+        Adds `block`, the place in the file where the part begins that a task reads. Raises what Spark raises for files
+        that cannot be read; see unreadable_files.
+        """
+        parts = self.parts(paths)
+        return _union(self.spark, [_with_value(part, F.col("value")) for part in parts])
+
+    def parts(self, paths: list[str]) -> list[DataFrame]:
+        """Return the lines of files as `value`, with the columns of FILE_COLUMNS, in a frame for each group."""
+        options = _reading_options(self.files, wholetext=str(self.files.whole_files).lower())
+        frames = []
+        for group in _groups(paths):
+            lines = _with_file_columns(self.spark.read.format("text").options(**options).load(group))
+            if self.skips_blank and not self.files.whole_files:
+                # Before anything numbers the records: the lines that are left follow each other.
+                lines = lines.where(~F.trim("value", F.lit(_BLANKS)).isin("", _BYTE_ORDER_MARK))
+            frames.append(lines)
+        return frames
+
+
+def _with_value(part: DataFrame, value: Column) -> DataFrame:
+    """Return raw records of files with a value."""
+    names = {"topic": PATH, "timestamp": CHANGED, "block": BLOCK}
+    return part.select(value.cast("binary").alias("value"), *[F.col(own).alias(name) for name, own in names.items()])
+
+
+def _union(spark: SparkSession, frames: list[DataFrame]) -> DataFrame:
+    if not frames:
+        return spark.createDataFrame([], "value binary, topic string, timestamp timestamp, block bigint")
+    return reduce(DataFrame.unionByName, frames)
 
 
 def _groups(paths: list[str]) -> list[list[str]]:
@@ -415,8 +443,13 @@ def _groups(paths: list[str]) -> list[list[str]]:
 
     A file whose name may be a pattern is read alone: of others beside it Spark (4.0 to 4.2) gives the rows twice.
     """
-    plain = [path for path in paths if not PATTERN.search(path)]
-    return [*([plain] if plain else []), *([path] for path in paths if PATTERN.search(path))]
+    plain = [path for path in paths if not has_pattern(path)]
+    return [*([plain] if plain else []), *([path] for path in paths if has_pattern(path))]
+
+
+def has_pattern(path: str) -> bool:
+    """Return whether Hadoop may take the name of a file for a pattern."""
+    return re.search(r"[*?\[\]{}\\]", path) is not None
 
 
 @lru_cache(maxsize=1)
@@ -444,11 +477,42 @@ def _with_file_columns(frame: DataFrame) -> DataFrame:
     return frame.select("*", *[metadata[name].alias(column) for column, name in FILE_COLUMNS.items()])
 
 
-def listing_options(files: FilesSource) -> dict[str, str]:
+def list_files(reader: DataFrameReader | DataStreamReader, files: FilesSource) -> DataFrame:
+    """Return the files of a source as a frame for `listed_files`. Raises StartError if there is no such folder.
+
+    It may be empty, and a stream may begin with a pattern that no file matches yet.
+    """
+    try:
+        listed = reader.format("binaryFile").schema(_LISTED).options(**_listing_options(files)).load(files.path)
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        todo = "create it, or correct source.files.path"
+        if not is_local_path(files.path):
+            # Object stores have no empty folders.
+            todo = "put a first object there, or correct source.files.path"
+        raise StartError(f"the source has no folder {files.path}; {todo}") from error
+    return listed.select(F.col("_metadata.file_path"), "path", F.unix_micros("modificationTime"))
+
+
+def listed_files(frame: DataFrame) -> list[ListedFile]:
+    """Return the files of a frame of `list_files`, or of a batch of it, each once. Runs a job."""
+    return sorted({ListedFile(*row) for row in frame.collect()})  # Spark may give one twice, see _groups
+
+
+def _listing_options(files: FilesSource) -> dict[str, str]:
     """Return the options that choose files, and those of Spark's list of the files that it has seen."""
     named = {"pathGlobFilter", "recursiveFileLookup", "modifiedBefore", "modifiedAfter"}
     named |= {"maxFileAge", "latestFirst", "maxCachedFiles", "fileNameOnly"}
     return {key: value for key, value in files.options.items() if key in named}
+
+
+def _reading_options(files: FilesSource, **options: str) -> dict[str, str]:
+    """Return the options of a reader of listed files: these, and those of the configuration."""
+    # Options that choose files would leave out some of those that are listed.
+    listing = _listing_options(files)
+    given = {key: value for key, value in files.options.items() if key not in listing}
+    return {**_NO_PATTERNS, **options, **given}
 
 
 def _json_of(text: bytes) -> Any:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from router.delta.lake import Lake
 
-    CommitVersions = Callable[[set[str]], dict[str, int]]
+    CommitVersions = Callable[[set[Any]], dict[str, int]]
 
 BATCH_BITS = 40
 FILE = "_file"

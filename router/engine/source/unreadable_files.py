@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
 
 class ListedFile(NamedTuple):
-    """A file of a batch: its URL, as in Spark's `_metadata`, and when it was changed, in ms since 1970."""
+    """A file of a source: its URL, its path as readers take it, and when it was changed, in µs since 1970."""
 
     url: str
+    path: str
     changed: int
 
 
@@ -37,20 +38,19 @@ def with_unreadable() -> pa.Schema:
 
 
 def unreadable_files(
-    spark: SparkSession, urls: list[str], read: Callable[[list[str]], Iterable[DataFrame]]
+    spark: SparkSession, files: list[ListedFile], read: Callable[[list[str]], Iterable[DataFrame]]
 ) -> dict[str, str]:
     """Return why some files cannot be read, each alone, by URL. `read` opens files, given by their paths."""
-    paths = [spark_internals.path_of(spark, url) for url in urls]
 
     def read_all(start: int, stop: int) -> bool:
-        for frame in read(paths[start:stop]):
+        for frame in read([file.path for file in files[start:stop]]):
             frame.write.format("noop").mode("overwrite").save()
         return True
 
     reasons = {}
-    for halved in by_halves(read_all, len(urls)):
+    for halved in by_halves(read_all, len(files)):
         if halved.error is not None:
-            url = urls[halved.start]
+            url = files[halved.start].url
             if not spark_internals.storage_answers(spark, url):
                 raise halved.error
             reasons[url] = f"the file cannot be read: {spark_internals.first_cause(halved.error)}"
@@ -68,7 +68,7 @@ def records_of_unreadable(spark: SparkSession, files: Iterable[ListedFile], reas
                     "topic": file.url,
                     "partition": 0,
                     UNREADABLE: {"reason": reasons[file.url]},
-                    MODIFIED: file.changed * 1_000,
+                    MODIFIED: file.changed,
                     FILE: file.url,
                     BLOCK: 0,
                 }

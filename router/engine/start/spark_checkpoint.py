@@ -35,7 +35,6 @@ from pyarrow import fs
 from router.delta.history import commit_notes
 from router.delta.table_cache import THREADS
 from router.engine.checkpoint_store import CheckpointStore
-from router.engine.source.unreadable_files import ListedFile
 from router.errors import StartError
 from router.own_names import QUARANTINE
 
@@ -79,23 +78,6 @@ class SparkNotes:
     def offsets(self, path: str) -> Offsets:
         """Return the offsets of a Kafka source in a note; none if there is no such note."""
         return offsets_in(self.text(path) or "{}")
-
-    def files(self, batch: int) -> list[ListedFile]:
-        """Return the files of a batch of a source of files."""
-        end = self._newest_listing(batch)
-        listings = range(self._newest_listing(batch - 1) + 1 if batch else 0, end + 1)
-        files = []
-        for number in listings:
-            # Spark joins the notes of ten listings to one.
-            text = self.text(f"sources/0/{number}") or self.text(f"sources/0/{number}.compact") or ""
-            entries = [json.loads(line) for line in text.split("\n")[1:]]
-            files += [ListedFile(entry["path"], entry["timestamp"]) for entry in entries if entry["batchId"] == number]
-        return files
-
-    def _newest_listing(self, batch: int) -> int:
-        """Return the number of the newest listing of files that a batch has."""
-        number: int = json.loads((self.text(f"offsets/{batch}") or "").rpartition("\n")[2])["logOffset"]
-        return number
 
     def write(self, path: str, text: str) -> None:
         """Write a note; the checksum of the former one would make Hadoop refuse it."""
