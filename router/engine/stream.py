@@ -29,6 +29,7 @@ from router.engine.merge.key_checks import refuse_changed_keys
 from router.engine.outbox.apply import Outboxes, opened
 from router.engine.outbox.detached import DetachedSinks
 from router.engine.preflight.lake_changes import LakeChanges, refuse_changes, tell_changes
+from router.engine.quarantine.table import waiting_places
 from router.engine.reprocess.release import Release
 from router.engine.retryable_errors import (
     NO_LATEST_OFFSETS,
@@ -523,7 +524,9 @@ class _StreamRun:
         try:
             store = CheckpointStore(self.checkpoint)
             about = self.lake, store, self._committers, self.executors
-            Release(self.config, self.spark, *about, self._deliver).idle()
+            if Release(self.config, self.spark, *about, self._deliver).idle():
+                waiting = waiting_places(self.config, store)
+                self.status.note_blocked({place: backlog.why for place, backlog in waiting.items()})
         finally:
             self.releasing.release()
 

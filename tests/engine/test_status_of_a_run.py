@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ from confluent_kafka import Producer
 
 from router.cli import commands
 from router.config.loader import load
+from router.engine import stream
+from router.engine.quarantine import table as quarantine
 from router.engine.status.board import StatusBoard
 from router.engine.status.summary import stream_summary
 from router.engine.stream import RunOptions, run
@@ -181,6 +184,48 @@ def test_an_api_that_is_down_is_told_without_ui(folder: Path, spark: SparkSessio
 
     assert receiver.events()[0] == "waiting"
     assert "games/rest" in receiver.messages[0]["cause"]
+
+
+def test_a_table_that_works_again_is_told_without_a_batch(
+    folder: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it page and `status` name a table as damaged until the next record comes, on a quiet topic for hours."""
+    monkeypatch.setattr(stream, "_LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(quarantine, "FIRST_PAUSE", 0.5)
+    ran(folder, spark, "warn")
+    log = folder / "lake/silver/uno/_delta_log"
+    (log / "away").mkdir()
+    kept = [path.rename(log / "away" / path.name) for path in log.iterdir() if path.is_file()]
+    (log / f"{0:020}.json").write_text("damaged")
+    (folder / "in" / "b.json").write_text('{"game": "uno", "id": 7}\n')
+    file = folder / "games.yaml"
+    file.write_text(file.read_text().replace("trigger: {once: true}\n", ""))
+    board = StatusBoard("games")
+    stop = threading.Event()
+    registry = load_registry(())
+
+    def blocked() -> list[str]:
+        return [table.table for table in board.snapshot().tables if table.blocked]
+
+    def wait_for(tables: list[str]) -> None:
+        for _ in range(600):
+            if blocked() == tables:
+                return
+            time.sleep(0.1)
+        pytest.fail(f"blocked are {blocked()}, not {tables}")
+
+    with ThreadPoolExecutor(1) as pool:
+        loaded = load(file, registry, environ={})
+        running = pool.submit(run, loaded, registry, spark, RunOptions(status=board, stop=stop))
+        try:
+            wait_for(["silver.uno"])
+            for path in kept:
+                path.rename(log / path.name)
+            wait_for([])
+            assert board.snapshot().finished == 1
+        finally:
+            stop.set()
+        running.result(60)
 
 
 def test_a_run_tells_how_far_a_topic_is_processed(folder: Path, spark: SparkSession, broker: EmbeddedKafka) -> None:

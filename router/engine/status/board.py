@@ -206,6 +206,16 @@ class StatusBoard(logging.Handler):
         with self._guard:
             self._staged_ages = StagedAges(batch, began, ages)
 
+    def note_blocked(self, blocked: Mapping[str, str]) -> None:
+        """Note, in a batch or between two, why tables cannot be written, by place (ROUTE/SINK/TABLE)."""
+        why = {place.rpartition("/")[2]: cause for place, cause in blocked.items()}
+        with self._guard:
+            for table in self._blocked.keys() - why.keys():
+                self._tables[table] = replace(self._table(table), blocked="")
+            self._blocked = why
+            for table, cause in why.items():
+                self._tables[table] = replace(self._table(table), blocked=printable(cause))
+
     def carried_out(
         self,
         manifest: Manifest,
@@ -222,13 +232,8 @@ class StatusBoard(logging.Handler):
         """
         now = time.time()
         committed_by = committed_by or {}
-        why = {place.rpartition("/")[2]: cause for place, cause in blocked.items()}
+        self.note_blocked(blocked)
         with self._guard:
-            for table in self._blocked.keys() - why.keys():
-                self._tables[table] = replace(self._table(table), blocked="")
-            self._blocked = why
-            for table, cause in why.items():
-                self._tables[table] = replace(self._table(table), blocked=printable(cause))
             # Sinks may have worked for long since the commits.
             batch, commit_ended = self._commit_ended
             committed = commit_ended if batch == manifest.batch else now
