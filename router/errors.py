@@ -20,8 +20,12 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 CAUSE_SIGN = "\N{DOWNWARDS ARROW WITH TIP RIGHTWARDS}"
 """The sign that delta-rs writes before each cause of an error of the storage, in colours."""
@@ -266,3 +270,41 @@ class SinkError(RouterError):
 
     def __str__(self) -> str:
         return f"{self.query}, batch {self.batch}, route {self.route}, sink {self.sink}: {self.what}"
+
+
+CAUSE_SHOWN = 160
+"""Characters of a cause that a sentence shows."""
+NAMES_SHOWN = 3
+"""Tables and sinks that a sentence names."""
+
+
+def line_of(text: str, command: str) -> str:
+    """Return a sentence in one line with the command that it ends in."""
+    return f"{text}  $ {command}" if command else text
+
+
+def shorten_cause(cause: str) -> str:
+    """Return a cause, cut off if it is too long for a sentence."""
+    return cause if len(cause) <= CAUSE_SHOWN else f"{cause[: CAUSE_SHOWN - 1]}…"
+
+
+def join_names(names: list[str]) -> str:
+    """Return the first names, and how many others there are."""
+    text = ", ".join(names[:NAMES_SHOWN])
+    others = len(names) - NAMES_SHOWN
+    return f"{text} and {others:,} more" if others > 0 else text
+
+
+_FILE_IN_COMMAND = re.compile(r"(?<=\brouter )([a-z-]+(?: list| approve| release| discard)?) FILE\b")
+"""The place of the configuration's file in a command that a message of the engine names: `router tables FILE`."""
+
+
+def commands_with_file(text: str, file: Path | str | None) -> str:
+    """Return a message with the path of the configuration in the commands that it names, so that they can be pasted.
+
+    Without a path FILE stays.
+    """
+    if file is None:
+        return text
+    path = shlex.quote(str(file))
+    return _FILE_IN_COMMAND.sub(lambda command: f"{command[1]} {path}", text)

@@ -352,6 +352,8 @@ class ApiState:
     that is used, 0 to 1; None without one. `answers` counts the calls since the process started by how they ended, in
     words that people see, such as `ok`, `throttled`, `failed`, `timed out`; empty if that is not known. `url` is where
     the sink sends, without query and secrets; `failure` is how the last call that failed ended: `answers 503`.
+    `delivered` counts the rows that each sink which shares the limit has delivered since the process started, by
+    QUERY/ROUTE/SINK (`Batch.key`), also those of a batch that has not ended.
     """
 
     circuit_open: bool = False
@@ -359,6 +361,7 @@ class ApiState:
     answers: Mapping[str, int] = field(default_factory=dict)
     url: str = ""
     failure: str = ""
+    delivered: Mapping[str, int] = field(default_factory=dict)
 
 
 class ApplyingSink(Sink, ABC):

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
-import shlex
 import traceback
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -26,6 +24,7 @@ from router.errors import (
     SessionLost,
     SinkError,
     StartError,
+    commands_with_file,
     first_line,
     is_verbose,
     printable,
@@ -99,9 +98,6 @@ by which a supervisor decides: `RouterError.exit_code`."""
 existing_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 """The type of an argument or option that names a file."""
 
-_FILE_IN_COMMAND = re.compile(r"(?<=\brouter )([a-z-]+(?: list| approve| release| discard)?) FILE\b")
-"""The place of the configuration's file in a command that a message of the engine names: `router tables FILE`."""
-
 
 def _keep_file(context: click.Context, _argument: click.Parameter, file: Path) -> Path:
     # Of the command, and of the group that prints its errors.
@@ -113,17 +109,6 @@ def configuration_file() -> Path | None:
     """Return the configuration of the command that runs in this thread; None if it has none."""
     context = click.get_current_context(silent=True)
     return None if context is None else context.meta.get(__name__)
-
-
-def commands_with_file(text: str, file: Path | None) -> str:
-    """Return a message with the path of the configuration in the commands that it names, so that they can be pasted.
-
-    Without a path FILE stays.
-    """
-    if file is None:
-        return text
-    path = shlex.quote(str(file))
-    return _FILE_IN_COMMAND.sub(lambda command: f"{command[1]} {path}", text)
 
 
 def echo_message(text: str, *, err: bool = False) -> None:

@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from router.cli import commands_with_file, configuration_file
+from router.cli import configuration_file
 from router.cli.documents import in_utc, show_json
-from router.errors import printable
+from router.errors import commands_with_file, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

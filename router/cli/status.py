@@ -15,7 +15,7 @@ from router.cli.listing import show_sentences, watch_option
 from router.cli.page import serve_page
 from router.cli.values import parse_interval
 from router.config.loader import load
-from router.errors import printable
+from router.errors import join_names, line_of, printable
 from router.registry import load_registry
 
 if TYPE_CHECKING:
@@ -111,8 +111,6 @@ def findings_of(summary: StreamSummary, max_age: timedelta | None, file: str, no
 
 def reasons(findings: list[dict[str, Any]], verdict: str) -> list[tuple[str, str]]:
     """Return a line for each finding, with its command; without one whether all is well."""
-    from router.engine.status.findings import line_of
-
     lines = [line_of(finding["text"], finding["command"]) for finding in findings]
     if not lines:
         lines = ["all is well" if verdict == "well" else "not known yet: no batch has ended"]
@@ -204,8 +202,6 @@ def _lag(summary: StreamSummary, now: float) -> str:
 
 
 def _tables(summary: StreamSummary) -> str:
-    from router.engine.status.findings import join_names
-
     text = "-"
     if summary["tables"] is not None:
         text = f"{summary['tables']:,} got rows since the start"
@@ -229,8 +225,6 @@ def _dead_letters(summary: StreamSummary) -> str:
 
 
 def _quarantine(summary: StreamSummary, now: float) -> str:
-    from router.engine.status.findings import join_names
-
     if not summary["quarantined"]:
         return NOT_KNOWN if summary["verdict"] == "unknown" else "no rows"
     tables = [f"{table} ({rows:,} rows)" for table, rows in sorted(summary["quarantined"].items())]
@@ -241,8 +235,6 @@ def _quarantine(summary: StreamSummary, now: float) -> str:
 
 
 def _unknown_fields(summary: StreamSummary) -> str:
-    from router.engine.status.findings import join_names
-
     if not summary["unknown_fields"]:
         return "-"
     names = join_names([f"{name} ({events:,} events)" for name, events in summary["unknown_fields"].items()])
@@ -272,8 +264,6 @@ def _views(summary: StreamSummary, now: float) -> str:
 
 
 def _outboxes(summary: StreamSummary, now: float) -> str:
-    from router.engine.status.findings import join_names
-
     if not summary["outboxes"]:
         return NOT_KNOWN if summary["verdict"] == "unknown" else "no rows"
     sinks = [f"{sink} ({rows:,} rows)" for sink, rows in sorted(summary["outboxes"].items())]

@@ -21,11 +21,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from router.cli import commands_with_file, configuration_file
+from router.cli import configuration_file
 from router.cli.listing import show_listings, show_sentences
 from router.cli.status import findings_of, headline, reasons, sentences
 from router.engine.status.summary import summary_of_lake, summary_of_stream
-from router.errors import RouterError, first_line
+from router.errors import RouterError, commands_with_file, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -14,9 +14,9 @@ import click
 from rich.console import Console
 from rich.status import Status
 
-from router.cli import commands_with_file, configuration_file
+from router.cli import configuration_file
 from router.counts import COUNTS
-from router.errors import ConfigError, RouterError, first_line, printable
+from router.errors import ConfigError, RouterError, commands_with_file, first_line, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

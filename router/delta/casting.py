@@ -236,7 +236,7 @@ def _cast_down_map(array: pa.Array, kind: pa.DataType, blank: bool) -> CastDown:
 
 def _cast_down_leaf(array: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Mask]:
     """Return values in a narrower type, and the rows in which the value is another one now."""
-    if pa.types.is_decimal(kind):
+    if pa.types.is_decimal(kind) and (pa.types.is_decimal(array.type) or pa.types.is_integer(array.type)):
         return _cast_down_decimals(array, kind)
     exact = common_type(kind, array.type)
     if exact is None:

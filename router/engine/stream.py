@@ -52,7 +52,7 @@ from router.engine.start.spark_checkpoint import CheckpointMending, SparkNotes, 
 from router.engine.start.spark_needs import spark_needs
 from router.engine.status.api_states import ApiStates
 from router.engine.status.board import StatusBoard
-from router.engine.status.findings import findings
+from router.engine.status.findings import stuck_finding
 from router.engine.status.webhook import failures_reported
 from router.engine.steps import Stopped
 from router.engine.stream_destination import stream_batches
@@ -509,11 +509,11 @@ class _StreamRun:
         """Log once for each step that it takes longer than a stream should."""
         snapshot = self.status.snapshot()
         longest = interval((self.config.ui or Ui()).stuck_after).total_seconds()
-        for finding in findings(snapshot, "FILE", longest, time.time()):
-            if finding.kind == "stuck" and self.silent_at != snapshot.place:
-                message = "%s: %s If it has to end, Ctrl-C or SIGTERM ends it all the same"
-                log.warning(message, self.config.name, finding.text)
-                self.silent_at = snapshot.place
+        finding = stuck_finding(snapshot, longest, time.time())
+        if finding is not None and self.silent_at != snapshot.place:
+            message = "%s: %s If it has to end, Ctrl-C or SIGTERM ends it all the same"
+            log.warning(message, self.config.name, finding.text)
+            self.silent_at = snapshot.place
 
     def _release(self) -> None:
         """Release quarantined rows that are approved, while no batch is running."""

@@ -88,10 +88,10 @@ def board(run: Run, tmp_path: Path) -> Iterator[StatusBoard]:
         yield board
 
 
-def book(*rows: dict[str, Any], hours_ago: float = 1.0) -> None:
-    """Write the rows of batch 3 into the ledger."""
+def book(*rows: dict[str, Any], hours_ago: float = 1.0, number: int = 3) -> None:
+    """Write the rows of a batch into the ledger."""
     finished = datetime.now(timezone.utc) - timedelta(hours=hours_ago)
-    whole = {**dict.fromkeys(LEDGER.names), "query": "games", "run": "r", "batch_id": 3, "finished": finished}
+    whole = {**dict.fromkeys(LEDGER.names), "query": "games", "run": "r", "batch_id": number, "finished": finished}
     write_deltalake("lake/ops/ledger", pa.Table.from_pylist([{**whole, **row} for row in rows], LEDGER), mode="append")
 
 

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 import requests
+from click.testing import CliRunner
 from deltalake import write_deltalake
 
+from router.cli import commands
 from router.config.loader import load
 from router.delta.lake import Lake
 from router.engine.checkpoint_store import CheckpointStore
@@ -86,6 +88,21 @@ def test_a_lake_says_how_its_stream_was(config_file: Path) -> None:
     assert [(table.table, table.blocked) for table in snapshot.tables] == [("silver.games", "its log is damaged")]
 
 
+@pytest.mark.parametrize("brief", [False, True], ids=["page", "status"])
+def test_a_lake_names_fields_that_the_schema_lacks(config_file: Path, brief: bool) -> None:
+    """Without it a column stays empty for weeks, unless somebody looks while the stream runs."""
+    book({**read_rows(100), "unknown": 7, "unknown_fields": [("bonus", 7)]}, number=1)
+    book({**read_rows(100), "unknown": 9, "unknown_fields": [("bonus", 5), ("coupon", 4)]}, number=2)
+    book({**read_rows(100)}, number=3)
+    board = LakeBoard(load(config_file, load_registry(), environ={}).config, brief=brief)
+    board.read()
+    assert board.snapshot().unknown_fields == {"bonus": 12, "coupon": 4}
+    assert board.snapshot().batches[0].read == 100
+    shown = CliRunner().invoke(commands, ["status", "games.yaml"], env={"COLUMNS": "400"}).output
+    assert "bonus (12 events), coupon (4 events): add them to the schema of `decode`" in shown
+    assert "router run games.yaml --refresh-schema" in shown
+
+
 def test_a_lake_that_is_not_there_yet_is_empty(config_file: Path) -> None:
     """Without it the first look at a stream that never ran is a stack trace."""
     snapshot = lake_board(config_file).snapshot()
@@ -131,9 +148,5 @@ def test_the_command_serves_until_it_is_ended(config_file: Path) -> None:
 
 def test_a_stream_that_shows_itself_is_named(run: Run, board: StatusBoard) -> None:
     """Without it somebody looks at a lake of ten seconds ago while the stream has a page."""
-    from click.testing import CliRunner
-
-    from router.cli import commands
-
     done = CliRunner().invoke(commands, ["status", "games.yaml", "--page"])
     assert (done.exit_code, "shows itself at http://127.0.0.1:" in done.output) == (0, True)

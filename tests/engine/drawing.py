@@ -190,7 +190,7 @@ class Drawing:
         for column in self.fields:
             if column.name == "game":
                 fragments.append(("game", json.dumps(self.chance.choice(GAMES))))
-            elif column.name == "k":
+            elif column.name == "k" and isinstance(column.type, (T.StringType, T.LongType)):
                 number = self.chance.randint(0, 9)
                 is_text = isinstance(column.type, T.StringType)
                 fragments.append(("k", json.dumps(f"k{number}" if is_text else number)))

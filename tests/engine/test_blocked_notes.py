@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pytest
 from deltalake import write_deltalake
 
 from router.config.models import Config, Route
-from router.delta.lake import Lake
-from router.engine.checkpoint_store import CheckpointStore
+from router.delta.lake import DAMAGED_LOG, Lake
+from router.engine.checkpoint_store import CheckpointStore, Manifest
 from router.engine.commit.committers import Committers
 from router.engine.quarantine.table import Quarantine, pause_after
+from router.engine.status.board import StatusBoard
+from router.engine.status.findings import findings
+from router.errors import line_of
 from router_decoders import Json
 from router_sinks import Tables
 from tests.engine.parts import Where
@@ -27,6 +32,28 @@ NOTE = "blocked/games/tables/silver.uno.json"
 def test_a_table_that_is_blocked_for_weeks_is_tried_again() -> None:
     """Without it the stream ends after a week of tries, and fails at each further start: a number became too large."""
     assert [pause_after(failures) for failures in (1, 2, 3, 8, 9, 1025, 10**6)] == [5, 10, 20, 600, 600, 600, 600]
+
+
+@pytest.mark.parametrize(
+    "cause", [f"its files {DAMAGED_LOG}: {'x' * 500}", "no rights: denied"], ids=["damaged", "no rights"]
+)
+def test_the_log_says_of_a_blocked_table_what_the_page_does(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, cause: str
+) -> None:
+    """Without it a person at night takes one fault for two, and the log names no command."""
+    about = {"name": "games", "lake": str(tmp_path / "lake"), "source": SOURCE, "decode": Json(schema="game string")}
+    config = Config(**about, dead_letters="ops.dead", routes=ROUTES)
+    lake, store = Lake.at(config.lake), CheckpointStore(Lake.at(config.checkpoint_path()), RUN)
+    nothing: Any = None
+    board = StatusBoard("games")
+    board.enter("running")
+    blocked = {"games/tables/silver.uno": cause}
+    Quarantine(config, lake, store, Committers(lake, nothing), f"games:{RUN}").block(blocked)
+    manifest = Manifest(batch=0, config="", targets=(), commits=(), partitions=())
+    board.carried_out(manifest, {}, blocked)
+    (finding,) = findings(board.snapshot(), "FILE", 600.0, time.time())
+    assert caplog.messages == [f"games: {line_of(finding.text, finding.command)}"]
+    assert finding.command in ("router rebuild FILE silver.uno", "router tables FILE")
 
 
 def test_a_note_that_is_lost_is_written_again_while_rows_wait(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import SecretStr, ValidationError
 
 from router.api.parts import BatchReport
-from router.api.sinks import Applied
+from router.api.sinks import ApiState, Applied
 from router.config.models import Metrics, Ui
 from router.delta.commit import TableCommit
 from router.delta.staged_files import StagedFile
@@ -42,6 +42,12 @@ def manifest(batch: int, *tables: str, quarantined: dict[str, str] | None = None
     last = 10 * (batch + 1) - 1
     part = Partition("events", 0, 0, last, 10, 0, 0, 0, {"r": 3}, {}, {}, {}, {"r/s": 3}, {}, {})
     return Manifest(batch, "configuration", ("r/s",), tuple(works), (part,), quarantined=quarantined or {})
+
+
+def batch_of(batch: int, landed: int) -> Manifest:
+    """Return a batch that has put rows into the outbox of r/api."""
+    part = Partition("events", 0, 0, 0, landed, 0, 0, 0, {"r": landed}, {}, {}, {}, {"r/api": landed}, {}, {})
+    return Manifest(batch, "configuration", ("r/api",), (), (part,))
 
 
 def report(batch: int) -> BatchReport:
@@ -111,6 +117,34 @@ def test_a_batch_is_seen_in_status_and_metrics(board: StatusBoard, server: Statu
     assert metrics["router_batch_step_seconds_bucket", "le=2.5,step=land"] == 2
     assert metrics["router_batch_step_seconds_sum", "step=land"] == 3.0
     assert metrics["router_state", "state=running"] == 1
+
+
+def test_rows_that_a_sink_has_sent_count_while_its_batch_runs(board: StatusBoard) -> None:
+    """Without it a sink that sends a million rows for an hour looks like one that sends none."""
+
+    def shown() -> tuple[int, int, int]:
+        (sink,) = board.snapshot().sinks
+        return sink.applied, sink.sending, sink.backlog
+
+    def delivered(rows: int, other: int = 0) -> None:
+        board.api_is("r/api", ApiState(delivered={"games/r/api": rows, "games/r/other": other}))
+
+    board.carried_out(batch_of(0, landed=1000), {"r/api": Applied()}, {})
+    delivered(200, other=5000)
+    assert shown() == (0, 200, 800), "another sink of the limit is another one"
+    delivered(900)
+    board.carried_out(batch_of(1, landed=50), {"r/api": Applied()}, {})
+    assert shown() == (0, 900, 150), "a batch of the stream is not the end of one of the sink"
+    board.sent("r/api", Applied(995, 5))
+    assert shown() == (995, 0, 50), "no row counts twice"
+    delivered(995)
+    assert shown() == (995, 0, 50)
+    delivered(1030)
+    assert shown() == (995, 35, 15)
+    delivered(7)
+    assert shown() == (995, 0, 50), "a limit that is stated otherwise begins to count again"
+    delivered(2000)
+    assert shown()[2] == 0, "rows that were sent twice leave no backlog below zero"
 
 
 def test_freshness_is_the_age_when_the_commit_ended(board: StatusBoard, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,9 +153,19 @@ def test_an_api_that_does_not_work_is_named_with_its_answer() -> None:
     snapshot = StreamSnapshot("games", "1.0", "running", since=NOW, started=NOW, progress=NOW, sinks=(sink,))
     (finding,) = findings(snapshot, "games.yaml", 600.0, NOW)
     assert finding.text == (
-        "The API of r/api is unavailable since 02:41:40 UTC (5 min): https://api.test/wins answers 503. "
+        "The API of r/api is unavailable since 02:41:40 UTC (5 min): https://api.test/wins answers 503; "
         "7 rows wait, and are sent when it answers again."
     )
+
+
+@pytest.mark.parametrize("fields", [{"circuit_open": True}, {"waits": "no route"}])
+def test_rows_of_a_batch_that_has_not_ended_are_not_none(fields: dict[str, Any]) -> None:
+    """Without it a stuck sink of the batch has "0 rows that wait", and nobody looks."""
+    sink = SinkStatus("r", "api", **fields)
+    snapshot = StreamSnapshot("games", "1.0", "running", since=NOW, started=NOW, progress=NOW, sinks=(sink,))
+    (finding,) = findings(snapshot, "games.yaml", 600.0, NOW)
+    assert "0 rows" not in finding.text
+    assert "its rows of the batch wait" in finding.text.lower()
 
 
 def batch(minutes_ago: float, read: int, dead: int) -> BatchStatus:
@@ -225,7 +235,31 @@ def test_a_table_that_cannot_be_written_is_one_finding_with_its_cause() -> None:
     assert "18,204 so far" in blocked.text
     assert "Why: its log is damaged!" in blocked.text
     assert len(blocked.text) < 400
-    assert approval.text == "Quarantined rows: 3, of silver.go."
+    assert approval.text == "Other quarantined rows: 3, of silver.go."
+
+
+@pytest.mark.parametrize("other", ["approval", "release"])
+def test_each_quarantined_row_is_in_one_figure(other: str) -> None:
+    """Without it the sentence says 3,937 rows, the table below it 3,313, and the others seem to land by themselves."""
+    waiting = (
+        QuarantineStatus("silver.uno", "games", "tables", "table", 3_313, "its log is damaged"),
+        QuarantineStatus("silver.uno", "games", "tables", other, 624),
+        QuarantineStatus("silver.go", "games", "tables", other, 3),
+        QuarantineStatus("silver.late", "games", "tables", "table", 5, "it works again, and its rows are released"),
+    )
+    snapshot = StreamSnapshot(
+        "games",
+        "1.0",
+        "running",
+        since=NOW,
+        started=NOW,
+        progress=NOW,
+        tables=(TableStatus("silver.uno", blocked="its log is damaged"),),
+        quarantined=waiting,
+    )
+    blocked, others = findings(snapshot, "games.yaml", 600.0, NOW)
+    assert "(3,313 so far)" in blocked.text
+    assert others.text == "Other quarantined rows: 632, of silver.go, silver.late, silver.uno."
 
 
 def test_the_graph_is_told_which_places_are_broken() -> None:

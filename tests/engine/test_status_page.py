@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import socket
 import time
@@ -120,6 +121,19 @@ def test_events_have_the_snapshot_then_what_changes(board: StatusBoard, server: 
         board.enter("failed", "the batch does not balance")
         third = next(received)
         assert third["findings"][0]["command"] == "router run games.yaml"
+
+
+def test_commands_on_the_page_have_the_file(board: StatusBoard, server: StatusServer) -> None:
+    """Without it whoever pastes the command of a warning at night runs it on a file called FILE."""
+    warning = "games: it cannot be read  $ router rebuild FILE silver.uno"
+    board.emit(logging.LogRecord("router", logging.WARNING, __file__, 0, warning, (), None))
+    hint = "it is damaged; `router quarantine release FILE`"
+    board.carried_out(manifest(0, "silver.uno"), {}, {"r/s/silver.uno": hint})
+    status = get(server, "/api/status").json()
+    assert status["warnings"][0]["message"].endswith("$ router rebuild games.yaml silver.uno")
+    (blocked,) = (table["blocked"] for table in status["tables"] if table["blocked"])
+    assert blocked == "it is damaged; `router quarantine release games.yaml`"
+    assert "FILE" not in json.dumps(status)
 
 
 def test_the_21st_page_is_refused_until_one_is_closed(server: StatusServer) -> None:

@@ -53,6 +53,23 @@ def test_every_row_arrives_once_and_has_a_receipt(sending: Tasks, cut: CallSize)
     assert len({row["call_id"] for row in receipts}) == sent.counts["calls"]
 
 
+def test_delivered_rows_are_told_while_their_batch_runs(sending: Tasks) -> None:
+    """Without it a sink that sends a million rows for an hour looks like one that sends none."""
+    sending.api.play(failures=[Failure(status=400, times=2)])
+    job = sending.job()
+    sent = sending.run(job, rows(range(60)))
+    assert (sent.counts["delivered"], len(sent.dead)) == (58, 2)
+    deadline = time.monotonic() + 10
+    while (state := sending.leases.state("api")) is None or state.delivered != {OWNER.name: 58}:
+        assert time.monotonic() < deadline, state
+        time.sleep(0.01)
+
+    sending.run(sending.job(), rows(range(100)))
+    while (state := sending.leases.state("api")) is None or state.delivered != {OWNER.name: 98 + 2}:
+        assert time.monotonic() < deadline, "rows with a receipt are sent no more, and counted once"
+        time.sleep(0.01)
+
+
 def test_a_task_that_comes_again_sends_nothing_twice(sending: Tasks) -> None:
     """Without it a lost executor, or a crash of the driver, sends its rows anew."""
     sending.run(sending.job(cut=CallSize(rows=7)), rows(range(0, 60)))

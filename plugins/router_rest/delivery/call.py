@@ -475,6 +475,8 @@ class Delivery:
 
     def _settle(self, call: Call, status: Any, attempt: Attempt, key: str, reason: str | None = None) -> None:
         if len(call):
+            if status == "delivered":
+                self.lease.count_delivered(len(call))
             own = self.builder.form.key(call, key, self.owner)
             self.settle(
                 Settled(call, status, self.clock(), attempt.status, attempt.seconds, attempt.body, key, own, reason)

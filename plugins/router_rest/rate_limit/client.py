@@ -200,6 +200,10 @@ class LeaseClient:
         if not ok or (self._waiting and tokens.out < tokens.cap):  # calls that wait for an answer need no tokens
             self._say_soon()
 
+    def count_delivered(self, rows: int) -> None:
+        """Note rows that were delivered: the driver shows them while their batch runs."""
+        self._tokens.count("delivered", rows)
+
     def may_retry(self) -> bool:
         """Take a retry from the budget of all tasks; False: it is used up for now, ask again later.
 

@@ -69,6 +69,8 @@ class TaskReport:
 
     sent: int = 0
     ok: int = 0
+    delivered: int = 0
+    """Rows that were delivered."""
     throttled: int = 0
     partly: int = 0
     """Of those throttled: calls of which some rows were taken."""

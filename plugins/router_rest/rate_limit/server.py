@@ -12,6 +12,7 @@ import logging
 import secrets
 import threading
 import time
+from collections import Counter
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
@@ -163,7 +164,9 @@ class LeaseServer:
 
         def read_state() -> ApiState:
             used = coordinator.windows.used_share(time.monotonic())
-            return ApiState(coordinator.outlook().out, used, coordinator.answers, failure=coordinator.failure)
+            out = coordinator.outlook().out
+            delivered = dict(sessions.delivered)
+            return ApiState(out, used, coordinator.answers, failure=coordinator.failure, delivered=delivered)
 
         state: ApiState = self._ask(read_state)
         return state
@@ -395,6 +398,8 @@ class LimitSessions:
 
     def __init__(self, coordinator: Coordinator) -> None:
         self.coordinator = coordinator
+        self.delivered: Counter[str] = Counter()
+        """The rows that tasks of each sink have delivered so far."""
         self._sessions: dict[str, TaskSession] = {}
         self._timer: asyncio.TimerHandle | None = None
 
@@ -409,7 +414,9 @@ class LimitSessions:
                 session.heard = loop.time()
                 message = json.loads(line)
                 if "report" in message:
-                    self.coordinator.receive(session.who, TaskReport.read(message["report"]))
+                    report = TaskReport.read(message["report"])
+                    self.coordinator.receive(session.who, report)
+                    self.delivered[session.sink] += report.delivered
                     self._deal_at(session.heard)
                 if "credentials" in message:
                     answer = session.send_credentials(message["credentials"], message["refused"], sink.credentials)

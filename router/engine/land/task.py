@@ -408,9 +408,7 @@ class _Task:
             self._to_quarantine(rows, target, at, table, blocked)
             return
         part = rows.struct(target.rows, at) if part is None else part
-        for column, reason in self.work.demands.conflicts.get(target.place(table), {}).items():
-            if column in part.schema.names:
-                part, at = self._without(rows, target, (part, at), column, f"table {table}: {reason}")
+        part, at = self._without_conflicts(rows, target, table, (part, at))
         if not part.num_rows:
             return
         part, at = self._cast_to_frozen(rows, target, table, (part, at))
@@ -419,6 +417,7 @@ class _Task:
         if target.outbox:
             values = {TABLE: whose, QUERY: self.work.query, BATCH_ID: self.work.batch, CAUSE: cause}
             part = _with_coordinates(rows, target, (part, at), values)
+            part, at = self._without_conflicts(rows, target, table, (part, at))  # of what orders rows
         # Before the constraints: Arrow cannot evaluate them on a text that is not UTF-8.
         place_of_rows = f"table {whose}" if whose else target.named(table)
         part, at = self._readable(rows, target, place_of_rows, (owner or target).partition_by, (part, at))
@@ -488,6 +487,15 @@ class _Task:
             index = index[within.to_numpy(zero_copy_only=False)]
         rows.name(target.key, pc.unique(tables).to_pylist())
         return index
+
+    def _without_conflicts(
+        self, rows: Rows, target: Target, table: str, have: tuple[pa.RecordBatch, _Numbers | None]
+    ) -> tuple[pa.RecordBatch, _Numbers | None]:
+        """Return rows without the columns that the table has in a type that does not take theirs."""
+        for column, reason in self.work.demands.conflicts.get(target.place(table), {}).items():
+            if column in have[0].schema.names:
+                have = self._without(rows, target, have, column, f"table {table}: {reason}")
+        return have
 
     def _without(
         self, rows: Rows, target: Target, have: tuple[pa.RecordBatch, _Numbers | None], column: str, reason: str

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -46,12 +47,12 @@ from router.engine.label.layout import (
     quarantine_of,
 )
 from router.engine.merge.backlog import Backlog, BacklogStore
-from router.errors import TableError
+from router.errors import TableError, join_names, line_of, printable, shorten_cause
 from router.own_names import BATCH_ID, CAUSE, OUTBOX, QUARANTINE, QUERY, TABLE, TIMESTAMP
 from router.spark_internals import to_spark_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from datetime import datetime
 
     from deltalake import DeltaTable
@@ -255,6 +256,20 @@ def pending_releases(store: CheckpointStore, folder: str = "approvals") -> list[
     return sorted(pending, key=lambda release: release.number)
 
 
+def sentence_on_blocked(blocked: Mapping[str, str], rows: int, file: str) -> tuple[str, str]:
+    """Return the sentence on tables that cannot be written, with the cause of the first, and the command that mends it.
+
+    `rows` of theirs are quarantined so far; those of `upsert` wait in its outbox.
+    """
+    cause = next(iter(blocked.values()))
+    command = f"router tables {file}"
+    if DAMAGED_LOG in cause:
+        command = f"router rebuild {file} {' '.join(map(shlex.quote, blocked))}"
+    so_far = f" ({rows:,} so far)" if rows else ""
+    waiting = f"Their rows wait, and land when it works again{so_far}."
+    return f"Tables that cannot be written: {join_names(list(blocked))}. {waiting} Why: {shorten_cause(cause)}", command
+
+
 def blocked_places(store: CheckpointStore) -> dict[str, str]:
     """Return why tables cannot be written, by place."""
     return {str(note.place): note.cause for note in pending_releases(store, "blocked")}
@@ -304,11 +319,8 @@ class Quarantine:
             # Rows that no task can check are released at once: the release checks them by Spark.
             pause = 0 if cause.startswith(CONSTRAINT_CAUSE) else FIRST_PAUSE
             write(self.store, PendingRelease(place, cause=cause, blocked=True, due=time.time() + pause))
-            text = "%s: %s cannot be written, its rows go to the quarantine until it can: %s%s"
-            hint = ""
-            if DAMAGED_LOG in cause:
-                hint = f"; `router rebuild FILE {place.table}` rebuilds it"
-            log.warning(text, self.config.name, place.table, cause, hint)
+            sentence = sentence_on_blocked({place.table: printable(cause)}, 0, "FILE")
+            log.warning("%s: %s", self.config.name, line_of(*sentence))
 
     def note_again(self) -> None:
         """Note tables that rows wait for and whose note is lost: without it rows of later batches land before those."""

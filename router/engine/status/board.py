@@ -106,6 +106,8 @@ class StatusBoard(logging.Handler):
         """For each outbox when rows came into it and how many of those are still there, the oldest first."""
         self._answers: dict[str, deque[tuple[float, Mapping[str, int]]]] = {}
         """For each sink the answers of its API until some moments of the last minute."""
+        self._counted: dict[str, int | None] = {}
+        """For each sink how many rows it had delivered when its last batch ended; None until that is asked."""
         self._dead_letters: dict[Cause, DeadLetterStatus] = {}
         self._dead_letter_table = ""
         self._quarantined: tuple[QuarantineStatus, ...] = ()
@@ -297,9 +299,14 @@ class StatusBoard(logging.Handler):
             called = before.called
             if sum(state.answers.values()) > sum(before.answers.values()):
                 called = time.time()
+            delivered = state.delivered.get(f"{self._snapshot.query}/{key}", 0)
+            counted = self._counted.setdefault(key, 0)
+            if counted is None or counted > delivered:
+                counted = self._counted[key] = delivered
             status = replace(
                 before,
                 called=called,
+                sending=delivered - counted,
                 url=printable(state.url),
                 failure=state.failure,
                 circuit_open=state.circuit_open,
@@ -327,8 +334,14 @@ class StatusBoard(logging.Handler):
         if landed:
             queue.append([time.time(), landed])
         self._take_sent(queue, counts.done)
+        # A batch has ended: its rows are counted, and not those that were seen to be delivered meanwhile.
+        sending = before.sending
+        if counts.done:
+            sending = 0
+            self._counted[key] = None
         self._sinks[key] = replace(
             before,
+            sending=sending,
             applied=before.applied + counts.applied,
             dead=before.dead + counts.dead,
             parked=before.parked + counts.parked,
@@ -531,7 +544,7 @@ class StatusBoard(logging.Handler):
                 routes={route: dict(counts) for route, counts in self._routes.items()},
                 batches=tuple(self._batches),
                 tables=tuple(self._tables.values()),
-                sinks=tuple(self._sinks.values()),
+                sinks=tuple(map(_without_sent, self._sinks.values())),
                 partitions=tuple(self._partitions.values()),
                 step_seconds={step: tuple(counts) for step, counts in self._steps.items()},
                 dead_letters=tuple(self._dead_letters.values()),
@@ -558,6 +571,11 @@ def _with_trouble(status: SinkStatus) -> SinkStatus:
     """Return a sink with the time since when it cannot send."""
     fails = status.circuit_open or status.waits
     return replace(status, fails_since=(status.fails_since or time.time()) if fails else None)
+
+
+def _without_sent(status: SinkStatus) -> SinkStatus:
+    """Return a sink without the rows in its backlog that are delivered already."""
+    return replace(status, backlog=max(0, status.backlog - status.sending))
 
 
 def installed_version() -> str:

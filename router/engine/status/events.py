@@ -10,12 +10,14 @@ import asyncio
 import json
 import time
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aiohttp import web
 
 from router.engine.status.findings import findings, verdict
 from router.engine.status.snapshot import PartitionStatus
+from router.errors import commands_with_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -118,6 +120,13 @@ def status_text(snapshot: StreamSnapshot, file: str, stuck_after: float) -> str:
 
 def status_fields(snapshot: StreamSnapshot, file: str, stuck_after: float) -> dict[str, Any]:
     """Return the fields of a snapshot, with what follows from them."""
+    warnings = []
+    for warned in snapshot.warnings:
+        warnings.append(replace(warned, message=commands_with_file(warned.message, file)))
+    tables = []
+    for table in snapshot.tables:
+        tables.append(replace(table, blocked=commands_with_file(table.blocked, file)) if table.blocked else table)
+    snapshot = replace(snapshot, warnings=tuple(warnings), tables=tuple(tables))
     wrong = findings(snapshot, file, stuck_after, time.time())
     return {
         **vars(snapshot),

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from router.delta.lake import DAMAGED_LOG
 from router.engine.checkpoint_store import held_topics
+from router.engine.quarantine.table import WAITS_FOR, sentence_on_blocked
+from router.errors import join_names, shorten_cause
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from router.engine.status.snapshot import BatchStatus, QuarantineStatus, SinkStatus, StreamSnapshot
 
-CAUSE_SHOWN = 160
-"""Characters of a cause that a sentence shows."""
 SILENT_SECONDS = 60.0
 """Seconds without the end of a call, though rows wait, after which a sink is named."""
 SLOW_VIEW = 10
@@ -28,8 +28,6 @@ FEWEST_DEAD_LETTERS = 100
 """Dead letters in RISE_SECONDS that can be a rise."""
 LIMIT_IS_USED = 0.9
 """The share of a rate limit from which on a sink that makes no call waits for it."""
-NAMES_SHOWN = 3
-"""Tables and sinks that a sentence names."""
 Severity = Literal["act", "look"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 """The worst first."""
@@ -79,10 +77,9 @@ def findings(snapshot: StreamSnapshot, file: str, stuck_after: float, now: float
     if snapshot.state == "down":
         text = "No stream runs. Start it: it continues where it ended."
         found.append(StreamFinding("act", "down", text, f"router run {file}"))
-    idle = now - snapshot.progress
-    if snapshot.state == "running" and snapshot.progress and idle > stuck_after:
-        text = f"No step for {idle / 60:.0f} min ({snapshot.place}). Restart the process: it continues where it ended."
-        found.append(StreamFinding("act", "stuck", text))
+    stuck = stuck_finding(snapshot, stuck_after, now)
+    if stuck is not None:
+        found.append(stuck)
     if snapshot.state == "waiting":
         text = f"It waits, and continues by itself: {snapshot.cause}"
         found.append(StreamFinding("look", "waiting", text, f"router doctor {file}"))
@@ -91,15 +88,16 @@ def findings(snapshot: StreamSnapshot, file: str, stuck_after: float, now: float
     blocked = snapshot.blocked
     damaged = {table: cause for table, cause in blocked.items() if DAMAGED_LOG in cause}
     unwritable = {table: cause for table, cause in blocked.items() if table not in damaged}
-    rebuild = f"router rebuild {file} {' '.join(map(shlex.quote, damaged))}"
-    for tables, command in ((damaged, rebuild), (unwritable, f"router tables {file}")):
-        if tables:
-            rows = sum(waiting.rows for waiting in snapshot.quarantined if waiting.table in tables)
-            found.append(StreamFinding("look", "blocked", _of_blocked(tables, rows), command))
-    others = tuple(waiting for waiting in snapshot.quarantined if waiting.table not in blocked)
+    # Of a blocked table there may also be rows that wait for a person: they are among the others.
+    for_tables = [waiting for waiting in snapshot.quarantined if waiting.waits_for == WAITS_FOR["unblock"]]
+    for tables in filter(None, (damaged, unwritable)):
+        rows = sum(waiting.rows for waiting in for_tables if waiting.table in tables)
+        found.append(StreamFinding("look", "blocked", *sentence_on_blocked(tables, rows, file)))
+    others = tuple(row for row in snapshot.quarantined if row not in for_tables or row.table not in blocked)
     if others:
         command = f"router quarantine list {file}"
-        found.append(StreamFinding("look", "quarantine", _of_quarantine(others), command))
+        text = f"{'Other quarantined' if blocked else 'Quarantined'} rows: {_of_quarantine(others)}."
+        found.append(StreamFinding("look", "quarantine", text, command))
     text = _of_rise(snapshot.batches, now)
     if text:
         found.append(StreamFinding("look", "dead letters", text, f"router dead-letters {file}"))
@@ -107,7 +105,7 @@ def findings(snapshot: StreamSnapshot, file: str, stuck_after: float, now: float
     if failed:
         text = (
             f"Views that cannot be refreshed: {join_names(list(failed))}. Their tables stay as they are until it "
-            f"works again. Why: {_shortened(next(iter(failed.values())))}"
+            f"works again. Why: {shorten_cause(next(iter(failed.values())))}"
         )
         places = tuple(f"view/{name}" for name in failed)
         found.append(StreamFinding("look", "view", text, f"router views {file}", places))
@@ -126,6 +124,15 @@ def findings(snapshot: StreamSnapshot, file: str, stuck_after: float, now: float
     for subject, cause in snapshot.unread.items():
         found.append(StreamFinding("look", "unread", f"{subject} cannot be read: {cause}", f"router doctor {file}"))
     return tuple(found)
+
+
+def stuck_finding(snapshot: StreamSnapshot, stuck_after: float, now: float) -> StreamFinding | None:
+    """Return that a running stream has made no step for longer than so many seconds, if so."""
+    idle = now - snapshot.progress
+    if snapshot.state != "running" or not snapshot.progress or idle <= stuck_after:
+        return None
+    text = f"No step for {idle / 60:.0f} min ({snapshot.place}). Restart the process: it continues where it ended."
+    return StreamFinding("act", "stuck", text)
 
 
 def verdict(snapshot: StreamSnapshot, wrong: Sequence[StreamFinding]) -> Verdict:
@@ -166,17 +173,16 @@ def _of_sink(sink: SinkStatus, snapshot: StreamSnapshot, now: float) -> str:
     if sink.fails_since is not None:
         begin = datetime.fromtimestamp(sink.fails_since, timezone.utc)
         since = f" since {begin:%H:%M:%S} UTC ({age(sink.fails_since, now)})"
+    # Rows of a sink in the batch are counted when the batch ends.
+    waiting = f"{sink.backlog:,} rows wait" if sink.backlog else "its rows of the batch wait"
     if sink.circuit_open:
         answer = f": {sink.url} {sink.failure}" if sink.failure else ""
-        backlog = f"{sink.backlog:,} rows wait, and are sent when it answers again."
-        return f"The API of {sink.key} is unavailable{since}{answer}. {backlog}"
+        return f"The API of {sink.key} is unavailable{since}{answer}; {waiting}, and are sent when it answers again."
     if sink.waits:
-        backlog = f"{sink.backlog:,} rows wait, and are tried again."
-        return f"{sink.key} cannot send{since}: {backlog} Why: {_shortened(sink.waits)}"
+        return f"{sink.key} cannot send{since}; {waiting}, and are tried again. Why: {shorten_cause(sink.waits)}"
     silent_since = _silent_since(sink, snapshot)
     if silent_since is None or now - silent_since < SILENT_SECONDS:
         return ""
-    waiting = f"{sink.backlog:,} rows wait" if sink.backlog else "its rows of the batch wait"
     return f"No call of {sink.key} has ended for {age(silent_since, now)}, though {waiting}."
 
 
@@ -193,11 +199,6 @@ def _silent_since(sink: SinkStatus, snapshot: StreamSnapshot) -> float | None:
     return max(*since, sink.oldest or 0.0)
 
 
-def line_of(text: str, command: str) -> str:
-    """Return a finding in one line."""
-    return f"{text}  $ {command}" if command else text
-
-
 def overdue(lag: int | None, ended: float | None, max_age: float, file: str, now: float) -> tuple[StreamFinding, ...]:
     """Return that no batch has ended for too long, if so: the last one `ended`, `max_age` is in seconds.
 
@@ -212,25 +213,7 @@ def overdue(lag: int | None, ended: float | None, max_age: float, file: str, now
     return (StreamFinding("act", "overdue", text, f"router doctor {shlex.quote(file)}"),)
 
 
-def _of_blocked(blocked: Mapping[str, str], rows: int) -> str:
-    """Return the sentence on tables that cannot be written, with the cause of the first."""
-    waiting = f" Their rows are quarantined, and land when it works again ({rows:,} so far)." if rows else ""
-    cause = _shortened(next(iter(blocked.values())))
-    return f"Tables that cannot be written: {join_names(list(blocked))}.{waiting} Why: {cause}"
-
-
 def _of_quarantine(quarantined: tuple[QuarantineStatus, ...]) -> str:
     rows = sum(waiting.rows for waiting in quarantined)
     tables = sorted({waiting.table for waiting in quarantined})
-    return f"Quarantined rows: {rows:,}, of {join_names(tables)}."
-
-
-def _shortened(cause: str) -> str:
-    return cause if len(cause) <= CAUSE_SHOWN else f"{cause[: CAUSE_SHOWN - 1]}…"
-
-
-def join_names(names: list[str]) -> str:
-    """Return the first names, and how many others there are."""
-    text = ", ".join(names[:NAMES_SHOWN])
-    others = len(names) - NAMES_SHOWN
-    return f"{text} and {others:,} more" if others > 0 else text
+    return f"{rows:,}, of {join_names(tables)}"

@@ -7,6 +7,7 @@ ledger, and `started` is 0: since when the stream was up is not known. Nothing i
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from router.engine.quarantine.table import quarantined, waiting_places
 from router.engine.start.checks import Checkpoint, last_manifest
 from router.engine.start.run_lock import is_run_active
 from router.engine.status.background import BackgroundThread
-from router.engine.status.board import BATCHES, installed_version
+from router.engine.status.board import BATCHES, FIELDS, installed_version
 from router.engine.status.expectations import expectations_of_lake
 from router.engine.status.file_reader import quarantine_status, waiting_in_outboxes
 from router.engine.status.snapshot import (
@@ -54,7 +55,7 @@ _PAUSE_PER_SECOND = 20.0
 class LakeBoard(BackgroundThread):
     """The status of a stream by what it has left. Use it as a context: a thread reads it again.
 
-    `brief`: only what `router status` shows. Then the last batch is read and not all of the ledger, and neither each
+    `brief`: only what `router status` shows. Then the last batches are read and not all of the ledger, and neither each
     table of the lake nor each dead letter: cron may ask once a minute.
     """
 
@@ -125,8 +126,14 @@ class LakeBoard(BackgroundThread):
         if table is None:
             return {}
         waiting = waiting_in_outboxes(table, self.config, time.time())
+        rows = ledger.last(self.config, BATCHES)
+        # Those of the last batches: a field that the schema has by now is in none of them some time later.
+        unknown_fields: Counter[str] = Counter()
+        for row in rows:
+            unknown_fields.update(dict(row["unknown_fields"] or ()))
+        fields = {"batches": self._batches(rows), "unknown_fields": dict(unknown_fields.most_common(FIELDS))}
         if self.brief:
-            return {"batches": self._batches(1), "sinks": self._sinks({}, waiting)}
+            return {**fields, "sinks": self._sinks({}, waiting)}
         sums = ledger.totals(self.config)
         source = sums.get((None, None), {})
         records = {name: source.get(name, 0) for name in outcome_names("source")}
@@ -137,8 +144,7 @@ class LakeBoard(BackgroundThread):
                 # Each sink of a route has what matched: it is the route's own number.
                 matched = max(counts["matched"], routes.get(route, {}).get("matched", 0))
                 routes[route] = {"matched": matched}
-        sinks = self._sinks(sums, waiting)
-        return {"records": records, "routes": routes, "batches": self._batches(BATCHES), "sinks": sinks}
+        return {**fields, "records": records, "routes": routes, "sinks": self._sinks(sums, waiting)}
 
     def _dead_letters(self, counts: dict[str, Any]) -> int:
         names = set(BY_NAME["dead_letters"].parts)
@@ -146,11 +152,11 @@ class LakeBoard(BackgroundThread):
             names.remove("unmatched")
         return sum(counts.get(name) or 0 for name in names)
 
-    def _batches(self, most: int) -> tuple[BatchStatus, ...]:
+    def _batches(self, ledger_rows: list[dict[str, Any]]) -> tuple[BatchStatus, ...]:
         """Return the last batches of the source, the newest first; the ledger has no seconds, tables and files."""
         by_batch: dict[tuple[str, int], list[dict[str, Any]]] = {}
         of_source: set[tuple[str, int]] = set()
-        for row in ledger.last(self.config, most):
+        for row in ledger_rows:
             if row["batch_id"] is None:
                 continue
             key = (row["run"], row["batch_id"])
@@ -165,7 +171,7 @@ class LakeBoard(BackgroundThread):
             ended = max(row["finished"] for row in rows).timestamp()
             batches.append(BatchStatus(key[1], ended, **counts, dead_letters=letters, tables=0, files=0, seconds={}))
         batches.sort(key=lambda batch: batch.ended, reverse=True)
-        return tuple(batches[:most])
+        return tuple(batches[:BATCHES])
 
     def _sinks(
         self, sums: dict[tuple[str | None, str | None], dict[str, int]], waiting: dict[str, list[tuple[float, int]]]

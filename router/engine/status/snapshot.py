@@ -64,6 +64,8 @@ class TableStatus:
 class SinkStatus:
     """What an applying sink did since the stream started, in rows; `backlog` has those that it still has to send.
 
+    `sending` are rows of a batch which has not ended that are delivered already: not in `applied` yet, and no more in
+    `backlog`.
     `oldest` is when the first of the backlog came into the outbox, in seconds since 1970; None if nothing waits.
     `waits` is why the last batch of a detached sink failed and is tried again; empty if it did not fail.
     Since `fails_since` it does so, or its circuit is open; `url` is where it sends, without query, and `failure` how
@@ -75,6 +77,7 @@ class SinkStatus:
     route: str
     sink: str
     applied: int = 0
+    sending: int = 0
     dead: int = 0
     parked: int = 0
     in_doubt: int = 0

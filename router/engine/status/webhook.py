@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import requests
 
 from router.engine.status.background import BackgroundThread
-from router.engine.status.findings import findings, join_names, line_of
-from router.errors import first_line, printable
+from router.engine.status.findings import findings
+from router.errors import first_line, join_names, line_of, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -30,7 +30,7 @@ function totalsNow() {
   const found = { "records/read": stream.records.read, "records/decoded": stream.records.decoded };
   found["records/dead_letters"] = stream.records.dead_letters;
   for (const [route, counts] of Object.entries(stream.routes)) found[`route/${route}`] = counts.matched;
-  for (const sink of stream.sinks) found[`sink/${sink.route}/${sink.sink}`] = sink.applied;
+  for (const sink of stream.sinks) found[`sink/${sink.route}/${sink.sink}`] = sink.applied + sink.sending;
   for (const table of stream.tables) {
     const key = `sink/${table.target}`;
     found[key] = (found[key] ?? 0) + table.rows;
@@ -230,7 +230,8 @@ const sinks = new SortedTable(find("sinks"), "Sinks that send", "No sink sends r
   text("Answers of the last minute", (row) => Object.entries(row.last_answers).filter(([, many]) => many).map(([kind, many]) => `${count(many)} ${kind}`).join(", ")),
   number("Rows that wait", (row) => row.backlog),
   time("Oldest of them", (row) => row.oldest),
-  number("Sent", (row) => row.applied),
+  // Also those of a batch that has not ended.
+  number("Sent", (row) => row.applied + row.sending),
   number("Dead", (row) => row.dead),
   number("Parked", (row) => row.parked),
   number("In doubt", (row) => row.in_doubt),
