@@ -52,11 +52,11 @@ FAULTS = {
     "expectation": ("event.n < 100", "event.n.deep < 100", "routes.1.expect.0.sql", 14),
     "expectation of bronze": ("length(value) <", "length(valeu) <", "bronze.expect.0.sql", 19),
     "another of bronze": ("hash(value) != 1", "hash(value) !!= 1", "bronze.expect.1.sql", 20),
-    "template of a table": ("{event.game}", "{event.gaem}", "routes.0.sinks.0", 9),
+    "template of a table": ("{event.game}", "{event.gaem}", "routes.0.sinks.0.tables", 9),
     "decoder": ("game string, n int", "game strin, n int", "decode", 5),
-    "names that clash": ("event.n + 1 AS more", "event.n + 1 AS N", "routes", 7),
-    "column too deep for a table": ("game string, n int", f"game string, n int, deep {DEEP}", "routes", 7),
-    "type that no table keeps": ("event.n + 1 AS more", "NULL AS more", "routes", 7),
+    "names that clash": ("event.n + 1 AS more", "event.n + 1 AS N", "routes.1.select", 12),
+    "column too deep for a table": ("event.n + 1 AS more", f"CAST(NULL AS {DEEP}) AS more", "routes.1.sinks.0", 15),
+    "type that no table keeps": ("event.n + 1 AS more", "NULL AS more", "routes.1.select", 12),
 }
 
 Check = Callable[[str], "tuple[Problem, ...]"]
@@ -105,7 +105,7 @@ def test_all_faults_are_found_at_once(check: Check) -> None:
         text = text.replace(old, new)
 
     assert [problem.path for problem in check(text)] == [
-        *["routes.0.match", "routes.0.sinks.0", "routes.1.select.1", "routes.1.expect.0.sql"]
+        *["routes.0.match", "routes.0.sinks.0.tables", "routes.1.select.1", "routes.1.expect.0.sql"]
     ]
 
 

@@ -28,7 +28,6 @@ from pyspark.sql.types import (
 from router.delta.keyed.row_order import DELETED, newest_names
 from router.delta.keyed.scd import HISTORY_COLUMNS
 from router.engine.label.narrowing import lost_column
-from router.errors import StartError
 from router.own_names import (
     ARRIVAL,
     BATCH_ID,
@@ -47,7 +46,7 @@ from router.record import BATCH, RAW_COLUMNS, RECORD_ARRIVAL, raw_arrow_schema
 from router.table_names import underscored
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from router.api.sinks import Evolution, KeyedTable, MergingSink, Widening
     from router.api.table_options import NewTable
@@ -297,59 +296,62 @@ def merge_options(sink: MergingSink, *, only_spark: bool) -> KeyedTable:
     return keyed
 
 
-def check_mergeable(sink: MergingSink, where: str, rows: StructType, more: StructType) -> None:
-    """Refuse options that no merge can carry out: keys that are no columns of the route, types without an order, ...
+def mergeable_faults(sink: MergingSink, rows: StructType, more: StructType) -> Iterator[tuple[str, str]]:
+    """Yield options that no merge can carry out, each with the reason and the next step.
 
-    `rows` are the route's columns, `more` those of `extra`. Raises StartError with the next step.
+    Keys that are no columns of the route, types without an order, ... `rows` are the route's columns, `more` those of
+    `merge_struct`.
     """
     keyed = with_order_columns(sink)
     kinds: dict[str, DataType] = {field.name: field.dataType for field in rows}
-    _check_columns({"keys": keyed.keys, "columns": keyed.columns or (), **sink.named_columns()}, where, kinds)
+    named_columns = {"keys": keyed.keys, "columns": keyed.columns or (), **sink.named_columns()}
+    yield from _column_faults(named_columns, kinds)
     for key in keyed.keys:
-        if not isinstance(kinds[key], _KEYS):
-            raise StartError(f"{where}: {key} is {kinds[key].simpleString()} and cannot be a key; cast it in `select`")
-    _check_division(sink, where, kinds)
+        if key in kinds and not isinstance(kinds[key], _KEYS):
+            yield "keys", f"{key} is {kinds[key].simpleString()} and cannot be a key; cast it in `select`"
+    yield from _division_faults(sink, kinds)
     for newest in more.fields[2:]:
         if not isinstance(newest.dataType, ORDERED):
-            raise StartError(f"{where}: `newest_by` has no order: it is {newest.dataType.simpleString()}; cast it")
+            yield "newest_by", f"`newest_by` has no order: it is {newest.dataType.simpleString()}; cast it"
     own_columns = [*more.names]
     if keyed.history:
         own_columns += HISTORY_COLUMNS.names
     if keyed.soft_delete:
         own_columns.append(keyed.soft_delete)
-    clash = sorted({name.lower() for name in own_columns} & {name.lower() for name in kinds})
-    if clash:
-        raise StartError(f"{where}: the sink keeps a column {clash[0]} itself; rename the event's in `select`")
+    for name in sorted({name.lower() for name in own_columns} & {name.lower() for name in kinds}):
+        yield "", f"the sink keeps a column {name} itself; rename the event's in `select`"
 
 
-def check_options(options: NewTable, where: str, rows: StructType) -> None:
-    """Refuse options with which no table of a route's columns can be made. Raises StartError with the next step."""
+def option_faults(options: NewTable, rows: StructType) -> Iterator[tuple[str, str]]:
+    """Yield options with which no table of a route's columns can be made, each with the reason and the next step."""
     kinds: dict[str, DataType] = {field.name: field.dataType for field in rows}
-    _check_columns(options.named_columns(), where, kinds)
-    _check_division(options, where, kinds)
+    yield from _column_faults(options.named_columns(), kinds)
+    yield from _division_faults(options, kinds)
     for name in options.partition_by:
-        if isinstance(kinds[name], (TimestampType, TimestampNTZType)):
-            raise StartError(
-                f"{where}: `partition_by`: {name} has a value for every instant; make a date of it in `select`, or "
-                "take `cluster_by`"
+        if isinstance(kinds.get(name), (TimestampType, TimestampNTZType)):
+            yield (
+                "partition_by",
+                f"`partition_by`: {name} has a value for every instant; make a date of it in `select`, or take "
+                "`cluster_by`",
             )
 
 
-def _check_columns(named: Mapping[str, Iterable[str]], where: str, kinds: dict[str, DataType]) -> None:
+def _column_faults(named: Mapping[str, Iterable[str]], kinds: dict[str, DataType]) -> Iterator[tuple[str, str]]:
     for option, names in named.items():
         for name in names:
             if name not in kinds:
                 selected = ", ".join(kinds)
-                raise StartError(f"{where}: `{option}` names {name}, which `select` does not give; it gives {selected}")
+                yield option, f"`{option}` names {name}, which `select` does not give; it gives {selected}"
 
 
-def _check_division(table: NewTable, where: str, kinds: dict[str, DataType]) -> None:
+def _division_faults(table: NewTable, kinds: dict[str, DataType]) -> Iterator[tuple[str, str]]:
     for option, types in DIVIDING.items():
         for name in getattr(table, option):
-            if not isinstance(kinds[name], types):
-                raise StartError(
-                    f"{where}: `{option}`: {name} is {kinds[name].simpleString()}, which no table is divided by; cast "
-                    "it in `select`, or take another column"
+            if name in kinds and not isinstance(kinds[name], types):
+                yield (
+                    option,
+                    f"`{option}`: {name} is {kinds[name].simpleString()}, which no table is divided by; cast it in "
+                    "`select`, or take another column",
                 )
     if len(table.partition_by) == len(kinds):
-        raise StartError(f"{where}: `partition_by` names every column; leave one for the files")
+        yield "partition_by", "`partition_by` names every column; leave one for the files"

@@ -38,9 +38,9 @@ from router.engine.label.layout import (
     SCHEMA_COLUMNS,
     RouteLabels,
     Target,
-    check_mergeable,
-    check_options,
     merge_struct,
+    mergeable_faults,
+    option_faults,
     outbox_of,
     quarantine_of,
 )
@@ -174,7 +174,7 @@ class RoutePlanner:
     def selected_columns(self, frame: DataFrame) -> list[StructField]:
         """Return the columns that `select` makes under names that a frame does not have."""
         frame_names = {name.lower() for name in frame.columns}
-        return [column for column in self._row_type(frame) if column.name.lower() not in frame_names]
+        return [column for column in self.row_type(frame) if column.name.lower() not in frame_names]
 
     def frame_for_names(self, frame: DataFrame) -> DataFrame:
         """Return an empty frame over which table names can be analysed: with the frame's and the selected columns."""
@@ -223,7 +223,7 @@ class RoutePlanner:
         """Return the route's columns that order and delete rows, by small names: a tombstone has none."""
         if not self.merging or takes_tombstones(self.route):
             return {}
-        return {field.name.lower(): field for field in self._row_type(frame) if field.name.lower() != "event"}
+        return {field.name.lower(): field for field in self.row_type(frame) if field.name.lower() != "event"}
 
     def merge_faults(self, frame: DataFrame, sink: MergingSink) -> Iterator[tuple[str, str]]:
         """Yield the options of a merging sink that Spark cannot analyse, each with its reason and the candidates."""
@@ -426,9 +426,10 @@ class RoutePlanner:
 
     def labels(self, frame: DataFrame, config: Config) -> RouteLabels:
         """Return what the route's columns are called, and its targets."""
-        row_type = self._row_type(frame)
-        schema = _rows_schema(row_type)
-        self._check_named(frame, schema.names)
+        row_type = self.row_type(frame)
+        for fault in self.row_faults(frame, row_type):
+            raise StartError(fault)
+        schema = delta_schema(pa.schema([pa.field(f.name, arrow_type(f.dataType)) for f in row_type]))
         targets = []
         for j, name in enumerate(self.route.named_sinks):
             target = Target(
@@ -452,20 +453,32 @@ class RoutePlanner:
             narrowed=self.narrowed,
         )
 
-    def _row_type(self, frame: DataFrame) -> StructType:
+    def row_type(self, frame: DataFrame) -> StructType:
+        """Return the columns of the route's rows."""
         row = F.col("event") if self.takes_events else F.struct(*self.projection(frame))
         kind = frame.select(row.alias("row")).schema["row"].dataType
         assert isinstance(kind, StructType)  # the contract of decoders
         return kind
 
-    def _check_named(self, frame: DataFrame, columns: list[str]) -> None:
-        """Refuse an expression without a name: Spark would call its column col1, col2 by its place."""
+    def row_faults(self, frame: DataFrame, row_type: StructType) -> Iterator[str]:
+        """Yield why no table can have the route's columns: names and types that Delta lacks, at any depth."""
+        yield from _unkept(row_type)
+        # Spark would call the column of an expression without a name col1, col2 by its place.
         written = f"{' '.join(self.route.select)} {frame.schema['event'].simpleString()}".lower()
-        for name in columns:
+        for name in row_type.names:
             if re.fullmatch(r"col\d+", name) and name not in written:
-                raise StartError(
-                    f"route {self.route.name}: expression {name[3:]} of `select` has no name; write: ... AS name"
-                )
+                yield f"route {self.route.name}: expression {name[3:]} of `select` has no name; write: ... AS name"
+
+    def sink_faults(self, frame: DataFrame, sink: Sink) -> Iterator[tuple[str, str]]:
+        """Yield the options of a sink that do not go with the route's columns, each with the reason."""
+        if isinstance(sink, TableSink):
+            yield from option_faults(sink, self.row_type(frame))
+        if isinstance(sink, MergingSink):
+            unresolved = dict(self.merge_faults(frame, sink))
+            yield from unresolved.items()
+            # A faulty `delete_when` hides nothing of `newest_by`.
+            merge_columns = StructType() if "newest_by" in unresolved else self._merge_type(frame, sink)
+            yield from mergeable_faults(sink, self.row_type(frame), merge_columns)
 
     def _with_options(self, frame: DataFrame, row_type: StructType, j: int, target: Target, config: Config) -> Target:
         """Return the target of a sink with what the sink's options say of it, and with its quarantine."""
@@ -479,7 +492,8 @@ class RoutePlanner:
                 )
             return self._outbox(frame, row_type, j, target, config)
 
-        check_options(sink, f"route {target.route}, sink {target.sink}", row_type)
+        for _, fault in option_faults(sink, row_type):
+            raise StartError(f"route {target.route}, sink {target.sink}: {fault}")
         target = replace(
             target,
             seen=sink.columns == "seen",
@@ -506,18 +520,23 @@ class RoutePlanner:
         target = replace(target, merge_by=f"_merge{self.index}_{j}", at_most=sink.at_most, bad_name=self._bad_name(j))
         try:
             deletes = sink.deletes()
-            condition = F.lit(False) if deletes is None else deletes
-            merge_row = self.frame_for_merges(frame).select(merge_struct(sink).alias("more"), condition)
+            merge_columns = self._merge_type(frame, sink, F.lit(False) if deletes is None else deletes)
         except (AnalysisException, ParseException):
             for _, fault in self.merge_faults(frame, sink):
                 raise StartError(f"route {target.route}, sink {target.sink}: {fault}") from None
             raise
-        merge_columns = merge_row.schema["more"].dataType
-        assert isinstance(merge_columns, StructType)
-        check_mergeable(sink, f"route {target.route}, sink {target.sink}", row_type, merge_columns)
+        for _, fault in mergeable_faults(sink, row_type, merge_columns):
+            raise StartError(f"route {target.route}, sink {target.sink}: {fault}")
         columns = _arrow_types(frame, MERGED_COORDINATES)
         columns.update({field.name: arrow_type(field.dataType) for field in merge_columns})
         return _with_columns(target, columns)
+
+    def _merge_type(self, frame: DataFrame, sink: MergingSink, *others: Column) -> StructType:
+        """Return the columns of a merging sink's outbox besides the route's; `others` are analysed with them."""
+        merge_row = self.frame_for_merges(frame).select(merge_struct(sink).alias("more"), *others)
+        columns = merge_row.schema["more"].dataType
+        assert isinstance(columns, StructType)
+        return columns
 
     def _bad_name(self, j: int) -> str | None:
         return f"_bad_name{self.index}_{j}" if j in self.table_columns() else None
@@ -589,36 +608,28 @@ _KEPT = (BinaryType, BooleanType, DateType, NumericType, StringType, TimestampNT
 """The types of single values that Delta keeps."""
 
 
-def _rows_schema(struct: StructType) -> pa.Schema:
-    """Return the fields of a struct as a plain Arrow schema; refuse names and types that Delta lacks."""
-    _check_kept(struct)
-    return delta_schema(pa.schema([pa.field(f.name, arrow_type(f.dataType)) for f in struct]))
-
-
-def _check_kept(kind: DataType, column: str = "") -> None:
-    """Refuse what Delta cannot keep, at any depth."""
+def _unkept(kind: DataType, column: str = "") -> Iterator[str]:
+    """Yield what Delta cannot keep, at any depth: names and types."""
     if isinstance(kind, StructType):
-        _check_names(kind)
+        yield from _name_faults(kind)
         for child in kind:
-            _check_kept(child.dataType, f"{column}.{child.name}" if column else child.name)
+            yield from _unkept(child.dataType, f"{column}.{child.name}" if column else child.name)
     elif isinstance(kind, ArrayType):
-        _check_kept(kind.elementType, column)
+        yield from _unkept(kind.elementType, column)
     elif isinstance(kind, MapType):
-        _check_kept(kind.keyType, column)
-        _check_kept(kind.valueType, column)
+        yield from _unkept(kind.keyType, column)
+        yield from _unkept(kind.valueType, column)
     elif not isinstance(kind, _KEPT):
-        raise StartError(
-            f"column {column}: a table cannot keep {kind.simpleString()}; cast it or leave it out in `select`"
-        )
+        yield f"column {column}: a table cannot keep {kind.simpleString()}; cast it or leave it out in `select`"
 
 
-def _check_names(struct: StructType) -> None:
+def _name_faults(struct: StructType) -> Iterator[str]:
     folded: dict[str, str] = {}
     for name in struct.fieldNames():
         if any(character in " ,;{}()\n\t=" for character in name) or not name:
-            raise StartError(f"column {name!r}: Delta refuses spaces and ,;{{}}()= in names; rename it in `select`")
+            yield f"column {name!r}: Delta refuses spaces and ,;{{}}()= in names; rename it in `select`"
         if name in folded.values():
-            raise StartError(f"two columns are called {name}; rename one in `select`")
-        if name.lower() in folded:
-            raise StartError(f"columns {folded[name.lower()]} and {name} differ by case only; rename one in `select`")
+            yield f"two columns are called {name}; rename one in `select`"
+        elif name.lower() in folded:
+            yield f"columns {folded[name.lower()]} and {name} differ by case only; rename one in `select`"
         folded[name.lower()] = name

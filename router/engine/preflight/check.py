@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from router.api.parts import Decoder, Preparation
+from router.api.parts import Decoder, Preparation, Rule
 from router.config.problems import sort_problems
 from router.delta.table_cache import TableCache
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas, lake_and_checkpoint
@@ -26,16 +27,18 @@ from router.engine.spark.session import build_session
 from router.engine.views.schedule import refresher
 from router.errors import ConfigError, LookupTableError, PluginError, RouterError, StartError
 from router.record import RAW_SCHEMA
-from router.registry import call_part
+from router.registry import call_part, parts_in
 from router.storage.addresses import is_local_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
+    from router.api.sinks import Sink
     from router.config.loader import Loaded
     from router.config.models import Config
     from router.engine.label.planner import Stages
     from router.engine.preflight.lake_changes import Change
+    from router.errors import Problem
     from router.registry import Registry
 
 
@@ -49,8 +52,12 @@ def check_plan(loaded: Loaded, registry: Registry, spark: SparkSession | None = 
     Raises ConfigError with every rule, projection, expectation and table name that Spark cannot analyse.
     """
     session = spark or build_session(loaded.config)
-    stages = _analyse(loaded, session, LearntSchemas())
-    return "\n".join((stages_in_words(stages), *_views(loaded, session), *_missing_folder(loaded, session)))
+    problems: list[Problem] = []
+    stages = _analyse(loaded, session, LearntSchemas(), problems)
+    views = [*_views(loaded, session, problems)]
+    if problems or stages is None:
+        raise ConfigError(sort_problems(problems))
+    return "\n".join((stages_in_words(stages), *views, *_missing_folder(loaded, session)))
 
 
 def check_lake(loaded: Loaded, spark: SparkSession | None = None) -> list[Change]:
@@ -61,7 +68,10 @@ def check_lake(loaded: Loaded, spark: SparkSession | None = None) -> list[Change
     session = spark or build_session(loaded.config)
     lake, checkpoint = lake_and_checkpoint(loaded.config)
     store = CheckpointStore(checkpoint)
-    stages = _analyse(loaded, session, CopiedSchemas(store))
+    problems: list[Problem] = []
+    stages = _analyse(loaded, session, CopiedSchemas(store), problems)
+    if problems or stages is None:
+        raise ConfigError(sort_problems(problems))
     changes = LakeChanges(loaded.config, TableCache(lake), checkpoint)
     changes_of_views = changes.full_views(refresher(loaded.config, session, lake, store))
     return [*changes.all_but_views(stages.labelling.layout), *changes_of_views]
@@ -79,10 +89,10 @@ class CopiedSchemas(LearntSchemas):
         self.known[name] = content
 
 
-def _analyse(loaded: Loaded, session: SparkSession, memory: LearntSchemas) -> Stages:
-    """Return the stages in which a batch will run. Raises ConfigError.
+def _analyse(loaded: Loaded, session: SparkSession, memory: LearntSchemas, problems: list[Problem]) -> Stages | None:
+    """Return the stages in which a batch will run; None, and further problems, if there are none.
 
-    Each step needs the columns of the one before, so each raises its own faults: decoder, lookups, expressions, plan.
+    Without a decoder no column of an event is known, so its fault is the only one that hides others.
     """
     config = loaded.config
     raw = session.createDataFrame([], RAW_SCHEMA)
@@ -101,18 +111,52 @@ def _analyse(loaded: Loaded, session: SparkSession, memory: LearntSchemas) -> St
         decoded = config.decode.decode(raw)
         decoded.schema  # noqa: B018 - analyses the frame
     except (AnalysisException, ParseException, RouterError, ValueError, OSError) as error:
-        raise ConfigError((loaded.problem(("decode",), _first_line(error)),)) from error
-    decoded = _with_lookups(loaded, config, session, decoded)
-    problems = [loaded.problem(place, fault) for place, fault in _faults(config, decoded)]
-    if problems:
-        raise ConfigError(sort_problems(problems))
-    # What fails only now concerns the plan as a whole: no place in the file is more exact than `routes`.
-    try:
+        problems.append(loaded.problem(("decode",), _first_line(error)))
+        return None
+    decoded, faults = _with_lookups(config, session, decoded)
+    unknown = {*config.lookups()} - {*decoded.columns}
+    for place, fault in _faults(config, decoded):
+        # The columns of a table that cannot be loaded are unknown, and no mistake.
+        if not any(f"with name `{name}`" in fault for name in unknown):
+            faults.append((place, fault))
+
+    def plan(config: Config) -> Stages:
         planned = Planner(config, config.decode, memory=memory, quiet=True, at_start=True).plan(raw)
         opened(config, session, preparation.folder, memory, trial=True)
-    except (AnalysisException, RouterError, OSError) as error:
-        raise ConfigError((loaded.problem(("routes",), _first_line(error)),)) from error
-    return planned.stages
+        return planned.stages
+
+    if not faults:
+        try:
+            return plan(config)
+        except (AnalysisException, RouterError, OSError) as error:
+            faults += _faults_of_sinks(config, plan, []) or [(("routes",), _first_line(error))]
+    else:
+        faults += _faults_of_sinks(config, plan, [place for place, _ in faults])
+    problems += [loaded.problem(place, fault) for place, fault in faults]
+    return None
+
+
+def _faults_of_sinks(
+    config: Config, plan: Callable[[Config], object], faulty: Iterable[_Place]
+) -> list[tuple[_Place, str]]:
+    """Return why sinks cannot be planned, each without the others; those at or below a `faulty` place are skipped."""
+    faults: list[tuple[_Place, str]] = []
+    for index, route in enumerate(config.routes):
+        for number, name in enumerate(route.named_sinks):
+            place: _Place = ("routes", index, "sinks", number)
+            if any(other[:2] == place[:2] and (other[2] != "sinks" or other[3] == number) for other in faulty):
+                continue
+
+            def is_it(of_route: str, sink: str, _: Sink, key: tuple[str, str] = (route.identity, name)) -> bool:
+                return (of_route, sink) == key
+
+            try:
+                plan(config.with_sinks(is_it))
+            except LookupTableError:
+                continue  # found at its own place
+            except (AnalysisException, RouterError, OSError) as error:
+                faults.append((place, _first_line(error)))
+    return faults
 
 
 def _missing_folder(loaded: Loaded, session: SparkSession) -> Iterator[str]:
@@ -126,12 +170,11 @@ def _missing_folder(loaded: Loaded, session: SparkSession) -> Iterator[str]:
         yield f"a run is refused here: {error}"
 
 
-def _views(loaded: Loaded, session: SparkSession) -> Iterator[str]:
-    """Yield how each view follows its sources, as far as these are there. Raises ConfigError."""
+def _views(loaded: Loaded, session: SparkSession, problems: list[Problem]) -> Iterator[str]:
+    """Yield how each view follows its sources, as far as these are there; add the problems of those that cannot."""
     config = loaded.config
     lake, checkpoint = lake_and_checkpoint(config)
     view_refresher = refresher(config, session, lake, CheckpointStore(checkpoint))
-    problems = []
     for index, view in enumerate(config.views):
         # All views are tried, so that one run of `check` names every faulty query.
         try:
@@ -140,24 +183,27 @@ def _views(loaded: Loaded, session: SparkSession) -> Iterator[str]:
             problems.append(loaded.problem(("views", index, "sql"), _first_line(error)))
         else:
             yield f"view {view.name}: {plan.way}: {plan.why}"
-    if problems:
-        raise ConfigError(sort_problems(problems))
 
 
-def _with_lookups(loaded: Loaded, config: Config, session: SparkSession, decoded: DataFrame) -> DataFrame:
-    """Return an empty frame that has the columns of lookups as well. Raises ConfigError at the faulty lookup."""
-    lookups = Lookups(config)
-    try:
-        lookups.load(session)
-        lookups.on(decoded)
-        return session.createDataFrame([], StructType([*decoded.schema, *lookups.fields(decoded.columns)]))
-    except LookupTableError as error:
-        place = (*_place_of_lookup(config, error.lookup), *error.place)
-        raise ConfigError((loaded.problem(place, error.what),)) from error
-    except OSError as error:
-        # Its text begins with `lookup NAME: `.
-        place = _place_of_lookup(config, str(error).split()[1].strip(":"))
-        raise ConfigError((loaded.problem(place, _first_line(error)),)) from error
+def _with_lookups(
+    config: Config, session: SparkSession, decoded: DataFrame
+) -> tuple[DataFrame, list[tuple[_Place, str]]]:
+    """Return an empty frame that has the columns of the lookups that can be loaded, and the faults of lookups."""
+    fields = [*decoded.schema]
+    faults: list[tuple[_Place, str]] = []
+    for name, lookup_source in Lookups(config).sources.items():
+        lookup = Lookups(config)
+        lookup.sources = {name: lookup_source}
+        place = _place_of_lookup(config, name)
+        try:
+            lookup.load(session)
+            fields += lookup.fields(decoded.columns)
+            lookup.on(decoded)
+        except LookupTableError as error:
+            faults.append(((*place, *error.place), error.what))
+        except OSError as error:
+            faults.append((place, _first_line(error)))
+    return session.createDataFrame([], StructType(fields)), faults
 
 
 def _place_of_lookup(config: Config, name: str) -> _Place:
@@ -169,60 +215,79 @@ def _place_of_lookup(config: Config, name: str) -> _Place:
 
 
 def _faults(config: Config, frame: DataFrame) -> Iterator[tuple[_Place, str]]:
-    """Yield the places of expressions and table names that Spark cannot analyse, each with Spark's reason."""
-    for place, make in _expressions(config):
-        if fault := _fault(frame, make):
-            yield place, fault
-    for index, route in enumerate(config.routes):
-        planner = RoutePlanner(index, route)
-        broken_sinks = [*_broken_sinks(planner)]
-        yield from broken_sinks
-        if broken_sinks:
-            continue
-        # A fault of the projection itself was found above.
-        with suppress(AnalysisException, ParseException, RouterError):
-            for number, column in planner.table_columns().items():
-                if fault := _fault(planner.frame_for_names(frame), partial(F.coalesce, column)):
-                    yield ("routes", index, "sinks", number), fault
-            for number, merging in planner.merging.items():
-                for option, fault in planner.merge_faults(frame, merging):
-                    yield ("routes", index, "sinks", number, merging.part_name, option), fault
-
-
-def _expressions(config: Config) -> Iterator[tuple[_Place, Callable[[], Column]]]:
-    """Yield the place of each expression, and a function that makes it: Spark may refuse that already."""
+    """Yield the places of expressions and options that Spark, or a table, cannot take, each with the reason."""
     for number, expectation in enumerate(config.bronze.expect if config.bronze else ()):
-        yield ("bronze", "expect", number, "sql"), partial(_condition, expectation.sql)
+        if fault := _fault(frame, partial(_condition, expectation.sql)):
+            yield ("bronze", "expect", number, "sql"), fault
     for index, route in enumerate(config.routes):
-        planner = RoutePlanner(index, route)
-        yield ("routes", index, "match"), partial(_match, planner)
-        for number, sql in enumerate(route.select):
-            yield ("routes", index, "select", number), partial(F.expr, sql)
-        for number, check in enumerate(route.expect):
-            yield ("routes", index, "expect", number, "sql"), partial(_condition, check.sql)
+        for place, fault in _faults_of_route(RoutePlanner(index, route), frame):
+            yield ("routes", index, *place), fault
+
+
+def _faults_of_route(planner: RoutePlanner, frame: DataFrame) -> Iterator[tuple[_Place, str]]:
+    """Yield the faults of one route, with their places below it: those of one expression hide none of another."""
+    route = planner.route
+    for reason in _faults_of_rules(planner, frame):
+        yield ("match",), reason
+    for number, check in enumerate(route.expect):
+        if fault := _fault(frame, partial(_condition, check.sql)):
+            yield ("expect", number, "sql"), fault
+    select = []
+    for number, sql in enumerate(route.select):
+        if fault := _fault(frame, partial(F.expr, sql)):
+            yield ("select", number), fault
+            # For the sinks a text stands for it: that one can be a key, and be ordered by.
+            if name := re.search(r"(?:\bAS\s+|^[\w.]+\.)`?(\w+)`?\s*$", sql, re.IGNORECASE):
+                select.append(f"CAST(NULL AS string) AS `{name[1]}`")
+        else:
+            select.append(sql)
+    planner = replace(planner, route=route.model_copy(update={"select": tuple(select)}))
+    for reason in planner.row_faults(frame, planner.row_type(frame)):
+        yield ("select",), reason
+    for number, sink in enumerate(route.sinks):
+        for option, reason in _faults_of_sink(planner, frame, sink):
+            yield ("sinks", number, sink.part_name, option), reason
+
+
+def _faults_of_rules(planner: RoutePlanner, frame: DataFrame) -> Iterator[str]:
+    """Yield the faults of a route's rules; a rule with a faulty one inside has no other fault."""
+    faulty: set[int] = set()
+    for rule in reversed([*parts_in(planner.route.match)]):
+        if not isinstance(rule, Rule) or any(id(part) in faulty for part in parts_in(rule)):
+            continue
+        if fault := _fault(frame, partial(_match, rule, planner.route.name)):
+            faulty.add(id(rule))
+            yield fault
+
+
+def _faults_of_sink(planner: RoutePlanner, frame: DataFrame, sink: Sink) -> Iterator[tuple[str, str]]:
+    """Yield the faulty options of a sink, or "" if one of its methods raises or returns another type."""
+    # On its own: another sink that raises would hide this one.
+    planner = replace(planner, route=planner.route.model_copy(update={"sinks": (sink,)}))
+    try:
+        planner.check_sink(sink)
+    except PluginError as error:
+        yield "", str(error)
+        return
+    for column in planner.table_columns().values():
+        if fault := _fault(planner.frame_for_names(frame), partial(F.coalesce, column)):
+            yield "table", fault
+    yield from planner.sink_faults(frame, sink)
 
 
 def _condition(sql: str) -> Column:
     return F.expr(sql).cast("boolean")
 
 
-def _match(planner: RoutePlanner) -> Column:
-    planner.check_rules()
-    return planner.route.match.matches().cast("boolean")
-
-
-def _broken_sinks(planner: RoutePlanner) -> Iterator[tuple[_Place, str]]:
-    """Yield the place of each sink with a method that raises or returns another type."""
-    for number, sink in enumerate(planner.route.sinks):
-        try:
-            planner.check_sink(sink)
-        except PluginError as error:
-            yield ("routes", planner.index, "sinks", number), str(error)
+def _match(rule: Rule, route: str) -> Column:
+    matches: Column = call_part(rule, "matches", Column, route=route)
+    return matches.cast("boolean")
 
 
 def _fault(frame: DataFrame, make: Callable[[], Column]) -> str | None:
     try:
-        frame.select(make()).schema  # noqa: B018 - analyses the expression
+        # Beside a column no expression can be an aggregate, and inside a struct none can make several rows.
+        frame.select("event", F.struct(F.lit(0), make())).schema  # noqa: B018 - analyses the expression
     except (AnalysisException, ParseException, RouterError, ValueError) as error:
         return _first_line(error)
     return None
