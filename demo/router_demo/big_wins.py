@@ -51,7 +51,7 @@ STATUS = 503
 LOOK_SECONDS = 0.1
 PAUSE = 0.5
 """Seconds without a call that are a pause: an outage, or the time between two batches of a sink."""
-WINS = "silver.big_wins"
+WINS = "gold.big_wins"
 RECEIPTS = "ops.receipts"
 BIG = 9000
 """A win is big above it, as in routes/big_wins.yaml."""

@@ -51,7 +51,7 @@ def check_name(name: str) -> str:
         raise ValueError("this sink has one fixed table; for a table per value use `tables`")
     if not NAME.fullmatch(name):
         raise ValueError(
-            "a table is layer.table in small letters, digits and underscores, such as silver.big_wins, "
+            "a table is layer.table in small letters, digits and underscores, such as gold.big_wins, "
             "with at most 64 characters before the dot and 128 after it"
         )
     return name

@@ -30,7 +30,7 @@ class Delta(TableSink):
     main_option: ClassVar[str | None] = "table"
 
     # `table` is the method that every table sink has, so the option of that name is an alias
-    name: str = Field(alias="table", description="the table, as layer.table, such as silver.big_wins")
+    name: str = Field(alias="table", description="the table, as layer.table, such as gold.big_wins")
 
     @field_validator("name")
     @classmethod

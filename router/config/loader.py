@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from router.config.models import Config
+from router.api.sinks import LakeSink
+from router.config.models import Config, names_of
 from router.config.problems import Document, place_inside, problems_of, sort_problems, widths_of, written_secrets
 from router.config.validation import Finding, cross_checks
 from router.config.variables import substitute
 from router.config.written_sql import check_written_sql
 from router.config.yaml_tree import Items, Scalar, YamlNode, as_lists, parse_yaml, plain_data
 from router.errors import ConfigError, PluginError, Problem
+from router.table_names import templates_meet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -89,6 +91,8 @@ def load(
             findings, doubts = check_written_sql(filled, registry)
             problems += [_problem(document, finding) for finding in findings]
             notes += [_problem(document, doubt) for doubt in (*doubts, *written_secrets(filled, registry.entries))]
+        if sql and config:
+            notes += [_problem(document, doubt) for doubt in _shared_tables(config)]
     if problems or written is None or config is None:
         raise ConfigError(sort_problems(_moved_inside(problem, widths) for problem in problems))
     if config.debug:
@@ -166,6 +170,20 @@ def _validate(document: Document, registry: Registry) -> tuple[Config | None, li
 
 def _problem(document: Document, finding: Finding) -> Problem:
     return document.problem(finding.loc, finding.what, finding.hint, code=finding.code, at_key=finding.at_key)
+
+
+def _shared_tables(config: Config) -> Iterator[Finding]:
+    """Yield the sinks that write a table by its name to which another one's template may lead as well."""
+    written: dict[tuple[int, int], str] = {}
+    for index, route in enumerate(config.routes):
+        for number, sink in enumerate(route.sinks):
+            if isinstance(sink, LakeSink):
+                written[index, number] = names_of(sink)
+    for (index, number), table in written.items():
+        for (of_route, _), template in written.items():
+            if table and "{" not in table and "{" in template and templates_meet(table, template):
+                what = f"{table} may also get the rows that route {config.routes[of_route].name} writes by {template}"
+                yield Finding(("routes", index, "sinks", number), what, "if that is not meant, rename one")
 
 
 def _wanted_as_text(error: ValidationError, document: Document) -> frozenset[int]:

@@ -92,7 +92,7 @@ def finish_batch(board: StatusBoard, batch: int, tables: Sequence[str], blocked:
     shares = itertools.cycle((31, 23, 17, 11, 9, 6, 3))
     for table, share in zip(tables, shares, strict=False):
         commits.append(commit("games/tables", table, batch, read * share // 100 // max(1, len(tables) // 7)))
-    commits.append(commit("big_wins/delta", "silver.big_wins", batch, 40))
+    commits.append(commit("big_wins/delta", "gold.big_wins", batch, 40))
     partitions = []
     for number in range(PARTITIONS):
         last = 9_000 * (batch + 1) - 1

@@ -96,7 +96,7 @@ def test_the_state_is_seen_at_a_glance(browser: Chrome, show: Callable[..., str]
     assert "The API of big_wins/rest is unavailable" in findings
     assert "half ≤ 2 s, 99 % ≤ 30 s" in text_of(browser, "#figures")
     pictured = text_of(browser, "#graph")
-    for words in ("kafka", "decode json", "games: ", "231 tables", "silver.big_wins", "bronze.game_events"):
+    for words in ("kafka", "decode json", "games: ", "231 tables", "gold.big_wins", "bronze.game_events"):
         assert words in pictured
     assert "open: its API is unavailable" in text_of(browser, "#sinks")
     assert "31 failed, 4 timed out" in text_of(browser, "#sinks")
@@ -174,7 +174,7 @@ def test_a_name_that_its_box_has_no_room_for_is_whole_below(browser: Chrome, sho
         title.get_attribute("textContent") for title in browser.find_elements("css selector", "#graph title")
     ]
     assert name in text_of(browser, "#graph ul")
-    assert "silver.big_wins" not in text_of(browser, "#graph ul"), "it has room"
+    assert "gold.big_wins" not in text_of(browser, "#graph ul"), "it has room"
     assert_nothing_went_wrong(browser, address)
 
 

@@ -225,3 +225,20 @@ def test_a_secret_in_the_file_is_a_note_that_does_not_show_it(registry, where, i
     assert (note.what, note.code) == ("a secret stands in the file", "secret")
     assert "abc" not in str(note)
     assert notes(inline.replace("abc", "${X}")) == ()
+
+
+def test_a_table_of_a_name_and_of_a_template_is_a_note(registry):
+    """Without it rows of two kinds share a table, and nobody has meant it."""
+
+    def notes(table):
+        more = """
+  - {name: all, match: {sql: "true"}, sinks: [{tables: "shared.{topic}"}]}
+  - {name: one, match: {sql: "true"}, sinks: [{delta: %s}]}
+"""
+        text = GOOD.replace("routes:", f"routes:{more.rstrip()}" % table, 1)
+        return load(Path("games.yaml"), registry, environ={}, text=text, sql=True).notes
+
+    (note,) = notes("shared.uno")
+    assert note.path.startswith("routes.1.sinks.0")
+    assert note.what == "shared.uno may also get the rows that route all writes by shared.{topic}"
+    assert notes("other.uno") == ()

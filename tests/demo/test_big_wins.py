@@ -48,7 +48,7 @@ def posted(api: Api, tmp_path_factory: pytest.TempPathFactory) -> Posted:
     write(lake, "silver.uno", events)
     big = [event for event in events if event["amount"] > BIG]
     times = [{**event, "ts": Win.read("", 0, event["ts"]).at} for event in big]
-    write(lake, "silver.big_wins", [{name: event[name] for name in ("gamer_id", "amount", "ts")} for event in times])
+    write(lake, "gold.big_wins", [{name: event[name] for name in ("gamer_id", "amount", "ts")} for event in times])
     course = go_out(api)
     statuses = {f"key {at}": call(api, event, f"key {at}") for at, event in enumerate(big)}
     named = {200: "delivered", 422: "dead"}

@@ -70,7 +70,7 @@ def test_the_sink_of_the_page_on_kafka_loads() -> None:
     (text,) = [text for text in fences(DOCS / "how-to" / "write-to-kafka.md", "yaml") if "- kafka:" in text]
     readme = fences(ROOT / "README.md", "yaml")[0]
     indented = "".join(f"    {line}\n" for line in text.splitlines())
-    text = readme.replace("    sinks: [{delta: silver.big_wins}]\n", indented)
+    text = readme.replace("    sinks: [{delta: gold.big_wins}]\n", indented)
     environ = {"REGISTRY": "http://127.0.0.1:8081", "OUT_PASSWORD": "secret"}
 
     loaded = load(ROOT / "routes" / "readme.yaml", load_registry(), environ=environ, text=text)
@@ -133,7 +133,7 @@ def test_what_the_pages_on_rest_apis_show_loads(text: str) -> None:
     if text.startswith("sinks:"):
         readme = fences(ROOT / "README.md", "yaml")[0]
         indented = "".join(f"    {line}\n" for line in text.splitlines())
-        text = readme.replace("    sinks: [{delta: silver.big_wins}]\n", indented)
+        text = readme.replace("    sinks: [{delta: gold.big_wins}]\n", indented)
 
     loaded = load(ROOT / "routes" / "readme.yaml", load_registry(), environ=CRM, text=text)
 

@@ -310,3 +310,20 @@ def test_a_view_that_has_changed_is_computed_in_full(
     with caplog.at_level(logging.INFO, "router"):
         tell_changes(after.config, changed)
     assert [(record.levelname, "view sums" in record.getMessage()) for record in caplog.records] == [("INFO", True)]
+
+
+def test_a_view_does_not_take_the_table_of_another_configuration(make_query: MakeQuery, tmp_path: Path) -> None:
+    """Without it the refresh fails with "drop it", and the table is somebody else's."""
+    query = begun(make_query, tmp_path, route(DELTA))
+    query.take(records(EVENTS))
+    about = {"from": "silver.all", "into": "gold.sums", "sql": "SELECT game, count(*) AS many FROM source GROUP BY 1"}
+    made = query.restarted(views=(View.model_validate({"name": "sums", **about}),))
+    refresher(made.config, made.spark, made.lake, made.store).refresh(made.config.views[0])
+    refuse_changes(changes_of(made), frozenset())
+
+    other = made.restarted(name="shop", views=(View.model_validate({"name": "totals", **about}),))
+    told = "gold.sums is the table of the view sums of the configuration games; give `into` another name"
+    with pytest.raises(StartError, match=told):
+        refuse_changes(changes_of(other), frozenset())
+    renamed = made.restarted(views=(View.model_validate({"name": "totals", **about}),))
+    assert [*changes_of(renamed).foreign_views()] == []

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 RENAMES = saved.Renames(
-    tables={},
+    tables={"silver.big_wins": "gold.big_wins"},
     columns={"*": {"waiting": "quarantined", "pending": "backlog"}},
     # rows that wait for an approval are in a quarantine; all others that were in lanes are in an outbox
     texts={

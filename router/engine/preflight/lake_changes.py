@@ -137,7 +137,8 @@ class LakeChanges:
 
     def at_start(self) -> list[Change]:
         """Return the changes that a start reports: they need neither the plan of a batch nor a look at every table."""
-        return [*self.lost_names(), *self.gone_sinks(), *self.unwritten_tables(self._written_lately())]
+        changes = [*self.lost_names(), *self.gone_sinks(), *self.foreign_views()]
+        return [*changes, *self.unwritten_tables(self._written_lately())]
 
     def all_but_views(self, layout: Layout) -> list[Change]:
         """Return all changes but those of views; `layout` is that of the next batch."""
@@ -147,6 +148,7 @@ class LakeChanges:
             *self.lost_names(),
             *self.unknown_names(),
             *self.gone_sinks(),
+            *self.foreign_views(),
             *self.changed_sinks(),
             *self.changed_keys(),
             *self.changed_types(layout, named_by_rows=True),
@@ -398,16 +400,26 @@ class LakeChanges:
         names = [*self.config.written_names(), *(view.into for view in self.config.views)]
         return any(template_pattern(template).fullmatch(table) for template in names if template)
 
+    def foreign_views(self) -> Iterator[Change]:
+        """Yield the views whose table a view of another configuration makes."""
+        for index, view in enumerate(self.config.views):
+            for written in filter(None, map(parse, self._last_ids(view.into))):
+                if written.kind == "view" and written.name != self.config.name:
+                    what = f"{view.into} is the table of the view {written.view} of the configuration {written.name}"
+                    yield Change("refused", ("views", index, "into"), what, "give `into` another name")
+                    break
+
     def _former_writers(self, table: str) -> set[str]:
         """Return the sinks and views of the query that a table's last commits are of; none if it cannot be read."""
-        writers: set[str] = set()
+        return {writer for name in self._last_ids(table) for writer in self._writer(table, name)}
+
+    def _last_ids(self, table: str) -> set[str]:
+        """Return the transaction ids of a table's last commits; none if it cannot be read."""
         try:
-            for commit in log_commits(self._lake, table, log_versions(self._lake, table)[-_RECENT:]):
-                for name in commit.transactions:
-                    writers |= self._writer(table, name)
+            commits = log_commits(self._lake, table, log_versions(self._lake, table)[-_RECENT:])
+            return {name for commit in commits for name in commit.transactions}
         except TableError:
             return set()
-        return writers
 
     def _writer(self, table: str, app_id: str) -> set[str]:
         """Return the sink or view that a transaction id names as a writer of a table, if it is of this query."""
