@@ -246,7 +246,7 @@ def _faults_of_route(planner: RoutePlanner, frame: DataFrame) -> Iterator[tuple[
         yield ("select",), reason
     for number, sink in enumerate(route.sinks):
         for option, reason in _faults_of_sink(planner, frame, sink):
-            yield ("sinks", number, sink.part_name, option), reason
+            yield ("sinks", number, *((sink.part_name, option) if option else ())), reason
 
 
 def _faults_of_rules(planner: RoutePlanner, frame: DataFrame) -> Iterator[str]:
