@@ -13,11 +13,13 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from deltalake import DeltaTable, write_deltalake
 
 from router.config.loader import load
-from router.config.models import Route, Trigger
+from router.config.models import FilesSource, Route, Trigger
 from router.delta import lake
 from router.delta.lake import Lake
 from router.engine.reprocess.backfill import Backfill, RecordRange
 from router.engine.reprocess.context import ReprocessContext
+from router.engine.source import source
+from router.engine.source.file_rows import FileLines, list_files, listed_files
 from router.engine.source.position import RecordNumbers
 from router.engine.stream import RunOptions, run
 from router.registry import load_registry
@@ -259,9 +261,9 @@ def test_numbers_are_the_same_with_other_cores(spark: SparkSession, tmp_path: Pa
     put(tmp_path / "in", "small.json", dict.fromkeys(range(3), "corrected"), modified=5)
 
     def read() -> DataFrame:
-        from router.engine.source import source
-
-        return source._file_columns(spark.read.format("text").load(str(tmp_path / "in")))
+        files = FilesSource(path=str(tmp_path / "in"))
+        content = FileLines(spark, files, skips_blank=False)
+        return source.records_of_files(content, listed_files(list_files(spark.read, files)))
 
     whole = numbered(read(), tmp_path)
     spark.conf.set("spark.sql.files.maxPartitionBytes", "4096")

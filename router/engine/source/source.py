@@ -108,7 +108,7 @@ def sample(spark: SparkSession, config: Config, rows: int) -> DataFrame:
             raise StartError("rows of files have columns of their own; write decode: {rows: {}}")
         lines = FileLines(spark, source.files, config.decode.skips_blank_lines)
         listed = listed_files(list_files(spark.read, source.files).limit(_SAMPLED_FILES))
-        return _sampled(_records_of_files(lines, listed), rows)
+        return _sampled(records_of_files(lines, listed), rows)
     if source.delta:
         frame = spark.read.format("delta").load(_delta_address(config, source.delta))
         return _sampled(_delta_columns(frame, source.delta), rows)
@@ -164,7 +164,7 @@ def records(frame: DataFrame, config: Config, memory: Memory, batch: int, number
     content = _content(spark, config, files, memory)
     listed = listed_files(frame)
     try:
-        return numbers.numbered(_records_of_files(content, listed), batch)
+        return numbers.numbered(records_of_files(content, listed), batch)
     except Exception:
         reasons = unreadable_files(spark, listed, content.parts)
         if not reasons:
@@ -175,7 +175,7 @@ def records(frame: DataFrame, config: Config, memory: Memory, batch: int, number
         raise StartError(f"{first}: {reasons[first]}. Spark would delete it, by `after: delete`. {todo}")
     what = "%s, batch %d: %d files become dead letters of the stage read; the first is %s: %s"
     log.warning(what, config.name, batch, len(reasons), first, reasons[first])
-    readable = _records_of_files(content, [file for file in listed if file.url not in reasons])
+    readable = records_of_files(content, [file for file in listed if file.url not in reasons])
     readable = readable.withColumn(UNREADABLE, F.lit(None).cast(UNREADABLE_TYPE))
     return numbers.numbered(readable.unionByName(records_of_unreadable(spark, listed, reasons)), batch)
 
@@ -187,7 +187,7 @@ def _content(spark: SparkSession, config: Config, files: FilesSource, memory: Me
     return FileRows(spark, files, memory)
 
 
-def _records_of_files(content: FileLines | FileRows, files: list[ListedFile]) -> DataFrame:
+def records_of_files(content: FileLines | FileRows, files: list[ListedFile]) -> DataFrame:
     """Return the raw records of some files, with their places."""
     found = content.records([file.path for file in files])
     columns = {name: F.col(name) for name in ("value", "topic", "timestamp")}
