@@ -92,7 +92,7 @@ class SchemaEvolution:
         collected = _TableDemands.of(layout, self.options, demands)
         columns: dict[str, pa.Schema] = {}
         commits: list[TableCommit] = []
-        merged = {target.key: target.schema for target in layout.targets if target.merge_by}
+        needed = {target.key: target.needed for target in layout.targets}
         for table, targets in sorted(by_table.items()):
             handle = handles[table]
             have = None if handle is None else delta_schema(to_arrow(handle))
@@ -100,8 +100,8 @@ class SchemaEvolution:
                 come, difference = collected.compare((target, table), handle, have, landed)
                 if not landed:
                     continue
-                # A merge needs its keys and what orders rows, also if rows come without them for a conflict of types.
-                lacking = {*getattr(merged.get(target), "names", ())} - {*come.names}
+                # Rows may come without what their merge needs, for a conflict of types: that is null then.
+                lacking = needed.get(target, frozenset()) - {*come.names}
                 come = pa.schema([*come, *(field for field in have or () if field.name in lacking)])
                 work = self._commit(handle, (target, table), tuple(landed), come, difference, batch)
                 commits.append(replace(work, widening=collected.widening(target)))

@@ -95,6 +95,7 @@ class Target:
     for others; None if no expectation of the route lets rows wait. `zero_is_absent`: zero and empty values may stand
     for an absent value. `quarantine` is the target of rows that their table cannot take, or may not take yet; its key
     is this one's with `/quarantine`. `narrowed` is the column of the events that the route sees, if not all of them.
+    `needed` are the columns that a merge cannot do without: its keys, and what orders rows.
     """
 
     route: str
@@ -116,6 +117,7 @@ class Target:
     suffix: str = ""
     partition_by: tuple[str, ...] = ()
     narrowed: str | None = None
+    needed: frozenset[str] = frozenset()
 
     @property
     def key(self) -> str:

@@ -29,6 +29,7 @@ from pyspark.sql.types import (
 from router.api.columns import holds, tried
 from router.api.parts import Rule
 from router.api.sinks import KeyedTable, LakeSink, MergingSink, Sink, TableSink
+from router.delta.keyed.row_order import order_names
 from router.delta.schema_diff import delta_schema
 from router.engine.expressions.evaluator import Node, Untranslatable, translate
 from router.engine.label.layout import (
@@ -43,6 +44,7 @@ from router.engine.label.layout import (
     option_faults,
     outbox_of,
     quarantine_of,
+    with_order_columns,
 )
 from router.engine.label.tombstones import takes_tombstones
 from router.errors import StartError, first_line
@@ -529,7 +531,8 @@ class RoutePlanner:
             raise StartError(f"route {target.route}, sink {target.sink}: {fault}")
         columns = _arrow_types(frame, MERGED_COORDINATES)
         columns.update({field.name: arrow_type(field.dataType) for field in merge_columns})
-        return _with_columns(target, columns)
+        keyed = with_order_columns(sink)
+        return _with_columns(replace(target, needed=frozenset((*keyed.keys, *order_names(keyed)))), columns)
 
     def _merge_type(self, frame: DataFrame, sink: MergingSink, *others: Column) -> StructType:
         """Return the columns of a merging sink's outbox besides the route's; `others` are analysed with them."""

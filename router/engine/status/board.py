@@ -304,7 +304,7 @@ class StatusBoard(logging.Handler):
             called = before.called
             if sum(state.answers.values()) > sum(before.answers.values()):
                 called = time.time()
-            delivered = state.delivered.get(f"{self._snapshot.query}/{key}", 0)
+            delivered = state.delivered.get(f"{self._snapshot.query}/{before.route}/{before.sink}", 0)
             counted = self._counted.setdefault(key, 0)
             if counted is None or counted > delivered:
                 counted = self._counted[key] = delivered
