@@ -146,6 +146,12 @@ class Json(ArrowDecoder):
             copy._renames = True
         return copy
 
+    def known_fields(self, folder: Path) -> T.StructType | None:
+        """Return the columns of a JSON Schema; Spark alone reads DDL."""
+        if self.schema_file is None or self.schema_file.endswith(".ddl"):
+            return None
+        return read_schema(folder / self.schema_file)
+
     def encode(self, event: Any, schema: Path | None = None, message: str | None = None) -> bytes:
         """Return the text of an event."""
         return json.dumps(event).encode()

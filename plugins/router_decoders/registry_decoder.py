@@ -6,6 +6,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, PrivateAttr, model_validator
+from pyspark.sql.types import StructType
 
 from router import ArrowDecoder, Preparation, Server, StartError
 from router_schemas.model import KEY_HEADER, VALUE_HEADER
@@ -159,6 +160,14 @@ class RegistryDecoder(ArrowDecoder):
             sample = preparation.sample(SAMPLE).select("value", "headers").toArrow()
             prepared._sample = sample.combine_chunks().to_batches()
         return prepared
+
+    def known_fields(self, folder: Path) -> StructType | None:
+        """Return the columns of the one schema of a file."""
+        if self.registry is not None:
+            return None
+        event = self.prepare(Preparation(folder)).refresh(frozenset()).decoding().adds["event"].dataType
+        assert isinstance(event, StructType)
+        return event
 
     def refresh(self, wanted: frozenset[str]) -> Self:
         """Return this decoder with new versions of known subjects, and with the schemas that records want."""

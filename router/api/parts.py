@@ -19,6 +19,7 @@ from pyspark.sql.types import StructType
 from router.api.columns import row
 from router.api.decoding import ArrowDecoding, decode_batch, described
 from router.api.halving import by_halves
+from router.errors import StartError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -113,6 +114,20 @@ def _reads_no_topic(topic: str) -> bool:
     return False
 
 
+def _no_sample(rows: int) -> DataFrame:
+    raise StartError("there is no source to infer a schema from here: run the configuration once, or give a schema")
+
+
+class _Nothing:
+    """The store of a decoder that has none: it forgets."""
+
+    def read(self, name: str) -> bytes | None:
+        return None
+
+    def write(self, name: str, content: bytes) -> None:
+        pass
+
+
 @dataclass(frozen=True)
 class Preparation:
     """The things that a decoder may use to get ready, once, before the stream starts.
@@ -124,9 +139,9 @@ class Preparation:
     """
 
     folder: Path
-    refresh: bool
-    sample: Callable[[int], DataFrame]
-    memory: Memory
+    refresh: bool = False
+    sample: Callable[[int], DataFrame] = _no_sample
+    memory: Memory = field(default_factory=_Nothing)
     debug: bool = False
     reads_topic: Callable[[str], bool] = _reads_no_topic
     part: Literal["value", "key"] = "value"
@@ -161,6 +176,13 @@ class Decoder(Part, ABC):
         `prepare`. Runs on the driver.
         """
         return self
+
+    def known_fields(self, folder: Path) -> StructType | None:
+        """Return the type of events if files beside the configuration alone tell it, for `router check`; else None.
+
+        Needs neither Spark nor the network. Raises StartError for a file that cannot be read.
+        """
+        return None
 
     def of_topic(self, topic: str) -> Decoder:
         """Return the decoder for the records of one topic, for route tests; itself unless topics have their own."""

@@ -88,7 +88,7 @@ def load(
         config, faults = _validate(Document(file, filled, widths), registry)
         problems = [*problems, *unset, *faults]
         if sql:
-            findings, doubts = check_written_sql(filled, registry)
+            findings, doubts = check_written_sql(filled, registry, path.parent)
             problems += [_problem(document, finding) for finding in findings]
             notes += [_problem(document, doubt) for doubt in (*doubts, *written_secrets(filled, registry.entries))]
         if sql and config:

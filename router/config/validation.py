@@ -397,13 +397,13 @@ def _readable_views(root: YamlNode) -> dict[int, View]:
     lets = shared(Let, [plain_data(item) for item in _items_at(root, ("let",))])
     views: dict[int, View] = {}
     for index, item in enumerate(_items_at(root, ("views",))):
-        view = _read_sound(View.model_validate, with_named(plain_data(item), "let", lets), depth=1)
+        view = read_sound(View.model_validate, with_named(plain_data(item), "let", lets), depth=1)
         if view:
             views[index] = view
     return views
 
 
-def _read_sound(read: Callable[[object], T], data: object, depth: int) -> T | None:
+def read_sound(read: Callable[[object], T], data: object, depth: int) -> T | None:
     """Return what is read from data, if need be without the options at fault, which stand at some depth.
 
     So a mistake in one option hides none that several parts make together. None if nothing can be read.
@@ -575,7 +575,7 @@ def _resolved(registry: Registry, family: type[P], node: YamlNode | None) -> P |
     if node is None:
         return None
     # A rule without one of its options would be another rule.
-    return _read_sound(partial(registry.resolve, family), plain_data(node), depth=0 if family is Rule else 2)
+    return read_sound(partial(registry.resolve, family), plain_data(node), depth=0 if family is Rule else 2)
 
 
 def _fixed_table(node: YamlNode, registry: Registry) -> str:

@@ -7,23 +7,28 @@ from __future__ import annotations
 
 import logging
 import re
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from router.api.parts import Decoder
 from router.config.models import renamed_fields
-from router.config.validation import Finding
-from router.config.yaml_tree import Items, Keys, Scalar, YamlNode, children
+from router.config.validation import Finding, read_sound
+from router.config.yaml_tree import Items, Keys, Scalar, YamlNode, children, plain_data
+from router.errors import RouterError, first_line
 from router.record import RECORD
 from router.registry import suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
+    from pathlib import Path
 
     from sqlglot.errors import ParseError
 
     from router.registry import KeyPath, Registry
 
+Fields: TypeAlias = "dict[str, Fields | None]"
+"""Names in small letters, and the fields inside of those that are structs, or arrays of structs."""
 ONLY_SPARK = frozenset({"geography", "geometry", "time", "variant", "void"})
 """Types of Spark that sqlglot may not know."""
 UNFINISHED = frozenset({"AND", "OR", "EQ", "NEQ", "GT", "GTE", "LT", "LTE", "PLUS", "DASH", "SLASH", "COMMA", "DOT"})
@@ -37,10 +42,10 @@ WORDS = frozenset({"event", "event_key", "true", "false", "null", "localtimestam
 DECIDES = "Spark decides: --plan"
 
 
-def check_written_sql(root: YamlNode, registry: Registry) -> tuple[list[Finding], list[Finding]]:
-    """Return what is wrong for certain, and notes on what only Spark can tell."""
+def check_written_sql(root: YamlNode, registry: Registry, folder: Path) -> tuple[list[Finding], list[Finding]]:
+    """Return what is wrong for certain, and notes on what only Spark can tell; `folder` is the configuration's."""
     check = _Check(registry)
-    check.run(root)
+    check.run(root, folder)
     return check.findings, check.notes
 
 
@@ -51,10 +56,11 @@ class _Check:
         self.registry = registry
         self.findings: list[Finding] = []
         self.notes: list[Finding] = []
-        self.fields: list[str] | None = None
+        self.fields: Fields | None = None
 
-    def run(self, root: YamlNode) -> None:
+    def run(self, root: YamlNode, folder: Path) -> None:
         """Look at decoder, routes and views; what is not as the models want it is reported by them."""
+        self._read_files(_at(root, "decode"), folder)
         for loc, kind, node in self._part_texts("decoder", _at(root, "decode"), ("decode",)):
             if kind == "ddl":
                 self._ddl(loc, node)
@@ -71,6 +77,20 @@ class _Check:
             for number, item in enumerate(_items(_at(root, part))):
                 self._sql((part, number, "sql"), _at(item, "sql"))
                 self._expectations(item, (part, number))
+
+    def _read_files(self, node: YamlNode | None, folder: Path) -> None:
+        """Let the decoder read its fields from files beside the configuration, if it has such."""
+        read = partial(self.registry.resolve, Decoder)  # type: ignore[type-abstract]
+        decoder = None if node is None else read_sound(read, plain_data(node), depth=2)
+        if decoder is None:
+            return
+        try:
+            event = decoder.known_fields(folder)
+        except (RouterError, OSError, ValueError) as error:
+            self._add(("decode",), first_line(error), "", "value")
+            return
+        if event is not None:
+            self.fields = _fields_of(event)
 
     def _route(self, route: YamlNode, loc: KeyPath) -> None:
         fields = self.fields
@@ -129,7 +149,7 @@ class _Check:
         if kind == "sql":
             self._sql(loc, node)
         elif kind == "field" and node.text.lower().startswith("event."):
-            self._field(loc, node.text.split(".")[1].strip("`"), self.fields)
+            self._field(loc, node.text[len("event.") :], self.fields)
         elif kind == "order":
             self._sql(loc, node)
             is_name = re.fullmatch(r"[A-Za-z_]\w*", node.text)
@@ -149,15 +169,16 @@ class _Check:
             self._templates(place, child, columns)
             if not isinstance(child, Scalar) or child.broken or child.tainted:
                 continue
+            known = {**dict.fromkeys(columns), **self.fields}
             for name in dict.fromkeys(IN_TEMPLATE.findall(child.text)):
-                self._field(place, name, [*self.fields, *columns])
+                self._field(place, name, known)
 
-    def _columns(self, select: YamlNode | None, fields: list[str] | None, has_lookup: bool) -> list[str] | None:
+    def _columns(self, select: YamlNode | None, fields: Fields | None, has_lookup: bool) -> list[str] | None:
         """Return the columns of a route in small letters; None if they are not certain."""
         if fields is None or has_lookup:
             return None
         if select is None:
-            return fields
+            return [*fields]
         columns: list[str] = []
         for item in _items(select):
             # A remark could hold what looks like a name.
@@ -172,11 +193,19 @@ class _Check:
             columns.append(named[1].lower())
         return columns
 
-    def _field(self, loc: KeyPath, name: str, fields: list[str] | None) -> None:
-        # Decoders add fields of their own, such as _rescued.
-        if fields is None or name.startswith("_") or name.lower() in fields:
-            return
-        self._add(loc, f"events have no field `{name}`", suggestion(name, fields, "the fields"))
+    def _field(self, loc: KeyPath, path: str, fields: Fields | None) -> None:
+        """Look for a field of events: `gamer.id` is one inside of another."""
+        above = ""
+        for name in path.replace("`", "").split("."):
+            # Decoders add fields of their own, such as _rescued.
+            if fields is None or name.startswith("_"):
+                return
+            if name.lower() not in fields:
+                whose = f"`{above}` has" if above else "events have"
+                self._add(loc, f"{whose} no field `{name}`", suggestion(name, fields, "the fields"))
+                return
+            fields = fields[name.lower()]
+            above = f"{above}.{name}" if above else name
 
     def _add(self, loc: KeyPath, what: str, hint: str, code: str = "field") -> None:
         self.findings.append(Finding(loc, what, hint, code=code))
@@ -195,7 +224,7 @@ class _Check:
             tokens = _spark().tokenize(sql)
             (tree,) = _spark().parser().parse(tokens, sql)
             if isinstance(tree, exp.Cast):
-                self.fields = [column.name.lower() for column in tree.to.expressions]
+                self.fields = _fields_of_ddl(tree.to)
                 return
         except ParseError as error:
             words = _words_at(error, tokens)
@@ -256,10 +285,33 @@ def _words_at(error: ParseError, tokens: list[Any]) -> list[str]:
     return words
 
 
-def _first_words(tokens: list[Any]) -> list[str] | None:
-    """Return the first words of the parts of a schema in small letters; None if its brackets do not pair."""
+def _fields_of(event: Any) -> Fields:
+    """Return the fields of a struct of Spark, with those inside."""
+    fields: Fields = {}
+    for field in event:
+        kind = field.dataType
+        while kind.typeName() == "array":
+            kind = kind.elementType
+        fields[field.name.lower()] = _fields_of(kind) if kind.typeName() == "struct" else None
+    return fields
+
+
+def _fields_of_ddl(struct: Any) -> Fields:
+    """Return the fields of a struct as sqlglot has read it, with those inside."""
+    fields: Fields = {}
+    for column in struct.expressions:
+        kind = column.args.get("kind")
+        while kind is not None and kind.this.name == "ARRAY":
+            kind = next(iter(kind.expressions), None)
+        is_struct = kind is not None and kind.this.name == "STRUCT"
+        fields[column.name.lower()] = _fields_of_ddl(kind) if is_struct else None
+    return fields
+
+
+def _first_words(tokens: list[Any]) -> Fields | None:
+    """Return the first words of the parts of a schema, the names of its fields; None if its brackets do not pair."""
     depth = 0
-    words = []
+    words: Fields = {}
     # The tokens are those of CAST(x AS STRUCT<...>).
     for before, token in pairwise(tokens):
         if before.text in OPENING:
@@ -267,7 +319,7 @@ def _first_words(tokens: list[Any]) -> list[str] | None:
         elif before.text and not before.text.strip(">)"):
             depth -= len(before.text)
         if depth == 2 and before.text in ("<", ","):
-            words.append(token.text.lower())
+            words[token.text.lower()] = None
     return words if depth == 1 and all(re.fullmatch(r"\w+", word) for word in words) else None
 
 
@@ -290,18 +342,28 @@ def _faults(tokens: list[Any]) -> Iterator[str]:
 
 
 def _fields_of_event(tokens: list[Any]) -> Iterator[str]:
-    """Yield the fields of `event`, unless the name may stand for something else there."""
+    """Yield the fields of `event`, as `gamer.id`, unless the name may stand for something else there."""
     kinds = [token.token_type.name for token in tokens]
     if "ARROW" in kinds or "SELECT" in kinds:
         return
     for place in range(len(tokens) - 2):
         follows_dot = place > 0 and kinds[place - 1] == "DOT"
-        called = kinds[place + 3 : place + 4] == ["L_PAREN"]
-        if tokens[place].text.lower() != "event" or kinds[place] == "STRING" or follows_dot or called:
+        if tokens[place].text.lower() != "event" or kinds[place] == "STRING" or follows_dot:
             continue
-        name = tokens[place + 2].text
-        if kinds[place + 1] == "DOT" and re.fullmatch(r"[A-Za-z_]\w*", name):
-            yield name
+        names = []
+        after = place + 1
+        while kinds[after : after + 1] == ["DOT"] and re.fullmatch(r"[A-Za-z_]\w*", _text_at(tokens, after + 1)):
+            names.append(tokens[after + 1].text)
+            after += 2
+        # The last one may be the name of a function, or begin something else.
+        if names and kinds[after : after + 1] == ["L_PAREN"]:
+            names.pop()
+        if names:
+            yield ".".join(names)
+
+
+def _text_at(tokens: list[Any], place: int) -> str:
+    return str(tokens[place].text) if place < len(tokens) else ""
 
 
 def _scalars_of(kind: str | None, node: YamlNode, loc: KeyPath) -> Iterator[tuple[KeyPath, str, Scalar]]:

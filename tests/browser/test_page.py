@@ -100,6 +100,9 @@ def test_the_state_is_seen_at_a_glance(browser: Chrome, show: Callable[..., str]
         assert words in pictured
     assert "open: its API is unavailable" in text_of(browser, "#sinks")
     assert "31 failed, 4 timed out" in text_of(browser, "#sinks")
+    width = "const table = document.querySelector('#sinks .scrolled'); return table.scrollWidth - table.clientWidth"
+    assert browser.execute_script(width) <= 0, "its last column is cut off"
+    assert text_of(browser, "#sinks caption") == "1 row"
     assert "18,204" in text_of(browser, "#quarantine")
     assert "no JSON: unexpected end of data" in text_of(browser, "#dead-letters")
     assert "the API answers 503" in text_of(browser, "#warnings")
@@ -108,6 +111,17 @@ def test_the_state_is_seen_at_a_glance(browser: Chrome, show: Callable[..., str]
     for words in ("7 of gold.{table}_players", "29,400", "by change (keys)", "2.31 s", "silver.poker cannot be read"):
         assert words in view
     assert "Spark" in text_of(browser, "#tables tbody")
+    assert_nothing_went_wrong(browser, address)
+
+
+def test_before_the_first_batch_nothing_is_said_to_be_none(browser: Chrome, show: Callable[..., str]) -> None:
+    """Without it a page that was opened early says that no field is lacking, when nobody has looked at one."""
+    board = StatusBoard("big_wins")
+    board.enter("running")
+    address = show(board)
+    assert text_of(browser, "#fields p") == "Not known yet."
+    finish_batch(board, 0, list(table_names(7)), {})
+    wait(browser, "return document.querySelector('#fields p').textContent === 'None.'")
     assert_nothing_went_wrong(browser, address)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 from router import ConfigError
 from router.config.loader import load
@@ -126,3 +128,92 @@ def test_one_round_finds_what_only_spark_can_find(spark: SparkSession, tmp_path:
         assert matching, f"{line} {path} {words}\n{shown}"
         left.remove(matching[0])
     assert left == [], "nothing follows from another mistake"
+
+
+ROUTES = """\
+name: games
+lake: LAKE
+source:
+  kafka: {servers: "127.0.0.1:1", topics: [games]}
+decode:
+  json: "game string, n int, at timestamp, customer string"
+bronze: bronze.all
+routes:
+  - name: bets
+    match: {sql: "true"}
+    select: [event.customer, event.n AS amount, event.game, event.at]
+    sinks:
+      - tables: "silver.{event.game}"
+      - upsert: {table: ref.customers, keys: [customer], history: scd2}
+      - delta: {table: silver.all_bets}
+dead_letters: ops.dead
+views:
+"""
+GOOD_VIEWS = """\
+  - name: good
+    from: {route: bets}
+    into: gold.{table}_good
+    sql: SELECT table, sum(amount) AS n FROM source GROUP BY table
+  - name: joined
+    from: silver.all_bets
+    tables: {customers: ref.customers}
+    into: gold.joined
+    sql: SELECT s.game, c.valid_to, c.customer FROM source s JOIN customers c ON s.customer = c.customer
+  - {name: far_above, from: gold.above, into: gold.far_above, sql: "SELECT n + 1 AS m FROM source"}
+  - {name: above, from: {view: good}, into: gold.above, sql: "SELECT n FROM source"}
+  - name: of_records
+    from: bronze.all
+    into: gold.of_records
+    sql: SELECT topic, max(offset) AS newest FROM source GROUP BY topic
+  - {name: lost, from: slver.all_bets, into: gold.lost, sql: "SELECT 1 AS a FROM source"}
+"""
+FAULTY_VIEWS = """\
+  - {name: unknown, from: {route: bets}, into: gold.unknown, sql: "SELECT amuont FROM source"}
+  - {name: grouped, from: silver.*, into: gold.grouped, sql: "SELECT game, count(*) AS n FROM source GROUP game"}
+  - {name: undeclared, from: silver.all_bets, into: gold.undeclared, sql: "SELECT 1 AS a FROM source JOIN customers"}
+  - name: wrongly_joined
+    from: silver.all_bets
+    tables: {customers: ref.customers}
+    into: gold.wrongly_joined
+    sql: SELECT c.valid_until FROM source s JOIN customers c ON s.customer = c.customer
+  - {name: over_view, from: gold.above, into: gold.over_view, sql: "SELECT n, o FROM source"}
+  - {name: over_faulty, from: {view: unknown}, into: gold.over_faulty, sql: "SELECT anything FROM source"}
+  - {name: of_runs, from: ops.ledger, into: gold.of_runs, sql: "SELECT batch_id, nothing FROM source"}
+"""
+FAULTS_OF_VIEWS = [
+    ("views.6.sql", "`amuont`"),
+    ("views.7.sql", "'game'"),
+    ("views.8.sql", "`customers`"),
+    ("views.9.sql", "`valid_until`"),
+    ("views.10.sql", "`o`"),
+    ("views.12.sql", "`nothing`"),
+]
+
+
+def test_views_are_analysed_over_tables_that_are_not_there_yet(spark: SparkSession, tmp_path: Path) -> None:
+    """Without it a faulty view is found when its tables are there: after the first batch, by nobody who looks."""
+    registry = load_registry()
+    text = (ROUTES + GOOD_VIEWS + FAULTY_VIEWS).replace("LAKE", str(tmp_path / "lake"))
+    loaded = load(tmp_path / "games.yaml", registry, environ={}, text=text)
+    with pytest.raises(ConfigError) as caught:
+        check_plan(loaded, registry, spark)
+    found = [(problem.path, problem.what) for problem in caught.value.problems]
+    assert [path for path, _ in found] == [path for path, _ in FAULTS_OF_VIEWS], found
+    for (_, what), (_, words) in zip(found, FAULTS_OF_VIEWS, strict=True):
+        assert words in what
+
+
+def test_a_view_of_a_table_that_nothing_makes_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    """Another configuration may make it, so it is no mistake; but most are mistyped, and would wait for ever."""
+    registry = load_registry()
+    # A table of before `select` had the other columns: the next batch gives it these.
+    write_deltalake(tmp_path / "lake" / "silver" / "all_bets", pa.table({"customer": ["a"]}))
+    text = (ROUTES + GOOD_VIEWS).replace("LAKE", str(tmp_path / "lake"))
+    loaded = load(tmp_path / "games.yaml", registry, environ={}, text=text)
+
+    told = check_plan(loaded, registry, spark)
+
+    assert "view good: merge: its values can be merged" in told
+    assert "view far_above: full: no column of it has the table of a row" in told
+    assert "view lost: full: slver.all_bets is not there yet, and nothing here makes it; did you mean" in told
+    assert "`silver.all_bets`?" in told

@@ -92,7 +92,7 @@ class SchemaEvolution:
         collected = _TableDemands.of(layout, self.options, demands)
         columns: dict[str, pa.Schema] = {}
         commits: list[TableCommit] = []
-        needed = {target.key: target.needed for target in layout.targets}
+        needed = {target.key: target.needed for target in layout.targets if target.needed}
         for table, targets in sorted(by_table.items()):
             handle = handles[table]
             have = None if handle is None else delta_schema(to_arrow(handle))
@@ -101,8 +101,8 @@ class SchemaEvolution:
                 if not landed:
                     continue
                 # Rows may come without what their merge needs, for a conflict of types: that is null then.
-                lacking = needed.get(target, frozenset()) - {*come.names}
-                come = pa.schema([*come, *(field for field in have or () if field.name in lacking)])
+                if lacking := needed.get(target, frozenset()) - {*come.names}:
+                    come = pa.schema([*come, *(field for field in have or () if field.name in lacking)])
                 work = self._commit(handle, (target, table), tuple(landed), come, difference, batch)
                 commits.append(replace(work, widening=collected.widening(target)))
                 # The next target of the table is compared with the columns that this commit gives it.

@@ -14,9 +14,14 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from router.api.parts import Decoder, Preparation, Rule
+from router.api.sinks import LakeSink, MergingSink
+from router.config.models import names_of
 from router.config.problems import sort_problems
+from router.delta.keyed.row_checks import wanted_schema
 from router.delta.table_cache import TableCache
+from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas, lake_and_checkpoint
+from router.engine.label.layout import BRONZE_SCHEMA, DEAD_SCHEMA, with_order_columns
 from router.engine.label.planner import Planner, decoding_of, stages_in_words
 from router.engine.label.route import RoutePlanner
 from router.engine.lookup.loading import Lookups
@@ -24,18 +29,21 @@ from router.engine.outbox.apply import opened
 from router.engine.preflight.lake_changes import LakeChanges
 from router.engine.source import source
 from router.engine.spark.session import build_session
-from router.engine.views.schedule import refresher
+from router.engine.views.refresh import NOT_THERE
+from router.engine.views.schedule import in_order, refresher
+from router.engine.views.sources import PlannedTable
 from router.errors import ConfigError, LookupTableError, PluginError, RouterError, StartError
 from router.record import RAW_SCHEMA
-from router.registry import call_part, parts_in
+from router.registry import call_part, parts_in, suggestion
 from router.storage.addresses import is_local_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from router.api.sinks import Sink
     from router.config.loader import Loaded
     from router.config.models import Config
+    from router.engine.label.layout import Target
     from router.engine.label.planner import Stages
     from router.engine.preflight.lake_changes import Change
     from router.errors import Problem
@@ -53,8 +61,8 @@ def check_plan(loaded: Loaded, registry: Registry, spark: SparkSession | None = 
     """
     session = spark or build_session(loaded.config)
     problems: list[Problem] = []
-    stages = _analyse(loaded, session, LearntSchemas(), problems)
-    views = [*_views(loaded, session, problems)]
+    stages, targets = _analyse(loaded, session, LearntSchemas(), problems)
+    views = [*_views(loaded, session, targets, problems)]
     if problems or stages is None:
         raise ConfigError(sort_problems(problems))
     return "\n".join((stages_in_words(stages), *views, *_missing_folder(loaded, session)))
@@ -69,7 +77,7 @@ def check_lake(loaded: Loaded, spark: SparkSession | None = None) -> list[Change
     lake, checkpoint = lake_and_checkpoint(loaded.config)
     store = CheckpointStore(checkpoint)
     problems: list[Problem] = []
-    stages = _analyse(loaded, session, CopiedSchemas(store), problems)
+    stages, _ = _analyse(loaded, session, CopiedSchemas(store), problems)
     if problems or stages is None:
         raise ConfigError(sort_problems(problems))
     changes = LakeChanges(loaded.config, TableCache(lake), checkpoint)
@@ -89,8 +97,10 @@ class CopiedSchemas(LearntSchemas):
         self.known[name] = content
 
 
-def _analyse(loaded: Loaded, session: SparkSession, memory: LearntSchemas, problems: list[Problem]) -> Stages | None:
-    """Return the stages in which a batch will run; None, and further problems, if there are none.
+def _analyse(
+    loaded: Loaded, session: SparkSession, memory: LearntSchemas, problems: list[Problem]
+) -> tuple[Stages | None, dict[str, Target]]:
+    """Return the stages in which a batch will run, and the targets of sinks; None, and further problems, if it cannot.
 
     Without a decoder no column of an event is known, so its fault is the only one that hides others.
     """
@@ -112,7 +122,7 @@ def _analyse(loaded: Loaded, session: SparkSession, memory: LearntSchemas, probl
         decoded.schema  # noqa: B018 - analyses the frame
     except (AnalysisException, ParseException, RouterError, ValueError, OSError) as error:
         problems.append(loaded.problem(("decode",), _first_line(error)))
-        return None
+        return None, {}
     decoded, faults = _with_lookups(config, session, decoded)
     unknown = {*config.lookups()} - {*decoded.columns}
     for place, fault in _faults(config, decoded):
@@ -120,20 +130,23 @@ def _analyse(loaded: Loaded, session: SparkSession, memory: LearntSchemas, probl
         if not any(f"with name `{name}`" in fault for name in unknown):
             faults.append((place, fault))
 
+    targets: dict[str, Target] = {}
+
     def plan(config: Config) -> Stages:
         planned = Planner(config, config.decode, memory=memory, quiet=True, at_start=True).plan(raw)
+        targets.update({target.key: target for target in planned.layout.targets})
         opened(config, session, preparation.folder, memory, trial=True)
         return planned.stages
 
     if not faults:
         try:
-            return plan(config)
+            return plan(config), targets
         except (AnalysisException, RouterError, OSError) as error:
             faults += _faults_of_sinks(config, plan, []) or [(("routes",), _first_line(error))]
     else:
         faults += _faults_of_sinks(config, plan, [place for place, _ in faults])
     problems += [loaded.problem(place, fault) for place, fault in faults]
-    return None
+    return None, targets
 
 
 def _faults_of_sinks(
@@ -170,19 +183,46 @@ def _missing_folder(loaded: Loaded, session: SparkSession) -> Iterator[str]:
         yield f"a run is refused here: {error}"
 
 
-def _views(loaded: Loaded, session: SparkSession, problems: list[Problem]) -> Iterator[str]:
-    """Yield how each view follows its sources, as far as these are there; add the problems of those that cannot."""
+def _views(
+    loaded: Loaded, session: SparkSession, targets: Mapping[str, Target], problems: list[Problem]
+) -> Iterator[str]:
+    """Yield how each view follows its sources, as they will be; add the problems of those that cannot."""
     config = loaded.config
     lake, checkpoint = lake_and_checkpoint(config)
     view_refresher = refresher(config, session, lake, CheckpointStore(checkpoint))
-    for index, view in enumerate(config.views):
-        # All views are tried, so that one run of `check` names every faulty query.
+    for table in _planned_tables(config, targets):
+        view_refresher.tables.plan(table)
+    # All views are tried, so that one run of `check` names every faulty query.
+    for view in in_order(config.views):
         try:
             plan = view_refresher.plan(view)
         except (RouterError, OSError) as error:
-            problems.append(loaded.problem(("views", index, "sql"), _first_line(error)))
-        else:
-            yield f"view {view.name}: {plan.way}: {plan.why}"
+            problems.append(loaded.problem(("views", config.views.index(view), "sql"), _first_line(error)))
+            continue
+        hint = ""
+        if plan.why.endswith(NOT_THERE):
+            made = {name for writer, name in view_refresher.tables.planned if writer != f"view {view.name}"}
+            missing, _, _ = plan.why.partition(" is ")
+            hint = f", and nothing here makes it; {suggestion(missing, made, 'this configuration makes')}"
+        yield f"view {view.name}: {plan.way}: {plan.why}{hint}"
+
+
+def _planned_tables(config: Config, targets: Mapping[str, Target]) -> Iterator[PlannedTable]:
+    """Yield the tables that the router and its sinks will make; their columns are known of sinks with a target."""
+    yield PlannedTable(config.dead_letters, planned=DEAD_SCHEMA)
+    if config.bronze:
+        yield PlannedTable(config.bronze.table, planned=BRONZE_SCHEMA)
+    if config.ledger:
+        yield PlannedTable(config.ledger, planned=ledger.SCHEMA)
+    for route in config.routes:
+        for name, sink in route.named_sinks.items():
+            if not isinstance(sink, LakeSink) or not (table := names_of(sink)):
+                continue
+            target = targets.get(f"{route.identity}/{name}")
+            columns = target.schema if target else None
+            if target and isinstance(sink, MergingSink):
+                columns = wanted_schema(target.schema, {*target.schema.names}, with_order_columns(sink))
+            yield PlannedTable(table, writer=f"route {route.name}", planned=columns)
 
 
 def _with_lookups(

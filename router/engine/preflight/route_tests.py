@@ -32,7 +32,7 @@ from router.engine.destination import Destination
 from router.engine.label.layout import BRONZE_SCHEMA, outbox_of
 from router.engine.ledger import VIOLATED
 from router.engine.source.file_rows import hinted
-from router.errors import ConfigError, Problem, RouterError, StartError
+from router.errors import ConfigError, Problem, RouterError
 from router.moments import parse_moment
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pydantic_core import ErrorDetails
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
     from typing_extensions import Self
 
     from router.api.parts import BatchReport, Decoder
@@ -230,7 +230,7 @@ def run_tests(loaded: Loaded, tests: RouteTests, spark: SparkSession) -> Iterato
     for subject, files in tests.schemas.items():
         schemas[subject] = tuple(folder / file for file in files)
     memory = LearntSchemas(known=hinted(loaded.config.source.files))
-    decoder = loaded.config.decode.tested(schemas).prepare(Preparation(folder, False, _no_sample, memory))
+    decoder = loaded.config.decode.tested(schemas).prepare(Preparation(folder, memory=memory))
     # The lakes of cases are new, so that nothing in them has a former name, and cases use the names of today.
     named = loaded.config.without_former_names()
     routes = tuple(_with_rows(route, tests.lookups) for route in named.routes)
@@ -263,10 +263,6 @@ def _with_rows(route: Route, rows_by_lookup: Mapping[str, Sequence[Mapping[str, 
             changes = {"table": None, "let": None, "database": None, "rows": rows}
             lookups[number] = lookup.model_copy(update=changes)
     return route.model_copy(update={"lookup": tuple(lookups)})
-
-
-def _no_sample(rows: int) -> DataFrame:
-    raise StartError("a route test has no source to infer a schema from: run the configuration once, or give a schema")
 
 
 class _UnwritableError(ValueError):

@@ -91,7 +91,7 @@ class StatusBoard(logging.Handler):
     def __init__(self, query: str) -> None:
         super().__init__(logging.WARNING)
         now = time.time()
-        self._guard = threading.Lock()
+        self._guard = threading.RLock()
         self._snapshot = StreamSnapshot(query, installed_version(), "starting", since=now, started=now, progress=now)
         self._records: Counter[str] = Counter()
         self._routes: dict[str, Counter[str]] = {}
@@ -232,8 +232,8 @@ class StatusBoard(logging.Handler):
         """
         now = time.time()
         committed_by = committed_by or {}
-        self.note_blocked(blocked)
         with self._guard:
+            self.note_blocked(blocked)
             # Sinks may have worked for long since the commits.
             batch, commit_ended = self._commit_ended
             committed = commit_ended if batch == manifest.batch else now

@@ -45,7 +45,15 @@ from router.engine.views.frames import RefreshPlan, ViewFrames, definition_of
 from router.engine.views.note import Note, ViewTarget, view_note_path
 from router.engine.views.relation import Relations
 from router.engine.views.shape import QueryShape, Way
-from router.engine.views.sources import Changes, Snapshot, accept_lost, changes_since, origin, versions_of
+from router.engine.views.sources import (
+    Changes,
+    PlannedTable,
+    Snapshot,
+    accept_lost,
+    changes_since,
+    origin,
+    versions_of,
+)
 from router.engine.views.stage import StagedTable, stage_rows
 from router.errors import TableError, ViewError, first_line
 from router.spark_internals import to_arrow_columns
@@ -65,6 +73,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("router")
 WAY_IF_REMOVED: dict[Way, Way] = {"merge": "keys", "keys": "keys", "rows": "tables", "tables": "tables", "full": "full"}
 """The way to follow removed rows, by the way to follow added ones."""
+NOT_THERE = "is not there yet"
+"""How the reason ends why a view cannot be made now: a table that it reads is missing."""
 VERSIONS_SHOWN = 50
 """If a view has more sources, its commits do not contain their versions; the note does."""
 
@@ -119,14 +129,25 @@ class Refresher:
             raise ViewError(view.name, first_line(error)) from error
 
     def plan(self, view: View) -> RefreshPlan:
-        """Return how the view would follow its sources, by what its query is. Raises ViewError."""
-        sources = self.tables.sources(view, self.note(view).accepted).tables
+        """Return how the view would follow its sources, by what its query is. Raises ViewError.
+
+        Views that are planned after it see its tables with the columns that it gives.
+        """
+        own = PlannedTable(view.into, writer=f"view {view.name}")
+        self.tables.plan(own)
+        sources = self.tables.sources_as_planned(view, self.tables.sources(view, self.note(view).accepted).tables)
+        joined = self.tables.joined_as_planned(view, self.tables.opened(view, view.joined))
+        missing = sorted(view.joined - joined.keys())
         if not sources:
-            return RefreshPlan("full", "none of its tables is there yet", QueryShape("full", ""))
-        joined = self.tables.opened(view, view.joined)
-        if missing := sorted(view.joined - joined.keys()):
-            return RefreshPlan("full", f"{', '.join(missing)} is not there yet", QueryShape("full", ""))
-        shape = self.frames(view, sources, joined).shape().shape
+            missing += view.source.tables or [f"a table of {origin(view)}"]
+        if missing:
+            return RefreshPlan("full", f"{', '.join(missing)} {NOT_THERE}", QueryShape("full", ""))
+        for table in (*sources.values(), *joined.values()):
+            if isinstance(table, PlannedTable) and table.planned is None:
+                return RefreshPlan("full", f"the columns of {table.name} are not known yet", QueryShape("full", ""))
+        shaped = self.frames(view, sources, joined).shape()
+        self.tables.plan(replace(own, planned=to_arrow_columns(shaped.schema)))
+        shape = shaped.shape
         if view.refresh == "full":
             return RefreshPlan("full", "`refresh: full`", shape)
         return RefreshPlan(shape.way, shape.why, shape)
@@ -160,7 +181,7 @@ class Refresher:
             return RefreshedView(view.name, "", f"none of the tables that {note.origin} writes is there yet")
         self._warn_of_left(view, note)
         if missing := sorted(view.joined - joined.keys()):
-            return RefreshedView(view.name, "", f"{', '.join(missing)} is not there yet")
+            return RefreshedView(view.name, "", f"{', '.join(missing)} {NOT_THERE}")
 
         targets = self.tables.opened(view, note.targets)
         untouched = self._untouched(note, targets)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from router.api.sinks import LakeSink
-from router.config.models import names_of
+from router.config.models import as_template, names_of
 from router.delta.commit import to_arrow
 from router.delta.history import log_commits
 from router.delta.schema_diff import common_type, delta_schema
@@ -27,7 +27,7 @@ from router.delta.table_cache import THREADS, SparkTable
 from router.engine.views.writers import REPAIR, read_on, read_writers, sink_writer, view_writer
 from router.errors import StartError, TableError, ViewError
 from router.storage.locations import makes
-from router.table_names import template_pattern
+from router.table_names import template_pattern, templates_meet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -121,6 +121,41 @@ class PastSnapshot(Snapshot):
     @cached_property
     def _pinned(self) -> Any:
         return self.table
+
+
+@dataclass(frozen=True)
+class PlannedTable(Snapshot):
+    """A table without a row, as a route or a view will make it; its name may be a template.
+
+    `writer` is the route or view as `origin` calls it; an empty text for the router's own tables. `planned` are the
+    columns, None if they are not known.
+    """
+
+    table: Any = None
+    writer: str = ""
+    planned: pa.Schema | None = None
+
+    @cached_property
+    def columns(self) -> pa.Schema:
+        """Return the columns that it will have."""
+        return delta_schema(self.planned)
+
+    @cached_property
+    def plain(self) -> bool:
+        """Return that its files are all of it: it has none."""
+        return True
+
+    def files(self) -> list[File]:
+        """Return no file."""
+        return []
+
+    def instead_of(self, table: Snapshot) -> PlannedTable:
+        """Return a table that is there, as it will be: a view replaces its columns, a sink adds to them."""
+        if self.planned is None or self.writer.startswith("view "):
+            return replace(self, name=table.name)
+        present = {name.lower() for name in table.columns.names}
+        added = [column for column in self.columns if column.name.lower() not in present]
+        return replace(self, name=table.name, planned=pa.schema([*table.columns, *added]))
 
 
 def versions_of(tables: Mapping[str, Snapshot]) -> dict[str, tuple[int, str]]:
@@ -241,12 +276,45 @@ class ViewTables:
     """The tables of a configuration's views. `cache` opens tables, and keeps them open.
 
     `writers`: (table, what the view reads) -> the writers of the table. A log is read to the first one that is wanted.
+    `planned`: (writer, name) -> tables as they will be; of those that are there, other columns (`Refresher.plan`).
     """
 
     config: Config
     lake: Lake
     cache: Any
     writers: dict[tuple[str, str], LogWriters] = field(default_factory=dict)
+    planned: dict[tuple[str, str], PlannedTable] = field(default_factory=dict)
+
+    def plan(self, table: PlannedTable) -> None:
+        """Let a table count as it will be, for the plans of views."""
+        self.planned[table.writer, table.name] = table
+
+    def sources_as_planned(self, view: View, tables: Mapping[str, Snapshot]) -> dict[str, Snapshot]:
+        """Return the tables that a view will read, with those that are there as they will be."""
+        reads = origin(view)
+        sources = {**tables}
+        for planned in self.planned.values():
+            if reads:
+                is_source = planned.writer == reads
+            else:
+                is_source = any(templates_meet(as_template(glob), planned.name) for glob in view.source.tables)
+            if not is_source or any(fnmatchcase(planned.name, glob) for glob in view.source.without):
+                continue
+            pattern = template_pattern(planned.name)
+            present = [name for name in tables if pattern.fullmatch(name)]
+            sources.update({name: planned.instead_of(sources[name]) for name in present})
+            if not present:
+                sources[planned.name] = planned
+        return sources
+
+    def joined_as_planned(self, view: View, tables: Mapping[str, Snapshot]) -> dict[str, Snapshot]:
+        """Return the tables that a view will join, with those that are there as they will be."""
+        joined = {**tables}
+        for name in view.joined:
+            for planned in self.planned.values():
+                if templates_meet(name, planned.name):
+                    joined[name] = planned.instead_of(joined[name]) if name in joined else replace(planned, name=name)
+        return joined
 
     def sources(self, view: View, accepted: Iterable[str] = ()) -> ViewSources:
         """Return the tables that a view reads; without those of `accepted` that cannot be read.

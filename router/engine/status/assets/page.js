@@ -344,7 +344,7 @@ const PARTS = [
   [showState, ["query", "state", "cause", "since", "lag", "verdict", "step", "progress"]],
   [() => refill(find("findings"), stream.findings.map(findingLine)), ["findings"]],
   [showFigures, ["batches", "records", "partitions", "lag", "freshness", "dead_letters"]],
-  [() => fields.show(Object.entries(stream.unknown_fields)), ["unknown_fields"]],
+  [() => fields.show(Object.entries(stream.unknown_fields), notYet()), ["unknown_fields", "batches"]],
   [showGraph, ["graph", "tables", "routes", "sinks", "records", "findings"]],
   [() => tables.show(stream.tables, notYet()), ["tables", "batches"]],
   [() => deadLetters.show(stream.dead_letters, notYet()), ["dead_letters", "batches"]],

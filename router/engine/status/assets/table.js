@@ -79,7 +79,7 @@ export class SortedTable {
     });
     const part = shown.length < rows.length ? `rows ${count(this.first + 1)} to ${count(this.first + shown.length)} of ` : "";
     const found = rows.length < this.rows.length ? `${count(rows.length)} found among ` : "";
-    const text = `${part}${found}${count(this.rows.length)} rows`;
+    const text = `${part}${found}${count(this.rows.length)} ${this.rows.length === 1 ? "row" : "rows"}`;
     // It is read aloud: the same text again would be, every second.
     if (this.caption.textContent !== text) this.caption.textContent = text;
     this.back.hidden = this.on.hidden = rows.length <= ROWS_SHOWN;
