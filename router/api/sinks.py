@@ -93,7 +93,7 @@ class TableSink(LakeSink, ABC):
         default="evolve",
         description="what becomes of rows with fields that their table has no place for. `evolve`: it gains them; "
         "`freeze`: rows land without them and are counted; `quarantine`: these rows stay there until `router "
-        "approve` lets the table gain them; `fail`: the stream stops, and nothing of the batch is committed",
+        "quarantine approve` lets the table gain them; `fail`: the stream stops, and nothing of the batch is committed",
     )
     widening: Widening = Field(
         default="rewrite",

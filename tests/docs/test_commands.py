@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 import pytest
 
-from router.cli import COMMANDS, GROUPS, commands
+from router.cli import COMMANDS, GROUPS, HIDDEN, commands
 from tests.source_trees import tree_of
 
 ROOT = Path(__file__).parents[2]
@@ -113,3 +113,15 @@ def test_every_option_that_a_page_types_exists(page: Path) -> None:
             if command == "submit":
                 continue  # it hands its options to spark-submit
             assert typed <= options_of(command), f"router {name}{arguments}"
+
+
+def test_every_command_that_a_text_of_the_code_names_exists() -> None:
+    """Without it a message, or the description of an option, ends in a command that was renamed."""
+    named = set()
+    for root in ("router", "plugins"):
+        for path in sorted((ROOT / root).rglob("*.py")):
+            for node in ast.walk(tree_of(path)):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    named |= set(re.findall(r"`router ([a-z][a-z-]*)", node.value))
+    assert named
+    assert named <= {*COMMANDS, *HIDDEN}
