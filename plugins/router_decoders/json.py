@@ -146,11 +146,19 @@ class Json(ArrowDecoder):
             copy._renames = True
         return copy
 
-    def known_fields(self, folder: Path) -> T.StructType | None:
-        """Return the columns of a JSON Schema; Spark alone reads DDL."""
-        if self.schema_file is None or self.schema_file.endswith(".ddl"):
+    def known_fields(self, folder: Path) -> T.StructType | str | None:
+        """Return the columns of a JSON Schema, also of one that was inferred; DDL as it is."""
+        if self.schema_file is not None:
+            file = folder / self.schema_file
+            if file.suffix != ".ddl":
+                return read_schema(file)
+            with schema_file(file):
+                return file.read_text(encoding="utf-8")
+        if self.infer is None or self.infer.file.endswith(".ddl") or not (folder / self.infer.file).exists():
             return None
-        return read_schema(folder / self.schema_file)
+        renamed = table_type(read_schema(folder / self.infer.file))
+        assert isinstance(renamed, T.StructType)  # as what it is made of
+        return renamed
 
     def encode(self, event: Any, schema: Path | None = None, message: str | None = None) -> bytes:
         """Return the text of an event."""

@@ -177,10 +177,10 @@ class Decoder(Part, ABC):
         """
         return self
 
-    def known_fields(self, folder: Path) -> StructType | None:
-        """Return the type of events if files beside the configuration alone tell it, for `router check`; else None.
+    def known_fields(self, folder: Path) -> StructType | str | None:
+        """Return the type of events, or its DDL, if files beside the configuration alone tell it; else None.
 
-        Needs neither Spark nor the network. Raises StartError for a file that cannot be read.
+        `router check` asks it, without Spark and without the network. Raises StartError for a file that cannot be read.
         """
         return None
 

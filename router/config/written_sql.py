@@ -63,7 +63,7 @@ class _Check:
         self._read_files(_at(root, "decode"), folder)
         for loc, kind, node in self._part_texts("decoder", _at(root, "decode"), ("decode",)):
             if kind == "ddl":
-                self._ddl(loc, node)
+                self._ddl(loc, node.text)
                 # One inside of another, such as `by_topic`, makes some of the events only.
                 if len(loc) > 3 or "keyed" in loc:
                     self.fields = None
@@ -89,7 +89,9 @@ class _Check:
         except (RouterError, OSError, ValueError) as error:
             self._add(("decode",), first_line(error), "", "value")
             return
-        if event is not None:
+        if isinstance(event, str):
+            self._ddl(("decode",), event)
+        elif event is not None:
             self.fields = _fields_of(event)
 
     def _route(self, route: YamlNode, loc: KeyPath) -> None:
@@ -210,12 +212,12 @@ class _Check:
     def _add(self, loc: KeyPath, what: str, hint: str, code: str = "field") -> None:
         self.findings.append(Finding(loc, what, hint, code=code))
 
-    def _ddl(self, loc: KeyPath, node: Scalar) -> None:
+    def _ddl(self, loc: KeyPath, ddl: str) -> None:
         """Read the fields of a schema, which is a list of columns or a struct of them."""
         from sqlglot import exp  # noqa: PLC0415
         from sqlglot.errors import ParseError, SqlglotError  # noqa: PLC0415
 
-        ddl = node.text.strip()
+        ddl = ddl.strip()
         if ddl.lower().startswith("struct<") and ddl.endswith(">"):
             ddl = ddl[len("struct<") : -1]
         sql = f"CAST(x AS STRUCT<{ddl}>)"

@@ -277,10 +277,18 @@ message Gamer { string id = 1; }
 message B { int64 cents = 1; }
 message Bet { string game = 1; Gamer gamer = 2; repeated B bets = 3; map<string, string> tags = 4; }
 """
-FILES = {"bet.avsc": json.dumps(AVRO), "bet.schema.json": json.dumps(JSON_SCHEMA), "bet.proto": PROTO}
+DDL = "game string, gamer struct<id: string>, bets array<struct<cents: bigint>>, tags map<string, string>"
+FILES = {
+    "bet.avsc": json.dumps(AVRO),
+    "bet.schema.json": json.dumps(JSON_SCHEMA),
+    "bet.proto": PROTO,
+    "bet.ddl": DDL.replace(",", "\n,"),
+}
 DECODERS = [
-    "json: 'game string, gamer struct<id: string>, bets array<struct<cents: bigint>>, tags map<string, string>'",
+    f"json: '{DDL}'",
+    "json: {infer: {file: bet.schema.json}}",
     "json: {schema_file: bet.schema.json}",
+    "json: {schema_file: bet.ddl}",
     "avro: {schema_file: bet.avsc, wire_format: none}",
     "protobuf: {proto_file: bet.proto, message: Bet, wire_format: none}",
 ]
@@ -304,7 +312,7 @@ def test_fields_of_files_and_inside_of_structs_are_known(registry, tmp_path, dec
     }
 
 
-@pytest.mark.parametrize("decoder", DECODERS[1:])
+@pytest.mark.parametrize("decoder", DECODERS[2:])
 def test_a_schema_that_is_not_there_is_told_without_spark(registry, tmp_path, decoder):
     text = GOOD.replace('json: "game string"', decoder)
     with pytest.raises(ConfigError) as caught:
