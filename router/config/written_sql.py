@@ -20,7 +20,7 @@ from router.record import RECORD
 from router.registry import suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Sequence
     from pathlib import Path
 
     from sqlglot.errors import ParseError
@@ -36,6 +36,8 @@ UNFINISHED = frozenset({"AND", "OR", "EQ", "NEQ", "GT", "GTE", "LT", "LTE", "PLU
 OPENING = ("(", "<")
 PAIRS = {")": "(", "]": "["}
 IN_TEMPLATE = re.compile(r"\{event\.([A-Za-z_]\w*)")
+STEP = re.compile(r"`([^`]+)`|([^`.]+)")
+"""A name on the way to a field: event, `app.version`."""
 COLUMN = re.compile(r"(?:.*\bAS\s+|(?:event\.)?)`?(\w+)`?\s*", re.IGNORECASE | re.DOTALL)
 WORDS = frozenset({"event", "event_key", "true", "false", "null", "localtimestamp", "session_user", "user"})
 """Names that stand alone in SQL and may be no columns."""
@@ -151,7 +153,7 @@ class _Check:
         if kind == "sql":
             self._sql(loc, node)
         elif kind == "field" and node.text.lower().startswith("event."):
-            self._field(loc, node.text[len("event.") :], self.fields)
+            self._field(loc, [*map("".join, STEP.findall(node.text))][1:], self.fields)
         elif kind == "order":
             self._sql(loc, node)
             is_name = re.fullmatch(r"[A-Za-z_]\w*", node.text)
@@ -173,7 +175,7 @@ class _Check:
                 continue
             known = {**dict.fromkeys(columns), **self.fields}
             for name in dict.fromkeys(IN_TEMPLATE.findall(child.text)):
-                self._field(place, name, known)
+                self._field(place, [name], known)
 
     def _columns(self, select: YamlNode | None, fields: Fields | None, has_lookup: bool) -> list[str] | None:
         """Return the columns of a route in small letters; None if they are not certain."""
@@ -195,10 +197,10 @@ class _Check:
             columns.append(named[1].lower())
         return columns
 
-    def _field(self, loc: KeyPath, path: str, fields: Fields | None) -> None:
-        """Look for a field of events: `gamer.id` is one inside of another."""
+    def _field(self, loc: KeyPath, path: Sequence[str], fields: Fields | None) -> None:
+        """Look for a field of events, by the names on the way to it."""
         above = ""
-        for name in path.replace("`", "").split("."):
+        for name in path:
             # Decoders add fields of their own, such as _rescued.
             if fields is None or name.startswith("_"):
                 return
@@ -254,8 +256,8 @@ class _Check:
         faults = [*_faults(tokens)]
         for fault in faults:
             self._add(loc, fault, "", "sql")
-        for name in dict.fromkeys(_fields_of_event(tokens)):
-            self._field(loc, name, self.fields)
+        for path in dict.fromkeys(_fields_of_event(tokens)):
+            self._field(loc, path, self.fields)
         if faults:
             return
         try:
@@ -343,8 +345,8 @@ def _faults(tokens: list[Any]) -> Iterator[str]:
         yield f"ends with {tokens[-1].text}: something is missing after it"
 
 
-def _fields_of_event(tokens: list[Any]) -> Iterator[str]:
-    """Yield the fields of `event`, as `gamer.id`, unless the name may stand for something else there."""
+def _fields_of_event(tokens: list[Any]) -> Iterator[tuple[str, ...]]:
+    """Yield the fields of `event`, as (gamer, id), unless the name may stand for something else there."""
     kinds = [token.token_type.name for token in tokens]
     if "ARROW" in kinds or "SELECT" in kinds:
         return
@@ -361,7 +363,7 @@ def _fields_of_event(tokens: list[Any]) -> Iterator[str]:
         if names and kinds[after : after + 1] == ["L_PAREN"]:
             names.pop()
         if names:
-            yield ".".join(names)
+            yield tuple(names)
 
 
 def _text_at(tokens: list[Any], place: int) -> str:

@@ -320,3 +320,19 @@ def test_a_schema_that_is_not_there_is_told_without_spark(registry, tmp_path, de
     (problem,) = caught.value.problems
     assert problem.path == "decode"
     assert "bet." in problem.what
+
+
+def test_a_name_with_a_dot_is_one_field(registry):
+    text = GOOD.replace('"game string"', '"`app.version` string, game string"')
+    good = (
+        "match: {all: [{field: {column: event.`app.version`, equals: x}}, {sql: 'event.`app.version` > event.game'}]}"
+    )
+    loaded = load(
+        Path("games.yaml"),
+        registry,
+        environ={},
+        text=text.replace('match: {sql: "event.game IS NOT NULL"}', good),
+        sql=True,
+    )
+
+    assert not loaded.notes
