@@ -9,6 +9,7 @@ from pydantic import Field, SecretStr, field_validator
 
 from router import ApplyingSink, Batch, Opening, Outcome, StartError
 from router_encoders.outbox_rows import own_columns
+from router_http.options import mask_secrets
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -85,16 +86,9 @@ class SparkWriter(ApplyingSink):
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         named = [line for line in lines if "Exception" in line or "Error" in line]
         text = (named or lines or [type(error).__name__])[0]
-        # The longest first: a short value may be a part of a longer one.
-        values = [(name, secret.get_secret_value()) for name, secret in self.options.items()]
-        for name, value in sorted(values, key=lambda option: len(option[1]), reverse=True):
-            is_secret = SECRET.search(name) is not None
-            if not value or (len(value) <= 3 and not is_secret):
-                continue
-            pattern = re.escape(value)
-            # A value of letters only, such as the name of a table, may also be a part of a longer word. A secret is
-            # masked there also: it may stand in a URL, behind an escape.
-            if value.isalpha() and not is_secret:
-                pattern = rf"(?<![^\W\d_]){pattern}(?![^\W\d_])"
-            text = re.sub(pattern, "***", text)
-        return text[:500]
+        values = []
+        for name, secret in self.options.items():
+            value = secret.get_secret_value()
+            if len(value) > 3 or SECRET.search(name):
+                values.append(value)
+        return mask_secrets(text, values)[:500]
