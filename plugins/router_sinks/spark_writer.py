@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import TYPE_CHECKING, Literal
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from typing_extensions import Self
 
+log = logging.getLogger("router")
 TAKEN = {
     "checkpointlocation": "each batch is a write of its own",
     "path": "write `path` next to `options`",
@@ -45,7 +47,7 @@ class SparkWriter(ApplyingSink):
         default="append", description="`overwrite`: each batch takes the place of the one before"
     )
     partition_by: tuple[str, ...] = Field(default=(), description="columns of the route that files are divided by")
-    without: tuple[str, ...] = Field(default=(), description="columns of the route that are not written")
+    without: tuple[str, ...] = Field(default=(), description="columns that are not written")
 
     @field_validator("options")
     @classmethod
@@ -62,14 +64,17 @@ class SparkWriter(ApplyingSink):
 
     def prepare(self, opening: Opening) -> Self:
         """Return this sink with its columns checked; whether there is such a format shows with the first batch."""
-        columns = own_columns(opening.events, self.without).names
+        columns = self._columns(opening.events)
+        if unknown_names := sorted({*self.without} - {*opening.events.columns}):
+            # No mistake if rows that wait have it: the outbox keeps the columns of a former `select`.
+            log.warning("`without` has %s, and the route has no such columns now", ", ".join(unknown_names))
         if unknown := sorted(set(self.partition_by) - set(columns)):
             raise StartError(f"`partition_by` has {', '.join(unknown)}, and the route has no such columns")
         return self
 
     def apply(self, events: DataFrame, batch: Batch) -> Outcome:
         """Write the rows of one batch. Raises ConnectionError if the writer fails, without the options' values."""
-        columns = own_columns(events, self.without).names
+        columns = self._columns(events)
         rows = events.select(*(f"`{name.replace('`', '``')}`" for name in columns))
         secrets = {name: value.get_secret_value() for name, value in self.options.items()}
         writer = rows.write.format(self.format).options(**secrets).mode(self.mode)
@@ -80,6 +85,9 @@ class SparkWriter(ApplyingSink):
         except Exception as error:  # whatever a data source raises
             raise ConnectionError(f"the format {self.format} does not take the rows: {self._masked(error)}") from None
         return Outcome(events.count())
+
+    def _columns(self, events: DataFrame) -> list[str]:
+        return own_columns(events, {*self.without} & {*events.columns}).names
 
     def _masked(self, error: Exception) -> str:
         """Return the first line of an error that names an exception, without the values of options."""
