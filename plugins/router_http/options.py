@@ -15,6 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, m
 from router import RouterError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from typing_extensions import Self
 
 
@@ -32,6 +34,27 @@ class Secret(SecretStr):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Secret:
         return self
+
+
+_WORD = re.compile(r"[^\W\d]{0,11}\d{0,11}|\w{1,3}")
+"""A secret that may be a word, a number or a name of a table, and so a part of a longer one."""
+_BEFORE_A_WORD = r"(?:(?<!\w)|(?<=%[0-9a-fA-F]{2})|(?<=\\[bfnrt])|(?<=\\u[0-9a-fA-F]{4}))"
+"""No sign of a word, or an escape of a URL or of JSON."""
+
+
+def mask_secrets(text: str, secrets: Iterable[str]) -> str:
+    """Return a text with *** in place of secrets.
+
+    One that may be a word is masked as a whole word only: what remains of a longer one would give it away.
+    """
+    # The longest first: a short one may be a part of a longer one.
+    for secret in sorted(secrets, key=len, reverse=True):
+        pattern = re.escape(secret)
+        if _WORD.fullmatch(secret):
+            pattern = rf"{_BEFORE_A_WORD}{pattern}(?!\w)"
+        if secret:
+            text = re.sub(pattern, "***", text)
+    return text
 
 
 class SecretOptions(BaseModel):

@@ -42,11 +42,38 @@ _SILENT = logging.getLogger(f"{__name__}.librdkafka")
 _SILENT.setLevel(logging.CRITICAL + 1)
 """librdkafka would write to stderr; the errors that matter come through `error_cb` and delivery reports."""
 
+# What an error of Kafka is about decides what becomes of the records. An error in none of these sets is of the broker,
+# or passes (a leader is elected, replicas are missing, a topic was deleted): the records wait, and go out again.
+_OF_THE_RECORD = {
+    KafkaError.MSG_SIZE_TOO_LARGE,  # for the topic, or for the client
+    KafkaError.RECORD_LIST_TOO_LARGE,  # for a segment of the topic
+    KafkaError.INVALID_RECORD,  # no key in a compacted topic, or a schema that the broker checks
+    KafkaError.INVALID_TIMESTAMP,  # too far from the broker's clock for the topic
+    KafkaError.POLICY_VIOLATION,  # of a proxy in front of Kafka; Kafka has policies for topics only
+}
+"""Such a record is a dead letter, and its neighbours arrive."""
+_OF_THE_TOPIC = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.TOPIC_EXCEPTION,  # a name that is invalid, or of Kafka's own
+    KafkaError.UNSUPPORTED_FOR_MESSAGE_FORMAT,  # of topics from before Kafka 0.11, on brokers before 4.0
+}
+"""No record for this topic is taken: dead letters if data names it, else the run ends."""
 _OF_THE_LOGIN = {
     KafkaError._AUTHENTICATION,
     KafkaError.SASL_AUTHENTICATION_FAILED,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
 }
+"""The run ends: waiting does not help."""
+_OF_THE_NAME = {KafkaError.TOPIC_EXCEPTION, KafkaError.POLICY_VIOLATION}
+"""A new topic's name collides with another's, or a policy forbids it: its records are dead letters."""
+_OF_THE_REQUEST = {
+    KafkaError.INVALID_CONFIG,
+    KafkaError.INVALID_PARTITIONS,
+    KafkaError.INVALID_REPLICATION_FACTOR,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+}
+"""No topic can be created as `create_topics` is set, or with this login: the run ends."""
 _WITHOUT_A_CAUSE = {
     KafkaError._FATAL,
     KafkaError._GAPLESS_GUARANTEE,
@@ -57,16 +84,6 @@ _WITHOUT_A_CAUSE = {
 
 SECONDS = 10.0
 """Time limit for an answer of the cluster."""
-_OF_THE_NAME = {KafkaError.TOPIC_EXCEPTION, KafkaError.POLICY_VIOLATION}
-"""Errors of a cluster that refuses a topic's name: it collides with another's, or a policy forbids it."""
-_OF_THE_REQUEST = {
-    KafkaError.INVALID_CONFIG,
-    KafkaError.INVALID_PARTITIONS,
-    KafkaError.INVALID_REPLICATION_FACTOR,
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-}
-"""Errors of a cluster that refuses `create_topics` or the login."""
 
 
 @dataclass
@@ -195,15 +212,6 @@ DEFAULTS = {"message.max.bytes": str(LARGEST), "partitioner": "murmur2_random", 
 """Settings that options may change. The topic's own limit is the one that counts, and records with a key go to the
 partition that Java's producers would choose."""
 ALONE = {"batch.num.messages": "1", "linger.ms": "0"}
-FINAL_ERRORS = {
-    KafkaError.MSG_SIZE_TOO_LARGE,
-    KafkaError.RECORD_LIST_TOO_LARGE,
-    KafkaError.INVALID_RECORD,
-    KafkaError.INVALID_TIMESTAMP,
-    KafkaError.INVALID_MSG_SIZE,
-    KafkaError.POLICY_VIOLATION,
-}
-"""Errors of a broker for a record that it will never take."""
 _POLL = 0.1
 """Seconds for which a sender waits for delivery reports at a time."""
 
@@ -291,7 +299,7 @@ class _Round:
     producer: Any
     records: Sequence[Record]
     reports: dict[int, KafkaError | None] = field(default_factory=dict)
-    sent: int = 0
+    in_flight: set[int] = field(default_factory=set)
     ended: bool = False
 
     def run(self, chosen: Iterable[int], refused: dict[int, str], alone: bool = False) -> list[int]:
@@ -320,6 +328,9 @@ class _Round:
             try:
                 self.producer.produce(topic, value, key, headers=headers, on_delivery=on_delivery)
             except BufferError:
+                if not self.in_flight:
+                    refused[position] = "it is larger than `queue.buffering.max.kbytes`"
+                    return
                 before = len(self.reports)
                 self._poll(_POLL)
                 if len(self.reports) > before:
@@ -330,17 +341,20 @@ class _Round:
                 if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
                     refused[position] = _refusal(error)  # larger than `message.max.bytes`: no broker was asked
                     return
-                self.sender.trouble.note(error)
-                self.ended = True
+                # Of a topic that the client knows to be refused, or of a producer that has ended.
+                self._report(position, alone, error, None)
+                if error.code() not in _OF_THE_TOPIC:
+                    self.ended = True
+                return
             else:
-                self.sent += 1
+                self.in_flight.add(position)
                 self._poll(0)
                 return
 
     def _wait_for_reports(self) -> None:
         """Wait for the delivery report of every record that the producer has taken."""
         since = time.monotonic()
-        while len(self.reports) < self.sent:
+        while self.in_flight:
             # Purge before each poll: a record in flight that the broker rejects returns to the queue of a producer
             # that has ended, which would never report it. Records in flight are not purged: they may arrive, and must
             # not be sent again then.
@@ -363,10 +377,11 @@ class _Round:
     def _report(self, position: int, alone: bool, error: KafkaError | None, message: object) -> None:
         """Note a delivery report: no error, or why the record is not in Kafka."""
         self.reports[position] = error
+        self.in_flight.discard(position)
         if error is None:
             return
         self.ended = self.ended or not alone
-        if error.code() not in FINAL_ERRORS:
+        if error.code() not in _OF_THE_RECORD | _OF_THE_TOPIC:
             self.sender.trouble.note(error)
 
     def _is_refused(self, position: int, refused: dict[int, str]) -> bool:
@@ -374,18 +389,24 @@ class _Round:
         error = self.reports.get(position)
         if error is None:
             return False
-        denied = error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
-        if denied and not self.sender.named_by_data:
-            raise Denied(_refusal(error))
-        if denied or error.code() in FINAL_ERRORS:
+        if error.code() in _OF_THE_RECORD:
             refused[position] = _refusal(error)
             return True
-        return False
+        if error.code() not in _OF_THE_TOPIC:
+            return False
+        reason = f"Kafka refuses records for topic {self.records[position][0]}: {error.str()}"
+        if not self.sender.named_by_data:
+            raise Denied(reason)
+        refused[position] = reason
+        return True
 
     def _give_up_after(self, since: float) -> None:
-        if time.monotonic() - since > self.sender.timeout:
-            self.producer.purge()
-            raise self.sender.away(f"nothing arrived for {self.sender.timeout:g} s")
+        if time.monotonic() - since <= self.sender.timeout:
+            return
+        topics = sorted({self.records[position][0] for position in self.in_flight})
+        self.producer.purge()
+        shown = ", ".join(topics[:5])
+        raise self.sender.away(f"nothing arrived for {self.sender.timeout:g} s, for example in {shown}")
 
 
 _UNSENT = KafkaError(KafkaError._NOENT)

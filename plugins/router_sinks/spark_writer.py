@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import TYPE_CHECKING, Literal
 
@@ -9,11 +10,13 @@ from pydantic import Field, SecretStr, field_validator
 
 from router import ApplyingSink, Batch, Opening, Outcome, StartError
 from router_encoders.outbox_rows import own_columns
+from router_http.options import mask_secrets
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from typing_extensions import Self
 
+log = logging.getLogger("router")
 TAKEN = {
     "checkpointlocation": "each batch is a write of its own",
     "path": "write `path` next to `options`",
@@ -44,7 +47,7 @@ class SparkWriter(ApplyingSink):
         default="append", description="`overwrite`: each batch takes the place of the one before"
     )
     partition_by: tuple[str, ...] = Field(default=(), description="columns of the route that files are divided by")
-    without: tuple[str, ...] = Field(default=(), description="columns of the route that are not written")
+    without: tuple[str, ...] = Field(default=(), description="columns that are not written")
 
     @field_validator("options")
     @classmethod
@@ -61,14 +64,17 @@ class SparkWriter(ApplyingSink):
 
     def prepare(self, opening: Opening) -> Self:
         """Return this sink with its columns checked; whether there is such a format shows with the first batch."""
-        columns = own_columns(opening.events, self.without).names
+        columns = self._columns(opening.events)
+        if unknown_names := sorted({*self.without} - {*opening.events.columns}):
+            # No mistake if rows that wait have it: the outbox keeps the columns of a former `select`.
+            log.warning("`without` has %s, and the route has no such columns now", ", ".join(unknown_names))
         if unknown := sorted(set(self.partition_by) - set(columns)):
             raise StartError(f"`partition_by` has {', '.join(unknown)}, and the route has no such columns")
         return self
 
     def apply(self, events: DataFrame, batch: Batch) -> Outcome:
         """Write the rows of one batch. Raises ConnectionError if the writer fails, without the options' values."""
-        columns = own_columns(events, self.without).names
+        columns = self._columns(events)
         rows = events.select(*(f"`{name.replace('`', '``')}`" for name in columns))
         secrets = {name: value.get_secret_value() for name, value in self.options.items()}
         writer = rows.write.format(self.format).options(**secrets).mode(self.mode)
@@ -80,21 +86,17 @@ class SparkWriter(ApplyingSink):
             raise ConnectionError(f"the format {self.format} does not take the rows: {self._masked(error)}") from None
         return Outcome(events.count())
 
+    def _columns(self, events: DataFrame) -> list[str]:
+        return own_columns(events, {*self.without} & {*events.columns}).names
+
     def _masked(self, error: Exception) -> str:
         """Return the first line of an error that names an exception, without the values of options."""
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         named = [line for line in lines if "Exception" in line or "Error" in line]
         text = (named or lines or [type(error).__name__])[0]
-        # The longest first: a short value may be a part of a longer one.
-        values = [(name, secret.get_secret_value()) for name, secret in self.options.items()]
-        for name, value in sorted(values, key=lambda option: len(option[1]), reverse=True):
-            is_secret = SECRET.search(name) is not None
-            if not value or (len(value) <= 3 and not is_secret):
-                continue
-            pattern = re.escape(value)
-            # A value of letters only, such as the name of a table, may also be a part of a longer word. A secret is
-            # masked there also: it may stand in a URL, behind an escape.
-            if value.isalpha() and not is_secret:
-                pattern = rf"(?<![^\W\d_]){pattern}(?![^\W\d_])"
-            text = re.sub(pattern, "***", text)
-        return text[:500]
+        values = []
+        for name, secret in self.options.items():
+            value = secret.get_secret_value()
+            if len(value) > 3 or SECRET.search(name):
+                values.append(value)
+        return mask_secrets(text, values)[:500]

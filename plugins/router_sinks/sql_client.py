@@ -26,6 +26,7 @@ from sqlalchemy.pool import NullPool
 
 from router import StartError
 from router_encoders.reports import Reports
+from router_http.options import mask_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -283,9 +284,7 @@ class Session:
         if isinstance(message, dict):
             message = message.get("M", message)  # pg8000 gives the fields of the message
         line = str(message or type(orig).__name__).strip().splitlines()[0]
-        if password := sa.make_url(self.job.url).password:
-            line = line.replace(str(password), "***")
-        return line
+        return mask_secrets(line, [str(sa.make_url(self.job.url).password or "")])
 
 
 def _state(error: Exception) -> str:

@@ -532,11 +532,13 @@ class _StreamRun:
 
     def _merge_backlogs(self) -> None:
         """Merge rows that wait for tables of upserts, unless a batch was cut off: it merges them."""
-        outboxes = self._outboxes()
-        # Whether a batch was cut off is asked last: that opens the ledger.
-        if self.config.debug or not outboxes.with_backlogs() or was_cut_off(self.lake, outboxes.store, self.config):
+        if self.config.debug:
             return
-        outboxes.merge_backlogs()
+        outboxes = self._outboxes()
+        pending = outboxes.with_backlogs()
+        # Whether a batch was cut off is asked last: that opens the ledger.
+        if pending and not was_cut_off(self.lake, outboxes.store, self.config):
+            outboxes.merge_backlogs(pending)
 
     def _deliver(self, key: str, query: str, last: int, rows: DataFrame) -> Applied | None:
         """Give rows of an outbox that left the quarantine to their sink, while no batch is running."""

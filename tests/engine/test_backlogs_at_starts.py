@@ -47,6 +47,11 @@ def waiting(make_query: Any, folder: Path, commit: str) -> Query:
     return query
 
 
+def merge_backlogs(query: Query) -> None:
+    outboxes = query.batches.outboxes
+    outboxes.merge_backlogs(outboxes.with_backlogs())
+
+
 def mend(query: Query, *games: str) -> None:
     for game in games:
         (Path(query.lake.address(f"silver.{game}")) / "notes.csv").unlink()
@@ -83,16 +88,16 @@ def test_a_start_merges_what_waits(make_query: Any, tmp_path: Path, commit: str)
     """Without it rows wait for a batch that may never come, after their table was mended."""
     query = waiting(make_query, tmp_path, commit)
     assert backlog(query) == {"silver.uno": 4, "silver.gin": 1}
-    query.restarted().batches.outboxes.merge_backlogs()  # nothing is mended
+    merge_backlogs(query.restarted())  # nothing is mended
     assert booked(query) == {"landed": 7, "applied": 2, "dead": 0, "backlog": 5}
 
     mend(query, "uno")
     query = query.restarted()
-    query.batches.outboxes.merge_backlogs()
+    merge_backlogs(query)
     assert backlog(query) == {"silver.gin": 1}
     mend(query, "gin")
     query = query.restarted()
-    query.batches.outboxes.merge_backlogs()
+    merge_backlogs(query)
     complete(query)
 
 
@@ -125,12 +130,12 @@ def test_a_start_that_is_killed(
         with monkeypatch.context() as patched:
             patched.setattr(owner, name, end)
             try:
-                query.restarted().batches.outboxes.merge_backlogs()
+                merge_backlogs(query.restarted())
             except Killed:
                 kills += 1
     assert kills
     query = query.restarted()
-    query.batches.outboxes.merge_backlogs()
+    merge_backlogs(query)
     complete(query)
 
 
@@ -186,7 +191,7 @@ def test_an_outbox_that_cannot_be_read_holds_up_its_backlog_only(
         path.write_bytes(b"PAR1" + bytes(len(content) - 8) + b"PAR1")
 
     query.take(raw(event("uno", "c", 3), event("hearts", "c", 3), event("poker", "a", 3), first=7))
-    query.restarted().batches.outboxes.merge_backlogs()
+    merge_backlogs(query.restarted())
     assert backlog(query) == {"silver.uno": 5, "silver.gin": 1}
     assert query.rows("silver.hearts", "gamer") == [{"gamer": "a"}, {"gamer": "b"}, {"gamer": "c"}]
     assert query.rows("silver.poker", "gamer") == [{"gamer": "a"}]
@@ -197,7 +202,7 @@ def test_an_outbox_that_cannot_be_read_holds_up_its_backlog_only(
         path.write_bytes(content)
     mend(query, "uno", "gin")
     query = query.restarted()
-    query.batches.outboxes.merge_backlogs()
+    merge_backlogs(query)
     assert backlog(query) == {}
     assert query.rows("silver.uno", "gamer", "level") == [
         {"gamer": "a", "level": 2}, {"gamer": "b", "level": 1}, {"gamer": "c", "level": 3}

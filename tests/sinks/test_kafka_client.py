@@ -9,8 +9,18 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+)
 
 from router import Encoded, Encoding, StartError
+from router_demo.embedded import is_open
 from router_demo.kafka import EmbeddedKafka, await_topic
 from router_sinks import kafka_client
 from router_sinks.kafka_client import (
@@ -19,14 +29,16 @@ from router_sinks.kafka_client import (
     Denied,
     PublishJob,
     Sender,
-    Trouble,
     outgoing_records,
     task,
 )
 from router_sinks.kafka_topics import CreateTopics, Topics
+from tests.conftest import LightKafka
 from tests.sinks.topic import read_topic, topics_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from router_sinks.kafka_client import Record
 
 NOBODY = "127.0.0.1:1"
@@ -205,11 +217,131 @@ def test_a_wrong_setting_is_named_without_its_value() -> None:
         assert "geheim" not in str(caught.value)
 
 
-def test_a_login_that_is_refused_is_not_waited_for() -> None:
-    """Without it a wrong password looks like a broker that is away."""
-    sender = Sender({"bootstrap.servers": NOBODY}, timeout=1, trouble=Trouble("no such user", refused=True))
+def login(user: str, password: str = "") -> dict[str, str]:
+    """Return the settings of a user of the guarded broker."""
+    return {
+        **{"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN"},
+        **{"sasl.username": user, "sasl.password": password or f"{user}-secret"},
+    }
 
-    assert isinstance(sender.away(""), Denied)
+
+class GuardedKafka(LightKafka):
+    """A broker that asks for a login and for rights. `writer` writes to `open`, `reader` reads, `admin` does all."""
+
+    def __init__(self) -> None:
+        users = " ".join(f'user_{user}="{user}-secret"' for user in ("admin", "reader", "writer"))
+        plain = "org.apache.kafka.common.security.plain.PlainLoginModule"
+        super().__init__(
+            {
+                "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+                "super.users": "User:admin;User:ANONYMOUS",  # ANONYMOUS: the broker as its own controller
+                "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:SASL_PLAINTEXT",
+                "sasl.enabled.mechanisms": "PLAIN",
+                "sasl.mechanism.inter.broker.protocol": "PLAIN",
+                "listener.name.plaintext.plain.sasl.jaas.config": (
+                    f'{plain} required username="admin" password="admin-secret" {users};'
+                ),
+            }
+        )
+
+    def settings_of(self, user: str, password: str = "") -> dict[str, str]:
+        """Return what a client of a user needs."""
+        return {"bootstrap.servers": self.servers, **login(user, password)}
+
+    def _answers(self) -> bool:
+        return is_open(self._port) and bool(AdminClient(self.settings_of("admin")).list_topics(timeout=10).brokers)
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[GuardedKafka]:
+    """Run a broker with three topics: each may be seen by all but `hidden`, and `writer` may write to `open`."""
+    with GuardedKafka() as kafka:
+        admin = AdminClient(kafka.settings_of("admin"))
+        for topic in ("open", "forbidden", "hidden"):
+            admin.create_topics([NewTopic(topic, 2, 1)])[topic].result(timeout=30)
+            await_topic(admin, topic, 2)
+        rights = [("reader", "open", AclOperation.DESCRIBE), ("writer", "open", AclOperation.WRITE)]
+        rights += [("reader", "forbidden", AclOperation.DESCRIBE), ("writer", "forbidden", AclOperation.DESCRIBE)]
+        for user, topic, operation in rights:
+            right = AclBinding(
+                *(ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, f"User:{user}", "*"),
+                *(operation, AclPermissionType.ALLOW),
+            )
+            admin.create_acls([right])[right].result(timeout=30)
+        yield kafka
+
+
+@pytest.mark.parametrize(
+    ("user", "password", "reason"),
+    [
+        pytest.param("writer", "wrong-secret", "Invalid username or password", id="a wrong password"),
+        pytest.param("nobody", "", "Invalid username or password", id="no such user"),
+        pytest.param("reader", "", "Cluster authorization failed", id="a user who may write to no topic"),
+    ],
+)
+def test_a_login_that_is_refused_is_not_waited_for(
+    guarded: GuardedKafka, user: str, password: str, reason: str
+) -> None:
+    """Without it a wrong password looks like a broker that is away."""
+    with pytest.raises(Denied, match=reason) as caught:
+        Sender(guarded.settings_of(user, password), timeout=2, named_by_data=True).send(records("open", 10))
+
+    assert "secret" not in str(caught.value)
+
+
+def test_a_fixed_topic_that_a_login_may_not_write_to_is_named(guarded: GuardedKafka) -> None:
+    """Without it a person has to guess for which of many topics a right is missing."""
+    with pytest.raises(Denied, match=r"topic forbidden: .*Topic authorization failed"):
+        Sender(guarded.settings_of("writer"), timeout=20).send(records("forbidden", 10))
+
+
+@pytest.mark.parametrize("topic", ["forbidden", "hidden", "__consumer_offsets", "no topic"])
+def test_topics_that_kafka_refuses_are_the_end_of_their_own_records_only(guarded: GuardedKafka, topic: str) -> None:
+    """Without it one name in the data holds up all other topics, whose records are sent again and again."""
+    # So short a queue that the client knows of the topic's fault before it has all records: then it refuses by itself.
+    settings = {**guarded.settings_of("writer"), "queue.buffering.max.messages": "100"}
+    before = len(read_topic(guarded.servers, "open", login("admin")))
+    sent = []
+    for refused_record, neighbour in zip(records(topic, 1000), records("open", 1000), strict=True):
+        sent.extend([refused_record, neighbour])
+
+    refused = Sender(settings, timeout=20, named_by_data=True).send(sent)
+
+    assert sorted(refused) == list(range(0, 2000, 2))
+    assert {reason.partition(":")[0] for reason in refused.values()} == {f"Kafka refuses records for topic {topic}"}
+    arrived = defaultdict(list)
+    for record in read_topic(guarded.servers, "open", login("admin")):
+        arrived[record.key].append(int((record.value or b"")[:8]))
+    assert sum(map(len, arrived.values())) == before + 1000, "each once"
+    wanted_numbers = wanted(1000)
+    for key, numbers_of_key in arrived.items():
+        assert numbers_of_key[-len(wanted_numbers[key]) :] == wanted_numbers[key]
+
+
+def test_topics_whose_records_do_not_arrive_are_named(broker: EmbeddedKafka) -> None:
+    """Without it a person has to guess which of many topics has no leader."""
+    for topic in ("sent-then-deleted", "sent-beside-deleted"):
+        broker.create_topic(topic)
+    sender = Sender({"bootstrap.servers": broker.servers}, timeout=8, named_by_data=True)
+    assert sender.send(records("sent-then-deleted", 10)) == {}
+    admin = AdminClient({"bootstrap.servers": broker.servers})
+    admin.delete_topics(["sent-then-deleted"])["sent-then-deleted"].result(timeout=30)
+
+    with pytest.raises(BrokerAway, match=r"^nothing arrived for 8 s, for example in sent-then-deleted$"):
+        sender.send([*records("sent-beside-deleted", 10), *records("sent-then-deleted", 10)])
+
+
+def test_a_record_that_no_queue_of_the_client_can_hold_is_refused_by_itself(broker: EmbeddedKafka) -> None:
+    """Without it the sink waits for room that there will never be."""
+    broker.create_topic("sent-queued", config={"max.message.bytes": "5000000"})
+    sender = Sender({"bootstrap.servers": broker.servers, "queue.buffering.max.kbytes": "1000"}, timeout=20)
+    sent = records("sent-queued", 300, size=10_000)
+    sent[100] = (sent[100][0], sent[100][1], b"x" * 2_000_000, [])
+
+    refused = sender.send(sent)
+
+    assert refused == {100: "it is larger than `queue.buffering.max.kbytes`"}
+    assert numbers(broker.servers, "sent-queued") == wanted(300, (100,))
 
 
 @pytest.mark.timeout(180)

@@ -20,26 +20,47 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def test_masked_values_do_not_cut_words() -> None:
-    """Without it a message about drivers reads `jdbc.***r` because a table is called drive."""
-    options = {"dbtable": "drive", "password": "p4ss", "user": "p4ss-and-more"}
+def masked(options: dict[str, str], message: str) -> str:
     sink = SparkWriter.model_validate({"format": "jdbc", "options": options})
-
-    text = sink._masked(RuntimeError("Exception: no driver for drive, xp4ssx, p4ss-and-more"))
-
-    assert text == "Exception: no driver for ***, x***x, ***"
+    return sink._masked(RuntimeError(f"Exception: {message}")).removeprefix("Exception: ")
 
 
-def test_a_secret_is_masked_wherever_it_stands() -> None:
-    """Without it a password of letters is readable behind an escape in a URL."""
-    sink = SparkWriter.model_validate({"format": "jdbc", "options": {"dbtable": "wins", "Password": "hunter"}})
+@pytest.mark.parametrize("name", ["dbtable", "password"])
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("drive", "no driver for overdrive"),
+        ("a", "can not add data as planned"),
+        ("1", "ERROR 101 at line 11"),
+        ("true", "untrue, construed as Trueish"),
+        ("kafka", "no class KafkaProducer in kafka_2 and kafkas"),
+        ("5432", "after 154321 ms and 54320 rows"),
+        ("wins_1", "tables wins_12 and bigwins_1"),
+        ("größe", "die größere, vergröße"),
+        ("hunter", "hunters"),
+    ],
+)
+def test_masked_values_do_not_cut_words(name: str, value: str, message: str) -> None:
+    """Without it a message about drivers reads `jdbc.***r` because a table is called drive, and gives it away."""
+    assert masked({name: value}, message) == message
 
-    text = sink._masked(RuntimeError("Exception: jdbc:x?p%3Dhunter&wins of bigwins hunters"))
 
-    assert text == "Exception: jdbc:x?p%3D***&*** of bigwins ***s"
-
-    short = SparkWriter.model_validate({"format": "jdbc", "options": {"pwd": "p/w", "token": "", "mode": "w"}})
-    assert short._masked(RuntimeError("Exception: jdbc:x?p=p/w")) == "Exception: jdbc:x?p=***"
+@pytest.mark.parametrize(
+    ("options", "message", "shown"),
+    [
+        ({"dbtable": "drive"}, "no driver for drive", "no driver for ***"),
+        ({"pwd": "a"}, "password=a&x", "password=***&x"),
+        ({"password": "p4ss", "user": "p4ss-and-more"}, "xp4ssx, p4ss-and-more", "x***x, ***"),
+        ({"dbtable": "wins", "Password": "hunter"}, "jdbc:x?p%3Dhunter&wins", "jdbc:x?p%3D***&***"),
+        ({"password": "hunter"}, r'"p\u003dhunter\nhunter"', r'"p\u003d***\n***"'),
+        ({"password": "abcdefghijkl"}, "xabcdefghijklx", "x***x"),
+        ({"pwd": "p/w", "token": "", "mode": "w"}, "jdbc:x?p=p/w", "jdbc:x?p=***"),
+    ],
+    ids=str,
+)
+def test_a_secret_is_masked_as_a_word_and_behind_escapes(options: dict[str, str], message: str, shown: str) -> None:
+    """Without it a password is readable behind an escape in a URL."""
+    assert masked(options, message) == shown
 
 
 CONFIGURATION = """
@@ -58,7 +79,11 @@ routes:
 
 @pytest.mark.parametrize(
     "changed",
-    [pytest.param({"options": ", without: [more]"}, id="without"), pytest.param({"format": "json"}, id="target")],
+    [
+        pytest.param({"options": ", without: [more]"}, id="without"),
+        pytest.param({"options": ", without: [more]", "select": "[event.n]"}, id="without, and select"),
+        pytest.param({"format": "json"}, id="target"),
+    ],
 )
 def test_a_sink_that_was_held_up_goes_on(
     spark: SparkSession,
@@ -89,10 +114,11 @@ def test_a_sink_that_was_held_up_goes_on(
     assert "the format csv does not take the rows" in caplog.text
 
     after = {**before, **changed}
+    (tmp_path / "in/2.json").write_text('{"n": 3}\n')
     start(after)
 
     lines = [line for file in (tmp_path / after["format"]).glob("part-*") for line in file.read_text().split()]
     if after["format"] == "csv":
-        assert sorted(lines) == ["1", "2"]
+        assert sorted(lines) == ["1", "2", "3"]
     else:
-        assert sorted(lines) == ['{"n":1,"more":{"a":1}}', '{"n":2}']
+        assert sorted(lines) == ['{"n":1,"more":{"a":1}}', '{"n":2}', '{"n":3}']

@@ -21,7 +21,7 @@ from tests.sinks import postgres
 sa = pytest.importorskip("sqlalchemy")
 pytest.importorskip("pg8000")
 
-from router_sinks.sql_client import InsertJob, check, task  # noqa: E402 - needs the extra
+from router_sinks.sql_client import InsertJob, Session, check, task  # noqa: E402 - needs the extra
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -453,3 +453,12 @@ def test_the_database_is_asked_by_doctor_and_its_password_is_in_no_text() -> Non
 
     assert [(one.kind, one.address) for one in sink.talks_to(Path())] == [("database", "db.example:5432")]
     assert "secret-word" not in repr(sink)
+
+
+def test_a_password_that_is_a_common_word_cuts_no_words() -> None:
+    """Without it a message about games_wins reads ***_wins, which gives the password away."""
+    session = Session(InsertJob("postgresql+pg8000://me:games@db.example/x", None, ("n",), (), **SMALL))
+
+    text = session._text(RuntimeError("no relation games_wins, and games is no password"))
+
+    assert text == "no relation games_wins, and *** is no password"

@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @dataclass(frozen=True)
@@ -34,9 +37,10 @@ class Got:
         return tuple(self.header(f"router.{name}") for name in ("query", "sink", "topic", "partition", "offset"))
 
 
-def read_topic(servers: str, topic: str) -> list[Got]:
+def read_topic(servers: str, topic: str, login: Mapping[str, str] | None = None) -> list[Got]:
     """Return all records of a topic, by partition and offset."""
-    consumer = Consumer({"bootstrap.servers": servers, "group.id": "test", "enable.partition.eof": "false"})
+    settings = {"bootstrap.servers": servers, "group.id": "test", "enable.partition.eof": "false", **(login or {})}
+    consumer = Consumer(settings)
     found: list[Got] = []
     try:
         ends = _ends(consumer, topic)

@@ -133,11 +133,8 @@ class Outboxes:
                 pending.add(key)
         return pending
 
-    def merge_backlogs(self) -> None:
-        """Merge the rows that wait for tables of upserts, while no batch is under way: see `merge_backlog`."""
-        pending = self.with_backlogs()
-        if not pending:
-            return
+    def merge_backlogs(self, pending: set[str]) -> None:
+        """Merge the rows that wait for tables of some upserts, while no batch is under way: see `merge_backlog`."""
         for target in layout_of(self.config, self.spark, LearntSchemas(self.store)).targets:
             if target.key not in pending or not target.outbox:
                 continue
