@@ -258,7 +258,7 @@ class Upsert(MergingSink):
         """Return the condition of rows that delete their key."""
         if self.delete_when is None:
             return None
-        return F.expr(self.delete_when).cast("boolean")
+        return F.expr(self.delete_when)
 
 
 def _bytes(text: str) -> int:

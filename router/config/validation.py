@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pydantic import ValidationError
 
 from router.api.parts import Part, Rule
-from router.api.sinks import LakeSink, Sink
+from router.api.sinks import LakeSink, MergingSink, Sink
 from router.config.models import Bronze, Config, Let, Source, View, names_of, reads, shared, with_named
 from router.config.yaml_tree import Items, Keys, Scalar, YamlNode, plain_data
 from router.registry import suggestion
@@ -322,13 +322,20 @@ TOPIC_HINT = (
 
 
 def _fixed_tables(root: YamlNode, registry: Registry) -> Iterator[Finding]:
-    """Refuse a sink that would write among the router's own rows."""
+    """Refuse a sink that would write among the router's own rows, or append to a table with one row per key."""
     bronze = _bronze(root)
     keys = {table: key for key, table in _router_tables(root).items() if key != "bronze"}
+    first: dict[str, tuple[YamlNode, bool]] = {}
     for loc, node in _sink_nodes(root):
-        table = _fixed_table(node, registry)
+        sink = _resolved(registry, Sink, node)
+        table = names_of(sink) if isinstance(sink, LakeSink) else ""
+        merges = isinstance(sink, MergingSink)
+        other, other_merges = first.setdefault(table, (node, merges))
+        if table and merges != other_merges:
+            message = f"{table} cannot have one row per key and be appended to: so does the sink at line {other.line}"
+            yield Finding(loc, message, "give one of the two another table")
         key = keys.get(table)
-        if bronze and table in bronze:
+        if bronze and "{" not in table and table in bronze:
             key = "bronze"
         if key:
             yield Finding(loc, f"the sink writes to the table of `{key}`", "give the sink a table of its own")
@@ -576,15 +583,6 @@ def _resolved(registry: Registry, family: type[P], node: YamlNode | None) -> P |
         return None
     # A rule without one of its options would be another rule.
     return read_sound(partial(registry.resolve, family), plain_data(node), depth=0 if family is Rule else 2)
-
-
-def _fixed_table(node: YamlNode, registry: Registry) -> str:
-    """Return the one table a sink writes to, or nothing if that is not known here."""
-    sink = _resolved(registry, Sink, node)
-    if not isinstance(sink, LakeSink):
-        return ""
-    names = names_of(sink)
-    return "" if "{" in names else names
 
 
 def _router_tables(root: YamlNode) -> dict[str, str]:

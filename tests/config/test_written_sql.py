@@ -336,3 +336,13 @@ def test_a_name_with_a_dot_is_one_field(registry):
     )
 
     assert not loaded.notes
+
+
+@pytest.mark.parametrize("table", ["silver.a", "silver.{event.game}"])
+def test_a_table_with_one_row_per_key_is_not_appended_to(problems, table):
+    """Without it all rows of the upsert wait for ever for a key that the others do not have."""
+    sinks = f'sinks: [{{upsert: {{table: "{table}", keys: [game]}}}}, {{tables: "{table}"}}]'
+    if "{event" not in table:
+        sinks = sinks.replace("tables:", "delta:")
+    what = f"{table} cannot have one row per key and be appended to: so does the sink at line 6"
+    assert (6, "routes.0.sinks.1", what) in problems(GOOD.replace("sinks: [{delta: silver.a}]", sinks))

@@ -8,15 +8,22 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from router import ConfigError
+from router import ConfigError, StartError
 from router.config.loader import load
+from router.config.models import Expectation, Route
 from router.engine.preflight.check import check_plan
 from router.registry import load_registry
+from router_decoders import Json
+from router_rules import Sql
+from router_sinks import Delta
+from tests.engine.query import records
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import SparkSession
+
+    from tests.engine.conftest import MakeQuery
 
 FAULTY = """\
 name: games
@@ -130,6 +137,56 @@ def test_one_round_finds_what_only_spark_can_find(spark: SparkSession, tmp_path:
     assert left == [], "nothing follows from another mistake"
 
 
+NO_CONDITIONS = """\
+name: games
+lake: LAKE
+source:
+  kafka: {servers: "127.0.0.1:1", topics: [games]}
+decode:
+  json: "game string, n int, deep struct<a: int>"
+bronze:
+  table: bronze.all
+  expect: [{name: small, sql: "offset"}]
+routes:
+  - name: wins
+    match: {sql: "event.game"}
+    select: [event.game, event.n]
+    expect: [{name: total, sql: "event.n"}]
+    sinks:
+      - tables: "silver.{event.deep}"
+      - upsert: {table: ref.games, keys: [game], delete_when: event.n}
+views:
+  - name: v
+    from: bronze.all
+    into: gold.v
+    sql: SELECT topic, count(*) AS n FROM source GROUP BY topic
+    expect: [{name: many, sql: "n"}]
+dead_letters: ops.dead
+"""
+FAULTS_OF_TYPES = [
+    ("bronze.expect.0.sql", "it is bigint, and no condition"),
+    ("routes.0.match", "it is string, and no condition"),
+    ("routes.0.expect.0.sql", "it is int, and no condition"),
+    ("routes.0.sinks.0.tables", "event.deep is struct<a:int>, and no name of a table"),
+    ("routes.0.sinks.1.upsert.delete_when", "it is int, and no condition"),
+    ("views.0.sql", "its expectation many: it is bigint, and no condition"),
+]
+
+
+def test_what_is_no_condition_and_no_name_is_told(spark: SparkSession, tmp_path: Path) -> None:
+    """Without it nothing matches, all rows are dead letters, or the run ends at every start with a stack trace."""
+    registry = load_registry()
+    loaded = load(
+        tmp_path / "games.yaml", registry, environ={}, text=NO_CONDITIONS.replace("LAKE", str(tmp_path / "lake"))
+    )
+    with pytest.raises(ConfigError) as caught:
+        check_plan(loaded, registry, spark)
+    found = [(problem.path, problem.what) for problem in caught.value.problems]
+    assert [path for path, _ in found] == [path for path, _ in FAULTS_OF_TYPES], found
+    for (_, what), (_, words) in zip(found, FAULTS_OF_TYPES, strict=True):
+        assert words in what
+
+
 ROUTES = """\
 name: games
 lake: LAKE
@@ -217,3 +274,17 @@ def test_a_view_of_a_table_that_nothing_makes_is_named(spark: SparkSession, tmp_
     assert "view far_above: full: no column of it has the table of a row" in told
     assert "view lost: full: slver.all_bets is not there yet, and nothing here makes it; did you mean" in told
     assert "`silver.all_bets`?" in told
+
+
+@pytest.mark.parametrize("sql", ["event.n", "event.game", "levenshtein(event.game, 'x')"])
+def test_a_start_refuses_an_expectation_that_is_no_condition(make_query: MakeQuery, tmp_path: Path, sql: str) -> None:
+    """Without it every batch ends with an error of Arrow that names neither route nor expectation."""
+    route = Route(
+        name="wins",
+        match=Sql(where="true"),
+        expect=(Expectation(name="total", sql=sql),),
+        sinks=(Delta(table="silver.wins"),),
+    )
+    query = make_query(tmp_path, decode=Json(schema="game string, n int"), routes=(route,))
+    with pytest.raises(StartError, match=r"route wins, expectation total: it is (int|integer|string), and no"):
+        query.take(records([{"game": "uno", "n": 1}]))

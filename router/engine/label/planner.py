@@ -28,7 +28,7 @@ from router.engine.expressions.evaluator import Node, Untranslatable, translate
 from router.engine.label.labels import Decoding, Labelling, decoding_task
 from router.engine.label.layout import Layout
 from router.engine.label.narrowing import NarrowedEvent, keep_planned, load_planned, narrowest_change
-from router.engine.label.route import SPREAD_BY, Check, RoutePlanner
+from router.engine.label.route import CONDITIONS, SPREAD_BY, Check, RoutePlanner, no_condition
 from router.engine.label.tombstones import TOMBSTONE, Tombstones, takes_tombstones, tombstones
 from router.engine.lookup.loading import Lookups
 from router.errors import StartError, first_line
@@ -555,7 +555,10 @@ def _bronze_checks(
     every_record = F.coalesce(F.length("topic") >= 0, F.lit(True))
     for number, expectation in enumerate(expectations):
         try:
-            condition = F.expr(expectation.sql).cast("boolean")
+            condition = F.expr(expectation.sql)
+            kind = frame.select(condition).schema[0].dataType.simpleString()
+            if kind not in CONDITIONS:
+                raise StartError(f"bronze, expectation {expectation.name}: {no_condition(kind)}")
             if defect is not None:
                 raise Untranslatable(defect)
             node = translate(frame, [condition])[0]

@@ -54,13 +54,20 @@ from router.spark_internals import analysed, arrow_type
 from router.templates import template_fields
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from router.config.models import Config, Route
 
+CONDITIONS = ("boolean", "void")
+"""The types of a condition, as Spark calls them: `NULL` alone is void, and holds for no row."""
 EVERYTHING = ("event.*",)
 SPREAD_BY = "_spread_by"
 """The column by which rows are shuffled so that those of a table meet."""
+
+
+def no_condition(kind: object) -> str:
+    """Return why an expression of a type is no condition."""
+    return f"it is {kind}, and no condition: compare it with something"
 
 
 class Check(NamedTuple):
@@ -235,7 +242,11 @@ class RoutePlanner:
             try:
                 made = make()
                 columns = made if isinstance(made, tuple) else (F.lit(None) if made is None else made,)
-                scope.select(F.struct(F.lit(0), *columns)).schema  # noqa: B018 - analyses them
+                kinds = scope.select(F.struct(F.lit(0), *columns).alias("all")).schema["all"].dataType
+                assert isinstance(kinds, StructType)
+                kind = kinds[1].dataType.simpleString() if option == "delete_when" else "boolean"
+                if kind not in CONDITIONS:
+                    yield option, f"`{option}`: {no_condition(kind)}"
             except (AnalysisException, ParseException) as error:
                 candidates = [f"columns of the route: {', '.join(field.name for field in of_route.values())}"]
                 event = scope.select("event.*").columns
@@ -297,6 +308,24 @@ class RoutePlanner:
             newest=tuple(newest),
         )
 
+    def _refuse_no_conditions(self, kinds: Sequence[object]) -> None:
+        """Raise StartError if the rule or an expectation, which these types begin with, is no boolean."""
+        names = ["`match`", *(f"expectation {check.name}" for check in self.route.expect)]
+        for name, kind in zip(names, kinds, strict=False):
+            if kind not in CONDITIONS:
+                raise StartError(f"route {self.route.name}, {name}: {no_condition(kind)}")
+
+    def name_faults(self, frame: DataFrame) -> Iterator[tuple[int, str]]:
+        """Yield the sinks whose tables are named by a field that is no single value."""
+        for j, sink in enumerate(self.route.sinks):
+            for path in template_fields(sink.table_template() or "") if isinstance(sink, LakeSink) else ():
+                kind: DataType = frame.schema
+                for name in path.split("."):
+                    inner = {field.name.lower(): field for field in kind} if isinstance(kind, StructType) else {}
+                    kind = inner[name.lower()].dataType if name.lower() in inner else StringType()
+                if isinstance(kind, (StructType, ArrayType, MapType)):
+                    yield j, f"{path} is {kind.simpleString()}, and no name of a table: name one of its fields"
+
     def projection(self, frame: DataFrame) -> list[Column]:
         """Return the columns that the route selects."""
         columns: list[Column] = []
@@ -324,6 +353,7 @@ class RoutePlanner:
             )
         except AnalysisException:  # the projection as a whole was analysed before: one of its parts stands for several
             raise Untranslatable("the * of a field") from None
+        self._refuse_no_conditions([node.kind for node in nodes])
         remaining = iter(nodes)
         return self._expressions(
             labels,
@@ -348,6 +378,8 @@ class RoutePlanner:
         names_of_rows = self.names_of_rows(frame)
         merges_of_rows = self.merges_of_rows(frame)
         columns = self.columns(frame, with_names=names_of_rows is None, with_merges=merges_of_rows is None)
+        conditions = frame.select(columns.rule, *columns.checks).schema
+        self._refuse_no_conditions([field.dataType.simpleString() for field in conditions])
         matched = F.col(labels.matched)
         guarded: dict[str, Column] = {}
 
@@ -431,6 +463,8 @@ class RoutePlanner:
         row_type = self.row_type(frame)
         for fault in self.row_faults(frame, row_type):
             raise StartError(fault)
+        for j, fault in self.name_faults(self.frame_for_names(frame)):
+            raise StartError(f"route {self.route.name}, sink {[*self.route.named_sinks][j]}: {fault}")
         schema = delta_schema(pa.schema([pa.field(f.name, arrow_type(f.dataType)) for f in row_type]))
         targets = []
         for j, name in enumerate(self.route.named_sinks):
@@ -527,7 +561,8 @@ class RoutePlanner:
             for _, fault in self.merge_faults(frame, sink):
                 raise StartError(f"route {target.route}, sink {target.sink}: {fault}") from None
             raise
-        for _, fault in mergeable_faults(sink, row_type, merge_columns):
+        unresolved = () if deletes is None else self.merge_faults(frame, sink)
+        for _, fault in (*unresolved, *mergeable_faults(sink, row_type, merge_columns)):
             raise StartError(f"route {target.route}, sink {target.sink}: {fault}")
         columns = _arrow_types(frame, MERGED_COORDINATES)
         columns.update({field.name: arrow_type(field.dataType) for field in merge_columns})

@@ -23,7 +23,7 @@ from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas, lake_and_checkpoint
 from router.engine.label.layout import BRONZE_SCHEMA, DEAD_SCHEMA, with_order_columns
 from router.engine.label.planner import Planner, decoding_of, stages_in_words
-from router.engine.label.route import RoutePlanner
+from router.engine.label.route import CONDITIONS, RoutePlanner, no_condition
 from router.engine.lookup.loading import Lookups
 from router.engine.outbox.apply import opened
 from router.engine.preflight.lake_changes import LakeChanges
@@ -257,7 +257,7 @@ def _place_of_lookup(config: Config, name: str) -> _Place:
 def _faults(config: Config, frame: DataFrame) -> Iterator[tuple[_Place, str]]:
     """Yield the places of expressions and options that Spark, or a table, cannot take, each with the reason."""
     for number, expectation in enumerate(config.bronze.expect if config.bronze else ()):
-        if fault := _fault(frame, partial(_condition, expectation.sql)):
+        if fault := _fault(frame, partial(F.expr, expectation.sql), condition=True):
             yield ("bronze", "expect", number, "sql"), fault
     for index, route in enumerate(config.routes):
         for place, fault in _faults_of_route(RoutePlanner(index, route), frame):
@@ -270,7 +270,7 @@ def _faults_of_route(planner: RoutePlanner, frame: DataFrame) -> Iterator[tuple[
     for reason in _faults_of_rules(planner, frame):
         yield ("match",), reason
     for number, check in enumerate(route.expect):
-        if fault := _fault(frame, partial(_condition, check.sql)):
+        if fault := _fault(frame, partial(F.expr, check.sql), condition=True):
             yield ("expect", number, "sql"), fault
     select = []
     for number, sql in enumerate(route.select):
@@ -295,7 +295,10 @@ def _faults_of_rules(planner: RoutePlanner, frame: DataFrame) -> Iterator[str]:
     for rule in reversed([*parts_in(planner.route.match)]):
         if not isinstance(rule, Rule) or any(id(part) in faulty for part in parts_in(rule)):
             continue
-        if fault := _fault(frame, partial(_match, rule, planner.route.name)):
+        made = [partial(call_part, rule, "matches", Column, route=planner.route.name)]
+        # Spark would take a text in them for true or false.
+        made += [partial(F.expr, getattr(rule, option)) for option, kind in rule.texts.items() if kind == "sql"]
+        if fault := next(filter(None, (_fault(frame, make, condition=True) for make in made)), None):
             faulty.add(id(rule))
             yield fault
 
@@ -309,25 +312,21 @@ def _faults_of_sink(planner: RoutePlanner, frame: DataFrame, sink: Sink) -> Iter
     except PluginError as error:
         yield "", str(error)
         return
+    yield from (("table", fault) for _, fault in planner.name_faults(planner.frame_for_names(frame)))
     for column in planner.table_columns().values():
         if fault := _fault(planner.frame_for_names(frame), partial(F.coalesce, column)):
             yield "table", fault
     yield from planner.sink_faults(frame, sink)
 
 
-def _condition(sql: str) -> Column:
-    return F.expr(sql).cast("boolean")
-
-
-def _match(rule: Rule, route: str) -> Column:
-    matches: Column = call_part(rule, "matches", Column, route=route)
-    return matches.cast("boolean")
-
-
-def _fault(frame: DataFrame, make: Callable[[], Column]) -> str | None:
+def _fault(frame: DataFrame, make: Callable[[], Column], *, condition: bool = False) -> str | None:
     try:
         # Beside a column no expression can be an aggregate, and inside a struct none can make several rows.
-        frame.select("event", F.struct(F.lit(0), make())).schema  # noqa: B018 - analyses the expression
+        made = frame.select("event", F.struct(F.lit(0), make()).alias("made")).schema["made"].dataType
+        assert isinstance(made, StructType)
+        kind = made[1].dataType.simpleString()
+        if condition and kind not in CONDITIONS:
+            return no_condition(kind)
     except (AnalysisException, ParseException, RouterError, ValueError) as error:
         return _first_line(error)
     return None

@@ -136,6 +136,10 @@ class ViewFrames:
         reason = ""
         for number, expectation in enumerate(self.view.expect):
             try:
+                kind = query.select(F.expr(expectation.sql)).schema[0].dataType.simpleString()
+                if kind not in ("boolean", "void"):
+                    problem = f"its expectation {expectation.name}: it is {kind}, and no condition"
+                    raise ViewError(self.view.name, problem)
                 plan = analysed(query.select(violations(self.view)[f"{VIOLATED_COLUMN}{number}"]))
             except (AnalysisException, ParseException) as error:
                 raise ViewError(self.view.name, f"its expectation {expectation.name}: {first_line(error)}") from error
