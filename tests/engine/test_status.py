@@ -30,6 +30,8 @@ from router.engine.stream import _behind, _by_partition
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from router.engine.status.snapshot import SinkStatus
+
 ANY_PORT = "127.0.0.1:0"
 
 
@@ -145,6 +147,29 @@ def test_rows_that_a_sink_has_sent_count_while_its_batch_runs(board: StatusBoard
     assert shown() == (995, 0, 50), "a limit that is stated otherwise begins to count again"
     delivered(2000)
     assert shown()[2] == 0, "rows that were sent twice leave no backlog below zero"
+
+
+def test_a_call_that_times_out_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it all is well while an API takes connections and never answers."""
+    clock = [100.0]
+    monkeypatch.setattr(board_module.time, "time", lambda: clock[0])
+    board = StatusBoard("games")
+
+    def sink_after(seconds: float, *, is_open: bool = False, **answers: int) -> SinkStatus:
+        clock[0] += seconds
+        board.api_is("r/api", ApiState(is_open, answers={"ok": 0, "timed out": 0, **answers}))
+        (sink,) = board.snapshot().sinks
+        return sink
+
+    taken = sink_after(1, ok=1)
+    first = sink_after(30, ok=1, **{"timed out": 1})
+    more = sink_after(30, ok=1, is_open=True, **{"timed out": 2})
+    again = sink_after(30, ok=2, **{"timed out": 2})
+
+    assert (taken.called, taken.failing) == (101.0, None)
+    assert (first.called, first.failing, first.fails_since) == (101.0, 131.0, None)
+    assert (more.called, more.failing, more.fails_since) == (101.0, 131.0, 131.0)
+    assert (again.called, again.failing, again.fails_since) == (191.0, None, None)
 
 
 def test_freshness_is_the_age_when_the_commit_ended(board: StatusBoard, monkeypatch: pytest.MonkeyPatch) -> None:

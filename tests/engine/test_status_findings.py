@@ -118,6 +118,8 @@ ANSWERS = {"ok": 5, "failed": 0}
         ({"backlog": 9, "oldest": NOW - 500, "called": NOW - 90}, {}, 90),
         ({"backlog": 9, "oldest": NOW - 80}, {}, 80),
         ({"called": NOW - 900}, {"batch": 3, "step": "apply r/api", "progress": NOW - 70}, 70),
+        ({"failing": NOW - 75, "called": NOW - 900}, {}, 75),
+        ({"failing": NOW - 50, "called": NOW - 900}, {}, None),
         ({"backlog": 9, "oldest": NOW - 50, "called": NOW - 900}, {}, None),
         ({"backlog": 9, "oldest": NOW - 500, "called": NOW - 59}, {}, None),
         ({"backlog": 9, "oldest": NOW - 500, "called": NOW - 90, "limit_used": 1.0}, {}, None),
@@ -125,7 +127,19 @@ ANSWERS = {"ok": 5, "failed": 0}
         ({"called": NOW - 900}, {"batch": 3, "step": "apply r/other", "progress": NOW - 70}, None),
         ({"called": NOW - 900}, {}, None),
     ],
-    ids=["silent", "never", "in a batch", "rows are new", "called", "limit", "no calls", "another sink", "no rows"],
+    ids=[
+        "silent",
+        "never",
+        "in a batch",
+        "time-outs",
+        "time-outs are new",
+        "rows are new",
+        "called",
+        "limit",
+        "no calls",
+        "another sink",
+        "no rows",
+    ],
 )
 def test_a_sink_that_calls_nobody_while_rows_wait_is_named(
     sink: dict[str, Any], fields: dict[str, Any], seconds: int | None
@@ -136,7 +150,7 @@ def test_a_sink_that_calls_nobody_while_rows_wait_is_named(
         "games", "1.0", "running", since=NOW, started=0.0, **{"progress": NOW, "sinks": (status,), **fields}
     )
     named = [finding.text for finding in findings(snapshot, "games.yaml", 600.0, NOW)]
-    assert [f"No call of r/api has ended for {seconds} s" in text for text in named] == [True] * bool(seconds)
+    assert [f"No call of r/api was answered for {seconds} s" in text for text in named] == [True] * bool(seconds)
 
 
 def test_an_api_that_does_not_work_is_named_with_its_answer() -> None:

@@ -164,13 +164,14 @@ def test_an_answer_that_nobody_can_read_is_waited_for_once_a_round() -> None:
         (answer(500), True),
         (answer(409), True),
         (InDoubt("reset"), True),
+        (InDoubt("no answer came in time", timeout=True), False),
         (answer(429, Retry_After="1"), True),
         (answer(429, Retry_After="3600"), False),
         (answer(503), False),
         (answer(502), False),
         (Unsent("refused"), False),
     ],
-    ids=["500", "409", "reset", "429 twice", "429 for an hour", "503", "502", "not sent"],
+    ids=["500", "409", "reset", "time out", "429 twice", "429 for an hour", "503", "502", "not sent"],
 )
 def test_an_answer_about_a_call_is_told_from_an_api_that_is_away(failure: Response | OSError, answered: bool) -> None:
     """Without it rows are set aside in an outage, or one odd row stops all others."""

@@ -506,7 +506,8 @@ class Policy:
 
 @dataclass
 class Attempt:
-    """The result of one attempt. `pause`: seconds after which the API wants to be called again; `came`: it went out.
+    """The result of one attempt. `pause`: seconds after which the API wants to be called again; `came`: it went
+    out, and did not time out.
 
     `throttled`: the API says that there were too many calls.
     """

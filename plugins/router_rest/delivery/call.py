@@ -362,7 +362,8 @@ class Delivery:
         except InDoubt as error:
             call.doubtful = frozenset(call.offsets)
             saw["timeout"] = error.timeout
-            attempt = Attempt(Action.LATER if error.unreadable else Action.AGAIN, error.what)
+            # A row may be what ends a connection; an API that says nothing says nothing of the row.
+            attempt = Attempt(Action.LATER if error.unreadable else Action.AGAIN, error.what, came=not error.timeout)
         except LeaseEnded:
             if token.resent:  # the first of the two times that the client would have sent it
                 call.doubtful = frozenset(call.offsets)

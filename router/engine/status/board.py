@@ -301,9 +301,11 @@ class StatusBoard(logging.Handler):
         """Note how the API of a sink (ROUTE/SINK) is."""
         with self._guard:
             before = self._sink(key)
-            called = before.called
-            if sum(state.answers.values()) > sum(before.answers.values()):
-                called = time.time()
+            called, failing = before.called, before.failing
+            if _count_answered(state.answers) > _count_answered(before.answers):
+                called, failing = time.time(), None
+            elif sum(state.answers.values()) > sum(before.answers.values()):
+                failing = failing or time.time()
             delivered = state.delivered.get(f"{self._snapshot.query}/{before.route}/{before.sink}", 0)
             counted = self._counted.setdefault(key, 0)
             if counted is None or counted > delivered:
@@ -311,6 +313,7 @@ class StatusBoard(logging.Handler):
             status = replace(
                 before,
                 called=called,
+                failing=failing,
                 sending=delivered - counted,
                 url=printable(state.url),
                 failure=state.failure,
@@ -573,9 +576,15 @@ class StatusBoard(logging.Handler):
 
 
 def _with_trouble(status: SinkStatus) -> SinkStatus:
-    """Return a sink with the time since when it cannot send."""
+    """Return a sink with the time since when it cannot send: since its first call that failed."""
     fails = status.circuit_open or status.waits
-    return replace(status, fails_since=(status.fails_since or time.time()) if fails else None)
+    since = status.fails_since or (status.failing if status.circuit_open else None) or time.time()
+    return replace(status, fails_since=since if fails else None)
+
+
+def _count_answered(answers: Mapping[str, int]) -> int:
+    """Return how many calls were taken or refused: one that fails or times out is no sign of life."""
+    return sum(count for answer, count in answers.items() if answer not in ("failed", "timed out"))
 
 
 def _without_sent(status: SinkStatus) -> SinkStatus:

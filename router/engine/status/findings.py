@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from router.engine.status.snapshot import BatchStatus, QuarantineStatus, SinkStatus, StreamSnapshot
 
 SILENT_SECONDS = 60.0
-"""Seconds without the end of a call, though rows wait, after which a sink is named."""
+"""Seconds without an answer to a call, though rows wait, after which a sink is named."""
 SLOW_VIEW = 10
 """How many times its interval a refresh of a view takes that is named."""
 RISE = 10
@@ -183,14 +183,17 @@ def _of_sink(sink: SinkStatus, snapshot: StreamSnapshot, now: float) -> str:
     silent_since = _silent_since(sink, snapshot)
     if silent_since is None or now - silent_since < SILENT_SECONDS:
         return ""
-    return f"No call of {sink.key} has ended for {age(silent_since, now)}, though {waiting}."
+    return f"No call of {sink.key} was answered for {age(silent_since, now)}, though {waiting}."
 
 
 def _silent_since(sink: SinkStatus, snapshot: StreamSnapshot) -> float | None:
-    """Return since when a sink that counts its calls has ended none though rows wait; None if none wait."""
+    """Return since when no call of a sink that counts them was answered, though rows wait; None if none wait."""
     # A limit of one call in five minutes makes none for as long.
     if not sink.answers or (sink.limit_used or 0.0) >= LIMIT_IS_USED:
         return None
+    # Rows of a batch of its own are in no count, but somebody calls for them.
+    if sink.failing is not None:
+        return sink.failing
     since = [sink.called or snapshot.started]
     if snapshot.step == f"apply {sink.key}":
         since.append(snapshot.progress)

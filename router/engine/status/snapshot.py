@@ -69,9 +69,9 @@ class SinkStatus:
     `oldest` is when the first of the backlog came into the outbox, in seconds since 1970; None if nothing waits.
     `waits` is why the last batch of a detached sink failed and is tried again; empty if it did not fail.
     Since `fails_since` it does so, or its circuit is open; `url` is where it sends, without query, and `failure` how
-    the last call that failed ended. `called` is when a call last ended. `circuit_open`, `limit_used` and `answers` are
-    about the sink's API and all sinks that share its limit: see `ApiState`; None or empty if they are not known.
-    `last_answers` are those of the last minute.
+    the last call that failed ended. `called` is when a call was last answered, `failing` since when calls fail or time
+    out instead. `circuit_open`, `limit_used` and `answers` are about the sink's API and all sinks that share its limit:
+    see `ApiState`; None or empty if they are not known. `last_answers` are those of the last minute.
     """
 
     route: str
@@ -88,6 +88,7 @@ class SinkStatus:
     url: str = ""
     failure: str = ""
     called: float | None = None
+    failing: float | None = None
     circuit_open: bool | None = None
     limit_used: float | None = None
     answers: dict[str, int] = field(default_factory=dict)
