@@ -7,6 +7,7 @@ place has changed.
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -26,9 +27,16 @@ from router.templates import literal_template
 
 DAMAGED_LOG = "its log is"
 """A text in the error of a table whose log has a damaged file."""
+_DAMAGED_FILE = re.compile(r"Parquet|FAILED_READ_FILE|Object at location \S+ not found|FileNotFoundException")
+"""Texts in the errors of delta-rs, Arrow and Spark about a data file that is cut off, damaged or gone."""
 LOOKED_AT = 20
 """The number of newest commits that are checked for being empty when a table is opened, as both Delta libraries take an
 empty file for a commit that changed nothing. A table made here has that many between two checkpoints."""
+
+
+def is_damaged(cause: str) -> bool:
+    """Return whether a table cannot be written for a file of its own, so that a rebuild mends it."""
+    return DAMAGED_LOG in cause or _DAMAGED_FILE.search(cause) is not None
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,22 @@ def test_what_is_wrong_has_the_next_step(state: str, fields: dict[str, Any], exp
     assert found(state, **fields) == [expected]
 
 
+@pytest.mark.parametrize(
+    "cause",
+    [
+        "the merge failed: Could not open Parquet input source 'a.parquet': Parquet magic bytes not found in footer",
+        "the merge failed: Generic DeltaTable error: Parquet error: EOF",
+        "Object at location silver/uno/part-0.parquet not found: No such file or directory (os error 2)",
+        "[FAILED_READ_FILE.FILE_NOT_EXIST] Encountered error while reading file part-0.parquet",
+    ],
+)
+def test_a_table_with_a_damaged_data_file_is_rebuilt(cause: str) -> None:
+    """Without it a person is sent to a command that says of the table that it is well."""
+    assert found("running", tables=(TableStatus("silver.uno", blocked=cause),)) == [
+        ("look", "router rebuild games.yaml silver.uno")
+    ]
+
+
 BATCH = BatchStatus(1, NOW, 1, 1, 0, 0, 0, tables=1, files=1, seconds={})
 
 

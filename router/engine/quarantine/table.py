@@ -30,7 +30,7 @@ from pyspark.sql import functions as F
 from router.api.columns import quoted
 from router.api.sinks import MergingSink
 from router.delta.commit import TableCommit, is_committed, to_arrow, to_arrow_schema, to_delta
-from router.delta.lake import DAMAGED_LOG
+from router.delta.lake import is_damaged
 from router.delta.replace_by_spark import staged_rows
 from router.delta.schema_diff import SchemaDiff, compare, delta_schema
 from router.delta.table_cache import SparkTable, TableCache
@@ -263,7 +263,7 @@ def sentence_on_blocked(blocked: Mapping[str, str], rows: int, file: str) -> tup
     """
     cause = next(iter(blocked.values()))
     command = f"router tables {file}"
-    if DAMAGED_LOG in cause:
+    if is_damaged(cause):
         command = f"router rebuild {file} {' '.join(map(shlex.quote, blocked))}"
     so_far = f" ({rows:,} so far)" if rows else ""
     waiting = f"Their rows wait, and land when it works again{so_far}."

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Literal, get_args
 
-from router.delta.lake import DAMAGED_LOG
+from router.delta.lake import is_damaged
 from router.engine.checkpoint_store import held_topics
 from router.engine.quarantine.table import WAITS_FOR, sentence_on_blocked
 from router.errors import join_names, shorten_cause
@@ -86,7 +86,7 @@ def findings(snapshot: StreamSnapshot, file: str, stuck_after: float, now: float
     if snapshot.held_topics:
         found.append(StreamFinding("look", "topic", held_topics(snapshot.held_topics)))
     blocked = snapshot.blocked
-    damaged = {table: cause for table, cause in blocked.items() if DAMAGED_LOG in cause}
+    damaged = {table: cause for table, cause in blocked.items() if is_damaged(cause)}
     unwritable = {table: cause for table, cause in blocked.items() if table not in damaged}
     # Of a blocked table there may also be rows that wait for a person: they are among the others.
     for_tables = [waiting for waiting in snapshot.quarantined if waiting.waits_for == WAITS_FOR["unblock"]]
