@@ -346,7 +346,7 @@ def suggestion(word: str, known: Iterable[str], called: str = "known", listed_in
 
     A list that is too long for a line is named by its place, `listed_in`, if it has one.
     """
-    names = sorted(known)
+    names = sorted(set(known))
     everything = f"{called}: {', '.join(names) or '(nothing is on offer)'}"
     shown_at_most = 1
     if listed_in and len(names) > _LISTED:

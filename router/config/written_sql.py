@@ -62,13 +62,16 @@ class _Check:
 
     def run(self, root: YamlNode, folder: Path) -> None:
         """Look at decoder, routes and views; what is not as the models want it is reported by them."""
-        self._read_files(_at(root, "decode"), folder)
+        is_sound = self._read_files(_at(root, "decode"), folder)
         for loc, kind, node in self._part_texts("decoder", _at(root, "decode"), ("decode",)):
             if kind == "ddl":
                 self._ddl(loc, node.text)
                 # One inside of another, such as `by_topic`, makes some of the events only.
                 if len(loc) > 3 or "keyed" in loc:
                     self.fields = None
+        # Of a decoder with two schemas nobody knows the fields.
+        if not is_sound:
+            self.fields = None
         for number, route in enumerate(_items(_at(root, "routes"))):
             self._route(route, ("routes", number))
         for number, expectation in enumerate(_items(_at(root, "expectations"))):
@@ -80,21 +83,22 @@ class _Check:
                 self._sql((part, number, "sql"), _at(item, "sql"))
                 self._expectations(item, (part, number))
 
-    def _read_files(self, node: YamlNode | None, folder: Path) -> None:
-        """Let the decoder read its fields from files beside the configuration, if it has such."""
+    def _read_files(self, node: YamlNode | None, folder: Path) -> bool:
+        """Let the decoder read its fields from files beside the configuration, if it has such; say if it is one."""
         read = partial(self.registry.resolve, Decoder)  # type: ignore[type-abstract]
         decoder = None if node is None else read_sound(read, plain_data(node), depth=2)
         if decoder is None:
-            return
+            return False
         try:
             event = decoder.known_fields(folder)
         except (RouterError, OSError, ValueError) as error:
             self._add(("decode",), first_line(error), "", "value")
-            return
+            return True
         if isinstance(event, str):
             self._ddl(("decode",), event)
         elif event is not None:
             self.fields = _fields_of(event)
+        return True
 
     def _route(self, route: YamlNode, loc: KeyPath) -> None:
         fields = self.fields

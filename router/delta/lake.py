@@ -27,7 +27,7 @@ from router.templates import literal_template
 
 DAMAGED_LOG = "its log is"
 """A text in the error of a table whose log has a damaged file."""
-_DAMAGED_FILE = re.compile(r"Parquet|FAILED_READ_FILE|Object at location \S+ not found|FileNotFoundException")
+_DAMAGED_FILE = re.compile(r"Parquet|FAILED_READ_FILE|Object at location \S+ not found|File \S+ does not exist")
 """Texts in the errors of delta-rs, Arrow and Spark about a data file that is cut off, damaged or gone."""
 LOOKED_AT = 20
 """The number of newest commits that are checked for being empty when a table is opened, as both Delta libraries take an

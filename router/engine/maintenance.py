@@ -31,7 +31,7 @@ from router.delta.maintenance import (
 )
 from router.delta.replace_by_spark import CONFLICTS, name_folders_at_random
 from router.errors import TableError, first_line
-from router.spark_internals import recompute_statistics
+from router.spark_internals import first_cause, recompute_statistics
 from router.storage.locations import makes
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ class SparkMaintenance:
         except CONFLICTS:
             raise
         except Exception as error:  # a damaged file, for one: what else is to be done does not need it
-            result = replace(result, refused=first_line(error))
+            result = replace(result, refused=first_cause(error))
             if not unmergeable(handle):
                 handle.create_checkpoint()  # for the log: without new files Spark makes none
         session.sql(vacuum).collect()

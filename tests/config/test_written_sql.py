@@ -346,3 +346,18 @@ def test_a_table_with_one_row_per_key_is_not_appended_to(problems, table):
         sinks = sinks.replace("tables:", "delta:")
     what = f"{table} cannot have one row per key and be appended to: so does the sink at line 6"
     assert (6, "routes.0.sinks.1", what) in problems(GOOD.replace("sinks: [{delta: silver.a}]", sinks))
+
+
+def test_two_schemas_have_no_mistake_of_fields(problems):
+    """Without it one mistake is followed by one for each field."""
+    found = problems(GOOD.replace('json: "game string"', 'json: {schema: "id string", schema_file: bet.ddl}'))
+    assert [(line, path) for line, path, _ in found] == [(4, "decode.json")]
+
+
+def test_a_name_that_is_known_twice_is_listed_once(problems):
+    routes = "".join(f"  - {{name: {name}, match: {{sql: 'true'}}, sinks: [{{delta: silver.b}}]}}\n" for name in "bb")
+    view = 'views: [{name: v, from: {route: bc}, into: gold.v, sql: "SELECT 1 AS a FROM source"}]\n'
+    with pytest.raises(ConfigError) as caught:
+        load(Path("games.yaml"), load_registry([]), environ={}, text=GOOD.replace("dead_", f"{routes}dead_", 1) + view)
+    hints = [problem.hint for problem in caught.value.problems if "no such route" in problem.what]
+    assert hints == ["did you mean `b`? the routes: a, b"]

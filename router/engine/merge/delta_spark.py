@@ -18,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from delta.tables import DeltaTable
-from py4j.protocol import Py4JJavaError
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegralType, LongType
@@ -71,7 +70,7 @@ from router.engine.merge import refused_keys
 from router.engine.merge.delta_rs import COUNTS, as_dead_letters
 from router.errors import TableError
 from router.own_names import DELETIONS, TABLE
-from router.spark_internals import to_arrow_columns, to_spark_columns, to_spark_type
+from router.spark_internals import first_cause, to_arrow_columns, to_spark_columns, to_spark_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,7 +118,7 @@ class SparkMerger:
                             raise
                         report.update(self._merge_table(table, self._rows_of(table, events), summaries[table]))
                 except Exception as error:  # whatever Spark raises concerns this table only
-                    cause = error.what if isinstance(error, TableError) else _first_cause(error)
+                    cause = error.what if isinstance(error, TableError) else first_cause(error)
                     report.update({"failed": f"the merge failed: {cause}", "forbidden": False})
                 outcomes.add(report)
 
@@ -163,16 +162,6 @@ class SparkMerger:
             return retry_on_conflict(merge_once, CONFLICTS, MERGE_TRIES, MERGE_WAIT_SECONDS)
         except CONFLICTS as error:
             raise conflict_error(table, MERGE_TRIES, error) from error
-
-
-def _first_cause(error: Exception) -> str:
-    """Return the first cause of an error, in one line."""
-    if not isinstance(error, Py4JJavaError):
-        return str(error).split("\n")[0]
-    cause: Any = error.java_exception
-    while cause.getCause() is not None:
-        cause = cause.getCause()
-    return str(cause.toString()).split("\n")[0]
 
 
 def _summaries(events: DataFrame, keyed: KeyedTable) -> dict[str, RowSummary]:

@@ -333,4 +333,7 @@ def _fault(frame: DataFrame, make: Callable[[], Column], *, condition: bool = Fa
 
 
 def _first_line(error: Exception) -> str:
+    if isinstance(error, AnalysisException) and error.getCondition() == "MISSING_GROUP_BY":
+        # Spark's advice is for a query.
+        return "an aggregate, such as count(*) or sum(x), has no place here: each row is looked at alone (no GROUP BY)"
     return str(error).strip().split("\n")[0]

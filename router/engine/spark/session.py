@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+import tempfile
 import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -278,6 +279,8 @@ def session_builder(
         builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
         builder = builder.config("spark.driver.defaultJavaOptions", java_options(settings))
         builder = builder.config("spark.python.daemon.module", "router.engine.land.worker_daemon")
+        # Spark makes the folder at each start, by default where somebody happens to work; no table is in it.
+        builder = builder.config("spark.sql.warehouse.dir", str(Path(tempfile.gettempdir()) / "spark-warehouse"))
         jars = resolved_jars(connectors, settings)
         # With everything in one process the class path is enough for jars: Spark would copy them at every start, and no
         # archive holds their classes.

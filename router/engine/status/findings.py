@@ -97,6 +97,9 @@ def findings(snapshot: StreamSnapshot, file: str, stuck_after: float, now: float
     if others:
         command = f"router quarantine list {file}"
         text = f"{'Other quarantined' if blocked else 'Quarantined'} rows: {_of_quarantine(others)}."
+        text += (
+            " After a look, `router quarantine release` gives them to their tables, `discard` makes them dead letters."
+        )
         found.append(StreamFinding("look", "quarantine", text, command))
     text = _of_rise(snapshot.batches, now)
     if text:

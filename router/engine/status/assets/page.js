@@ -67,7 +67,9 @@ function showState() {
   find("state").className = isOver ? "" : worst;
   // It is read aloud when it changes, and only then.
   if (find("verdict").textContent !== verdict) find("verdict").textContent = verdict;
-  const lag = stream.lag === null ? "" : `, ${count(stream.lag)} records behind`;
+  // While the source does not answer, the number is that of before.
+  const isBehind = stream.state === "running" && stream.lag !== null;
+  const lag = isBehind ? `, ${count(stream.lag)} records behind` : "";
   const cause = stream.cause ? `: ${visible(stream.cause)}` : "";
   const hasSince = stream.since && stream.state !== "running";
   const since = hasSince ? ` since ${moment(stream.since)}` : "";
