@@ -205,6 +205,27 @@ def test_one_odd_row_is_set_aside_and_stops_nobody(raw: Tasks, server: Scripted,
     assert {row["status"] for at, row in receipts.items() if at != 3} <= {"delivered"}
 
 
+def test_an_api_that_never_answers_takes_no_row_aside(raw: Tasks, server: Scripted) -> None:
+    """Without it the row that an outage met alone is parked, and said to be one that the API does not take."""
+    silent_calls = 8
+
+    def act(talk: Talk) -> None:
+        while talk.request() is not None:
+            if len(talk.server.bodies) <= silent_calls:
+                talk.wait()
+                return
+            talk.answer()
+
+    server.act = act
+    job = raw.job(cut=CallSize())
+    job = replace(job, client={**job.client, "read": 0.1}, policy=replace(job.policy, attempts=1))
+
+    whole(raw, rows([3]), job=job).deliver()
+
+    (receipt,) = raw.receipts()
+    assert (receipt["status"], len(server.bodies) > silent_calls) == ("delivered", True)
+
+
 def test_an_odd_row_that_is_answered_before_all_others_stops_nobody(raw: Tasks, server: Scripted) -> None:
     """Without it the stream stops or goes on by chance: whether another row was answered before."""
     answered = threading.Event()

@@ -369,7 +369,7 @@ class BatchJob:
         if not only:
             return 0
         self.leases.note_set_aside(self.limit)
-        why = f"the API has not taken it in {self.rounds} rounds, while it took others: {self._why}"
+        why = f"the API has not taken it in {self.rounds} rounds, though it answers: {self._why}"
         if self.odd == "dead":
             self._check_dead(sum(last - first + 1 for *_, first, last in only), why)
         return self._park(why, only, self.odd)
