@@ -225,7 +225,7 @@ const quarantine = new SortedTable(find("quarantine"), "Quarantine", "No rows ar
   time("Oldest record", (row) => row.oldest),
   wide("Why", (row) => row.cause),
 ]);
-const sinks = new SortedTable(find("sinks"), "Sinks that send", "No sink sends rows to another system, or none has sent yet.", [
+const sinks = new SortedTable(find("sinks"), "Sinks that send or merge", "No sink sends or merges rows, or none has yet.", [
   wide("Sink", (row) => `${row.route}/${row.sink}`),
   { ...text("Circuit", (row) => (row.circuit_open ? "open: its API is unavailable" : "")), cell: circuit },
   { ...number("Limit used", (row) => row.limit_used ?? -1), cell: limit },
