@@ -213,8 +213,8 @@ class Commands(click.Group):
         except Exception as error:
             _print_stack(error)
             name = type(error).__name__
-            where = f"`router --verbose {ctx.invoked_subcommand} ...` shows where"
-            click.echo(f"router: unexpected {name}: {printable(first_line(error))}; {where}", err=True)
+            where = "" if is_verbose() else f"; `router --verbose {ctx.invoked_subcommand} ...` shows where"
+            click.echo(f"router: unexpected {name}: {printable(first_line(error))}{where}", err=True)
             ctx.exit(_exit_code(ctx, error))
 
 
