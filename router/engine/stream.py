@@ -83,6 +83,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("router")
 _POLL_SECONDS = 0.2
 _LOOK_SECONDS = 5
+_RETRY_SECONDS = 60.0
+_LONGEST_RETRY = 600.0
+"""Seconds between two tries of rows that wait for tables of upserts while no batch comes, at first and at most."""
 """Seconds between two looks for approvals while no batch is running."""
 EXECUTOR_SECONDS = 30
 KEPT_REPORTS = 1_000
@@ -286,6 +289,8 @@ class _StreamRun:
     busy: threading.Lock = field(default_factory=threading.Lock)
     releasing: threading.Lock = field(default_factory=threading.Lock)
     looked: float = 0.0
+    retried: float = -_LONGEST_RETRY
+    retry_pause: float = _RETRY_SECONDS
     unreported: deque[BatchReport] = field(default_factory=deque)
     reports: deque[BatchReport] = field(default_factory=lambda: deque(maxlen=KEPT_REPORTS))
     planner: Planner | None = None
@@ -381,7 +386,6 @@ class _StreamRun:
             by_ledger = begin is not None
             self.topics = TopicIds.of(self.spark, self.config, self.lake, self.checkpoint, by_ledger=by_ledger)
         self._release()
-        self._merge_backlogs()
         self.planner = self.planner or Planner(self.config, self.config.decode, memory=self._memory, at_start=True)
         self.planner.check_routes()
         self.planner.lookups.load(self.spark)  # waits for a table that is unavailable, before anything is read
@@ -517,28 +521,36 @@ class _StreamRun:
             self.silent_at = snapshot.place
 
     def _release(self) -> None:
-        """Release quarantined rows that are approved, while no batch is running."""
+        """Release quarantined rows that are approved, and merge rows that wait, while no batch is running."""
         self.looked = time.monotonic()
         if not self.releasing.acquire(blocking=False):
             return  # a batch has just begun; it does the same at its end
         try:
             store = CheckpointStore(self.checkpoint)
             about = self.lake, store, self._committers, self.executors
-            if Release(self.config, self.spark, *about, self._deliver).idle():
+            released = Release(self.config, self.spark, *about, self._deliver).idle()
+            if self._merge_backlogs() or released:
                 waiting = waiting_places(self.config, store)
                 self.status.note_blocked({place: backlog.why for place, backlog in waiting.items()})
         finally:
             self.releasing.release()
 
-    def _merge_backlogs(self) -> None:
-        """Merge rows that wait for tables of upserts, unless a batch was cut off: it merges them."""
-        if self.config.debug:
-            return
+    def _merge_backlogs(self) -> bool:
+        """Merge rows that wait for tables of upserts if it is time to; say whether there were any.
+
+        Not if a batch was cut off: it merges them. A table may be mended while no batch comes.
+        """
+        if self.config.debug or time.monotonic() < self.retried + self.retry_pause:
+            return False
         outboxes = self._outboxes()
         pending = outboxes.with_backlogs()
         # Whether a batch was cut off is asked last: that opens the ledger.
-        if pending and not was_cut_off(self.lake, outboxes.store, self.config):
+        is_due = bool(pending) and not was_cut_off(self.lake, outboxes.store, self.config)
+        if is_due:
             outboxes.merge_backlogs(pending)
+        self.retry_pause = min(2 * self.retry_pause, _LONGEST_RETRY) if is_due else _RETRY_SECONDS
+        self.retried = time.monotonic()
+        return is_due
 
     def _deliver(self, key: str, query: str, last: int, rows: DataFrame) -> Applied | None:
         """Give rows of an outbox that left the quarantine to their sink, while no batch is running."""

@@ -40,11 +40,17 @@ routes:
   - name: games
     match: {{sql: "event.game IS NOT NULL"}}
     expect: [{{name: numbered, sql: "event.id IS NOT NULL", otherwise: {otherwise}}}]
-    sinks: [{{tables: {{table: "silver.{{event.game}}"}}}}]
+    sinks: [{{{sink}}}]
 trigger: {{once: true}}
 dead_letters: ops.dead
 ui: {{address: "127.0.0.1:0"}}
 """
+
+
+SINKS = {
+    "tables": 'tables: {table: "silver.{event.game}"}',
+    "upsert": 'upsert: {table: "silver.{event.game}", keys: [event.id]}',
+}
 
 
 @pytest.fixture
@@ -55,10 +61,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def ran(folder: Path, spark: SparkSession, otherwise: str) -> StatusBoard:
+def ran(folder: Path, spark: SparkSession, otherwise: str, sink: str = SINKS["tables"]) -> StatusBoard:
     """Return the board of a run that has ended."""
     file = folder / "games.yaml"
-    file.write_text(YAML.format(folder=folder, otherwise=otherwise))
+    file.write_text(YAML.format(folder=folder, otherwise=otherwise, sink=sink))
     registry = load_registry(())
     board = StatusBoard("games")
     run(load(file, registry, environ={}), registry, spark, RunOptions(status=board))
@@ -92,7 +98,7 @@ def test_a_run_tells_what_it_did(folder: Path, spark: SparkSession, caplog: pyte
 def test_views_and_merged_tables_are_told(folder: Path, spark: SparkSession, commit: str, committer: str) -> None:
     """Without it the page says of a table that Delta on Spark merges into that it is quick, or nothing of it."""
     file = folder / "games.yaml"
-    text = YAML.format(folder=folder, otherwise="warn")
+    text = YAML.format(folder=folder, otherwise="warn", sink=SINKS["tables"])
     sinks = text.index("sinks: [") + len("sinks: [")
     upsert = "{upsert: {table: silver.profiles, keys: [event.game]}}, "
     view = (
@@ -123,7 +129,7 @@ def test_a_view_that_fails_ends_a_run_with_1_and_stays_seen(folder: Path, spark:
         "views: [{name: counts, from: {route: games}, into: gold.counts, sql: 'SELECT nothing FROM source'},\n"
         "  {name: well, from: {route: games}, into: gold.well, sql: 'SELECT count(*) AS events FROM source'}]\n"
     )
-    file.write_text(YAML.format(folder=folder, otherwise="warn") + view)
+    file.write_text(YAML.format(folder=folder, otherwise="warn", sink=SINKS["tables"]) + view)
     registry = load_registry(())
     loaded = load(file, registry, environ={})
     with pytest.raises(ViewError, match="nothing") as failed:
@@ -146,7 +152,7 @@ def test_a_run_that_fails_says_why(folder: Path, spark: SparkSession) -> None:
     file = folder / "games.yaml"
     registry = load_registry(())
     with receiving() as receiver:
-        text = YAML.format(folder=folder, otherwise="fail")
+        text = YAML.format(folder=folder, otherwise="fail", sink=SINKS["tables"])
         file.write_text(f'{text}on_failure: {{webhook: "{receiver.url}"}}\n')
         with pytest.raises(RouterError):
             run(load(file, registry, environ={}), registry, spark, RunOptions(status=board))
@@ -164,7 +170,7 @@ def test_an_api_that_is_down_is_told_without_ui(folder: Path, spark: SparkSessio
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    text = YAML.format(folder=folder, otherwise="warn")
+    text = YAML.format(folder=folder, otherwise="warn", sink=SINKS["tables"])
     text = text.replace("trigger: {once: true}\n", "").replace('ui: {address: "127.0.0.1:0"}\n', "")
     text = text.replace(
         '{tables: {table: "silver.{event.game}"}}', f'{{rest: {{url: "http://127.0.0.1:{port}/wins"}}}}'
@@ -186,13 +192,16 @@ def test_an_api_that_is_down_is_told_without_ui(folder: Path, spark: SparkSessio
     assert "games/rest" in receiver.messages[0]["cause"]
 
 
+@pytest.mark.parametrize("sink", ["tables", "upsert"])
 def test_a_table_that_works_again_is_told_without_a_batch(
-    folder: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+    folder: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, sink: str
 ) -> None:
     """Without it page and `status` name a table as damaged until the next record comes, on a quiet topic for hours."""
     monkeypatch.setattr(stream, "_LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(stream, "_RETRY_SECONDS", 0.5)
+    monkeypatch.setattr(stream, "_LONGEST_RETRY", 0.5)
     monkeypatch.setattr(quarantine, "FIRST_PAUSE", 0.5)
-    ran(folder, spark, "warn")
+    ran(folder, spark, "warn", SINKS[sink])
     log = folder / "lake/silver/uno/_delta_log"
     (log / "away").mkdir()
     kept = [path.rename(log / "away" / path.name) for path in log.iterdir() if path.is_file()]
@@ -238,7 +247,7 @@ def test_a_run_tells_how_far_a_topic_is_processed(folder: Path, spark: SparkSess
     assert producer.flush(30) == 0
     file = folder / "games.yaml"
     source = f'kafka: {{servers: "{broker.servers}", topics: [{topic}]}}'
-    text = YAML.format(folder=folder, otherwise="warn")
+    text = YAML.format(folder=folder, otherwise="warn", sink=SINKS["tables"])
     file.write_text(text.replace(f'files: {{path: "{folder}/in"}}', source))
     registry = load_registry(())
     board = StatusBoard("games")
