@@ -61,6 +61,17 @@ def test_a_whole_lake_is_ok(lake: WrittenLake) -> None:
     assert found["silver.uno"] == "ok, 21 rows in 6 files, version 5"
 
 
+def test_a_damaged_page_is_found_with_the_contents(lake: WrittenLake) -> None:
+    """Without it the command ends with a stack trace, and names no other table."""
+    file = lake.path("silver.uno") / "part-0000000002-0.parquet"
+    content = bytearray(file.read_bytes())
+    content[4:60] = b"\xff" * 56
+    file.write_bytes(content)
+
+    assert list(found := wrong(lake, "--contents")) == ["silver.uno"]
+    assert found["silver.uno"].startswith(f"1 file is damaged: {file.name} ")
+
+
 def lose_a_file(lake: WrittenLake) -> str:
     (lake.path("silver.uno") / "part-0000000002-0.parquet").unlink()
     return "1 file is missing: part-0000000002-0.parquet"

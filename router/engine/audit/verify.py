@@ -694,11 +694,14 @@ class Verification:
                     missing.append(path)
                 elif entry.size != size:
                     damaged.append(f"{path} has {entry.size:,} bytes, {size:,} in the log")
-                elif self.contents and (fault := self._fault_of_footer(file, row["num_records"])):
-                    damaged.append(f"{path} {fault}")
                 elif self.contents or path in doubtful_columns:
                     columns = None if self.contents else doubtful_columns[path]
-                    refused += [f"{path}: {reason}" for reason in self._refused_values(table, file, columns)]
+                    try:
+                        reason = self._refused_value(table, file, columns, row["num_records"])
+                    except (OSError, pa.ArrowException) as error:
+                        damaged.append(f"{path} {first_line(error)}")
+                    else:
+                        refused += [f"{path}: {reason}"] if reason else []
         faults = []
         if missing:
             faults.append(f"{_files_are(missing)} missing: {_first(missing)}")
@@ -708,20 +711,25 @@ class Verification:
             faults.append(f"{_files_are(refused)} refused by readers: {_first(refused)}")
         return faults
 
-    def _refused_values(self, table: str, path: str, columns: set[str] | None) -> list[str]:
-        """Return the first column of a file, of some or of all, with values that readers refuse, and why."""
+    def _refused_value(self, table: str, path: str, columns: set[str] | None, rows: int | None) -> str:
+        """Return why readers refuse a value of a file, in some or in all columns; an empty text if they refuse none.
+
+        Raises OSError or ArrowException if it cannot be read, or has another number of rows.
+        """
         # The time of a record is that of its producer, and lands as it is.
         times = {TIMESTAMP, "timestamp"} if table in self._raw_tables else {TIMESTAMP}
         with self.lake.files.open_input_file(path) as source:
             file = pq.ParquetFile(source)
+            if rows not in (None, file.metadata.num_rows):
+                raise OSError(f"has {file.metadata.num_rows:,} rows, {rows:,} in the log")
             names = []
             for column in file.schema_arrow:
                 if may_be_unreadable(column.type) and (columns is None or column.name in columns):
                     names.append(column.name)
             for part in file.iter_batches(columns=sorted({*names} - times)):
                 for unreadable in unreadable_in(part):
-                    return [unreadable.reason]
-        return []
+                    return unreadable.reason
+        return ""
 
     @cached_property
     def _raw_tables(self) -> frozenset[str]:
@@ -729,17 +737,6 @@ class Verification:
         raw = {table for table, keys in self.fixed.items() if keys & {"/bronze", "/dead_letters"}}
         of_topics = {table for table, by_key in self.recorded.manifests.items() if "/bronze" in by_key}
         return frozenset(raw | of_topics)
-
-    def _fault_of_footer(self, path: str, rows: int | None) -> str:
-        """Return how the footer of a file differs from the log; an empty text if it does not."""
-        try:
-            with self.lake.files.open_input_file(path) as source:
-                rows_in_file = pq.ParquetFile(source).metadata.num_rows
-        except (OSError, pa.ArrowException) as error:
-            return f"cannot be read ({first_line(error)})"
-        if rows in (None, rows_in_file):
-            return ""
-        return f"has {rows_in_file:,} rows, {rows:,} in the log"
 
     def _check_sums(
         self, sums: dict[tuple[str, str], BatchRows], since: dict[str, int], broken: set[str]
