@@ -59,6 +59,8 @@ class _Check:
         self.findings: list[Finding] = []
         self.notes: list[Finding] = []
         self.fields: Fields | None = None
+        self.made: dict[str, list[str] | None] = {}
+        """The columns of each route, and of each table that a sink names, as far as they are certain."""
 
     def run(self, root: YamlNode, folder: Path) -> None:
         """Look at decoder, routes and views; what is not as the models want it is reported by them."""
@@ -80,7 +82,9 @@ class _Check:
         self.fields = None
         for part in ("let", "views"):
             for number, item in enumerate(_items(_at(root, part))):
-                self._sql((part, number, "sql"), _at(item, "sql"))
+                tree = self._sql((part, number, "sql"), _at(item, "sql"))
+                if part == "views" and tree is not None:
+                    self._view((part, number, "sql"), _at(item, "from"), tree)
                 self._expectations(item, (part, number))
 
     def _read_files(self, node: YamlNode | None, folder: Path) -> bool:
@@ -111,11 +115,42 @@ class _Check:
         for number, item in enumerate(_items(select)):
             self._sql((*loc, "select", number), item)
         self._expectations(route, loc)
+        self._make(_at(route, "name"), columns)
         for number, sink in enumerate(_items(_at(route, "sinks"))):
             place = (*loc, "sinks", number)
+            for entry in sink.entries.values() if isinstance(sink, Keys) else ():
+                self._make(_at(entry.value, "table") or entry.value, columns)
             for inner, kind, node in self._part_texts("sink", sink, place):
                 self._text(kind, inner, node, columns, renamed)
             self._templates(place, sink, columns)
+
+    def _make(self, node: YamlNode | None, columns: list[str] | None) -> None:
+        """Note the columns of a route or a table; those that two make are not certain."""
+        if isinstance(node, Scalar):
+            self.made[node.text] = None if node.text in self.made else columns
+
+    def _view(self, loc: KeyPath, source: YamlNode | None, tree: Any) -> None:
+        """Note columns of a view over one route or table that this does not make: others may have made them before."""
+        from sqlglot import exp  # noqa: PLC0415
+
+        if isinstance(source, Keys):
+            source = _at(source, "route") or _at(source, "tables")
+        if isinstance(source, Items) and len(source.items) == 1:
+            source = source.items[0]
+        columns = self.made.get(source.text) if isinstance(source, Scalar) else None
+        tables = [*tree.find_all(exp.Table, exp.Select, exp.Lateral, exp.CTE)]
+        if columns is None or len(tables) != 2 or tables[1].name != "source":
+            return
+        known = [*columns, "table", "valid_from", "valid_to", "is_current", *(one.alias for one in tree.expressions)]
+        names = []
+        for column in tree.find_all(exp.Column):
+            parts = [part.name for part in column.parts]
+            is_qualified = len(parts) > 1 and parts[0].lower() in ("source", tables[1].alias.lower())
+            names.append(parts[1] if is_qualified else parts[0])
+        for name in dict.fromkeys(names):
+            if name.lower() not in {one.lower() for one in known} and not name.startswith("_"):
+                hint = f"{suggestion(name, columns, 'its columns')}; {DECIDES}"
+                self.notes.append(Finding(loc, f"`source` may have no column `{name}`", hint, code="field"))
 
     def _expectations(self, item: YamlNode, loc: KeyPath) -> None:
         for number, expectation in enumerate(_items(_at(item, "expect"))):
@@ -246,28 +281,32 @@ class _Check:
         else:
             self.notes.append(Finding(loc, "this may be no schema", DECIDES, code="sql"))
 
-    def _sql(self, loc: KeyPath, node: YamlNode | None) -> None:
-        """Look at brackets, the last word, and fields of `event`. A message shows no text that a variable gave."""
+    def _sql(self, loc: KeyPath, node: YamlNode | None) -> Any:
+        """Look at brackets, the last word, and fields of `event`; return its tree, None if there is none.
+
+        A message shows no text that a variable gave.
+        """
         if not isinstance(node, Scalar) or node.broken or node.tainted or not node.text.strip():
-            return
+            return None
         from sqlglot.errors import SqlglotError  # noqa: PLC0415
 
         try:
             tokens = _spark().tokenize(node.text)
         except SqlglotError:
             self.notes.append(Finding(loc, "this may be no SQL", DECIDES, code="sql"))
-            return
+            return None
         faults = [*_faults(tokens)]
         for fault in faults:
             self._add(loc, fault, "", "sql")
         for path in dict.fromkeys(_fields_of_event(tokens)):
             self._field(loc, path, self.fields)
         if faults:
-            return
+            return None
         try:
-            _spark().parser().parse(tokens, node.text)
+            return next(iter(_spark().parser().parse(tokens, node.text)), None)
         except (SqlglotError, RecursionError):
             self.notes.append(Finding(loc, "this may be no SQL", DECIDES, code="sql"))
+            return None
 
 
 @cache
