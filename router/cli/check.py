@@ -11,9 +11,9 @@ import click
 from router.cli import config_argument, existing_file, plugin_option
 from router.cli.documents import json_option, show_json
 from router.cli.session import spark_session
-from router.config.loader import Loaded, load
+from router.config.loader import Loaded, load, load_sound
 from router.config.problems import sort_problems
-from router.errors import ConfigError
+from router.errors import ConfigError, RouterError
 from router.registry import Entry, Registry, load_registry, missing_extras
 
 if TYPE_CHECKING:
@@ -79,6 +79,8 @@ def check(
             changes = in_order_of_severity(check_lake(loaded))
     except ConfigError as error:
         problems = error.problems
+        if plan and loaded is None:
+            problems = with_plan_of_rest(file, registry, problems)
         if plan or lake:
             problems = with_written_sql(file, registry, problems)
     if as_json:
@@ -100,6 +102,21 @@ def check(
             _show_changes(loaded, changes)
     is_refused = any(change.severity == "refused" for change in changes)
     ctx.exit(int(bool(problems) or is_refused))
+
+
+def with_plan_of_rest(file: Path, registry: Registry, problems: tuple[Problem, ...]) -> tuple[Problem, ...]:
+    """Add what only Spark can tell of the parts that have no problem."""
+    from router.engine.preflight.check import check_plan
+
+    rest = load_sound(file, registry, problems)
+    try:
+        if rest is not None:
+            check_plan(rest, rest.registry)
+    except ConfigError as error:
+        return sort_problems([*problems, *error.problems])
+    except RouterError:
+        pass  # the machine has no Spark, or it does not start: what is wrong with the file is known
+    return problems
 
 
 def with_written_sql(file: Path, registry: Registry, problems: tuple[Problem, ...]) -> tuple[Problem, ...]:

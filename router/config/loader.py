@@ -16,12 +16,12 @@ from router.config.problems import Document, place_inside, problems_of, sort_pro
 from router.config.validation import Finding, cross_checks
 from router.config.variables import substitute
 from router.config.written_sql import check_written_sql
-from router.config.yaml_tree import Items, Scalar, YamlNode, as_lists, parse_yaml, plain_data
+from router.config.yaml_tree import Items, Keys, Scalar, YamlNode, as_lists, parse_yaml, plain_data
 from router.errors import ConfigError, PluginError, Problem
 from router.table_names import templates_meet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from router.registry import KeyPath, Registry
@@ -98,6 +98,44 @@ def load(
     if config.debug:
         config = config.debugged()
     return Loaded(config, path, _fingerprint(written), registry, document, sort_problems(notes))
+
+
+def load_sound(path: Path, registry: Registry, problems: Iterable[Problem]) -> Loaded | None:
+    """Return a configuration with nothing in the place of what has problems; None if that is too much.
+
+    A faulty route is one that takes nothing, and other options at fault have their defaults; so that what only Spark
+    can tell of the others is told in the same round. It is for checks alone.
+    """
+    text = _read(path)
+    written, _ = parse_yaml(text, str(path))
+    if not isinstance(written, Keys):
+        return None
+    filled, _ = substitute(written, os.environ, path.parent, str(path))
+    assert isinstance(filled, Keys)
+    entries = dict(filled.entries)
+    for problem in problems:
+        option, _, rest = problem.path.partition(".")
+        number = rest.partition(".")[0]
+        routes = entries.get("routes")
+        nothing, _ = parse_yaml(_NO_ROUTE.format(number), str(path))
+        if option == "routes" and number and nothing and routes and isinstance(routes.value, Items):
+            # What a view lacks may be what this route would make.
+            entries.pop("views", None)
+            items = [*routes.value.items]
+            items[int(number)] = nothing
+            entries["routes"] = replace(routes, value=replace(routes.value, items=tuple(items)))
+        else:
+            entries.pop(option, None)
+    widths = widths_of(text)
+    try:
+        registry = _with_plugins(registry, Document(str(path), filled, widths), path.parent)
+    except ConfigError:
+        return None
+    config, _ = _validate(Document(str(path), replace(filled, entries=entries), widths), registry)
+    return Loaded(config, path, "", registry, Document(str(path), written, widths)) if config else None
+
+
+_NO_ROUTE = "{{name: faulty_{0}, match: {{sql: 'false'}}, sinks: [{{delta: faulty.route_{0}}}]}}"
 
 
 def _read(path: Path) -> str:
