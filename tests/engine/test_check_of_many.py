@@ -204,18 +204,21 @@ FAULTS_OF_TYPES = [
 ]
 
 
-def test_what_is_no_condition_and_no_name_is_told(spark: SparkSession, tmp_path: Path) -> None:
-    """Without it nothing matches, all rows are dead letters, or the run ends at every start with a stack trace."""
+def assert_told(text: str, faults: list[tuple[str, str]], spark: SparkSession, folder: Path) -> None:
+    """Check that a configuration has these faults, in this order: the place of each, and words in it."""
     registry = load_registry()
-    loaded = load(
-        tmp_path / "games.yaml", registry, environ={}, text=NO_CONDITIONS.replace("LAKE", str(tmp_path / "lake"))
-    )
+    loaded = load(folder / "games.yaml", registry, environ={}, text=text.replace("LAKE", str(folder / "lake")))
     with pytest.raises(ConfigError) as caught:
         check_plan(loaded, registry, spark)
     found = [(problem.path, problem.what) for problem in caught.value.problems]
-    assert [path for path, _ in found] == [path for path, _ in FAULTS_OF_TYPES], found
-    for (_, what), (_, words) in zip(found, FAULTS_OF_TYPES, strict=True):
+    assert [path for path, _ in found] == [path for path, _ in faults], found
+    for (_, what), (_, words) in zip(found, faults, strict=True):
         assert words in what
+
+
+def test_what_is_no_condition_and_no_name_is_told(spark: SparkSession, tmp_path: Path) -> None:
+    """Without it nothing matches, all rows are dead letters, or the run ends at every start with a stack trace."""
+    assert_told(NO_CONDITIONS, FAULTS_OF_TYPES, spark, tmp_path)
 
 
 ROUTES = """\
@@ -280,15 +283,7 @@ FAULTS_OF_VIEWS = [
 
 def test_views_are_analysed_over_tables_that_are_not_there_yet(spark: SparkSession, tmp_path: Path) -> None:
     """Without it a faulty view is found when its tables are there: after the first batch, by nobody who looks."""
-    registry = load_registry()
-    text = (ROUTES + GOOD_VIEWS + FAULTY_VIEWS).replace("LAKE", str(tmp_path / "lake"))
-    loaded = load(tmp_path / "games.yaml", registry, environ={}, text=text)
-    with pytest.raises(ConfigError) as caught:
-        check_plan(loaded, registry, spark)
-    found = [(problem.path, problem.what) for problem in caught.value.problems]
-    assert [path for path, _ in found] == [path for path, _ in FAULTS_OF_VIEWS], found
-    for (_, what), (_, words) in zip(found, FAULTS_OF_VIEWS, strict=True):
-        assert words in what
+    assert_told(ROUTES + GOOD_VIEWS + FAULTY_VIEWS, FAULTS_OF_VIEWS, spark, tmp_path)
 
 
 def test_a_view_of_a_table_that_nothing_makes_is_named(spark: SparkSession, tmp_path: Path) -> None:

@@ -315,11 +315,13 @@ class RoutePlanner:
             if kind not in CONDITIONS:
                 raise StartError(f"route {self.route.name}, {name}: {no_condition(kind)}")
 
-    def name_faults(self, frame: DataFrame) -> Iterator[tuple[int, str]]:
-        """Yield the sinks whose tables are named by a field that is no single value."""
+    def name_faults(self, frame: DataFrame, row_type: StructType) -> Iterator[tuple[int, str]]:
+        """Yield the sinks whose tables are named by a field that is no single value: of a frame, or of the row."""
+        # Of one name the frame's column is taken, as in `frame_for_names`.
+        scope = StructType([*row_type, *frame.schema])
         for j, sink in enumerate(self.route.sinks):
             for path in template_fields(sink.table_template() or "") if isinstance(sink, LakeSink) else ():
-                kind: DataType = frame.schema
+                kind: DataType = scope
                 for name in path.split("."):
                     inner = {field.name.lower(): field for field in kind} if isinstance(kind, StructType) else {}
                     kind = inner[name.lower()].dataType if name.lower() in inner else StringType()
@@ -463,7 +465,7 @@ class RoutePlanner:
         row_type = self.row_type(frame)
         for fault in self.row_faults(frame, row_type):
             raise StartError(fault)
-        for j, fault in self.name_faults(self.frame_for_names(frame)):
+        for j, fault in self.name_faults(frame, row_type):
             raise StartError(f"route {self.route.name}, sink {[*self.route.named_sinks][j]}: {fault}")
         schema = delta_schema(pa.schema([pa.field(f.name, arrow_type(f.dataType)) for f in row_type]))
         targets = []

@@ -312,7 +312,7 @@ def _faults_of_sink(planner: RoutePlanner, frame: DataFrame, sink: Sink) -> Iter
     except PluginError as error:
         yield "", str(error)
         return
-    yield from (("table", fault) for _, fault in planner.name_faults(planner.frame_for_names(frame)))
+    yield from (("table", fault) for _, fault in planner.name_faults(frame, planner.row_type(frame)))
     for column in planner.table_columns().values():
         if fault := _fault(planner.frame_for_names(frame), partial(F.coalesce, column)):
             yield "table", fault

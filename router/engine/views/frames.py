@@ -27,6 +27,7 @@ from pyspark.sql import functions as F
 from router.api.columns import quoted
 from router.delta.commit import to_delta
 from router.delta.schema_diff import delta_schema
+from router.engine.label.route import CONDITIONS
 from router.engine.lookup.let import define
 from router.engine.views.relation import VIEW_TABLE_COLUMN, Relations, TablePart, are_few
 from router.engine.views.shape import (
@@ -137,7 +138,7 @@ class ViewFrames:
         for number, expectation in enumerate(self.view.expect):
             try:
                 kind = query.select(F.expr(expectation.sql)).schema[0].dataType.simpleString()
-                if kind not in ("boolean", "void"):
+                if kind not in CONDITIONS:
                     problem = f"its expectation {expectation.name}: it is {kind}, and no condition"
                     raise ViewError(self.view.name, problem)
                 plan = analysed(query.select(violations(self.view)[f"{VIOLATED_COLUMN}{number}"]))
