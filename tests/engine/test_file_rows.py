@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from collections.abc import Callable
 from datetime import datetime, timezone
 from decimal import Decimal
@@ -128,6 +129,81 @@ def test_rows_of_json_keep_their_types_and_broken_lines(drain: Drain, tmp_path: 
         {"id": 1, "who": {"name": "ann", "age": None}, "tags": ["x"]},
         {"id": 3, "who": {"name": "bob", "age": 5}},
     ]
+
+
+@pytest.mark.parametrize("multi_line", ["false", "true"])
+def test_texts_of_csv_that_are_not_utf8_are_rescued(spark: SparkSession, tmp_path: Path, multi_line: str) -> None:
+    """Without it a file of another encoding has other letters in its table, and nobody hears of it."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "a.csv").write_bytes(
+        b"id,na\xc3\xafme,n\n1,M\xc3\xbcller,2\n2,M\xfcller,3\n3,\xff\xfe,\xe9\n4,x,5,\xfc\n"
+    )
+    (folder / "b.csv").write_bytes("id,naïme,n\n5,\ufffd \u20ac,6\n".encode())
+    found = records(spark, FilesSource(path=str(folder), format="csv", options={"multiLine": multi_line}))
+
+    def base64(text: bytes) -> str:
+        return b64encode(text).decode()
+
+    assert sorted(found, key=repr) == sorted(
+        [
+            {"id": "1", "naïme": "Müller", "n": "2"},
+            {"id": "2", "n": "3", "_rescued": {"naïme": base64(b"M\xfcller")}},
+            {"id": "3", "_rescued": {"naïme": base64(b"\xff\xfe"), "n": base64(b"\xe9")}},
+            {"id": "4", "naïme": "x", "n": "5", "_rescued": {"_line": base64(b"4,x,5,\xfc")}},
+            {"id": "5", "naïme": "\ufffd \u20ac", "n": "6"},
+        ],
+        key=repr,
+    )
+
+
+def test_lines_of_json_that_are_not_utf8_are_rescued(spark: SparkSession, tmp_path: Path) -> None:
+    """Without it a line of another encoding has other letters in its table, and nobody hears of it."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    broken = [b'{"ID": 2, "name": "M\xfcller", "t\xfc": 1}', b'{"ID": 3, "many": ["\xff"]}', b"no json \xe9"]
+    lines = [b'{"ID": 1, "name": "M\xc3\xbcller", "many": [1.0]}', *broken, '{"ID": 4, "name": "\ufffd"}'.encode()]
+    lines += [b'[{"ID": 5}, {"ID": 6, "id": "x"}, 7]', b"{cut off"]
+    (folder / "a.json").write_bytes(b"\n".join([*lines, b""]))
+    (folder / "b.json").write_bytes(b'{"ID": 8, "id": 9}\n')
+    found = records(spark, FilesSource(path=str(folder), format="json"))
+
+    expected: list[dict[str, Any]] = [{"_rescued": {"_line": b64encode(line).decode()}} for line in broken]
+    expected += [{"ID": "1", "name": "Müller", "many": ["1.0"]}, {"ID": "4", "name": "\ufffd"}]
+    expected += [{"ID": "5"}, {"ID": "6", "_rescued": {"id": "x"}}, {"_rescued": {"_line": "7"}}]
+    expected += [{"_rescued": {"_line": "{cut off"}}, {"ID": "8", "_rescued": {"id": "9"}}]
+    assert sorted(found, key=repr) == sorted(expected, key=repr)
+
+
+def test_files_of_json_that_are_not_utf8_are_rescued(spark: SparkSession, tmp_path: Path) -> None:
+    """Without it Spark's other parser of JSON is not seen to refuse them."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for k, text in enumerate([b'{"id": 1, "name": "M\xc3\xbcller"}', b'{"id": 2, "name": "M\xfcller"}']):
+        (folder / f"{k}.json").write_bytes(text)
+    found = records(spark, FilesSource(path=str(folder), format="json", options={"multiLine": "true"}))
+    broken = {"_rescued": {"_line": '{"id": 2, "name": "M\ufffdller"}'}}
+    assert sorted(found, key=repr) == [broken, {"id": "1", "name": "Müller"}]
+
+
+def test_a_csv_file_of_another_encoding_names_the_option(drain: Drain, tmp_path: Path) -> None:
+    """Without it a column has a name that nobody gave it; the other files land."""
+    put(tmp_path, "a.csv", "id,größe\n1,2\n")
+    (tmp_path / "in" / "b.csv").write_bytes("id,größe\n3,4\n".encode("latin-1"))
+    drain("csv")
+    assert rows(tmp_path) == [{"id": 1, "größe": 2}]
+    (dead,) = rows(tmp_path, "ops.dead")
+    assert dead["topic"].endswith("b.csv")
+    assert "its header is not UTF-8: name its encoding in source.files.options" in dead["reason"]
+
+
+def test_a_named_encoding_is_taken(spark: SparkSession, tmp_path: Path) -> None:
+    """Without it the way out that the message names does not work."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "a.csv").write_bytes("id,größe\n1,ß\n".encode("latin-1"))
+    found = records(spark, FilesSource(path=str(folder), format="csv", options={"encoding": "ISO-8859-1"}))
+    assert found == [{"id": "1", "größe": "ß"}]
 
 
 @pytest.mark.parametrize("kind", ["csv", "json"])

@@ -15,6 +15,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, reduce
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -71,6 +72,12 @@ _LISTED = "path string, modificationTime timestamp, length bigint, content binar
 """The columns of Spark's binary files; it reads only those that are selected."""
 _BLANKS = " \t\n\v\f\r"
 _BYTE_ORDER_MARK = "\ufeff"
+_REPLACED = "\ufffd"
+"""What Python and Java read in the place of bytes that are no UTF-8."""
+_BYTES_AS_TEXT = "ISO-8859-1"
+"""The encoding that has a character for each byte."""
+ANY_BYTES = "bytes"
+"""The name in the metadata of a column whose texts may not be UTF-8."""
 _FIRST = 20
 """Files from which the columns are learnt before the first batch."""
 _THREADS = 8
@@ -160,29 +167,53 @@ class FileRows:
             "columnNameOfCorruptRecord": BROKEN,
             "enforceSchema": "true",
         }
-        if self.files.options.get("header", "true").lower() != "true":
-            columns = self._reader(**options).load(paths).columns
-            return [self._reader(**options).schema(_texts(columns)).load(paths)]
-
-        # The header is the first line that is not empty, in the part of the file that begins at byte 0.
-        lines = self.spark.read.format("text").options(**_NO_PATTERNS).load(paths).where(F.length(F.trim("value")) > 0)
-        lines = lines.select("value", F.col("_metadata.file_path").alias("path"), F.col("_metadata.file_block_start"))
-        numbered = lines.where("file_block_start = 0").withColumn("number", F.monotonically_increasing_id())
-        headers = numbered.groupBy("path").agg(F.min_by("value", "number").alias("line")).collect()
-        paths_by_header: dict[str, list[str]] = {}
-        for row in headers:  # an empty file has none
-            header = row["line"].lstrip("\ufeff")
-            paths_by_header.setdefault(header, []).append(path_of(self.spark, row["path"]))
-
         separator = self.files.options.get("sep", self.files.options.get("delimiter", ","))
         frames = []
-        for header, paths_of_header in paths_by_header.items():
-            columns = next(csv.reader([header], delimiter=separator))
-            frames.append(self._reader(**options).schema(_texts(columns)).load(sorted(paths_of_header)))
+        for (header, is_utf8), paths_of_header in self._by_header(paths).items():
+            if header is None:
+                columns = self._reader(**options).load(paths_of_header).columns
+            else:
+                columns = next(csv.reader([header], delimiter=separator))
+            schema = _texts(columns)
+            if is_utf8:
+                frames.append(self._reader(**options).schema(schema).load(paths_of_header))
+                continue
+            # Each character is one byte, so that texts get the bytes of the file: whether they are UTF-8 is seen later.
+            read = self._reader(**options).option("encoding", _BYTES_AS_TEXT).schema(schema).load(paths_of_header)
+            texts = [F.encode(_column(name), _BYTES_AS_TEXT).cast("string") for name in schema.names]
+            named = zip(schema.names, texts, strict=True)
+            frames.append(read.select(*[text.alias(name, metadata={ANY_BYTES: True}) for name, text in named]))
         return frames
 
+    def _by_header(self, paths: list[str]) -> dict[tuple[str | None, bool], list[str]]:
+        """Return the paths of CSV files by their header, if they have one, and whether they are UTF-8. Runs a job."""
+        has_header = self.files.options.get("header", "true").lower() == "true"
+        # The header is the first line that is not empty, in the part of the file that begins at byte 0.
+        number = F.when(F.col(BLOCK) == 0, F.monotonically_increasing_id())
+        lines = self._lines(paths).withColumn("number", number)
+        aggregates = [F.min_by("value", "number").alias("header"), F.bool_and(F.is_valid_utf8("value"))]
+        by_header: dict[tuple[str | None, bool], list[str]] = {}
+        for url, header, is_utf8 in sorted(lines.groupBy(PATH).agg(*aggregates).collect()):  # an empty file has none
+            if has_header and not is_utf8 and _REPLACED in header:
+                raise ValueError("its header is not UTF-8: name its encoding in source.files.options")
+            key = (header.lstrip(_BYTE_ORDER_MARK) if has_header else None, is_utf8)
+            by_header.setdefault(key, []).append(path_of(self.spark, url))
+        return by_header
+
+    def _lines(self, paths: list[str]) -> DataFrame:
+        """Return the lines of text files, without empty ones, as `value`, with the columns of FILE_COLUMNS."""
+        named = {key: value for key, value in self.files.options.items() if key in ("lineSep", "encoding")}
+        lines = _with_file_columns(self.spark.read.format("text").options(**_NO_PATTERNS, **named).load(paths))
+        encoding = self.files.options.get("encoding", "UTF-8")
+        if encoding.upper() != "UTF-8":
+            lines = lines.withColumn("value", F.decode(F.col("value").cast("binary"), encoding))
+        return lines.where(F.length(F.trim("value")) > 0)
+
     def _json(self, paths: list[str]) -> list[DataFrame]:
-        found = self._read_json(_exact_session(self.spark.sparkContext), paths)
+        # What has another encoding, or is no line, Spark's parser reads as bytes, and refuses those that are no text.
+        is_of_lines = "encoding" not in self.files.options and not self._reads_whole
+        any_bytes = is_of_lines and not self._lines(paths).where(~F.is_valid_utf8("value")).isEmpty()
+        found = self._read_json(_exact_session(self.spark.sparkContext), paths, any_bytes=any_bytes)
         known = self.known().names
         columns: dict[str, T.StructField] = {}
         # Spark gives a column the values of one key; those of keys that differ by case only are read beside it.
@@ -196,14 +227,19 @@ class FileRows:
         prefix = "_" * (1 + max(map(len, found.columns), default=0))
         for k, key in enumerate(others):
             fields.append(T.StructField(f"{prefix}{k}", T.StringType(), metadata={KEY: key}))
-        return [self._read_json(self.spark, paths, fields)]
+        return [self._read_json(self.spark, paths, fields, any_bytes=any_bytes)]
+
+    @property
+    def _reads_whole(self) -> bool:
+        return self.files.options.get("multiLine", "").lower() == "true"
 
     def _read_json(
-        self, session: SparkSession, paths: list[str], fields: list[T.StructField] | None = None
+        self, session: SparkSession, paths: list[str], fields: list[T.StructField] | None = None, *, any_bytes: bool
     ) -> DataFrame:
         """Return the rows of JSON files with some columns, or with those that are found.
 
-        A column with the metadata KEY has the values of that key as text.
+        A column with the metadata KEY has the values of that key as text. With `any_bytes` lines that are not UTF-8
+        are no rows.
         """
         options = _reading_options(
             self.files,
@@ -214,25 +250,38 @@ class FileRows:
             timestampFormat=INFERRED_TIMES,
         )
         reader = session.read.format("json").options(**options)
+        lines = self._lines(paths)
         if fields is None:
-            return reader.load(paths)
+            if not any_bytes:
+                return reader.load(paths)
+            return reader.json(lines.where(F.is_valid_utf8("value")).select("value").rdd.map(itemgetter(0)))
         others = [field for field in fields if KEY in field.metadata]
         columns = T.StructType([field for field in fields if field not in others])
-        if not others:
+        if not others and not any_bytes:
             return reader.schema(columns).load(paths)
 
         keys = ", ".join(field.metadata[KEY] for field in others)
-        if self.files.options.get("multiLine", "").lower() == "true":
+        if self._reads_whole:
             what = f"{paths[0]}, or another file of its batch, has keys that differ from others by case only: {keys}"
             raise StartError(f"{what}. With `multiLine` these cannot be told apart: rename them, and start again")
-        lines = session.read.format("text").options(**_NO_PATTERNS).load(paths).where(F.length(F.trim("value")) > 0)
+        if BROKEN not in columns.names:
+            columns = columns.add(BROKEN, "string")
+        # A line with an array has a row for each element.
+        line = F.when(F.is_valid_utf8("value"), F.col("value"))
+        elements = F.when(F.ltrim("value").startswith("["), F.from_json(line, "array<string>", options))
+        lines = lines.select("value", F.explode(F.coalesce(elements, F.array(line))).alias("_json"))
+        row = F.from_json("_json", columns, options)
         texts = []
         for field in others:
             key = field.metadata[KEY]
-            of_key = F.from_json("value", T.StructType([T.StructField(key, T.StringType())])).getField(key)
+            of_key = F.from_json("_json", T.StructType([T.StructField(key, T.StringType())])).getField(key)
             texts.append(of_key.alias(field.name, metadata=field.metadata))
-        return lines.select(F.from_json("value", columns, options).alias("_row"), *texts).select(
-            "_row.*", *[F.col(field.name) for field in others]
+        read = lines.select("value", "_json", row.alias("_row"), *texts)
+        broken = F.coalesce(F.col("_row").getField(BROKEN), F.when(F.col("_json").isNull(), F.col("value")))
+        values = {name: F.col("_row").getField(name) for name in columns.names} | {BROKEN: broken}
+        return read.select(
+            *[value.alias(name, metadata={ANY_BYTES: True} if any_bytes else {}) for name, value in values.items()],
+            *[F.col(field.name) for field in others],
         )
 
     def _read_again_as_text(self, part: DataFrame, known: T.StructType, paths: list[str]) -> DataFrame:
@@ -260,7 +309,8 @@ class FileRows:
             if isinstance(kind, NESTED) or (type(kind) in PLAIN and changes):
                 kind = T.StringType()
             fields.append(T.StructField(name, kind))
-        return _with_file_columns(self._read_json(self.spark, paths, [*fields, *others]))
+        any_bytes = ANY_BYTES in part.schema[BROKEN].metadata if BROKEN in part.columns else False
+        return _with_file_columns(self._read_json(self.spark, paths, [*fields, *others], any_bytes=any_bytes))
 
     def _parquet(self, paths: list[str]) -> list[DataFrame]:
         try:
@@ -350,13 +400,13 @@ class FileRows:
         for field in part.schema:
             if field.name in FILE_COLUMNS:
                 continue
-            column = F.col(f"`{field.name.replace('`', '``')}`")
+            column = _column(field.name)
             if KEY in field.metadata:
                 rescued[field.metadata[KEY]] = column
                 continue
             known_column = known_columns.get(table_name(field.name).lower())
             if field.name == BROKEN:
-                line = column
+                line = as_text(column, field.dataType) if ANY_BYTES in field.metadata else column
                 continue
             # Two columns of a file may have names that differ by case only: the second one is rescued.
             if known_column is None or known_column.name in values:
@@ -374,7 +424,8 @@ class FileRows:
             else:
                 cast, fits = cast_column(column, field.dataType, kind, hinted=is_hinted)
             # What Spark reads from text is UTF-8; other formats give it any bytes.
-            of_texts = None if self.files.format in ("csv", "json") else all_utf8(column, field.dataType)
+            is_text = self.files.format in ("csv", "json") and ANY_BYTES not in field.metadata
+            of_texts = None if is_text else all_utf8(column, field.dataType)
             if of_texts is not None:
                 fits = fits & of_texts
             values[known_column.name] = F.when(fits, cast)
@@ -515,6 +566,10 @@ def _reading_options(files: FilesSource, **options: str) -> dict[str, str]:
     return {**_NO_PATTERNS, **options, **given}
 
 
+def _column(name: str) -> Column:
+    return F.col(f"`{name.replace('`', '``')}`")
+
+
 def _json_of(text: bytes) -> Any:
     import json  # noqa: PLC0415 - `_json` reads files here
 
@@ -572,7 +627,7 @@ def _guess_types(part: DataFrame, fields: list[T.StructField]) -> list[T.StructF
     # One job counts, for each column, its values and those that do not fit into each type.
     counts = []
     for k, field in enumerate(fields):
-        column = F.col(f"`{field.name.replace('`', '``')}`")
+        column = _column(field.name)
         counts.append(F.count(column).alias(f"n{k}"))
         for kind, form in GUESSES:
             _, keeps_all = cast_text(column, _TYPES[kind], hinted=False)
