@@ -32,6 +32,9 @@ _DAMAGED_FILE = re.compile(r"Parquet|FAILED_READ_FILE|Object at location \S+ not
 LOOKED_AT = 20
 """The number of newest commits that are checked for being empty when a table is opened, as both Delta libraries take an
 empty file for a commit that changed nothing. A table made here has that many between two checkpoints."""
+INTERVALS_ON_DISK = 5
+"""The same for tables on a disk, times 20: there an append reads no commits, and a checkpoint names all files that were
+removed within an hour. With a merge delta-rs makes one in each interval."""
 
 
 def is_damaged(cause: str) -> bool:
@@ -188,7 +191,7 @@ class Lake:
 
     def empty_commits(self, table: str, version: int, since: int = 0) -> list[str]:
         """Return the names of empty files among a table's newest commits, from `since` up to `version`."""
-        first = max(since, version + 1 - LOOKED_AT)
+        first = max(since, version + 1 - LOOKED_AT * (INTERVALS_ON_DISK if self.on_disk(table) else 1))
         log = f"{table.replace('.', '/')}/_delta_log"
         paths = [f"{log}/{number:020}.json" for number in range(first, version + 1)]
         return [info.base_name for info in self.files.get_file_info(paths) if info.is_file and info.size == 0]

@@ -21,6 +21,7 @@ from zlib import crc32
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
+from router.delta.lake import INTERVALS_ON_DISK
 from router.errors import TableError
 
 if TYPE_CHECKING:
@@ -242,8 +243,8 @@ class LogTail:
 
     def _checkpoint(self) -> None:
         """Write a checkpoint if one is due."""
-        interval = int(self.metadata().configuration.get(INTERVAL) or 100)
         on_disk = self.lake.on_disk(self.name)
+        interval = int(self.metadata().configuration.get(INTERVAL) or 100) * (INTERVALS_ON_DISK if on_disk else 1)
         # Shift the turn of each table: tables that one batch made would all have their checkpoint in one batch, at
         # 5 000 tables a minute of work.
         shift = crc32(self.name.encode()) if on_disk else 0

@@ -166,10 +166,10 @@ REPLACED_TIMES = 2
 more, it goes after `LEAST_AGE`."""
 LARGE_LOG = 4 << 20
 """A log of more bytes than this, and than the table's newest version, is cut as soon: with a commit each second an hour
-has 20 MB, of which most are checkpoints that name the removed files of a day."""
+has 20 MB, of which most are checkpoints that name the removed files of an hour."""
 LEAST_AGE = timedelta(minutes=5)
 """The longest query of such a table, or a batch, that needs no longer `log_retention`."""
-LEAST_AGE_OF_APPENDED = timedelta(minutes=15)
+LEAST_AGE_OF_APPENDED = timedelta(minutes=10)
 """The same for a table that is appended to, where a reader that follows it may pause for so long."""
 CHECKPOINT_AGE = timedelta(minutes=2)
 """Younger checkpoints may be read by someone who has listed the log."""
@@ -301,7 +301,7 @@ def _newest_before(age: timedelta, checkpoints: dict[int, datetime | None], newe
 def _spare_checkpoints(begin: int, checkpoints: dict[int, datetime | None], span: timedelta) -> list[int]:
     """Return the checkpoints that no reader needs and that will not be the beginning of the log.
 
-    Each lists all files of its version, and those removed in a day: a table with a commit each second would have 160
+    Each lists all files of its version, and those removed in an hour: a table with a commit each second would have 160
     of them in an hour. The first in each `span` stays, and the newest two, of which readers may have been told.
     """
     written_before = datetime.now(timezone.utc) - CHECKPOINT_AGE
@@ -344,7 +344,7 @@ def _removed_by(lake: Lake, table: str, versions: list[int]) -> set[str]:
 
 
 def _removed_before(lake: Lake, table: str, checkpoint: int) -> set[str]:
-    """Return the data files that are there still and were removed within a day before a checkpoint."""
+    """Return the data files that are there still and were removed within an hour before a checkpoint."""
     folder = table.replace(".", "/")
     entries = lake.files.get_file_info(fs.FileSelector(folder))
     paths = pc.struct_field(_removals(lake, table, checkpoint), "path")

@@ -37,11 +37,12 @@ if TYPE_CHECKING:
 
 PROPERTIES: Mapping[str, str | None] = {
     "delta.checkpointInterval": "20",
-    "delta.deletedFileRetentionDuration": "interval 1 days",
+    "delta.deletedFileRetentionDuration": "interval 1 hours",
 }
 """The properties of tables made here. Before each commit delta-rs reads all commits since the last checkpoint; with its
 default interval of 100 an append to a table of small commits takes twice the time. A checkpoint has all files that were
-removed within the second time: by default a week, which for a commit each second is half a million."""
+removed within the second time: by default a week, which for a commit each second is half a million. What is older than
+the log cannot be read anyway, and the log keeps an hour."""
 HOOKS = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
 """What delta-rs does after each commit. By default it also searches the whole log for expired files every time: 0.36 s
 instead of 0.03 s if the log has 10 000 files. Maintenance does that, less often."""

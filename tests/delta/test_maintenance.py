@@ -449,7 +449,7 @@ def test_a_table_that_is_appended_to_keeps_a_thousand_versions(lake: Lake, land:
     assert data_files(lake, TABLE) >= kept
 
 
-@pytest.mark.parametrize(("minutes", "cleaned"), [(14, False), (16, True)])
+@pytest.mark.parametrize(("minutes", "cleaned"), [(9, False), (11, True)])
 def test_small_files_that_were_joined_go_sooner_if_they_take_too_much(
     lake: Lake, land: Callable[..., TableCommit], minutes: int, cleaned: bool
 ) -> None:
