@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 CAUSE_SIGN = "\N{DOWNWARDS ARROW WITH TIP RIGHTWARDS}"
 """The sign that delta-rs writes before each cause of an error of the storage, in colours."""
+LOST_TASK = re.compile(r".*Lost task \S+ in stage \S+ \(TID \d+\) \([^)]*\): ")
+"""What Spark writes before the error of a task."""
 SQL_STATE = re.compile(r"\s*SQLSTATE: \w+\s*$")
 """What Spark writes after the message of an error, also after the traceback of a Python task."""
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -78,7 +80,7 @@ def first_line(error: BaseException | None) -> str:
     if any("Traceback (most recent call last)" in line for line in lines):
         return lines[-1].strip().removeprefix(f"{TaskError.__module__}.{TaskError.__name__}: ")[:300]
     by_py4j = lines[0].startswith("An error occurred while calling") and len(lines) > 1
-    return lines[1 if by_py4j else 0].strip(": \t")[:300]
+    return LOST_TASK.sub("", lines[1 if by_py4j else 0]).strip(": \t")[:300]
 
 
 def _without_xml(text: str) -> str:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -35,13 +34,15 @@ from router.engine.decision import BatchDecider
 from router.engine.destination import CarriedOut
 from router.engine.outbox.apply import Outboxes
 from router.engine.quarantine.table import Quarantine
-from router.engine.retryable_errors import kind_of, never_passes
+from router.engine.retryable_errors import is_for_search, never_passes
+from router.engine.source.failing_records import FailingRecords, FoundRecords
 from router.engine.source.position import RecordNumbers, arrival_of
-from router.engine.source.unreadable import FoundRecords, UnreadableRecords, is_for_search
+from router.engine.source.unreadable import UnreadableRecords
 from router.engine.spark.executors import Executors
+from router.engine.spark.session import quiet_tasks
 from router.engine.start.run_order import ordinal_of
-from router.engine.steps import Steps, Stopped
-from router.errors import BatchError, RunningError, StartError, TableError, first_line
+from router.engine.steps import Steps
+from router.errors import BatchError, RunningError, StartError, TableError
 from router.own_names import OUTBOX
 
 if TYPE_CHECKING:
@@ -57,13 +58,11 @@ if TYPE_CHECKING:
     from router.engine.destination import Destination
     from router.engine.label.layout import Layout
     from router.engine.label.planner import Plan, Planner
-    from router.engine.source.unreadable import Span
+    from router.engine.source.failing_records import Span
     from router.engine.steps import Watch
     from router.engine.topic_ids import TopicIds
 
 log = logging.getLogger("router")
-TRIES_BEFORE_SEARCH = 3
-"""Equal failures of a landing job, after which the records that cause them are searched for."""
 TRIES_WITHOUT_QUARANTINE = 3
 """Tries of a commit that can never succeed, of a table without a quarantine: after them an outbox is quarantined, and
 any other table stops the stream. The rows of a table with a quarantine go there after the first failure."""
@@ -105,6 +104,7 @@ class Batches:
             tables=self.tables,
             executors=self.executors,
             memory=LearntSchemas(self.store),
+            stop=self.stop,
         )
         self.tables = self.decider.tables
         self.outboxes = Outboxes(
@@ -159,12 +159,15 @@ class Batches:
 
     def _land_and_decide(self, raw: DataFrame, plan: Plan, steps: Steps) -> BatchDecision:
         """Return the decision of a batch, in which records that cannot be read are dead letters."""
-        failures: Counter[str] = Counter()
+        is_searched = False
         while True:
             try:
                 decision = self.decider.land_and_decide(plan, steps, self.destination)
             except Exception as error:
-                raw = self._readable(raw, plan, steps, error, failures)
+                if is_searched or not is_for_search(error):
+                    raise
+                raw = self._readable(raw, plan, steps, error)
+                is_searched = True
             else:
                 # A topic that was made again before its records were read: without it the batch lands again.
                 if not (self.topics and self.topics.compare({partition.topic for partition in decision.partitions})):
@@ -172,37 +175,25 @@ class Batches:
                 self.decider.landing.discard(decision.landed)
             plan = self.decider.plan(self._not_held(raw), plan.arrival, refresh=False)
 
-    def _readable(
-        self, raw: DataFrame, plan: Plan, steps: Steps, error: Exception, failures: Counter[str]
-    ) -> DataFrame:
-        """Return what to land of a batch after a failure: the same, or after some without unreadable records.
+    def _readable(self, raw: DataFrame, plan: Plan, steps: Steps, error: Exception) -> DataFrame:
+        """Return the records of a batch after a failure, those that cause it with the reason in the column UNREADABLE.
 
-        Raises the error if it is none that a record may have caused, or no such record is found.
+        Raises the error if no such record is found.
         """
-        if self.spans is None or self.config.source.kafka is None or not is_for_search(error):
-            raise error
-        kind = kind_of(first_line(error))
-        failures[kind] += 1
-        path = f"{UNREADABLE}/{self.store.run}.json"
-        noted = self.store.load(path)
-        is_noted = noted is not None and noted["batch"] == steps.batch and len(failures) == failures[kind] == 1
-        if failures[kind] < TRIES_BEFORE_SEARCH and not is_noted:
-            return raw
-        if failures[kind] > TRIES_BEFORE_SEARCH:  # it was searched for already
-            raise error
-        trial = replace(self.decider.landing, only=frozenset())
+        trial = self.decider.trial(steps)
 
         def land(records: DataFrame) -> None:
-            of_records = self.decider.plan(self._not_held(records), plan.arrival, refresh=False)
-            trial.run(of_records, self.decider.demands, steps.batch)
+            trial(self.decider.plan(self._not_held(records), plan.arrival, refresh=False))
 
-        def tell(done: int, of: int) -> None:
-            if self.stop.is_set():
-                raise Stopped
-            steps.tell("search", done, of)
-
-        with steps.step("search"):
-            search = UnreadableRecords(self.spark, self.config.source.kafka, self.spans(steps.batch), land, tell)
+        with steps.step("search"), quiet_tasks(self.spark):
+            search: UnreadableRecords | FailingRecords = FailingRecords(raw, land)
+            kafka = self.config.source.kafka
+            if self.spans and kafka:
+                tell = partial(steps.tell, "search")
+                search = UnreadableRecords(self.spark, kafka, self.spans(steps.batch), land, tell)
+            path = f"{UNREADABLE}/{self.store.run}.json"
+            noted = self.store.load(path)
+            is_noted = noted is not None and noted["batch"] == steps.batch
             found = FoundRecords.of(noted) if is_noted else search.find()
             if not found.reasons:
                 raise error

@@ -8,6 +8,9 @@ table by the staged rows (`reprocess`), and a trial deletes them.
 from __future__ import annotations
 
 import logging
+import re
+import threading
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +20,18 @@ from router.engine.batch_decision import BatchDecision
 from router.engine.commit.schema_evolution import SchemaEvolution
 from router.engine.label.layout import Demands
 from router.engine.label.planner import Planner
+from router.engine.land.failing_columns import FailingColumns, nulls_of
 from router.engine.land.job import LandingJob
+from router.engine.retryable_errors import is_for_search, kind_of
 from router.engine.spark.executors import Executors
-from router.errors import BatchError
+from router.engine.spark.session import quiet_tasks
+from router.engine.steps import Stopped
+from router.errors import BatchError, first_line
 from router.own_names import STAGING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pyspark.sql import DataFrame, SparkSession
 
     from router.api.parts import Memory
@@ -31,9 +40,12 @@ if TYPE_CHECKING:
     from router.engine.destination import Destination
     from router.engine.label.planner import Plan
     from router.engine.land.job import Landed
+    from router.engine.source.failing_records import Place
     from router.engine.steps import Steps
 
 log = logging.getLogger("router")
+TRIES_BEFORE_SEARCH = 3
+"""Equal failures of a landing job, after which the columns and records that cause them are searched for."""
 _TRIES = 5
 """How often a batch is landed again because its tables have changed, before the batch stops."""
 
@@ -65,6 +77,7 @@ class BatchDecider:
     staging: str | None = None
     executors: Executors = field(default_factory=Executors)
     demands: Demands = field(default_factory=Demands)
+    stop: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         self.landing = LandingJob(
@@ -77,6 +90,7 @@ class BatchDecider:
             executors=self.executors,
             counts_ages=self.config.ui is not None,
         )
+        self.searched: set[str] = set()
         self.evolution = SchemaEvolution(self.lake, self.tables, self.query, self.spark, self.config.table_options())
 
     @classmethod
@@ -93,6 +107,7 @@ class BatchDecider:
         staging: str | None = None,
         executors: Executors | None = None,
         memory: Memory | None = None,
+        stop: threading.Event | None = None,
     ) -> BatchDecider:
         """Return the decider for the tables of a lake; arguments that are None follow from the configuration."""
         if staging is None and config.commit == "spark":
@@ -111,6 +126,7 @@ class BatchDecider:
             only=only,
             staging=staging,
             executors=executors or Executors(),
+            stop=stop or threading.Event(),
         )
 
     def plan(self, records: DataFrame, arrival: int | None = None, *, refresh: bool = True) -> Plan:
@@ -146,7 +162,46 @@ class BatchDecider:
         raise self._error(steps, f"tables changed {_TRIES} times while the batch was landed; find who writes them")
 
     def _land(self, plan: Plan, steps: Steps) -> tuple[Plan, Landed]:
-        return self.landing.run_decoded(self.planner, plan, self.demands, steps.batch, steps.step)
+        """Land a batch. Columns of Spark on which the job fails equally each time are null on the records to blame."""
+        failures: Counter[str] = Counter()
+        while True:
+            try:
+                return self.landing.run_decoded(self.planner, plan, self.demands, steps.batch, steps.step)
+            except Exception as error:
+                if not is_for_search(error) or plan.nulls:
+                    raise
+                kind = kind_of(first_line(error))
+                failures[kind] += 1
+                if failures[kind] < TRIES_BEFORE_SEARCH and kind not in self.searched:
+                    continue
+                self.searched.add(kind)
+                found = self._failing_columns(plan, steps)
+                if not found:
+                    raise
+                plan = replace(plan, nulls=nulls_of(found))
+
+    def _failing_columns(self, plan: Plan, steps: Steps) -> dict[str, dict[Place, str]]:
+        trial = self.trial(steps)
+        with steps.step("search"), quiet_tasks(self.spark):
+            found = FailingColumns(plan, trial).find()
+        for name, places in found.items():
+            place, reason = next(iter(places.items()))
+            number = re.match(r"_[a-z]+_?(\d+)", name)
+            where = f"route {self.config.routes[int(number[1])].name}" if number else "an expression of bronze"
+            message = "%s, batch %d: %s fails on %d records, and is null there, as if it raised: %s: %s"
+            log.warning(message, self.config.name, steps.batch, where, len(places), place, reason)
+        return found
+
+    def trial(self, steps: Steps) -> Callable[[Plan], None]:
+        """Return what runs the landing job of a plan without writing anything; it obeys a stop."""
+        landing = replace(self.landing, only=frozenset())
+
+        def run(plan: Plan) -> None:
+            if self.stop.is_set():
+                raise Stopped
+            landing.run(plan, self.demands, steps.batch)
+
+        return run
 
     def _decide(self, plan: Plan, landed: Landed, steps: Steps, destination: Destination) -> BatchDecision | None:
         """Return the decision about staged files; None if tables demand that the batch lands otherwise."""

@@ -153,6 +153,12 @@ def passing(error: BaseException) -> bool:
     return False
 
 
+def is_for_search(error: BaseException) -> bool:
+    """Return whether a record may have caused the failure of a Spark job: the job ends, and nothing may pass."""
+    is_known = isinstance(error, RouterError) or passing(error) or is_for_a_person(error)
+    return not is_known and bool(causes_in_jvm(error))
+
+
 def _passes_in_python(traceback: str) -> bool:
     """Return whether the error of a Python task is temporary, by the last line of its traceback."""
     said = first_line(RuntimeError(traceback))

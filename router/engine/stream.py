@@ -42,7 +42,7 @@ from router.engine.retryable_errors import (
 )
 from router.engine.source import source
 from router.engine.source.consumer_group import ConsumerGroup, refuse_foreign_group
-from router.engine.source.unreadable import Span
+from router.engine.source.failing_records import Span
 from router.engine.spark.session import alive, quiet_failures, quiet_gateway
 from router.engine.start.checks import Checkpoint, begin, executors_of, reach, refuse_speculation, was_cut_off
 from router.engine.start.killed_repairs import clear_killed_repairs

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from router.engine.checkpoint_store import CheckpointStore
     from router.engine.destination import CarriedOut
     from router.engine.label.planner import Planner
-    from router.engine.source.unreadable import Span
+    from router.engine.source.failing_records import Span
     from router.engine.steps import Steps, Watch
     from router.engine.topic_ids import TopicIds
     from router.engine.views.schedule import ViewSchedule

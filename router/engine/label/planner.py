@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from pyspark.errors import AnalysisException, ParseException
@@ -81,11 +81,15 @@ class Stages:
 
 @dataclass(frozen=True)
 class Plan:
-    """The records of a batch, and how they become rows of tables. Records without an arrival get `arrival`."""
+    """The records of a batch, and how they become rows of tables. Records without an arrival get `arrival`.
+
+    `nulls` has by column of Spark the condition of the records on which the column is not evaluated, but null.
+    """
 
     raw: DataFrame
     stages: Stages
     arrival: int | None = None
+    nulls: Mapping[str, Column] = field(default_factory=dict)
 
     @property
     def layout(self) -> Layout:
@@ -121,15 +125,20 @@ class Plan:
             # plan each time; a task for it alone would cost more.
             frame = _with_arrival(frame, self.arrival)
         columns = [*decoded.names]
-        for level in stages.levels:
+        for level in self._guarded(stages.levels):
             frame = frame.withColumns(level)
             columns += [name for name in level if name not in columns]
         frame = frame.select(*columns)
         if spread:
-            for level in stages.spread_by:
+            for level in self._guarded(stages.spread_by):
                 frame = frame.withColumns(level)
             frame = frame.repartition(tasks or 1, SPREAD_BY).select(*columns)
         return frame, replace(stages.labelling, decoding=None)
+
+    def _guarded(self, levels: tuple[dict[str, Column], ...]) -> Iterator[dict[str, Column]]:
+        for level in levels:
+            guarded = {name: F.when(~self.nulls[name], level[name]) for name in level.keys() & self.nulls.keys()}
+            yield {**level, **guarded}
 
 
 def _with_arrival(records: DataFrame, arrival: int) -> DataFrame:

@@ -7,7 +7,7 @@ import logging
 import time
 import uuid
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pyarrow import fs
@@ -161,7 +161,7 @@ class LandingJob:
             if planner.leave_to_spark(landed.defects):
                 self.discard(landed)
                 with step("plan"):
-                    plan = planner.plan(plan.raw, plan.arrival)
+                    plan = replace(planner.plan(plan.raw, plan.arrival), nulls=plan.nulls)
                 continue
             wanted = landed.collected("wanted")
             if not wanted:
@@ -186,7 +186,7 @@ class LandingJob:
             self.discard(landed)
             log.info("%s, batch %d: records name %s, new here: the batch is read again", name, batch, some(wanted))
             with step("plan"):
-                plan = planner.plan(plan.raw, plan.arrival)
+                plan = replace(planner.plan(plan.raw, plan.arrival), nulls=plan.nulls)
 
     def discard(self, landed: Landed) -> None:
         """Delete files that will not be committed."""

@@ -10,8 +10,8 @@ the driver.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from py4j.protocol import Py4JJavaError
@@ -19,10 +19,11 @@ from pyspark.sql import functions as F
 
 from router import spark_internals
 from router.api.halving import by_halves
-from router.engine.retryable_errors import is_for_a_person, is_unreadable, passing
+from router.engine.retryable_errors import is_for_search, is_unreadable
+from router.engine.source.failing_records import MOST_FOUND, FoundRecords, Place, Span
 from router.engine.source.source import Offsets, client_settings, records_between
 from router.engine.source.unreadable_files import with_unreadable
-from router.errors import RouterError, first_line
+from router.errors import first_line
 from router.record import UNREADABLE, UNREADABLE_TYPE
 
 if TYPE_CHECKING:
@@ -36,52 +37,11 @@ RANGE = 1_000
 """Offsets of the smallest range that Spark reads; the consumer reads it record by record, in about half a second."""
 RANGES = 10
 """Failing ranges of a partition, after which the consumer reads the rest of it: all of its records may be bad."""
-MOST_FOUND = 64
-"""Records that are found by trying; if there are more, something else than records is to blame."""
 LONGEST_MILLIS = (2**63 - 1) // 1_000
 """The time of a record, in ms since 1970, at most: Spark's timestamps are 64 bits of microseconds."""
 TIMESTAMP_TYPES = {"NoTimestampType": -1, "CreateTime": 0, "LogAppendTime": 1}
 """The ids of Kafka's types of timestamps by name. Source: org.apache.kafka.common.record.TimestampType."""
 POLL_SECONDS = 10
-
-
-class Span(NamedTuple):
-    """Records of a partition, from the offset `first` up to, and without, `end`."""
-
-    topic: str
-    partition: int
-    first: int
-    end: int
-
-
-@dataclass(frozen=True)
-class FoundRecords:
-    """What a search has found: the spans that Spark must not read, and why records cannot be read, by place."""
-
-    by_consumer: tuple[Span, ...] = ()
-    reasons: dict[tuple[str, int, int], str] = field(default_factory=dict)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
-        reasons = [[*place, reason] for place, reason in self.reasons.items()]
-        return {"by_consumer": self.by_consumer, "reasons": reasons}
-
-    @classmethod
-    def of(cls, content: dict[str, Any]) -> FoundRecords:
-        """Return what `as_json` has made."""
-        spans = tuple(Span(*span) for span in content["by_consumer"])
-        return cls(spans, {(topic, number, offset): why for topic, number, offset, why in content["reasons"]})
-
-    def __str__(self) -> str:
-        (topic, number, offset), reason = next(iter(self.reasons.items()))
-        what = f"{len(self.reasons):,} records cannot be read and become dead letters of the stage read; the first is"
-        return f"{what} {topic}/{number}, offset {offset}: {reason}"
-
-
-def is_for_search(error: BaseException) -> bool:
-    """Return whether a record may have caused the failure of a Spark job."""
-    is_known = isinstance(error, RouterError) or passing(error) or is_for_a_person(error)
-    return not is_known and bool(spark_internals.causes_in_jvm(error))
 
 
 @dataclass(frozen=True)
@@ -120,7 +80,7 @@ class UnreadableRecords:
         for halved in by_halves(read, len(pieces), is_for_search):
             if not halved.made:
                 by_consumer += pieces[halved.start : halved.stop]
-        reasons: dict[tuple[str, int, int], str] = {}
+        reasons: dict[Place, str] = {}
         spans = tuple(_joined(by_consumer))
         by_trying: list[int] = []
         for span in spans:
@@ -156,7 +116,7 @@ class UnreadableRecords:
             frame = frame.unionByName(records.withColumn(UNREADABLE, F.lit(None).cast(UNREADABLE_TYPE)))
         return frame
 
-    def _tried(self, span: Span, by_trying: list[int]) -> dict[tuple[str, int, int], str]:
+    def _tried(self, span: Span, by_trying: list[int]) -> dict[Place, str]:
         """Return why records of a span cannot be read, or end the task that reads them.
 
         The offsets of the latter are added to `by_trying`; beyond MOST_FOUND nothing is tried any more.
@@ -165,7 +125,7 @@ class UnreadableRecords:
         good = table.filter(table.column(UNREADABLE).is_null())
         reasons = {}
         for record in table.filter(table.column(UNREADABLE).is_valid()).select(["offset", UNREADABLE]).to_pylist():
-            reasons[span.topic, span.partition, record["offset"]] = record[UNREADABLE]["reason"]
+            reasons[Place(*span[:2], record["offset"])] = record[UNREADABLE]["reason"]
 
         def land(start: int, stop: int) -> bool:
             self.tell(0, 1)
@@ -182,17 +142,17 @@ class UnreadableRecords:
             if halved.error is not None:
                 offset = good.column("offset")[halved.start].as_py()
                 why = f"the task that reads it fails: {first_line(halved.error)}"
-                reasons[span.topic, span.partition, offset] = why
+                reasons[Place(*span[:2], offset)] = why
         return reasons
 
-    def _by_consumer(self, span: Span, reasons: dict[tuple[str, int, int], str]) -> pa.Table:
+    def _by_consumer(self, span: Span, reasons: dict[Place, str]) -> pa.Table:
         """Return the records of a span as the consumer reads them, unreadable ones with the reason; others get these.
 
         An offset that the consumer cannot read is a record without key and value.
         """
         records = []
         for record in self._polled(span):
-            reason = record.pop("reason") or reasons.get((span.topic, span.partition, record["offset"]))
+            reason = record.pop("reason") or reasons.get(Place(*span[:2], record["offset"]))
             record[UNREADABLE] = None
             if reason:
                 hidden = {name: record.pop(name, None) for name in ("key", "value", "headers")}

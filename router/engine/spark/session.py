@@ -45,6 +45,7 @@ from router.spark_internals import (
     has_jvm,
     is_running,
     jvm_exit_status,
+    log_level,
     quiet_accumulators,
     set_query_log_level,
     stop_jvm,
@@ -88,6 +89,8 @@ CHATTER = (
 """Beginnings of lines that a JVM prints at every start, though nothing is wrong and no level is to be set."""
 QUERY_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 """PySpark's loggers that print the stack of a query that Spark cannot analyse, as JSON: the error says the same."""
+TASK_CLASSES = ("org.apache.spark.executor.Executor", "org.apache.spark.scheduler.TaskSetManager")
+"""The classes that print the error of each task, and of the job that it ends."""
 _LAUNCHER = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
 """Options of the JVM that makes the command line of the JVM proper: it lives for half a second."""
 CONNECT_VARIABLES = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "IS_SERVERLESS")
@@ -109,6 +112,9 @@ SETTINGS = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     BATCH_BYTES: UNBOUNDED,
     "spark.python.worker.reuse": "true",
+    # A value may end its task with an error of the JVM (a text too deep for a regular expression): as any failing task,
+    # that is searched for its cause. Spark would end the process, which is the whole run if there is one only.
+    "spark.executor.killOnFatalError.depth": "0",
     # Spark gives every session files of its own, and every session with such files a Python daemon and workers of its
     # own. A query runs in a copy of the session: what was started and imported before would be started again.
     "spark.sql.artifact.isolation.enabled": "false",
@@ -463,6 +469,21 @@ def quiet_failures(session: SparkSession) -> Iterator[None]:
             yield
         finally:
             set_query_log_level(session, "ERROR")
+
+
+@contextmanager
+def quiet_tasks(session: SparkSession) -> Iterator[None]:
+    """Keep Spark from printing the errors of tasks while jobs are tried that may fail."""
+    if is_verbose():
+        yield
+        return
+    for name in TASK_CLASSES:
+        log_level(session, name, "OFF")
+    try:
+        yield
+    finally:
+        for name in TASK_CLASSES:
+            log_level(session, name, "ERROR")
 
 
 @contextmanager
