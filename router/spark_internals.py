@@ -85,7 +85,11 @@ def first_cause(error: BaseException) -> str:
     if not causes:
         return first_line(error)
     name, message = causes[-1]
-    return (message or name).splitlines()[0]
+    said = (message or name).splitlines()[0]
+    is_of_jvm = (
+        message and name.startswith("java.lang.") and name.endswith("Error")
+    )  # its message is half of a sentence
+    return f"{name}: {said}" if is_of_jvm else said
 
 
 def path_of(spark: SparkSession, url: str) -> str:

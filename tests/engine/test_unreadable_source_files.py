@@ -189,3 +189,17 @@ def test_other_formats_refuse_names_that_are_patterns(spark: SparkSession, tmp_p
     with pytest.raises(StartError, match=r"b%5B1%5D\.txt\.gz: beside a file of such a name Spark reads others twice"):
         run(load(tmp_path / "files.yaml", registry, environ={}), registry, spark)
     assert source.rows("silver.all", "id") == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_file_that_is_larger_than_memory_is_one_dead_letter(spark: SparkSession, tmp_path: Path) -> None:
+    """Without it a small file of one endless line ends Spark's JVM at every start."""
+    source = Source(spark, tmp_path, "lines")
+    source.put("a", content("lines", 1))
+    bomb = source.put("b", b"".join([gzip.compress(b"x" * (1 << 20))] * 2_200))
+    source.drain()
+    assert source.rows("silver.all", "id") == [(1,)]
+    ((stage, topic, reason),) = source.rows("ops.dead", "stage", "topic", "reason")
+    assert (stage, topic) == ("read", bomb)
+    assert "java.lang.OutOfMemoryError" in reason
