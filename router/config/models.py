@@ -159,6 +159,13 @@ class Archive(Model):
     archive: str = Field(min_length=1, description="folder; a file keeps its path below it")
 
 
+_NAMES = ("sep", "header", "multiLine", "lineSep", "encoding", "mode", "columnNameOfCorruptRecord", "comment")
+_NAMES_OF_LISTING = ("pathGlobFilter", "recursiveFileLookup", "modifiedBefore", "modifiedAfter", "maxFileAge")
+OPTIONS_OF_FILES = {name.lower(): name for name in (*_NAMES, *_NAMES_OF_LISTING, "latestFirst", "maxCachedFiles")}
+OPTIONS_OF_FILES |= {"filenameonly": "fileNameOnly", "delimiter": "sep", "charset": "encoding"}
+"""Options of Spark's readers that the router reads as well: their names in lower case, and the one name of each."""
+
+
 class FilesSource(Model):
     """Files, read as they arrive in a folder, each file once: each line a record, or each row of a table format."""
 
@@ -177,6 +184,25 @@ class FilesSource(Model):
     options: dict[str, str] = Field(
         default_factory=dict, description="passed to Spark's reader of the format: sep, header, multiLine, ..."
     )
+
+    @field_validator("options")
+    @classmethod
+    def _as_spark_names_them(cls, options: dict[str, str]) -> dict[str, str]:
+        """Return options with one name each, as Spark takes them in any case, and some under two names."""
+        named: dict[str, str] = {}
+        for key, value in options.items():
+            name = OPTIONS_OF_FILES.get(key.lower(), key)
+            if name in named:
+                raise ValueError(f"two options are called {name}")
+            named[name] = value
+        return named
+
+    @model_validator(mode="after")
+    def _takes_every_line(self) -> FilesSource:
+        for name in ("mode", "columnNameOfCorruptRecord"):
+            if name in self.options and self.format in ("csv", "json"):
+                raise ValueError(f"`{name}` cannot be set: a line that is no row is kept in `_rescued`, as `_line`")
+        return self
 
 
 class FormatSource(Model):

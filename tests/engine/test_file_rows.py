@@ -25,6 +25,7 @@ from router.delta.lake import Lake
 from router.engine.checkpoint_store import LearntSchemas
 from router.engine.preflight.route_tests import load_tests, run_tests
 from router.engine.source.file_rows import FileRows
+from router.engine.source.lossless_cast import table_name
 from router.engine.stream import RunOptions, run
 from router.errors import ConfigError
 from router.registry import load_registry
@@ -186,6 +187,52 @@ def test_files_of_json_that_are_not_utf8_are_rescued(spark: SparkSession, tmp_pa
     assert sorted(found, key=repr) == [broken, {"id": "1", "name": "Müller"}]
 
 
+HEADERS: list[tuple[dict[str, str], str]] = [
+    ({"sep": "\\t"}, "a\tb\n1\tx\n"),
+    ({"sep": "||"}, "a||b\n1||x\n"),
+    ({"Delimiter": ";"}, "a;b\n1;x\n"),
+    ({"quote": "'"}, "'a','b'\n'1,2','x'\n"),
+    ({"quote": ""}, 'a,"b\n1,"x\n'),
+    ({"escape": '"'}, 'a,"b ""q"""\n1,"x ""y"" z"\n'),
+    ({}, 'a,"b \\"q\\""\n1,"x \\"y\\" z"\n'),
+    ({"comment": "#"}, "# about\na,b\n#no\n1,x\n"),
+    ({"lineSep": ";"}, "a,b;1,x;2,y"),
+    ({"nullValue": "-"}, "a,-\n1,-\n2,x\n"),
+    ({"multiLine": "true"}, '"a\nb",c\n"1\n2",x\n'),
+    ({"Header": "false"}, "1,x\n2,y\n"),
+    ({}, "\ufeffa,b\n1,x\n"),
+    ({"multiLine": "true"}, "\ufeff\n\na,b\n1,x\n"),
+    ({"encoding": "UTF-16LE", "lineSep": "\n"}, "a,größe\n1,ß\n"),
+    ({"charset": "UTF-16", "multiLine": "true"}, "a,größe\n1,ß\n"),
+    ({"encoding": "ISO-8859-1"}, "id,größe\n1,ß\n"),
+]
+
+
+@pytest.mark.parametrize(("options", "text"), HEADERS, ids=[f"{k} {sorted(case[0])}" for k, case in enumerate(HEADERS)])
+def test_a_header_of_csv_is_read_as_spark_does(
+    spark: SparkSession, tmp_path: Path, options: dict[str, str], text: str
+) -> None:
+    """Without it the rows go into columns of other names, or an option stops the stream."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    encoding = options.get("encoding", options.get("charset", "utf-8"))
+    (folder / "a.csv").write_bytes(text.encode(encoding))
+    expected = []
+    for row in spark.read.options(**{"header": "true", **options}).csv(str(folder)).collect():
+        expected.append({table_name(name): value for name, value in row.asDict().items() if value is not None})
+    assert expected
+    assert records(spark, FilesSource(path=str(folder), format="csv", options=options)) == expected
+
+
+@pytest.mark.parametrize("option", ["mode", "columnnameofcorruptrecord"])
+def test_an_option_that_drops_lines_is_refused(option: str) -> None:
+    """Without it lines that are no row are in no table, no dead letter and no count."""
+    with pytest.raises(ValueError, match="cannot be set: a line that is no row is kept in `_rescued`"):
+        FilesSource(path="in", format="csv", options={option: "DROPMALFORMED"})
+    with pytest.raises(ValueError, match="two options are called sep"):
+        FilesSource(path="in", format="csv", options={"sep": ";", "delimiter": ","})
+
+
 def test_a_csv_file_of_another_encoding_names_the_option(drain: Drain, tmp_path: Path) -> None:
     """Without it a column has a name that nobody gave it; the other files land."""
     put(tmp_path, "a.csv", "id,größe\n1,2\n")
@@ -195,15 +242,6 @@ def test_a_csv_file_of_another_encoding_names_the_option(drain: Drain, tmp_path:
     (dead,) = rows(tmp_path, "ops.dead")
     assert dead["topic"].endswith("b.csv")
     assert "its header is not UTF-8: name its encoding in source.files.options" in dead["reason"]
-
-
-def test_a_named_encoding_is_taken(spark: SparkSession, tmp_path: Path) -> None:
-    """Without it the way out that the message names does not work."""
-    folder = tmp_path / "in"
-    folder.mkdir()
-    (folder / "a.csv").write_bytes("id,größe\n1,ß\n".encode("latin-1"))
-    found = records(spark, FilesSource(path=str(folder), format="csv", options={"encoding": "ISO-8859-1"}))
-    assert found == [{"id": "1", "größe": "ß"}]
 
 
 @pytest.mark.parametrize("kind", ["csv", "json"])

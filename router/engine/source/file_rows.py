@@ -9,7 +9,6 @@ line that is no row, are kept as text in the field `_rescued`.
 
 from __future__ import annotations
 
-import csv
 import logging
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -161,57 +160,63 @@ class FileRows:
 
     def _csv(self, paths: list[str]) -> list[DataFrame]:
         """Return a frame for each header: a file is read by its own columns, whatever their order."""
-        options = {
-            "header": "true",
-            "mode": "PERMISSIVE",
-            "columnNameOfCorruptRecord": BROKEN,
-            "enforceSchema": "true",
-        }
-        separator = self.files.options.get("sep", self.files.options.get("delimiter", ","))
+        options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": BROKEN, "enforceSchema": "true"}
+        has_header = self.files.options.get("header", "true").lower() == "true"
+        options["header"] = str(has_header).lower()
         frames = []
-        for (header, is_utf8), paths_of_header in self._by_header(paths).items():
-            if header is None:
-                columns = self._reader(**options).load(paths_of_header).columns
-            else:
-                columns = next(csv.reader([header], delimiter=separator))
-            schema = _texts(columns)
+        for (columns, is_utf8), paths_of_columns in self._by_columns(paths, has_header=has_header).items():
+            reader = self._reader(**options)
+            schema = _texts(columns or tuple(reader.load(paths_of_columns).columns))
             if is_utf8:
-                frames.append(self._reader(**options).schema(schema).load(paths_of_header))
+                frames.append(reader.schema(schema).load(paths_of_columns))
                 continue
             # Each character is one byte, so that texts get the bytes of the file: whether they are UTF-8 is seen later.
-            read = self._reader(**options).option("encoding", _BYTES_AS_TEXT).schema(schema).load(paths_of_header)
+            read = reader.option("encoding", _BYTES_AS_TEXT).schema(schema).load(paths_of_columns)
             texts = [F.encode(_column(name), _BYTES_AS_TEXT).cast("string") for name in schema.names]
             named = zip(schema.names, texts, strict=True)
             frames.append(read.select(*[text.alias(name, metadata={ANY_BYTES: True}) for name, text in named]))
         return frames
 
-    def _by_header(self, paths: list[str]) -> dict[tuple[str | None, bool], list[str]]:
-        """Return the paths of CSV files by their header, if they have one, and whether they are UTF-8. Runs a job."""
-        has_header = self.files.options.get("header", "true").lower() == "true"
+    def _by_columns(self, paths: list[str], *, has_header: bool) -> dict[tuple[tuple[str, ...], bool], list[str]]:
+        """Return the paths of CSV files by their columns, none without a header, and whether they are UTF-8.
+
+        Runs a job, and one for each header.
+        """
         # The header is the first line that is not empty, in the part of the file that begins at byte 0.
         number = F.when(F.col(BLOCK) == 0, F.monotonically_increasing_id())
         lines = self._lines(paths).withColumn("number", number)
-        aggregates = [F.min_by("value", "number").alias("header"), F.bool_and(F.is_valid_utf8("value"))]
-        by_header: dict[tuple[str | None, bool], list[str]] = {}
-        for url, header, is_utf8 in sorted(lines.groupBy(PATH).agg(*aggregates).collect()):  # an empty file has none
-            if has_header and not is_utf8 and _REPLACED in header:
+        if comment := self.files.options.get("comment"):
+            lines = lines.where(~F.col("value").startswith(comment))
+        header = F.min_by(F.col("value").cast("binary"), "number")
+        quote = (self.files.options.get("quote") or '"').encode()
+        by_header: dict[tuple[bytes, bool], list[str]] = {}
+        is_utf8 = F.lit(True) if self._has_encoding else F.bool_and(F.is_valid_utf8("value"))
+        for url, line, utf8 in sorted(lines.groupBy(PATH).agg(header, is_utf8).collect()):  # an empty file has none
+            path = path_of(self.spark, url)
+            # A header may have several lines: then its first one does not tell it from others.
+            goes_on = self._reads_whole and bytes(line).count(quote) % 2 == 1
+            key = path.encode() if goes_on else bytes(line)
+            by_header.setdefault((key, utf8), []).append(path)
+        found: dict[tuple[tuple[str, ...], bool], list[str]] = {}
+        for (_, utf8), paths_of_header in by_header.items():
+            columns: tuple[str, ...] = ()
+            if has_header:
+                (first,) = self._reader().option("header", "false").load(paths_of_header[0]).take(1)
+                columns = tuple((name or "").lstrip(_BYTE_ORDER_MARK) for name in first)
+            if not utf8 and any(_REPLACED in name for name in columns):
                 raise ValueError("its header is not UTF-8: name its encoding in source.files.options")
-            key = (header.lstrip(_BYTE_ORDER_MARK) if has_header else None, is_utf8)
-            by_header.setdefault(key, []).append(path_of(self.spark, url))
-        return by_header
+            found.setdefault((columns, utf8), []).extend(paths_of_header)
+        return found
 
     def _lines(self, paths: list[str]) -> DataFrame:
         """Return the lines of text files, without empty ones, as `value`, with the columns of FILE_COLUMNS."""
         named = {key: value for key, value in self.files.options.items() if key in ("lineSep", "encoding")}
         lines = _with_file_columns(self.spark.read.format("text").options(**_NO_PATTERNS, **named).load(paths))
-        encoding = self.files.options.get("encoding", "UTF-8")
-        if encoding.upper() != "UTF-8":
-            lines = lines.withColumn("value", F.decode(F.col("value").cast("binary"), encoding))
         return lines.where(F.length(F.trim("value")) > 0)
 
     def _json(self, paths: list[str]) -> list[DataFrame]:
         # What has another encoding, or is no line, Spark's parser reads as bytes, and refuses those that are no text.
-        is_of_lines = "encoding" not in self.files.options and not self._reads_whole
+        is_of_lines = not self._has_encoding and not self._reads_whole
         any_bytes = is_of_lines and not self._lines(paths).where(~F.is_valid_utf8("value")).isEmpty()
         found = self._read_json(_exact_session(self.spark.sparkContext), paths, any_bytes=any_bytes)
         known = self.known().names
@@ -228,6 +233,10 @@ class FileRows:
         for k, key in enumerate(others):
             fields.append(T.StructField(f"{prefix}{k}", T.StringType(), metadata={KEY: key}))
         return [self._read_json(self.spark, paths, fields, any_bytes=any_bytes)]
+
+    @property
+    def _has_encoding(self) -> bool:
+        return self.files.options.get("encoding", "UTF-8").upper() != "UTF-8"
 
     @property
     def _reads_whole(self) -> bool:
@@ -594,7 +603,7 @@ def _hints(ddl: str | None) -> list[T.StructField]:
     return list(_with_table_names(kind)) if isinstance(kind, T.StructType) else []
 
 
-def _texts(columns: list[str]) -> T.StructType:
+def _texts(columns: tuple[str, ...]) -> T.StructType:
     """Return columns of text, and one for lines that are no row; a second column of a name gets a number."""
     names: list[str] = []
     for k, column in enumerate(columns):
