@@ -244,6 +244,29 @@ def test_a_csv_file_of_another_encoding_names_the_option(drain: Drain, tmp_path:
     assert "its header is not UTF-8: name its encoding in source.files.options" in dead["reason"]
 
 
+def test_keys_that_differ_by_case_are_kept_in_any_encoding(spark: SparkSession, tmp_path: Path) -> None:
+    """Without it lines of another encoding are no rows beside such keys."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "a.json").write_bytes('{"ID": "ß", "id": 2}\n[{"ID": "x"}]\n'.encode("utf-16-le"))
+    options = {"encoding": "UTF-16LE", "lineSep": "\n"}
+    found = records(spark, FilesSource(path=str(folder), format="json", options=options))
+    assert found == [{"ID": "ß", "_rescued": {"id": "2"}}, {"ID": "x"}]
+
+
+def test_files_of_json_without_a_column_land(drain: Drain, tmp_path: Path) -> None:
+    """Without it Spark refuses to read them, and good rows without a value are said to be damaged files."""
+    put(tmp_path, "a.json", '{"a": null}\n{}\n[]\n[{}]\n\n')
+    put(tmp_path, "b.json", 'no json\n1\nnull\n"x"\n')
+    drain("json")
+    broken = [{"_rescued": {"_line": line}} for line in ("no json", "1", "null", '"x"')]
+    assert rows(tmp_path) == sorted([*broken, {}, {}, {}], key=lambda row: repr(sorted(row.items(), key=repr)))
+    assert rows(tmp_path, "ops.dead") == []
+    put(tmp_path, "c.json", '{"a": 1}\n')
+    drain("json")
+    assert {"a": 1} in rows(tmp_path)
+
+
 @pytest.mark.parametrize("kind", ["csv", "json"])
 def test_a_column_may_have_the_name_of_one_of_spark(drain: Drain, tmp_path: Path, kind: str) -> None:
     """Without it one file with such a column stops the stream."""

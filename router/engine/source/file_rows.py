@@ -217,8 +217,10 @@ class FileRows:
     def _json(self, paths: list[str]) -> list[DataFrame]:
         # What has another encoding, or is no line, Spark's parser reads as bytes, and refuses those that are no text.
         is_of_lines = not self._has_encoding and not self._reads_whole
-        any_bytes = is_of_lines and not self._lines(paths).where(~F.is_valid_utf8("value")).isEmpty()
-        found = self._read_json(_exact_session(self.spark.sparkContext), paths, any_bytes=any_bytes)
+        by_lines = is_of_lines and not self._lines(paths).where(~F.is_valid_utf8("value")).isEmpty()
+        found = self._read_json(_exact_session(self.spark.sparkContext), paths, by_lines=by_lines)
+        if not self._reads_whole and not {*found.columns} - {BROKEN}:
+            by_lines = True  # Spark reads no file in which it has found no column
         known = self.known().names
         columns: dict[str, T.StructField] = {}
         # Spark gives a column the values of one key; those of keys that differ by case only are read beside it.
@@ -232,7 +234,7 @@ class FileRows:
         prefix = "_" * (1 + max(map(len, found.columns), default=0))
         for k, key in enumerate(others):
             fields.append(T.StructField(f"{prefix}{k}", T.StringType(), metadata={KEY: key}))
-        return [self._read_json(self.spark, paths, fields, any_bytes=any_bytes)]
+        return [self._read_json(self.spark, paths, fields, by_lines=by_lines)]
 
     @property
     def _has_encoding(self) -> bool:
@@ -243,11 +245,11 @@ class FileRows:
         return self.files.options.get("multiLine", "").lower() == "true"
 
     def _read_json(
-        self, session: SparkSession, paths: list[str], fields: list[T.StructField] | None = None, *, any_bytes: bool
+        self, session: SparkSession, paths: list[str], fields: list[T.StructField] | None = None, *, by_lines: bool
     ) -> DataFrame:
         """Return the rows of JSON files with some columns, or with those that are found.
 
-        A column with the metadata KEY has the values of that key as text. With `any_bytes` lines that are not UTF-8
+        A column with the metadata KEY has the values of that key as text. With `by_lines` lines that are not UTF-8
         are no rows.
         """
         options = _reading_options(
@@ -261,12 +263,12 @@ class FileRows:
         reader = session.read.format("json").options(**options)
         lines = self._lines(paths)
         if fields is None:
-            if not any_bytes:
+            if not by_lines:
                 return reader.load(paths)
             return reader.json(lines.where(F.is_valid_utf8("value")).select("value").rdd.map(itemgetter(0)))
         others = [field for field in fields if KEY in field.metadata]
         columns = T.StructType([field for field in fields if field not in others])
-        if not others and not any_bytes:
+        if not others and not by_lines:
             return reader.schema(columns).load(paths)
 
         keys = ", ".join(field.metadata[KEY] for field in others)
@@ -275,6 +277,8 @@ class FileRows:
             raise StartError(f"{what}. With `multiLine` these cannot be told apart: rename them, and start again")
         if BROKEN not in columns.names:
             columns = columns.add(BROKEN, "string")
+        if self._has_encoding:
+            lines = lines.withColumn("value", F.decode(F.col("value").cast("binary"), self.files.options["encoding"]))
         # A line with an array has a row for each element.
         line = F.when(F.is_valid_utf8("value"), F.col("value"))
         elements = F.when(F.ltrim("value").startswith("["), F.from_json(line, "array<string>", options))
@@ -285,11 +289,11 @@ class FileRows:
             key = field.metadata[KEY]
             of_key = F.from_json("_json", T.StructType([T.StructField(key, T.StringType())])).getField(key)
             texts.append(of_key.alias(field.name, metadata=field.metadata))
-        read = lines.select("value", "_json", row.alias("_row"), *texts)
-        broken = F.coalesce(F.col("_row").getField(BROKEN), F.when(F.col("_json").isNull(), F.col("value")))
+        read = lines.select("value", row.alias("_row"), *texts)
+        broken = F.coalesce(F.col("_row").getField(BROKEN), F.when(F.col("_row").isNull(), F.col("value")))
         values = {name: F.col("_row").getField(name) for name in columns.names} | {BROKEN: broken}
         return read.select(
-            *[value.alias(name, metadata={ANY_BYTES: True} if any_bytes else {}) for name, value in values.items()],
+            *[value.alias(name, metadata={ANY_BYTES: True} if by_lines else {}) for name, value in values.items()],
             *[F.col(field.name) for field in others],
         )
 
@@ -318,8 +322,8 @@ class FileRows:
             if isinstance(kind, NESTED) or (type(kind) in PLAIN and changes):
                 kind = T.StringType()
             fields.append(T.StructField(name, kind))
-        any_bytes = ANY_BYTES in part.schema[BROKEN].metadata if BROKEN in part.columns else False
-        return _with_file_columns(self._read_json(self.spark, paths, [*fields, *others], any_bytes=any_bytes))
+        by_lines = ANY_BYTES in part.schema[BROKEN].metadata if BROKEN in part.columns else False
+        return _with_file_columns(self._read_json(self.spark, paths, [*fields, *others], by_lines=by_lines))
 
     def _parquet(self, paths: list[str]) -> list[DataFrame]:
         try:
