@@ -114,6 +114,29 @@ def storage_answers(spark: SparkSession, url: str) -> bool:
     return True
 
 
+def nanos_of_parquet(spark: SparkSession, path: str) -> dict[str, bool]:
+    """Return the columns of a Parquet file that are times in nanoseconds, and whether they are instants (UTC).
+
+    Raises ValueError if such times are inside of another column.
+    """
+    parquet = jvm(spark).org.apache.parquet.hadoop
+    conf = spark.sparkContext._jsc.hadoopConfiguration()
+    place = jvm(spark).org.apache.hadoop.fs.Path(path)
+    reader = parquet.ParquetFileReader.open(parquet.util.HadoopInputFile.fromPath(place, conf))
+    try:
+        schema = reader.getFooter().getFileMetaData().getSchema()
+    finally:
+        reader.close()
+    columns = {}
+    for field in schema.getFields().toArray():
+        kind = str(field.getLogicalTypeAnnotation() or "")
+        if kind.startswith(NANOS):
+            columns[field.getName()] = kind.endswith("true)")
+    if str(schema).count(NANOS) > len(columns):
+        raise ValueError("times in nanoseconds inside of a column cannot be read")
+    return columns
+
+
 def _hadoop_path(spark: SparkSession, url: str) -> Any:
     classes = jvm(spark)
     return classes.org.apache.hadoop.fs.Path(classes.java.net.URI(url))
@@ -209,6 +232,8 @@ def quiet_accumulators(session: SparkSession) -> None:
     vars(session.sparkContext._accumulatorServer)["handle_error"] = lambda request, address: None
 
 
+NANOS = "TIMESTAMP(NANOS"
+"""The beginning of Parquet's type of times in nanoseconds, with which pandas writes all of its times."""
 QUERY_CLASSES = (
     "org.apache.spark.sql.execution.streaming.MicroBatchExecution",
     "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fastavro
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -941,6 +942,31 @@ def test_rows_of_parquet(drain: Drain, tmp_path: Path) -> None:
         {"id": 2, "new": True},
         {"id": 3},
     ]
+
+
+def test_times_of_pandas_land(drain: Drain, tmp_path: Path) -> None:
+    """Without it Spark reads no Parquet file that pandas has written with a time, since those have nanoseconds."""
+    (tmp_path / "in").mkdir()
+    moments = ["2026-01-31T10:00:00.123456", "1969-12-31T23:59:59.999999001", "1677-09-21T00:12:43.2", "NaT"]
+    nanos = pa.array(np.array(moments, "datetime64[ns]"))
+    table = pa.table({"id": [1, 2, 3, 4], "at": nanos.cast(pa.timestamp("ns", "UTC")), "there": nanos, "a`b": nanos})
+    parquet.write_table(table, tmp_path / "in" / "a.parquet")
+    micros = pa.table({"id": [5], "at": pa.array([1], pa.timestamp("us", "UTC"))})
+    parquet.write_table(micros, tmp_path / "in" / "b.parquet")
+    drain("parquet")
+
+    utc = timezone.utc
+    far = datetime(1677, 9, 21, 0, 12, 43, 200_000, tzinfo=utc)
+    day = datetime(2026, 1, 31, 10, 0, 0, 123_456, tzinfo=utc)
+    odd = "1969-12-31T23:59:59.999999001"
+    assert sorted(rows(tmp_path), key=lambda row: row["id"]) == [
+        {"id": 1, "at": day, "there": day.replace(tzinfo=None), "a_b": day.replace(tzinfo=None)},
+        {"id": 2, "_rescued": {"at": odd, "there": odd, "a`b": odd}},
+        {"id": 3, "at": far, "there": far.replace(tzinfo=None), "a_b": far.replace(tzinfo=None)},
+        {"id": 4},
+        {"id": 5, "at": datetime(1970, 1, 1, 0, 0, 0, 1, tzinfo=utc)},
+    ]
+    assert rows(tmp_path, "ops.dead") == []
 
 
 def test_rows_of_avro(drain: Drain, tmp_path: Path) -> None:

@@ -36,8 +36,9 @@ from router.engine.source.lossless_cast import (
     type_of_texts,
 )
 from router.engine.source.unreadable_files import ListedFile, unreadable_files
+from router.engine.spark.session import quiet_tasks
 from router.errors import StartError
-from router.spark_internals import path_of
+from router.spark_internals import nanos_of_parquet, path_of
 from router.storage.addresses import is_local_path
 
 if TYPE_CHECKING:
@@ -327,7 +328,8 @@ class FileRows:
 
     def _parquet(self, paths: list[str]) -> list[DataFrame]:
         try:
-            return [self._reader(mergeSchema="true").load(paths)]
+            with quiet_tasks(self.spark):
+                return [self._reader(mergeSchema="true").load(paths)]
         except Exception:  # files that have different types for a column
             return self._by_schema(paths)
 
@@ -336,12 +338,36 @@ class FileRows:
         return self._by_schema(paths)
 
     def _by_schema(self, paths: list[str]) -> list[DataFrame]:
+        def schema_of(path: str) -> tuple[str, tuple[tuple[str, bool], ...]]:
+            """Return the columns that Spark finds, and those of times in nanoseconds: as such it reads no file."""
+            try:
+                return self._reader().load(path).schema.json(), ()
+            except AnalysisException:
+                if self.files.format != "parquet" or not (nanos := nanos_of_parquet(self.spark, path)):
+                    raise
+                return self._with_nanos([path]).schema.json(), tuple(nanos.items())
+
         with ThreadPoolExecutor(_THREADS) as pool:
-            schemas = [*pool.map(lambda path: self._reader().load(path).schema.json(), paths)]
-        paths_by_schema: dict[str, list[str]] = {}
+            schemas = [*pool.map(schema_of, paths)]
+        paths_by_schema: dict[tuple[str, tuple[tuple[str, bool], ...]], list[str]] = {}
         for path, schema in zip(paths, schemas, strict=True):
             paths_by_schema.setdefault(schema, []).append(path)
-        return [self._reader().load(paths_of_schema) for paths_of_schema in paths_by_schema.values()]
+        frames = []
+        for (_, nanos), paths_of_schema in paths_by_schema.items():
+            if not nanos:
+                frames.append(self._reader().load(paths_of_schema))
+                continue
+            frame = self._with_nanos(paths_of_schema)
+            columns: list[Column] = [_column(name) for name in frame.columns if name not in dict(nanos)]
+            for name, is_instant in nanos:
+                columns += _times_of_nanos(name, is_instant=is_instant)
+            frames.append(frame.select(*columns))
+        return frames
+
+    def _with_nanos(self, paths: list[str]) -> DataFrame:
+        """Return the rows of Parquet files with times in nanoseconds as numbers."""
+        session = _nanos_session(self.spark.sparkContext)
+        return session.read.format("parquet").options(**_reading_options(self.files)).load(paths)
 
     # Columns: known, new, rescued
 
@@ -524,6 +550,25 @@ def _exact_session(context: SparkContext) -> SparkSession:
     return session
 
 
+@lru_cache(maxsize=1)
+def _nanos_session(context: SparkContext) -> SparkSession:
+    """Return a session that reads times in nanoseconds as numbers."""
+    session = SparkSession.builder.getOrCreate().newSession()
+    session.conf.set("spark.sql.legacy.parquet.nanosAsLong", "true")
+    return session
+
+
+def _times_of_nanos(name: str, *, is_instant: bool) -> list[Column]:
+    """Return a column of nanoseconds since 1970 as times, and, for RESCUED, the texts of what has more decimals."""
+    nanos = _column(name)
+    # Rounded down, also before 1970.
+    time = F.timestamp_micros(F.expr(f"{_quoted(name)} div 1000") - F.when(nanos % 1000 < 0, 1).otherwise(0))
+    is_whole = nanos % 1000 == 0
+    text = F.concat(F.date_format(time, "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"), F.lpad(F.pmod(nanos, F.lit(1000)), 3, "0"))
+    kept = F.when(is_whole, time if is_instant else time.cast("timestamp_ntz"))
+    return [kept.alias(name), F.when(~is_whole, text).alias(f"{name}_{_OWN}", metadata={KEY: name})]
+
+
 def _differ_by_case(kind: T.DataType) -> bool:
     """Return whether names inside of a type differ by case only, at any depth."""
     if isinstance(kind, T.ArrayType):
@@ -580,7 +625,11 @@ def _reading_options(files: FilesSource, **options: str) -> dict[str, str]:
 
 
 def _column(name: str) -> Column:
-    return F.col(f"`{name.replace('`', '``')}`")
+    return F.col(_quoted(name))
+
+
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"
 
 
 def _json_of(text: bytes) -> Any:
