@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from router.engine.destination import Destination
     from router.engine.label.planner import Plan
     from router.engine.land.job import Landed
-    from router.engine.source.failing_records import Place
+    from router.engine.source.failing_records import RecordPlace
     from router.engine.steps import Steps
 
 log = logging.getLogger("router")
@@ -180,7 +180,7 @@ class BatchDecider:
                     raise
                 plan = replace(plan, nulls=nulls_of(found))
 
-    def _failing_columns(self, plan: Plan, steps: Steps) -> dict[str, dict[Place, str]]:
+    def _failing_columns(self, plan: Plan, steps: Steps) -> dict[str, dict[RecordPlace, str]]:
         trial = self.trial(steps)
         with steps.step("search"), quiet_tasks(self.spark):
             found = FailingColumns(plan, trial).find()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from router.engine.label.planner import Plan
-    from router.engine.source.failing_records import Place
+    from router.engine.source.failing_records import RecordPlace
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class FailingColumns:
     plan: Plan
     land: Callable[[Plan], object]
 
-    def find(self) -> dict[str, dict[Place, str]]:
+    def find(self) -> dict[str, dict[RecordPlace, str]]:
         """Return the records on which each column fails, with the reasons; nothing if no column is to blame."""
         stages = self.plan.stages
         levels = [[*({*level} - {"event", WHOLE_EVENT})] for level in (*stages.levels, *stages.spread_by)]
         later = {name for names in levels for name in names}
-        found: dict[str, dict[Place, str]] = {}
+        found: dict[str, dict[RecordPlace, str]] = {}
         if not later or not self._lands(later, found):
             return {}
         # A column reads those of the levels before it.
@@ -53,7 +53,7 @@ class FailingColumns:
                 found[name] = records
         return found
 
-    def _failing(self, names: list[str], later: set[str], found: dict[str, dict[Place, str]]) -> list[str]:
+    def _failing(self, names: list[str], later: set[str], found: dict[str, dict[RecordPlace, str]]) -> list[str]:
         """Return the columns of a level that fail, each without the others."""
 
         def land(start: int, stop: int) -> bool:
@@ -62,7 +62,7 @@ class FailingColumns:
 
         return [names[half.start] for half in by_halves(land, len(names), is_for_search) if half.error] if names else []
 
-    def _lands(self, without: set[str], found: dict[str, dict[Place, str]]) -> bool:
+    def _lands(self, without: set[str], found: dict[str, dict[RecordPlace, str]]) -> bool:
         try:
             self._run(without, found, self.plan.raw)
         except Exception as error:
@@ -71,10 +71,10 @@ class FailingColumns:
             raise
         return True
 
-    def _run(self, without: set[str], found: dict[str, dict[Place, str]], raw: DataFrame) -> None:
+    def _run(self, without: set[str], found: dict[str, dict[RecordPlace, str]], raw: DataFrame) -> None:
         self.land(replace(self.plan, raw=raw, nulls=nulls_of(found) | dict.fromkeys(without, F.lit(True))))
 
 
-def nulls_of(found: dict[str, dict[Place, str]]) -> dict[str, Column]:
+def nulls_of(found: dict[str, dict[RecordPlace, str]]) -> dict[str, Column]:
     """Return on which records each column is null, as a plan takes it."""
     return {name: is_at(places) for name, places in found.items()}

@@ -38,7 +38,7 @@ class Span(NamedTuple):
     end: int
 
 
-class Place(NamedTuple):
+class RecordPlace(NamedTuple):
     """The place of a record in its source."""
 
     topic: str
@@ -53,7 +53,7 @@ class Place(NamedTuple):
         return f"{self.topic}/{self.partition}, offset {self.offset}"
 
 
-def is_at(places: Iterable[Place]) -> Column:
+def is_at(places: Iterable[RecordPlace]) -> Column:
     """Return whether a record is at one of some places."""
     return reduce(or_, [_of_record() == place.column() for place in places])
 
@@ -67,7 +67,7 @@ class FoundRecords:
     """What a search has found: the spans that Spark must not read, and why records cannot be read, by place."""
 
     by_consumer: tuple[Span, ...] = ()
-    reasons: dict[Place, str] = field(default_factory=dict)
+    reasons: dict[RecordPlace, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON has it."""
@@ -78,7 +78,9 @@ class FoundRecords:
     def of(cls, content: dict[str, Any]) -> FoundRecords:
         """Return what `as_json` has made."""
         spans = tuple(Span(*span) for span in content["by_consumer"])
-        return cls(spans, {Place(topic, number, offset): why for topic, number, offset, why in content["reasons"]})
+        return cls(
+            spans, {RecordPlace(topic, number, offset): why for topic, number, offset, why in content["reasons"]}
+        )
 
     def __str__(self) -> str:
         place, reason = next(iter(self.reasons.items()))
@@ -108,15 +110,15 @@ class FailingRecords:
         return self.raw.withColumns({**columns, UNREADABLE: unreadable})
 
 
-def failing_records(raw: DataFrame, land: Callable[[DataFrame], object]) -> dict[Place, str]:
+def failing_records(raw: DataFrame, land: Callable[[DataFrame], object]) -> dict[RecordPlace, str]:
     """Return the records that end the job of `land`, with the reasons; none if no record alone does, or too many do."""
     ends = raw.groupBy("topic", "partition").agg(F.min("offset"), F.max("offset")).collect()
-    firsts = sorted(Place(topic, partition, first) for topic, partition, first, _ in ends)
+    firsts = sorted(RecordPlace(topic, partition, first) for topic, partition, first, _ in ends)
     lengths = {(topic, partition): last - first + 1 for topic, partition, first, last in ends}
     begins = [0, *accumulate(lengths[first[:2]] for first in firsts)]
-    found: dict[Place, str] = {}
+    found: dict[RecordPlace, str] = {}
 
-    def place(number: int) -> Place:
+    def place(number: int) -> RecordPlace:
         span = bisect_right(begins, number) - 1
         return firsts[span]._replace(offset=firsts[span].offset + number - begins[span])
 

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 from router import spark_internals
 from router.api.halving import by_halves
 from router.engine.retryable_errors import is_for_search, is_unreadable
-from router.engine.source.failing_records import MOST_FOUND, FoundRecords, Place, Span
+from router.engine.source.failing_records import MOST_FOUND, FoundRecords, RecordPlace, Span
 from router.engine.source.source import Offsets, client_settings, records_between
 from router.engine.source.unreadable_files import with_unreadable
 from router.errors import first_line
@@ -80,7 +80,7 @@ class UnreadableRecords:
         for halved in by_halves(read, len(pieces), is_for_search):
             if not halved.made:
                 by_consumer += pieces[halved.start : halved.stop]
-        reasons: dict[Place, str] = {}
+        reasons: dict[RecordPlace, str] = {}
         spans = tuple(_joined(by_consumer))
         by_trying: list[int] = []
         for span in spans:
@@ -116,7 +116,7 @@ class UnreadableRecords:
             frame = frame.unionByName(records.withColumn(UNREADABLE, F.lit(None).cast(UNREADABLE_TYPE)))
         return frame
 
-    def _tried(self, span: Span, by_trying: list[int]) -> dict[Place, str]:
+    def _tried(self, span: Span, by_trying: list[int]) -> dict[RecordPlace, str]:
         """Return why records of a span cannot be read, or end the task that reads them.
 
         The offsets of the latter are added to `by_trying`; beyond MOST_FOUND nothing is tried any more.
@@ -125,7 +125,7 @@ class UnreadableRecords:
         good = table.filter(table.column(UNREADABLE).is_null())
         reasons = {}
         for record in table.filter(table.column(UNREADABLE).is_valid()).select(["offset", UNREADABLE]).to_pylist():
-            reasons[Place(*span[:2], record["offset"])] = record[UNREADABLE]["reason"]
+            reasons[RecordPlace(*span[:2], record["offset"])] = record[UNREADABLE]["reason"]
 
         def land(start: int, stop: int) -> bool:
             self.tell(0, 1)
@@ -142,17 +142,17 @@ class UnreadableRecords:
             if halved.error is not None:
                 offset = good.column("offset")[halved.start].as_py()
                 why = f"the task that reads it fails: {first_line(halved.error)}"
-                reasons[Place(*span[:2], offset)] = why
+                reasons[RecordPlace(*span[:2], offset)] = why
         return reasons
 
-    def _by_consumer(self, span: Span, reasons: dict[Place, str]) -> pa.Table:
+    def _by_consumer(self, span: Span, reasons: dict[RecordPlace, str]) -> pa.Table:
         """Return the records of a span as the consumer reads them, unreadable ones with the reason; others get these.
 
         An offset that the consumer cannot read is a record without key and value.
         """
         records = []
         for record in self._polled(span):
-            reason = record.pop("reason") or reasons.get(Place(*span[:2], record["offset"]))
+            reason = record.pop("reason") or reasons.get(RecordPlace(*span[:2], record["offset"]))
             record[UNREADABLE] = None
             if reason:
                 hidden = {name: record.pop(name, None) for name in ("key", "value", "headers")}
