@@ -174,6 +174,9 @@ class BatchDecider:
                 failures[kind] += 1
                 if failures[kind] < TRIES_BEFORE_SEARCH and kind not in self.searched:
                     continue
+                if kind not in self.searched:
+                    what = "%s, batch %d: fails equally each time; what is to blame is searched for: %s"
+                    log.warning(what, self.config.name, steps.batch, first_line(error))
                 self.searched.add(kind)
                 found = self._failing_columns(plan, steps)
                 if not found:

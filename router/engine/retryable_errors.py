@@ -17,7 +17,7 @@ from deltalake import exceptions as delta_rs
 from tenacity import RetryCallState, wait_exponential_jitter
 from tenacity.wait import wait_base
 
-from router.errors import RouterError, SinkError, StartError, TableError, first_line
+from router.errors import PluginError, RouterError, SinkError, StartError, TableError, first_line
 from router.spark_internals import causes_in_jvm
 
 if TYPE_CHECKING:
@@ -55,6 +55,8 @@ PYTHON_TASK = re.compile(r"^(?:[\w.]*\.)?(\w+)(?:: |$)")
 
 IN_PYTHON = "org.apache.spark.api.python.PythonException"
 """The exception of the JVM whose message is the traceback of a Python task."""
+NOT_BY_RECORDS = {PluginError.__name__, ImportError.__name__, ModuleNotFoundError.__name__}
+"""Classes of errors of Python tasks that no record causes."""
 ERRNO = re.compile(r"(?:\[[Ee]rrno |\(os error )(\d+)[\])]")
 """The number of an error of the operating system, as Python and Arrow, and as delta-rs write it: the error of a task
 reaches the driver as text."""
@@ -155,20 +157,27 @@ def passing(error: BaseException) -> bool:
 
 def is_for_search(error: BaseException) -> bool:
     """Return whether a record may have caused the failure of a Spark job: the job ends, and nothing may pass."""
-    is_known = isinstance(error, RouterError) or passing(error) or is_for_a_person(error)
-    return not is_known and bool(causes_in_jvm(error))
+    if isinstance(error, RouterError) or passing(error) or is_for_a_person(error):
+        return False
+    causes = causes_in_jvm(error)
+    in_python = [_class_in_python(message) for name, message in causes if name == IN_PYTHON]
+    return bool(causes) and not NOT_BY_RECORDS.intersection(in_python)
 
 
 def _passes_in_python(traceback: str) -> bool:
     """Return whether the error of a Python task is temporary, by the last line of its traceback."""
-    said = first_line(RuntimeError(traceback))
-    raised = PYTHON_TASK.match(said)
-    if raised is None:
-        return False
-    kind: type = getattr(builtins, raised[1], getattr(delta_rs, raised[1], object))
+    name = _class_in_python(traceback)
+    kind: type = getattr(builtins, name, getattr(delta_rs, name, object))
     if issubclass(kind, (ConnectionError, TimeoutError)):
         return True
+    said = first_line(RuntimeError(traceback))
     return issubclass(kind, (OSError, delta_rs.DeltaError)) and _has_passing_number(said)
+
+
+def _class_in_python(traceback: str) -> str:
+    """Return the class of the error of a Python task."""
+    raised = PYTHON_TASK.match(first_line(RuntimeError(traceback)))
+    return raised[1] if raised else ""
 
 
 def _has_passing_number(text: str) -> bool:

@@ -108,6 +108,22 @@ def fatal(records: pa.RecordBatch, about: tuple[ArrowDecoding, str]) -> pa.Recor
     return inner.function(records, inner.argument)
 
 
+class Shorter(ArrowDecoder):
+    """Break the contract of decoders: return a row less."""
+
+    schema_of: str
+
+    def decoding(self) -> ArrowDecoding:
+        inner = Json.model_validate({"schema": self.schema_of}).decoding()
+        assert inner is not None
+        return replace(inner, function=shorter, argument=inner)
+
+
+def shorter(records: pa.RecordBatch, inner: ArrowDecoding) -> pa.RecordBatch:
+    """Decode records, and return one less."""
+    return inner.function(records, inner.argument).slice(1)
+
+
 class Where(Rule):
     """Match by a SQL condition."""
 

@@ -11,9 +11,9 @@ import pytest
 from router.config.loader import load
 from router.delta.lake import Lake
 from router.engine import decision
-from router.engine.stream import run
+from router.engine.stream import RunOptions, run
 from router.registry import load_registry
-from tests.engine.parts import Fatal
+from tests.engine.parts import Fatal, Shorter
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -131,3 +131,17 @@ def test_a_record_that_ends_its_task_is_a_dead_letter(
     assert ids(tmp_path, "silver.all") == [1, 2, 4]
     assert ids(tmp_path, "silver.row") == [1, 2, 4]
     assert dead_letters(tmp_path) == [(None, "read", 3)]
+
+
+def test_a_broken_plugin_ends_the_run_without_a_search(spark: SparkSession, tmp_path: Path) -> None:
+    """Without it its author waits for minutes for the reason."""
+    put(tmp_path, {"id": 1, "name": "ab"}, {"id": 2, "name": "ab"})
+    loaded, registry = loaded_of(tmp_path, SOURCE.format(folder=tmp_path) + ROUTES)
+    decode = Shorter(schema_of="id bigint, name string")
+    loaded = replace(loaded, config=loaded.config.model_copy(update={"decode": decode}))
+    steps = []
+    options = RunOptions(watch=lambda batch, step, done, of: steps.append(step))
+    with pytest.raises(Exception, match="shorter"):
+        run(loaded, registry, spark, options)
+    assert "land" in steps
+    assert "search" not in steps

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 MOST_FOUND = 64
 """Records that are found by trying; if there are more, something else than records is to blame."""
+MOST_FAILURES = 256
+"""The same for tries that fail: each takes some seconds."""
 
 
 class Span(NamedTuple):
@@ -117,21 +119,26 @@ def failing_records(raw: DataFrame, land: Callable[[DataFrame], object]) -> dict
     lengths = {(topic, partition): last - first + 1 for topic, partition, first, last in ends}
     begins = [0, *accumulate(lengths[first[:2]] for first in firsts)]
     found: dict[RecordPlace, str] = {}
+    failures: list[str] = []
 
     def place(number: int) -> RecordPlace:
         span = bisect_right(begins, number) - 1
         return firsts[span]._replace(offset=firsts[span].offset + number - begins[span])
 
+    def is_over() -> bool:
+        return len(found) > MOST_FOUND or len(failures) > MOST_FAILURES
+
     def try_some(start: int, stop: int) -> bool:
-        if len(found) <= MOST_FOUND and start < stop:
+        if not is_over() and start < stop:
             chosen = _of_record().between(place(start).column(), place(stop - 1).column())
             try:
                 land(raw.where(chosen))
             except Exception as error:
+                failures.append(first_cause(error))
                 if stop == start + 1 and is_for_search(error):
-                    found[place(start)] = first_cause(error)
+                    found[place(start)] = failures[-1]
                 raise
         return True
 
     by_halves(try_some, begins[-1], is_for_search)
-    return found if len(found) <= MOST_FOUND else {}
+    return {} if is_over() else found
