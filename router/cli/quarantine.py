@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from router.cli import config_argument, echo_message, plugin_option
-from router.cli.documents import json_option
+from router.cli.documents import json_option, show_json
 from router.cli.listing import Listing, ListingField, ListOptions, list_options, numbers, show_list, show_listings
 from router.config.loader import load
 from router.errors import StartError
@@ -72,7 +72,8 @@ def list_rows(waiting: _Waiting, list_options: ListOptions, as_json: bool) -> No
 @quarantine.command(short_help="Approve the new columns that rows need.")
 @waiting_rows
 @click.option("--show", is_flag=True, help="Show what waits, and approve nothing.")
-def approve(waiting: _Waiting, show: bool) -> None:
+@json_option
+def approve(waiting: _Waiting, show: bool, as_json: bool) -> None:
     """Show the quarantined rows of the configuration FILE and how they would change their tables, and approve that.
 
     Rows are quarantined if their sink has `evolution: quarantine` and their table lacks a column or type of theirs.
@@ -81,18 +82,21 @@ def approve(waiting: _Waiting, show: bool) -> None:
     it starts. Rows that come later and need another change wait for another approval. Needs no Spark.
     """
     waits_for_approval = [quarantined for quarantined in waiting.rows if quarantined.cause is None]
-    if waiting.show(waits_for_approval) and not show:
-        waiting.approve(waits_for_approval)
+    deciding = _Deciding(waiting, waits_for_approval, as_json)
+    if not show:
+        deciding.approve(waits_for_approval)
+    deciding.end()
 
 
 @quarantine.command()
 @waiting_rows
-def release(waiting: _Waiting) -> None:
+@json_option
+def release(waiting: _Waiting, as_json: bool) -> None:
     """Give rows to their tables: now instead of at the next try, with the columns that they need, and though an
     expectation does not hold for them."""
     from router.engine.quarantine.table import try_now
 
-    waiting.show(waiting.rows)
+    deciding = _Deciding(waiting, waiting.rows, as_json)
     # Rows of a blocked table need no approval: the stream tries its release by itself, only later.
     needs_approval = []
     for quarantined in waiting.rows:
@@ -100,30 +104,34 @@ def release(waiting: _Waiting) -> None:
             needs_approval.append(quarantined)
             continue
         try_now(waiting.store, quarantined.place)
-        click.echo(f"tried next: {waiting.describe(quarantined)}")
+        deciding.note("tried next", quarantined.place, quarantined.rows)
     for place in waiting.blocked_without_rows:
         try_now(waiting.store, place)
-        click.echo(f"tried next: {place.table}, no rows wait for it")
-    waiting.approve(needs_approval)
+        deciding.note("tried next", place, 0)
+    deciding.approve(needs_approval)
+    deciding.end()
 
 
 @quarantine.command()
 @waiting_rows
-@click.option("--yes", is_flag=True, help="Do not ask.")
-def discard(waiting: _Waiting, yes: bool) -> None:
+@click.option("--yes", is_flag=True, help="Do not ask; needed with --json.")
+@json_option
+def discard(waiting: _Waiting, yes: bool, as_json: bool) -> None:
     """Make rows that wait dead letters, counted in the ledger as refused.
 
     Of this, `release` and `approve` the last one counts, until a stream has begun to carry out another.
     """
     from router.engine.quarantine.table import approve
 
-    if not waiting.show(waiting.rows):
-        return
-    if not yes:
+    if as_json and not yes:
+        raise click.UsageError("--json asks nothing: it needs --yes")
+    deciding = _Deciding(waiting, waiting.rows, as_json)
+    if waiting.rows and not yes:
         click.confirm("Make these rows dead letters?", abort=True)
     for quarantined in waiting.rows:
         approve(waiting.store, quarantined, discard=True)
-        click.echo(f"will be dead letters: {waiting.describe(quarantined)}")
+        deciding.note("will be dead letters", quarantined.place, quarantined.rows)
+    deciding.end()
 
 
 @dataclass(frozen=True)
@@ -169,11 +177,6 @@ class _Waiting:
             line += f" for {', '.join(self.patterns)}"
         return line
 
-    def show(self, rows: list[Quarantined]) -> bool:
-        """Print rows; say whether there are any."""
-        show_listings(self.config.name, [self.listing(rows)], nothing=self.nothing)
-        return bool(rows)
-
     def listing(self, rows: list[Quarantined]) -> Listing:
         """Return rows as they are printed."""
         # Rows that wait for an approval have no cause: their reason are the columns that their table lacks.
@@ -207,20 +210,46 @@ class _Waiting:
             )
         return facts
 
-    def describe(self, rows: Quarantined) -> str:
-        """Return table, number and route of rows, under the names that people see."""
-        route, _ = self.config.shown_names(rows.place.route, rows.place.sink)
-        return f"{rows.place.table}, {rows.rows:,} rows of {route}"
+
+class _Deciding:
+    """A decision about rows that wait, as it is printed: the rows, then a line for each table.
+
+    With `as_json` one document has both: `quarantined` and `decided`.
+    """
+
+    def __init__(self, waiting: _Waiting, rows: list[Quarantined], as_json: bool) -> None:
+        self.waiting = waiting
+        self.as_json = as_json
+        self.listing = waiting.listing(rows)
+        self.decided: list[dict[str, Any]] = []
+        self.conflicting: list[Quarantined] = []
+        if not as_json:
+            show_listings(waiting.config.name, [self.listing], nothing=waiting.nothing)
+
+    def note(self, decision: str, place: Place, rows: int) -> None:
+        """Print what was decided for the rows of a table, under the names that people see."""
+        route, sink = self.waiting.config.shown_names(place.route, place.sink)
+        if not self.as_json:
+            what = f"{rows:,} rows of {route}" if rows else "no rows wait for it"
+            click.echo(f"{decision}: {place.table}, {what}")
+        self.decided.append({"table": place.table, "route": route, "sink": sink, "rows": rows, "decision": decision})
 
     def approve(self, rows: list[Quarantined]) -> None:
-        """Approve what can be; name what cannot."""
+        """Approve what can be; remember what cannot."""
         from router.engine.quarantine.table import approve
 
-        conflicting = [quarantined for quarantined in rows if quarantined.change.conflicts]
-        approvable = [quarantined for quarantined in rows if not quarantined.change.conflicts]
-        for quarantined in approvable:
-            approve(self.store, quarantined)
-            click.echo(f"approved: {self.describe(quarantined)}")
+        for quarantined in rows:
+            if quarantined.change.conflicts:
+                self.conflicting.append(quarantined)
+                continue
+            approve(self.waiting.store, quarantined)
+            self.note("approved", quarantined.place, quarantined.rows)
+
+    def end(self) -> None:
+        """Print the document, and name rows that cannot be approved: exit code 1, or 2 if none could."""
+        if self.as_json:
+            show_json({"name": self.waiting.config.name, "quarantined": self.listing.rows, "decided": self.decided})
+        conflicting = self.conflicting
         if not conflicting:
             return
         tables = ", ".join(sorted({quarantined.place.table for quarantined in conflicting}))
@@ -228,7 +257,7 @@ class _Waiting:
             f"{tables}: the quarantined rows cannot go into it, see above; change the table, or `router quarantine "
             "discard FILE` these rows"
         )
-        if not approvable:
+        if not any(decided["decision"] == "approved" for decided in self.decided):
             raise StartError(refusal)
         echo_message(f"router: {refusal}", err=True)
         raise SystemExit(1)

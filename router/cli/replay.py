@@ -12,6 +12,7 @@ import click
 
 from router.cli import accept_option, config_argument, master_option, plugin_option
 from router.cli.dead_letters import cut, letter_options
+from router.cli.documents import json_option, show_json
 from router.cli.listing import Listing, ListingField, numbers, show_listing
 from router.cli.session import stream_held_off, watched_session
 from router.cli.values import parse_since
@@ -55,6 +56,7 @@ class ReplayChoice:
 @click.option("--send", is_flag=True, help="Send them. Without it nothing changes.")
 @accept_option([("other-order", "also into tables that depend on the order of their records")])
 @master_option
+@json_option
 @plugin_option
 def replay(
     file: Path,
@@ -67,6 +69,7 @@ def replay(
     send: bool,
     accepted: frozenset[str],
     master: str | None,
+    as_json: bool,
     plugin_files: tuple[Path, ...],
 ) -> None:
     """Show what would become of the dead letters of the configuration FILE today; with --send, send them again.
@@ -93,15 +96,18 @@ def replay(
         raise StartError(f"{config.name} has `debug: true`: it sends nothing")
     sinks = _choose_sinks(config, route, name, rows, statuses, send=send)
     choice = ReplayChoice(rows, letters, sinks)
+    output = _Output(as_json)
 
     stop = threading.Event()
     with watched_session(config, master, stop, by_spark=True) as spark:
-        command = _Command(ReprocessContext.of(loaded, spark, stop), loaded.registry, choice, "other-order" in accepted)
+        context = ReprocessContext.of(loaded, spark, stop)
+        command = _Command(context, loaded.registry, choice, "other-order" in accepted, output)
         if send:
             is_delivered = command.send()
         else:
             command.show()
             is_delivered = True
+    output.end(config.name)
     raise SystemExit(int(not is_delivered))
 
 
@@ -166,6 +172,29 @@ def _shown_key(config: Config, sink: tuple[str, str, Sink]) -> str:
     return "/".join(config.shown_names(sink[0], sink[1]))
 
 
+class _Output:
+    """What the command prints: lists and lines as they come, or one document at its end."""
+
+    def __init__(self, as_json: bool) -> None:
+        self.as_json = as_json
+        self.document: dict[str, list[dict[str, Any]]] = {"dead_letters": [], "rows": [], "sent": []}
+
+    def list(self, listing: Listing) -> None:
+        """Print a list."""
+        self.document[listing.name] += listing.rows
+        if not self.as_json:
+            show_listing(listing)
+
+    def say(self, line: str) -> None:
+        """Print a line, which is no part of the document."""
+        click.echo(line, err=self.as_json)
+
+    def end(self, name: str) -> None:
+        """Print the document about a configuration."""
+        if self.as_json:
+            show_json({"name": name, **self.document})
+
+
 @dataclass
 class _Command:
     """One call of `router replay`."""
@@ -174,25 +203,26 @@ class _Command:
     registry: Registry
     choice: ReplayChoice
     accept: bool
+    output: _Output
 
     def show(self) -> None:
         """Print what would be sent, and change nothing."""
         is_shown = False
         if self.choice.rows is not None:
-            is_shown = _show_all(list(self._resenders(self.context)), self.choice.rows)
+            is_shown = _show_all(self.output, list(self._resenders(self.context)), self.choice.rows)
         if self.choice.letters:
             letters = self._letters(self.context)
             cut_off = letters.cut_off()
             if cut_off:
-                click.echo(f"{cut_off.name} was cut off; the next replay ends it first")
+                self.output.say(f"{cut_off.name} was cut off; the next replay ends it first")
             replay = letters.begin(self.choice.letters)
             if replay:
                 # Decoder and registry are asked only if there is a letter to decode.
                 outcomes = self._letters(self.context.with_decoder()).show(replay)
-                _show_letters(self.context.config, outcomes, "what would become of dead letters today")
+                _show_letters(self.output, self.context.config, outcomes, "what would become of dead letters today")
                 is_shown = True
         if not is_shown:
-            click.echo("there is nothing to send again")
+            self.output.say("there is nothing to send again")
 
     def send(self) -> bool:
         """Send what is chosen; say whether all of what a sink kept was delivered. One replay at a time."""
@@ -214,11 +244,11 @@ class _Command:
             context = self.context.with_executors(self.registry, "replay")
             if self.choice.rows is not None:
                 for resender in self._resenders(context):
-                    is_delivered &= _replay(resender, self.choice.rows)
+                    is_delivered &= _replay(self.output, resender, self.choice.rows)
             if letters:
                 self._send_letters(context.with_decoder(), letters)
             elif not self.choice.sinks:
-                click.echo("there is nothing to send again")
+                self.output.say("there is nothing to send again")
         return is_delivered
 
     def _letters_to_send(self) -> DeadLetterFilter | None:
@@ -236,11 +266,11 @@ class _Command:
         letters = self._letters(context)
         cut_off = letters.cut_off()
         if cut_off:
-            click.echo(f"{cut_off.name} was cut off, and is ended first")
-            _show_letters(context.config, letters.send(cut_off), f"what {cut_off.name} has done")
+            self.output.say(f"{cut_off.name} was cut off, and is ended first")
+            _show_letters(self.output, context.config, letters.send(cut_off), f"what {cut_off.name} has done")
         replay = letters.begin(chosen)
         if replay:
-            _show_letters(context.config, letters.send(replay), f"what {replay.name} has done")
+            _show_letters(self.output, context.config, letters.send(replay), f"what {replay.name} has done")
 
     def _letters(self, context: ReprocessContext) -> DeadLetterReplay:
         from router.engine.reprocess.replay import DeadLetterReplay
@@ -265,7 +295,7 @@ class _Command:
             )
 
 
-def _show_letters(config: Config, outcomes: list[DeadLetterOutcome], title: str) -> None:
+def _show_letters(output: _Output, config: Config, outcomes: list[DeadLetterOutcome], title: str) -> None:
     """Print what becomes of dead letters by stage, route and sink."""
     rows = []
     for outcome in outcomes:
@@ -279,17 +309,17 @@ def _show_letters(config: Config, outcomes: list[DeadLetterOutcome], title: str)
                 "stage": outcome.scope.stage,
                 "route": route,
                 "sink": sink,
-                "dead letters": outcome.rows,
+                "dead_letters": outcome.rows,
                 "taken": outcome.taken,
-                "where to": outcome.obstacle or targets,
+                "where_to": outcome.obstacle or targets,
                 "stay": outcome.rows - outcome.taken,
-                "such as": cut(outcome.reason),
+                "such_as": cut(outcome.reason),
             }
         )
-    show_listing(Listing("dead_letters", title, LETTER_FIELDS, rows))
+    output.list(Listing("dead_letters", title, LETTER_FIELDS, rows))
 
 
-def _show_all(resenders: list[Resender], chosen: ReplayFilter) -> bool:
+def _show_all(output: _Output, resenders: list[Resender], chosen: ReplayFilter) -> bool:
     """Print what sinks keep; say whether there was anything."""
     by_resender = []
     for resender in resenders:
@@ -299,28 +329,30 @@ def _show_all(resenders: list[Resender], chosen: ReplayFilter) -> bool:
     # A sink that has sent everything is not worth a line; one that was cut off is.
     has_rows = any(rows.groups for _, rows in by_resender)
     if has_rows:
-        _show_rows(by_resender, "what would be sent")
+        _show_rows(output, by_resender, "what would be sent")
     for resender in resenders:
         cut_off = resender.cut_off()
         if cut_off:
-            click.echo(f"{resender.key}: {cut_off.name} was cut off; the next replay ends it first")
+            output.say(f"{resender.key}: {cut_off.name} was cut off; the next replay ends it first")
     return has_rows
 
 
-def _replay(resender: Resender, chosen: ReplayFilter) -> bool:
+def _replay(output: _Output, resender: Resender, chosen: ReplayFilter) -> bool:
     """Send the chosen rows; say whether all of them were delivered."""
     is_delivered = True
-    for run, rows in _runs(resender, chosen):
-        _show_rows([(resender, rows)], f"what is sent by {run.name}")
-        is_delivered &= _show_sent(resender, run, rows, resender.send(run, rows))
+    for run, rows in _runs(output, resender, chosen):
+        _show_rows(output, [(resender, rows)], f"what is sent by {run.name}")
+        is_delivered &= _show_sent(output, resender, run, rows, resender.send(run, rows))
     return is_delivered
 
 
-def _runs(resender: Resender, chosen: ReplayFilter) -> Iterator[tuple[NamedRun[ReplayFilter], ReplayRows]]:
+def _runs(
+    output: _Output, resender: Resender, chosen: ReplayFilter
+) -> Iterator[tuple[NamedRun[ReplayFilter], ReplayRows]]:
     """Yield a replay that was killed before, and then the new one."""
     cut_off = resender.cut_off()
     if cut_off:
-        click.echo(f"{resender.key}: {cut_off.name} was cut off, and is ended first")
+        output.say(f"{resender.key}: {cut_off.name} was cut off, and is ended first")
         yield cut_off, resender.resume(cut_off)
     if resender.stop.is_set():
         return
@@ -329,10 +361,12 @@ def _runs(resender: Resender, chosen: ReplayFilter) -> Iterator[tuple[NamedRun[R
         yield run, rows
         return
     # Nothing to send, or only rows that are gone.
-    _show_rows([(resender, rows)] if rows is not None else [], "what would be sent")
+    _show_rows(output, [(resender, rows)] if rows is not None else [], "what would be sent")
 
 
-def _show_sent(resender: Resender, run: NamedRun[ReplayFilter], rows: ReplayRows, resent: Resent) -> bool:
+def _show_sent(
+    output: _Output, resender: Resender, run: NamedRun[ReplayFilter], rows: ReplayRows, resent: Resent
+) -> bool:
     """Print what a replay did; say whether all rows were delivered."""
     delivered = resent.are("delivered")
     not_sent = rows.rows - sum(resent.moved.values())
@@ -342,31 +376,34 @@ def _show_sent(resender: Resender, run: NamedRun[ReplayFilter], rows: ReplayRows
         outcome += f"; {resent.in_doubt:,} in doubt: an attempt ended without an answer, so the API may have them twice"
     if not_sent:
         outcome += f": {resent.left or 'it was stopped'}"
-    click.echo(f"{resender.key}: {run.name}: {outcome}")
+    output.say(f"{resender.key}: {run.name}: {outcome}")
+    route, sink = resender.config.shown_names(resender.route, resender.name)
+    facts = {"replay": run.name, "route": route, "sink": sink, "in_doubt": resent.in_doubt}
+    output.document["sent"].append({**facts, **{name.replace(" ", "_"): count for name, count in counts.items()}})
     return delivered == rows.rows
 
 
-def _show_rows(by_resender: list[tuple[Resender, ReplayRows]], title: str) -> None:
+def _show_rows(output: _Output, by_resender: list[tuple[Resender, ReplayRows]], title: str) -> None:
     """Print rows by route, sink, status and answer code, and where those are that cannot be sent."""
     lines = []
     for resender, rows in by_resender:
         route, sink = resender.config.shown_names(resender.route, resender.name)
         lines += [{"route": route, "sink": sink, **_group_row(group)} for group in rows.groups]
     if not lines:
-        click.echo("there is nothing to send again")
+        output.say("there is nothing to send again")
         return
-    show_listing(Listing("rows", title, KEPT_ROW_FIELDS, lines))
+    output.list(Listing("rows", title, KEPT_ROW_FIELDS, lines))
     for resender, rows in by_resender:
         if rows.gone:
-            _show_gone(resender, rows.gone)
+            _show_gone(output, resender, rows.gone)
 
 
-def _show_gone(resender: Resender, gone: int) -> None:
+def _show_gone(output: _Output, resender: Resender, gone: int) -> None:
     config = resender.config
     bronze = "there is no `bronze` that has their records"
     if config.bronze:
         bronze = f"{config.bronze.table} has their records"
-    click.echo(
+    output.say(
         f"{gone:,} more rows are not in {resender.outbox} any more (outbox_retention: {config.outbox_retention}) and "
         f"cannot be sent; {bronze}, and {config.dead_letters} the rows of those that are dead"
     )
@@ -380,7 +417,7 @@ def _group_row(group: ReplayGroup) -> dict[str, Any]:
         "calls": group.calls,
         "oldest": datetime.fromtimestamp(group.oldest, timezone.utc),
         "newest": datetime.fromtimestamp(group.newest, timezone.utc),
-        "such as": cut(group.reason or ""),
+        "such_as": cut(group.reason or ""),
     }
 
 
@@ -388,10 +425,11 @@ LETTER_FIELDS = (
     ListingField("stage"),
     ListingField("route"),
     ListingField("sink"),
-    *numbers("dead letters", "taken"),
-    ListingField("where to", "sentence"),
+    ListingField("dead_letters", "number", "dead letters"),
+    *numbers("taken"),
+    ListingField("where_to", "sentence", "where to"),
     *numbers("stay"),
-    ListingField("such as", "sentence"),
+    ListingField("such_as", "sentence", "such as"),
 )
 KEPT_ROW_FIELDS = (
     ListingField("route"),
@@ -400,5 +438,5 @@ KEPT_ROW_FIELDS = (
     *numbers("answer", "rows", "calls"),
     ListingField("oldest"),
     ListingField("newest"),
-    ListingField("such as", "sentence"),
+    ListingField("such_as", "sentence", "such as"),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -258,6 +259,11 @@ def test_an_approval_is_carried_out_at_the_next_start(spark: SparkSession, tmp_p
     assert command("silver.other") == "no rows of games wait for silver.other"
     assert "approved: silver.all, 1 rows of all" in command("--route", "all")
     assert "(approved)" in command("--show")
+    document = json.loads(command("--json"))
+    assert [(row["table"], row["reason"]) for row in document["quarantined"]] == [("silver.all", ["b string"])]
+    decided = {"table": "silver.all", "route": "all", "sink": "delta", "rows": 1, "decision": "approved"}
+    assert document["decided"] == [decided]
+    assert json.loads(command("--json", "--show"))["decided"] == []
 
     assert start("n int, b string") == []
     table = quarantine.Place("all", "delta", "silver.all")
@@ -275,7 +281,13 @@ def test_an_approval_is_carried_out_at_the_next_start(spark: SparkSession, tmp_p
     assert "tried next: silver.all, 1 rows" in command(of=("quarantine", "release"))
     assert "will be dead letters: silver.all, 1 rows of all" in command("--yes", of=("quarantine", "discard"))
     assert "tried next: silver.all, 1 rows" in command(of=("quarantine", "release"))
-    assert "will be dead letters: silver.all, 1 rows of all" in command("--yes", of=("quarantine", "discard"))
+    document = json.loads(command("--json", of=("quarantine", "release")))
+    assert [row["decision"] for row in document["decided"]] == ["tried next"]
+    result = CliRunner().invoke(router.cli.commands, ["quarantine", "discard", str(config), "--json"])
+    assert result.exit_code == 2
+    assert "needs --yes" in result.output
+    document = json.loads(command("--yes", "--json", of=("quarantine", "discard")))
+    assert [row["decision"] for row in document["decided"]] == ["will be dead letters"]
     start("n int, b string")
     assert command(of=("quarantine", "list")) == "no rows of games wait"
     assert lake.open("ops.dead").to_pyarrow_table(columns=["value"]).to_pylist() == [{"value": b'{"n":3}'}]

@@ -131,6 +131,13 @@ def test_what_was_parked_or_refused_arrives_once_by_the_keys_of_its_receipts(gam
     shown = [line.split()[:6] for line in dry.output.splitlines() if line.startswith("wins")]
     assert shown == [["wins", "rest", "dead", "422", "3", "3"], ["wins", "rest", "parked", "20", "4", shown[1][5]]]
 
+    document = json.loads(games.replay("--dry-run", "--status", "parked", "--status", "dead", "--json").stdout)
+    assert [(row["status"], row["answer"], row["rows"]) for row in document["rows"]] == [
+        ("dead", "422", 3),
+        ("parked", None, 20),
+    ]
+    assert (document["sent"], document["dead_letters"]) == ([], [])
+
     with alone(Lake.at(f"{games.folder}/lake/_router/games"), "games"):  # as a run does
         first = games.replay()
 
@@ -144,10 +151,12 @@ def test_what_was_parked_or_refused_arrives_once_by_the_keys_of_its_receipts(gam
     assert "nothing to send" in games.replay("--status", "dead", "--since", "1 ms").output
     assert games.calls() == []
 
-    refused = games.replay("--status", "422", "--since", "2 h")
+    refused = games.replay("--status", "422", "--since", "2 h", "--json")
 
     assert refused.exit_code == 0, refused.output
     assert games.arrived() == Counter((3, 4, 11))
+    (sent,) = json.loads(refused.stdout)["sent"]
+    assert (sent["route"], sent["sink"], sent["delivered"], sent["not_sent"]) == ("wins", "rest", 3, 0)
     assert keys(games.calls(), "key") == keys(dead)
     assert games.booked() == {"landed": 40, "applied": 40, "dead": 0, "parked": 0, "backlog": 0}
     config = load(games.file, load_registry(), environ={}).config
