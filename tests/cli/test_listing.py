@@ -149,7 +149,8 @@ def test_the_dry_replay_is_whole_at_80_columns(lake: WrittenLake, monkeypatch: A
     places = {f"silver.{table}": NUMBER for table in TABLES}
     found = [DeadLetterOutcome(Scope("schema", "all", "tables"), NUMBER * 3, "no " * 90, places, still=NUMBER)]
 
-    router.cli.replay._show_letters(config, found, "what would become of dead letters today")
+    output = router.cli.replay._Output(as_json=False)
+    router.cli.replay._show_letters(output, config, found, "what would become of dead letters today")
 
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 80
