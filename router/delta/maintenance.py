@@ -75,7 +75,8 @@ class MaintenanceResult:
 
     `files` became `into` larger ones; `deleted` files had `freed` bytes. `by_spark`: why only Delta on Spark may
     maintain the table: its features, the name of a folder, files that delta-rs cannot join. `without_statistics`: files
-    that get statistics from it. `refused`: why no engine can join its files; all else is done.
+    that get statistics from it. `refused`: why no engine can join its files; all else is done. `rewritten`: merges or
+    views rewrite the table, so that each of its commits may leave a copy of it.
     """
 
     table: str
@@ -86,6 +87,7 @@ class MaintenanceResult:
     by_spark: str = ""
     without_statistics: int = 0
     refused: str = ""
+    rewritten: bool = False
 
 
 def maintain(lake: Lake, table: str, options: MaintenanceOptions, *, dry: bool = False) -> MaintenanceResult:
@@ -150,6 +152,7 @@ def maintain(lake: Lake, table: str, options: MaintenanceOptions, *, dry: bool =
         deleted=len(old),
         freed=freed,
         without_statistics=_count_without_statistics(handle, options),
+        rewritten=_is_rewritten(handle, table, options),
     )
 
 
@@ -194,13 +197,18 @@ class _Kept:
     least_age: timedelta
 
 
+def _is_rewritten(handle: DeltaTable, table: str, options: MaintenanceOptions) -> bool:
+    """Return whether merges or views rewrite a table. A change feed is for readers that follow it, and may pause."""
+    properties = handle.metadata().configuration
+    if properties.get(CHANGE_FEED) == "true":
+        return False
+    return options.rewritten or table.endswith(DELETIONS) or KEYED_BY in properties
+
+
 def _kept_of_log(lake: Lake, table: str, handle: DeltaTable, options: MaintenanceOptions) -> _Kept:
     # Each commit of a merge or of a view rewrites files, often the whole table: a number of commits would keep as many
-    # copies of it. A change feed is for readers that follow the table, and may pause.
-    properties = handle.metadata().configuration
-    is_rewritten = options.rewritten or table.endswith(DELETIONS) or KEYED_BY in properties
-    if properties.get(CHANGE_FEED) == "true":
-        is_rewritten = False
+    # copies of it.
+    is_rewritten = _is_rewritten(handle, table, options)
     commits = options.log_commits
     if commits is None:
         commits = 0 if is_rewritten else LOG_COMMITS
@@ -282,7 +290,7 @@ def shorten_log(
     for path in old:  # oldest first: a process that is killed leaves no gap
         with suppress(FileNotFoundError):
             lake.files.delete_file(path)
-    for version in _spare_checkpoints(begin, checkpoints, max(kept.least_age / SPANS, CHECKPOINT_AGE)):
+    for version in _spare_checkpoints(begin, checkpoints, max(kept.least_age, LEAST_AGE) / SPANS):
         with suppress(FileNotFoundError):
             lake.files.delete_file(f"{log_folder(table)}/{version:020d}.checkpoint.parquet")
     return unreadable

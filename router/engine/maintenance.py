@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger("router")
+REWRITTEN_COMMITS = 20
+REWRITTEN_SECONDS = 60.0
+"""When a table that merges or views rewrite is due, after its first turn: each commit may have left a copy of it."""
 _CLOSING_SECONDS = 60.0
 """How long the end of a run waits for the table that is being maintained."""
 
@@ -69,6 +72,7 @@ class TableMaintenance:
     commits: Counter[str] = field(default_factory=Counter)
     last: dict[str, float] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
+    rewritten: set[str] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
     stop: threading.Event = field(default_factory=threading.Event)
     thread: threading.Thread | None = None
@@ -144,7 +148,10 @@ class TableMaintenance:
             if plan is None or not commits:
                 continue
             age = now - self.last.get(table, now)
-            if commits >= plan.commits or age >= interval(plan.every).total_seconds():
+            is_due = commits >= plan.commits or age >= interval(plan.every).total_seconds()
+            if plan is UNASKED and table in self.rewritten:
+                is_due |= commits >= REWRITTEN_COMMITS and age >= REWRITTEN_SECONDS
+            if is_due:
                 yield table, plan
 
     def _maintain_due(self) -> None:
@@ -171,6 +178,8 @@ class TableMaintenance:
                 raise
             log.warning("maintenance: %s: %s", table, first_line(error))  # an error of a thread is not seen otherwise
             return
+        if result.rewritten:
+            self.rewritten.add(table)
         if result.refused and self.refused.get(table) != result.refused:
             message = (
                 "maintenance: %s: its files cannot be joined and stay as they are: %s; "

@@ -21,7 +21,7 @@ from router.delta.keyed.key_property import KEYED_BY
 from router.delta.keyed.upsert import TableUpsert, upsert
 from router.delta.maintenance import MaintenanceOptions, MaintenanceResult, maintain
 from router.delta.maintenance_process import MaintenanceProcess
-from router.delta.replace import MADE, PROPERTIES, made_as
+from router.delta.replace import MADE, PROPERTIES, create_table, made_as
 from router.engine import maintenance as module
 from router.engine.maintenance import TableMaintenance
 from router.errors import TableError
@@ -143,6 +143,29 @@ def test_what_former_runs_have_left_counts(lake: Lake) -> None:
     care.after_batch(["silver.a", "silver.b"], {"silver.a": 48, "silver.b": 49}.__getitem__)
 
     assert dict(care.commits) == {"silver.a": 49}
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_a_table_that_is_rewritten_is_due_sooner(lake: Lake, view: bool) -> None:
+    """Without it a view that is refreshed every five seconds has copies of ten minutes."""
+    care = TableMaintenance(lake, no_session, (UNASKED,))
+    if view:
+        care.views = (
+            View.model_validate(
+                {"name": "v", "from": {"tables": "silver.a"}, "into": "silver.p", "sql": "SELECT 1 AS one"}
+            ),
+        )
+        create_table(lake, "silver.p", pa.schema([("k", pa.int64())]))
+    else:
+        delete(lake, "silver.p")
+    create_table(lake, "silver.a", pa.schema([("k", pa.int64())]))
+    for table in ("silver.a", "silver.p"):
+        care.after_batch([table] * UNASKED.commits)
+        care.after_batch([table] * 20)
+    assert not list(care._due())
+    for table in care.last:
+        care.last[table] -= 61
+    assert [table for table, _ in care._due()] == ["silver.p"]
 
 
 def delete(lake: Lake, table: str) -> None:
