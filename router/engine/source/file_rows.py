@@ -262,11 +262,11 @@ class FileRows:
             timestampFormat=INFERRED_TIMES,
         )
         reader = session.read.format("json").options(**options)
-        lines = self._lines(paths)
         if fields is None:
             if not by_lines:
                 return reader.load(paths)
-            return reader.json(lines.where(F.is_valid_utf8("value")).select("value").rdd.map(itemgetter(0)))
+            lines = self._lines(paths).where(F.is_valid_utf8("value")).select("value")
+            return reader.json(lines.rdd.map(itemgetter(0)))
         others = [field for field in fields if KEY in field.metadata]
         columns = T.StructType([field for field in fields if field not in others])
         if not others and not by_lines:
@@ -278,6 +278,7 @@ class FileRows:
             raise StartError(f"{what}. With `multiLine` these cannot be told apart: rename them, and start again")
         if BROKEN not in columns.names:
             columns = columns.add(BROKEN, "string")
+        lines = self._lines(paths)
         if self._has_encoding:
             lines = lines.withColumn("value", F.decode(F.col("value").cast("binary"), self.files.options["encoding"]))
         # A line with an array has a row for each element.
