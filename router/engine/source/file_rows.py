@@ -265,8 +265,9 @@ class FileRows:
         if fields is None:
             if not by_lines:
                 return reader.load(paths)
-            lines = self._lines(paths).where(F.is_valid_utf8("value")).select("value")
-            return reader.json(lines.rdd.map(itemgetter(0)))
+            return reader.json(
+                self._lines(paths).where(F.is_valid_utf8("value")).select("value").rdd.map(itemgetter(0))
+            )
         others = [field for field in fields if KEY in field.metadata]
         columns = T.StructType([field for field in fields if field not in others])
         if not others and not by_lines:
