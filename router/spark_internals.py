@@ -241,12 +241,6 @@ QUERY_CLASSES = (
 """The class that runs a query and logs why one fails: its names in Spark 4.0 and 4.2."""
 
 
-def set_query_log_level(session: SparkSession, level: str) -> None:
-    """Set how much Spark prints about queries that fail."""
-    for name in QUERY_CLASSES:
-        log_level(session, name, level)
-
-
 def log_level(session: SparkSession, logger: str, level: str) -> None:
     """Set how much a logger of the JVM prints: OFF, ERROR, ..."""
     log4j = jvm(session).org.apache.logging.log4j

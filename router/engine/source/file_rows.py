@@ -78,6 +78,10 @@ _BYTES_AS_TEXT = "ISO-8859-1"
 """The encoding that has a character for each byte."""
 ANY_BYTES = "bytes"
 """The name in the metadata of a column whose texts may not be UTF-8."""
+TELLS_CASE = "spark.sql.caseSensitive"
+"""With this setting Spark tells names apart which differ by case only."""
+NANOS_AS_NUMBERS = "spark.sql.legacy.parquet.nanosAsLong"
+"""With this one it reads times in nanoseconds, as numbers."""
 _FIRST = 20
 """Files from which the columns are learnt before the first batch."""
 _THREADS = 8
@@ -219,7 +223,7 @@ class FileRows:
         # What has another encoding, or is no line, Spark's parser reads as bytes, and refuses those that are no text.
         is_of_lines = not self._has_encoding and not self._reads_whole
         by_lines = is_of_lines and not self._lines(paths).where(~F.is_valid_utf8("value")).isEmpty()
-        found = self._read_json(_exact_session(self.spark.sparkContext), paths, by_lines=by_lines)
+        found = self._read_json(_session_with(self.spark.sparkContext, TELLS_CASE), paths, by_lines=by_lines)
         if not self._reads_whole and not {*found.columns} - {BROKEN}:
             by_lines = True  # Spark reads no file in which it has found no column
         known = self.known().names
@@ -368,7 +372,7 @@ class FileRows:
 
     def _with_nanos(self, paths: list[str]) -> DataFrame:
         """Return the rows of Parquet files with times in nanoseconds as numbers."""
-        session = _nanos_session(self.spark.sparkContext)
+        session = _session_with(self.spark.sparkContext, NANOS_AS_NUMBERS)
         return session.read.format("parquet").options(**_reading_options(self.files)).load(paths)
 
     # Columns: known, new, rescued
@@ -544,19 +548,11 @@ def has_pattern(path: str) -> bool:
     return re.search(r"[*?\[\]{}\\]", path) is not None
 
 
-@lru_cache(maxsize=1)
-def _exact_session(context: SparkContext) -> SparkSession:
-    """Return a session that tells names apart which differ by case only; one for each context, since it costs 0.3 s."""
+@lru_cache(maxsize=2)
+def _session_with(context: SparkContext, setting: str) -> SparkSession:
+    """Return a session with a setting switched on; one for each context, since it costs 0.3 s."""
     session = SparkSession.builder.getOrCreate().newSession()
-    session.conf.set("spark.sql.caseSensitive", "true")
-    return session
-
-
-@lru_cache(maxsize=1)
-def _nanos_session(context: SparkContext) -> SparkSession:
-    """Return a session that reads times in nanoseconds as numbers."""
-    session = SparkSession.builder.getOrCreate().newSession()
-    session.conf.set("spark.sql.legacy.parquet.nanosAsLong", "true")
+    session.conf.set(setting, "true")
     return session
 
 

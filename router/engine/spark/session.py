@@ -10,7 +10,7 @@ import signal
 import sys
 import tempfile
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,7 @@ from router.engine.spark.connectors import (
 from router.engine.spark.java import provide_java
 from router.errors import MachineError, SessionLost, StartError, is_verbose
 from router.spark_internals import (
+    QUERY_CLASSES,
     builder_options,
     first_cause,
     has_jvm,
@@ -47,7 +48,6 @@ from router.spark_internals import (
     jvm_exit_status,
     log_level,
     quiet_accumulators,
-    set_query_log_level,
     stop_jvm,
     unconverted_errors,
 )
@@ -460,29 +460,28 @@ def class_archive() -> Path:
 @contextmanager
 def quiet_failures(session: SparkSession) -> Iterator[None]:
     """Keep Spark and py4j from printing the stack of a query that fails: the router logs the reason in one line."""
-    if is_verbose():
+    with _quiet_loggers(session, QUERY_CLASSES), nullcontext() if is_verbose() else quiet_gateway():
         yield
-        return
-    with quiet_gateway():
-        set_query_log_level(session, "OFF")
-        try:
-            yield
-        finally:
-            set_query_log_level(session, "ERROR")
 
 
 @contextmanager
 def quiet_tasks(session: SparkSession) -> Iterator[None]:
     """Keep Spark from printing the errors of tasks while jobs are tried that may fail."""
+    with _quiet_loggers(session, TASK_CLASSES):
+        yield
+
+
+@contextmanager
+def _quiet_loggers(session: SparkSession, names: tuple[str, ...]) -> Iterator[None]:
     if is_verbose():
         yield
         return
-    for name in TASK_CLASSES:
+    for name in names:
         log_level(session, name, "OFF")
     try:
         yield
     finally:
-        for name in TASK_CLASSES:
+        for name in names:
             log_level(session, name, "ERROR")
 
 
