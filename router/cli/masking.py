@@ -1,0 +1,263 @@
+"""Mask values of records, so that they can stand in a test file: `Mask`. Needs neither Spark nor the lake.
+
+A masked value is another one of the same type, length and form: what parses as a date, a number, a UUID or an address
+still does, so that decoders, rules and expectations see the same kind of record.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import string
+import sys
+import unicodedata
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+KeyPath = tuple[str, ...]
+"""The keys from the top of a value to a part of it. A list adds none; a key of a map is `*`."""
+JSON_STARTS = ("{", "[", '"')
+FRAME = 5
+"""Bytes before the payload in the wire format of Confluent: the magic byte 0 and the schema id."""
+ATTEMPTS = 100
+"""Draws until a masked text parses as the text did; one is enough for nearly all."""
+INTEGER_LIMITS = (2**31 - 1, 2**63 - 1, 2**64 - 1)
+FIELD_NAME = re.compile(r"[@$#]?[^\W\d]\w*(-[^\W\d]\w*)*")
+LOWER_BEYOND_ASCII = "äöüéèñçø"
+FIRST_IDEOGRAPH = 0x4E00
+OCTET_BOUNDS = {1: (0, 9), 2: (10, 99), 3: (100, 255)}
+"""Digits of a number in an IPv4 address -> the numbers that have as many."""
+MOMENT_BOUNDS = {"month": (1, 12), "day": (1, 28), "hour": (0, 23), "minute": (0, 59), "second": (0, 59)}
+MOMENT = re.compile(
+    r"((?P<year>(?!0000)\d{4})-(?!02-3|(04|06|09|11)-31)(?P<month>0[1-9]|1[0-2])-(?P<day>0[1-9]|[12]\d|3[01])"
+    r"([Tt ](?=\d)|$))?((?P<hour>[01]\d|2[0-3]):(?P<minute>[0-5]\d)(:(?P<second>[0-5]\d)([.,](?P<fraction>\d+))?)?"
+    r"( ?[Zz]|[+-]\d\d(:?\d\d)?)?)?",
+    re.ASCII,
+)
+NUMBER_PARTS = re.compile(r"([+-]?[0.]*)([1-9](?:[\d.]*[1-9])?)?([0.]*(?:[eE][+-]?\d+)?)", re.ASCII)
+"""Sign and leading zeros; the digits from the first to the last that is not 0; zeros at the end and the exponent."""
+UUID = re.compile(r"[\da-f]{8}(-[\da-f]{4}){3}-[\da-f]{12}", re.ASCII | re.IGNORECASE)
+TEXT_FORMS = {
+    "word": re.compile(r"|true|false|null|none|[+-]?(nan|inf|infinity)", re.IGNORECASE),
+    "integer": re.compile(r"[+-]?[1-9]\d{0,30}", re.ASCII),
+    "number": re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII),
+    "moment": MOMENT,
+    "address": re.compile(r"((25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)(\.(?=.)|$)){4}", re.ASCII),
+    "hex": re.compile(r"[\da-f:-]{8,}", re.ASCII | re.IGNORECASE),
+}
+"""What a text parses as -> its pattern; the first that fits, and `text` for all others."""
+
+
+class UnmaskableError(ValueError):
+    """A record that is neither JSON nor text: what its bytes mean is unknown, and so is what must be masked."""
+
+
+@dataclass(frozen=True)
+class Mask:
+    """How values are masked: equal ones become equal, in every record, file and call.
+
+    `maps` are the objects whose keys are data and are masked, as are keys that cannot be names of fields. The values at
+    the paths `kept` stay, and so does every text and number that is one of `words`: what a rule compares with.
+    """
+
+    maps: frozenset[KeyPath] = frozenset()
+    kept: frozenset[KeyPath] = frozenset()
+    words: frozenset[str] = frozenset()
+
+    def mask_value(self, value: object) -> object:
+        """Return a value of JSON with others in place of its texts and numbers; raise UnmaskableError for any other."""
+        return self._mask_part(value, ())
+
+    def mask_record(self, value: bytes | None) -> bytes | None:
+        """Return the value or key of a record, masked: JSON or text, also behind a frame of Confluent's wire format.
+
+        Raises UnmaskableError for all other bytes, such as Avro and Protobuf.
+        """
+        if value is None:
+            return None
+        frame = value[:FRAME] if value.startswith(b"\0") else b""
+        text = value[len(frame) :].decode(errors="surrogateescape")
+        # Control characters are lengths and numbers of a binary format, and would stay as they are. Behind a frame even
+        # a line feed is one.
+        is_binary = bool(frame) and text[:1] not in JSON_STARTS
+        if is_binary or any(unicodedata.category(sign) in ("Cc", "Cs") and sign not in "\t\r\n" for sign in text):
+            raise UnmaskableError("it is neither JSON nor text")
+        # A lone surrogate of JSON has no UTF-8: this writes it as JSON does.
+        return frame + self._mask_text(text, ()).encode(errors="backslashreplace")
+
+    def _mask_part(self, value: object, path: KeyPath) -> object:
+        if value is None or isinstance(value, bool) or path in self.kept:
+            return value
+        if isinstance(value, dict):
+            return self._mask_object(value, path)
+        if isinstance(value, list):
+            return [self._mask_part(item, path) for item in value]
+        if isinstance(value, str):
+            return self._mask_text(value, path)
+        if not isinstance(value, int | float):
+            raise UnmaskableError(f"{type(value).__name__} is no type of JSON")
+        if str(value) in self.words:
+            return value
+        return mask_integer(value) if isinstance(value, int) else mask_float(value)
+
+    def _mask_object(self, value: dict[str, object], path: KeyPath) -> dict[str, object]:
+        masked: dict[str, object] = {}
+        for key, part in value.items():
+            if path not in self.maps and FIELD_NAME.fullmatch(key):
+                masked[key] = self._mask_part(part, (*path, key))
+                continue
+            masked_key = self._mask_text(key, path)
+            while masked_key in masked:
+                # Two short keys became one, which would lose a value.
+                masked_key += "x"
+            masked[masked_key] = self._mask_part(part, (*path, "*"))
+        return masked
+
+    def _mask_text(self, text: str, path: KeyPath) -> str:
+        """Return a text masked: JSON, whole or in a text, by its parts."""
+        if text in self.words:
+            return text
+        if text.lstrip()[:1] in JSON_STARTS:
+            try:
+                masked = self._mask_part(json.loads(text), path)
+                separators = (", ", ": ") if '": ' in text else (",", ":")
+                return json.dumps(masked, separators=separators, ensure_ascii=text.isascii())
+            except (ValueError, RecursionError):
+                pass  # no JSON, or too deep: masked as text, names of fields also
+        return mask_plain_text(text)
+
+
+def mask_plain_text(text: str) -> str:
+    """Return another text of the same length that parses as this one does; letters, digits and their places stay."""
+    form = find_text_form(text)
+    if form in FORM_MASKS:
+        return FORM_MASKS[form](text)
+    letters = "abcdef" if form == "hex" else string.ascii_lowercase
+    masked = text
+    for attempt in range(ATTEMPTS):
+        masked = mask_characters(text, attempt, letters)
+        if UUID.fullmatch(text):
+            # Its version and variant say how it is read.
+            masked = f"{masked[:14]}{text[14]}{masked[15:19]}{text[19]}{masked[20:]}"
+        if find_text_form(masked) == form:
+            break
+    return masked
+
+
+def find_text_form(text: str) -> str:
+    """Return what a text parses as: one of TEXT_FORMS, or `text`."""
+    for form, pattern in TEXT_FORMS.items():
+        if pattern.fullmatch(text):
+            return form
+    return "text"
+
+
+def mask_integer(number: int) -> int:
+    """Return a number with this sign, so many digits, and in the same of the ranges of int32, int64 and uint64."""
+    if number == 0:
+        return 0
+    magnitude = abs(number)
+    low = 10 ** (len(str(magnitude)) - 1)
+    high = 10 * low - 1
+    for positive_limit in INTEGER_LIMITS:
+        limit = positive_limit + (number < 0)
+        if magnitude <= limit:
+            high = min(high, limit)
+            break
+        low = max(low, limit + 1)
+    masked = draw_number(str(magnitude), low, high)
+    return masked if number > 0 else -masked
+
+
+def mask_float(number: float) -> float:
+    """Return a number with this sign, magnitude and scale."""
+    if not math.isfinite(number):
+        return number
+    masked = float(mask_number(repr(number)))
+    # Near the largest float another first digit is beyond it.
+    return masked if math.isfinite(masked) else math.copysign(sys.float_info.max, number)
+
+
+def mask_number(text: str) -> str:
+    """Return a number as text with other digits: sign, zeros at both ends, point and exponent stay."""
+    match = NUMBER_PARTS.fullmatch(text)
+    if match is None or not match[2]:
+        return text
+    first = draw_number(f"first {text}", 1, 9)
+    last = draw_number(f"last {text}", 1, 9)
+    digits = f"{first}{mask_characters(match[2])[1:-1]}{last}"
+    return f"{match[1]}{digits[: len(match[2])]}{match[3]}"
+
+
+def mask_moment(text: str) -> str:
+    """Return another date or time of this form, with its zone; a date is of one of the nine years before."""
+    match = MOMENT.fullmatch(text)
+    assert match is not None
+    bounds = dict(MOMENT_BOUNDS)
+    if match["year"]:
+        bounds["year"] = (max(1, int(match["year"]) - 9), max(1, int(match["year"]) - 1))
+    if match["fraction"]:
+        bounds["fraction"] = (0, 10 ** len(match["fraction"]) - 1)
+    for name, (low, high) in bounds.items():
+        begin, end = match.span(name)
+        if begin >= 0:
+            text = f"{text[:begin]}{draw_number(f'{name} {match[0]}', low, high):0{end - begin}}{text[end:]}"
+    return text
+
+
+def mask_address(text: str) -> str:
+    """Return another IPv4 address with so many digits in each place."""
+    return re.sub(r"\d+", lambda octet: str(draw_number(octet[0] + text, *OCTET_BOUNDS[len(octet[0])])), text)
+
+
+def mask_integer_text(text: str) -> str:
+    """Return a whole number as text, with its plus sign if it has one."""
+    return text[: text.startswith("+")] + str(mask_integer(int(text)))
+
+
+FORM_MASKS: dict[str, Callable[[str], str]] = {
+    "word": str,
+    "integer": mask_integer_text,
+    "number": mask_number,
+    "moment": mask_moment,
+    "address": mask_address,
+}
+"""What a text parses as -> how it is masked; all other texts are masked letter by letter."""
+
+
+def mask_characters(text: str, attempt: int = 0, letters: str = string.ascii_lowercase) -> str:
+    """Return a text with other letters of the same case and other digits; all other characters stay."""
+    masked = ""
+    for character, drawn in zip(text, draw_bytes(text, len(text), attempt), strict=True):
+        masked += _mask_character(character, drawn, letters)
+    return masked
+
+
+def _mask_character(character: str, drawn: int, letters: str) -> str:
+    if character.isdecimal():
+        return chr(ord(character) - unicodedata.decimal(character) + drawn % 10)
+    if not character.isalpha():
+        return character
+    if not character.isupper() and not character.islower():
+        return chr(FIRST_IDEOGRAPH + drawn)
+    alphabet = letters if character.isascii() else LOWER_BEYOND_ASCII
+    letter = alphabet[drawn % len(alphabet)]
+    return letter.upper() if character.isupper() else letter
+
+
+def draw_number(seed: str, low: int, high: int) -> int:
+    """Return a number from low to high, the same for the same seed."""
+    span = high - low + 1
+    return low + int.from_bytes(draw_bytes(seed, span.bit_length() // 8 + 8), "big") % span
+
+
+def draw_bytes(seed: str, count: int, attempt: int = 0) -> bytes:
+    """Return so many bytes, the same for the same seed and attempt."""
+    # Without a key: one that is not stored would make equal values differ between two calls, and one in the repository
+    # hides nothing. Whoever guesses a value can so confirm the guess, but nobody can read it.
+    return hashlib.shake_256(f"{attempt} {seed}".encode(errors="surrogatepass")).digest(count)
