@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-ROOTS = ("router", "plugins")
+ROOTS = ("router", "router_init", "plugins")
 CEILINGS = Path(__file__).with_name("ceilings.txt")
 
 

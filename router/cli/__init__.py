@@ -42,6 +42,7 @@ COMMANDS = {
     "expectations": ("router.cli.tables:expectations", "Show how often expectations do not hold."),
     "graph": ("router.cli.graph:graph", "Draw source, decoder, routes, sinks and tables."),
     "help": ("router.cli.manual:show_topic", "Show a page of the documentation, or list all."),
+    "init": ("router_init.cli:init", "Write a configuration and its tests, from a sample of a topic or of files."),
     "ledger": ("router.cli.tables:ledger", "Print the last batches and their balance."),
     "maintain": ("router.cli.tables:maintain", "Compact and clean tables."),
     "plugins": (
@@ -63,7 +64,7 @@ COMMANDS = {
 """Command -> where it is, and its line in the help: `router --help` imports none of them."""
 
 GROUPS = {
-    "Write a configuration": ("check", "test", "graph", "schema"),
+    "Write a configuration": ("init", "check", "test", "graph", "schema"),
     "Run it": ("doctor", "run", "submit", "maintain", "bench"),
     "See what happened to records": ("status", "ledger", "dead-letters", "tables", "verify", "views", "expectations"),
     "Repair tables, send again": ("rebuild", "backfill", "replay", "quarantine"),

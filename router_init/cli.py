@@ -1,0 +1,148 @@
+"""`router init`: write a configuration and its tests from a sample of the records that it is for."""
+
+from __future__ import annotations
+
+import re
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from router.cli.values import parse_pairs
+from router.config.models import HYPHENED_PATTERN, FilesSource, KafkaSource
+from router.errors import StartError, printable
+from router_init.documents import (
+    Plan,
+    next_commands,
+    observe,
+    plan_tables,
+    quote_name,
+    write_configuration,
+    write_flow,
+    write_schema,
+)
+from router_init.formats import Found, find_format, find_rows
+from router_init.route_tests import write_tests
+from router_init.samples import find_files, sample_lines, sample_topics
+
+IGNORED = ("/lake/",)
+"""Lines of .gitignore: what runs of the configuration make beside it."""
+
+
+def _check_name(_context: click.Context, _argument: click.Parameter, name: str) -> str:
+    if not re.fullmatch(HYPHENED_PATTERN, name):
+        raise click.BadParameter(f"{name!r}: a name has small letters, digits, _ and -, and begins with a letter")
+    return name
+
+
+@click.command(short_help="Write a configuration and its tests, from a sample of a topic or of files.")
+@click.argument("name", callback=_check_name)
+@click.option("--kafka", "servers", metavar="SERVERS", help="Brokers, host:port, several with commas.")
+@click.option("--topic", "topics", multiple=True, metavar="TOPIC", help="Of the brokers; may be given several times.")
+@click.option("--option", "pairs", multiple=True, metavar="KEY=VALUE", help="Of Spark's Kafka source; repeatable.")
+@click.option("--registry", metavar="URL", help="A Confluent-compatible schema registry.")
+@click.option("--files", metavar="PATH", help="A folder or pattern of files, in place of topics.")
+@click.option("--with-values", is_flag=True, help="Leave values of records in the tests as they are.")
+@click.option("--force", is_flag=True, help="Write over files that are there.")
+@click.option("--print", "only_print", is_flag=True, help="Print what would be written, and write nothing.")
+def init(
+    name: str,
+    servers: str | None,
+    topics: tuple[str, ...],
+    pairs: tuple[str, ...],
+    registry: str | None,
+    files: str | None,
+    **flags: bool,
+) -> None:
+    """Write NAME.yaml, its tests NAME.test.yaml, and lines of .gitignore, from a sample of records.
+
+    Of each topic up to 2,000 records are read, over all partitions, half from the beginning and half from the end;
+    no group is joined and nothing is committed. Written are columns with their types, a table for each kind of
+    record, and what was seen beside each choice. Options of --option are written as ${VARIABLES}, and no value of a
+    record stands in a file but those that name tables: in the tests they are masked. Starts no JVM.
+    """
+    if bool(servers and topics) == bool(files):
+        raise click.UsageError("give --kafka SERVERS and --topic TOPIC, or --files PATH")
+    if files is not None:
+        plan = _plan_files(name, FilesSource(path=files))
+    else:
+        options = parse_pairs(pairs, "--option")
+        kafka = KafkaSource(servers=servers or "", topics=topics, options=options)
+        plan = _plan_topics(name, kafka, registry)
+    written = {f"{name}.yaml": write_configuration(plan)}
+    written |= write_tests(plan, with_values=flags["with_values"])
+    if plan.renames:
+        written[f"{name}.schema.json"] = write_schema(plan)
+    if flags["only_print"]:
+        click.echo("\n".join(f"# --- {file}\n{text}" for file, text in written.items()), nl=False)
+        return
+    there = [file for file in written if Path(file).exists()]
+    if there and not flags["force"]:
+        raise StartError(f"{there[0]} is there already; --force writes over it, --print shows what would be")
+    for file, text in written.items():
+        Path(file).write_text(text, encoding="utf-8")
+    _add_ignored()
+    _show_summary(plan, [*written])
+
+
+def _plan_topics(name: str, kafka: KafkaSource, url: str | None) -> Plan:
+    from router_schemas.registry_client import RegistryClient
+    from router_schemas.registry_options import RegistryOptions
+
+    samples = sample_topics(kafka)
+    with ExitStack() as stack:
+        client = None if url is None else stack.enter_context(RegistryClient(RegistryOptions(url=url)))
+        found = [find_format(sample, client) for sample in samples]
+    source = [
+        "kafka:",
+        f"  servers: {write_flow(f'${{KAFKA:-{kafka.servers}}}')}",
+        f"  topics: {write_flow([*kafka.topics])}",
+    ]
+    variables = {key: re.sub(r"\W", "_", key).upper() for key in kafka.options}
+    if variables:
+        source.append("  options:")
+        source += [f"    {write_flow(key)}: ${{{variable}}}" for key, variable in variables.items()]
+    return _plan(name, source, found, url=url, variables=tuple(variables.values()))
+
+
+def _plan_files(name: str, files: FilesSource) -> Plan:
+    there = find_files(files)
+    form = {".csv": "csv", ".parquet": "parquet", ".avro": "avro"}.get(there[0].suffix)
+    source = ["files:", f"  path: {write_flow(files.path)}"]
+    if form is None:
+        return _plan(name, source, [find_format(sample_lines(there), None)])
+    found = find_rows(there, form)
+    plan = _plan(name, [*source, f"  format: {form}"], [found])
+    (table,) = plan.tables
+    if table.kind is None:
+        return plan
+    # Without it a test, which reads no file, would not know the field.
+    hints = write_flow({"schema_hints": f"{quote_name(table.kind.path[0])} string"})
+    return replace(plan, source=(*plan.source, f"  {hints[1:-1]}"))
+
+
+def _plan(name: str, source: list[str], found: list[Found], **more: Any) -> Plan:
+    tables = plan_tables(name, found)
+    return Plan(name, tuple(source), tables, observe(tables), **more)
+
+
+def _add_ignored() -> None:
+    file = Path(".gitignore")
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    missing = [line for line in IGNORED if line not in text.splitlines()]
+    if missing:
+        file.write_text("\n".join([*text.splitlines(), *missing, ""]), encoding="utf-8")
+
+
+def _show_summary(plan: Plan, files: list[str]) -> None:
+    for table in plan.tables:
+        click.echo(printable(f"{table.found.sample}; {table.found.seen}"))
+        for candidate in table.candidates:
+            says = "says the kind" if candidate is table.kind else "could say the kind"
+            click.echo(printable(f"  event.{'.'.join(candidate.path)} {says}: {candidate}"))
+    click.echo(f"wrote {', '.join(files)}")
+    if plan.variables:
+        click.echo(f"set before a start: {', '.join(plan.variables)}")
+    click.echo("\n  ".join(["next:", *next_commands(plan.name)]))

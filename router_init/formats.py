@@ -1,0 +1,220 @@
+"""What the values of a sample are: JSON, written with schemas of a registry, or nothing that is known."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import fastavro
+import pyarrow.parquet as pq
+
+from router.errors import join_names
+from router_init.samples import MOST_RECORDS, Sample, Sampled
+from router_schemas.model import LARGEST_ID, ResolvedSchema
+from router_schemas.registry_options import NotFound, RegistryRefuses
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from router_schemas.model import RegisteredSchema
+    from router_schemas.registry_client import RegistryClient
+
+LEAST_SHARE = 0.5
+"""Of the values that are of a format: what else there is becomes dead letters."""
+PREFIX_BYTES = 5
+"""A zero and the id of a schema."""
+MOST_IDS = 50
+"""Schemas that the registry is asked for: garbage may name any number."""
+DECODERS = {"AVRO": "avro", "PROTOBUF": "protobuf", "JSON": "json_schema"}
+BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a record says: its fields as JSON has them, and the schema and message that it was written with."""
+
+    record: Sampled
+    fields: dict[str, Any]
+    schema_id: int | None = None
+    message: str | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the values of a sample are: the decoder, and what records say that it could be seen of."""
+
+    sample: Sample
+    decoder: str
+    seen: str
+    """What was seen, with numbers, for a comment."""
+    events: tuple[Event, ...] = ()
+    schemas: dict[int, RegisteredSchema] = field(default_factory=dict)
+    """By id, those that records name."""
+
+    @property
+    def subjects(self) -> dict[str, list[RegisteredSchema]]:
+        """Return the subjects of the schemas with their versions: the topic's own, or all if it has none of its own."""
+        by_subject: dict[str, list[RegisteredSchema]] = {}
+        for schema in self.schemas.values():
+            for subject, _ in schema.subjects:
+                by_subject.setdefault(subject, []).append(schema)
+        own = f"{self.sample.name}-value"
+        return {own: by_subject[own]} if own in by_subject else dict(sorted(by_subject.items()))
+
+
+def find_format(sample: Sample, registry: RegistryClient | None) -> Found:
+    """Return the format of most values of a sample."""
+    values = [record for record in sample.records if record.value is not None]
+    ids = Counter(schema_id for record in values if (schema_id := id_of(record.value)) is not None)
+    schemas = _ask(registry, [schema_id for schema_id, _ in ids.most_common(MOST_IDS)]) if registry else {}
+    framed = sum(ids[schema_id] for schema_id in schemas)
+    events = [Event(record, fields) for record in values if (fields := read_object(record.value)) is not None]
+    least = max(1, LEAST_SHARE * len(values))
+    if framed >= least and registry is not None:
+        return _of_registry(sample, schemas, f"{framed:,} of {len(values):,} values name a known schema")
+    seen = f"{len(events):,} of {len(values):,} values are JSON objects"
+    if len(events) >= least:
+        return Found(sample, "json", seen, tuple(events))
+    if not values:
+        seen = "there is no record yet"
+    elif ids.total() >= least:
+        seen = f"{ids.total():,} of {len(values):,} values begin as those of a schema registry do"
+        seen += ", which does not know their ids" if registry else ": `--registry URL` says where it is"
+    return Found(sample, "none", seen)
+
+
+def id_of(value: bytes | None) -> int | None:
+    """Return the id that a value in Confluent's wire format begins with; None for any other."""
+    if value is None or len(value) <= PREFIX_BYTES or value[0] != 0:
+        return None
+    number = int.from_bytes(value[1:PREFIX_BYTES], "big")
+    return number if 0 < number <= LARGEST_ID else None
+
+
+def read_object(value: bytes | None) -> dict[str, Any] | None:
+    """Return the JSON object that a value is; None if it is none, or nothing that can be read."""
+    try:
+        event = json.loads((value or b"").removeprefix(BOM).decode("utf-8"), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return None
+    return event if isinstance(event, dict) else None
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _ask(registry: RegistryClient, ids: Sequence[int]) -> dict[int, RegisteredSchema]:
+    """Return the schemas that the registry has of some ids, the oldest first, with their subjects."""
+    schemas = {}
+    for schema_id in sorted(ids):
+        try:
+            schemas[schema_id] = replace(registry.by_id(schema_id), subjects=registry.subjects_of(schema_id))
+        except (NotFound, RegistryRefuses):
+            continue  # garbage names any id
+    return schemas
+
+
+def _of_registry(sample: Sample, schemas: dict[int, RegisteredSchema], seen: str) -> Found:
+    kinds = {schema.kind for schema in schemas.values()}
+    decoder = DECODERS[next(iter(kinds))] if len(kinds) == 1 else "auto"
+    readers = {schema_id: _reader_of(schema) for schema_id, schema in schemas.items()}
+    events = []
+    for record in sample.records:
+        schema_id = id_of(record.value)
+        reader = readers.get(schema_id or 0)
+        if reader is None:
+            continue
+        try:
+            message, fields = reader(record.value or b"")
+        except Exception:
+            continue
+        if isinstance(fields, dict):
+            events.append(Event(record, _as_json(fields), schema_id, message))
+    return Found(sample, decoder, seen, tuple(events), schemas)
+
+
+Read = Callable[[bytes], "tuple[str | None, Any]"]
+"""What reads a value: the full name of the message, and its fields; raises anything for garbage."""
+
+
+def _reader_of(schema: RegisteredSchema) -> Read | None:
+    """Return what reads values of a schema; None if it takes more than the schema alone.
+
+    Readers that this project did not write: what a value is does not come from the code that will decode it.
+    """
+    if schema.references:
+        return None
+    if schema.kind == "JSON":
+        return lambda value: (None, read_object(value[PREFIX_BYTES:]))
+    if schema.kind == "PROTOBUF":
+        return _protobuf_reader(schema)
+    parsed = fastavro.parse_schema(json.loads(schema.text))
+    return lambda value: (None, fastavro.schemaless_reader(io.BytesIO(value[PREFIX_BYTES:]), parsed, None))
+
+
+def _protobuf_reader(schema: RegisteredSchema) -> Read | None:
+    try:
+        from google.protobuf import message_factory  # type: ignore[import-untyped]
+        from google.protobuf.json_format import MessageToDict  # type: ignore[import-untyped]
+
+        from router_schemas.protobuf.descriptors import descriptors, message_of, name_at
+    except ModuleNotFoundError:
+        return None  # without the extra its values are not looked at
+    from router_schemas.wire_format import read_index
+
+    files = descriptors(ResolvedSchema(schema))
+
+    def read(value: bytes) -> tuple[str, Any]:
+        _, path, end = read_index(value[PREFIX_BYTES:])
+        name = name_at(files, path)
+        message = message_factory.GetMessageClass(message_of(files, name)).FromString(value[PREFIX_BYTES + end :])
+        return name, MessageToDict(message, preserving_proto_field_name=True)
+
+    return read
+
+
+def _as_json(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return fields with texts in place of times, bytes and decimals: only kinds are looked for in them."""
+    plain: dict[str, Any] = json.loads(json.dumps(fields, default=str))
+    return plain
+
+
+def find_rows(files: Sequence[Path], form: str) -> Found:
+    """Return what the rows of files are: the router reads their columns itself, so only their kinds are looked for."""
+    rows: list[Event] = []
+    for file in files:
+        for number, row in enumerate(itertools.islice(READERS[form](file), MOST_RECORDS - len(rows))):
+            rows.append(Event(Sampled(str(file), None, offset=number), _as_json(row)))
+    names = join_names([file.name for file in files[:3]])
+    sample = Sample(names, tuple(row.record for row in rows))
+    return Found(sample, "rows", f"rows of {form.upper() if form == 'csv' else form} files", tuple(rows))
+
+
+def _read_csv(file: Path) -> Iterator[dict[str, Any]]:
+    with file.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
+        yield from csv.DictReader(lines)
+
+
+def _read_parquet(file: Path) -> Iterator[dict[str, Any]]:
+    for batch in pq.ParquetFile(file).iter_batches(MOST_RECORDS):
+        yield from batch.to_pylist()
+
+
+def _read_avro(file: Path) -> Iterator[dict[str, Any]]:
+    with file.open("rb") as content:
+        yield from fastavro.reader(content)  # type: ignore[misc]
+
+
+READERS: dict[str, Callable[[Path], Iterator[dict[str, Any]]]] = {
+    "csv": _read_csv,
+    "parquet": _read_parquet,
+    "avro": _read_avro,
+}

@@ -1,0 +1,151 @@
+"""The field that says of what kind a record is: its text predicts which other fields are there.
+
+A candidate is a text of 2 to 500 values that at least 95 % of the records have. Its score is the share of what is open
+about the presence of all other fields that its value tells: the sum of their mutual information, each less what as many
+values would tell by chance, over the sum of their entropies. (Mutual information of samples is too high by
+(values - 1) / (2 n ln 2) bits: Miller, "Note on the bias of information estimates", 1955.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from router_init.observed import is_time
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+Path = tuple[str, ...]
+
+FEWEST_VALUES = 2
+MOST_VALUES = 500
+FEWEST_RECORDS = 0.95
+"""Share of the records that have the field."""
+LONGEST_VALUE = 200
+DEPTH = 2
+"""Fields of fields are looked at, and nothing deeper."""
+CHANCE = 3
+"""Times what chance would tell on average: then a field says nothing about another."""
+BEST_GUESSES = ("type", "kind", "event", "event_type", "eventtype", "event_name", "record_type", "message_type")
+"""Names of fields that say a kind where presence tells nothing, since records of all kinds have the same fields."""
+LEAST_SCORE = 0.1
+MOST_TRACKED = 2000
+"""Fields whose presence is looked at, the most frequent ones; objects with data for names have any number."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A field that may say the kind: its values with their numbers, and the share that they tell of what others are."""
+
+    path: Path
+    values: Mapping[str, int]
+    score: float
+
+    @property
+    def records(self) -> int:
+        """Return how many records have it."""
+        return sum(self.values.values())
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self.values):,} values in {self.records:,} records, {self.score:.0%} of which other fields are there"
+        )
+
+
+def find_candidates(events: Sequence[Mapping[str, Any]]) -> list[Candidate]:
+    """Return the fields that may say of what kind an event is, the best first."""
+    values: dict[Path, Counter[str]] = defaultdict(Counter)
+    refused = set()
+    present = []
+    for event in events:
+        paths = set()
+        for path, value in _walk(event):
+            paths.add(path)
+            if isinstance(value, str) and value and len(value) <= LONGEST_VALUE:
+                values[path][value] += 1
+                if len(values[path]) > MOST_VALUES:
+                    refused.add(path)
+            elif value is not None:
+                refused.add(path)
+        present.append(paths)
+    counts = Counter(path for paths in present for path in paths)
+    tracked = [path for path, count in counts.most_common(MOST_TRACKED) if count < len(events)]
+    told: dict[Path, dict[Path, float]] = {}
+    for path, of_path in values.items():
+        enough = of_path.total() >= FEWEST_RECORDS * len(events)
+        # Values that go on coming are no kinds: each record would be its own.
+        grows = sum(count == 1 for count in of_path.values()) * 10 > of_path.total()
+        is_moment = all(map(is_time, of_path))
+        if path not in refused and enough and len(of_path) >= FEWEST_VALUES and not grows and not is_moment:
+            told[path] = _tell(path, events, present, tracked)
+    # What nothing tells below the top are the names of an object that are data.
+    open_bits: dict[Path, float] = {path: _entropy(counts[path] / len(events)) for path in tracked if len(path) == 1}
+    for of_candidate in told.values():
+        open_bits |= {path: _entropy(counts[path] / len(events)) for path in of_candidate}
+    total = sum(open_bits.values())
+    candidates = [Candidate(path, values[path], sum(bits.values()) / (total or 1)) for path, bits in told.items()]
+    return sorted(candidates, key=_order)
+
+
+def choose(candidates: Iterable[Candidate]) -> Candidate | None:
+    """Return the candidate that says the kind; None if none does."""
+    for candidate in candidates:
+        if candidate.score >= LEAST_SCORE or candidate.path[-1].lower() in BEST_GUESSES:
+            return candidate
+    return None
+
+
+def value_at(event: Any, path: Path) -> Any:
+    """Return a field of a field; None if it is not there."""
+    for name in path:
+        if not isinstance(event, dict):
+            return None
+        event = event.get(name)
+    return event
+
+
+def _order(candidate: Candidate) -> tuple[float, bool, int, int, Path]:
+    guessed = candidate.path[-1].lower() in BEST_GUESSES
+    # Between fields that tell the same, such as a name and its number: the plainest.
+    return (-round(candidate.score, 2), not guessed, len(candidate.path), len(candidate.values), candidate.path)
+
+
+def _walk(event: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Path, Any]]:
+    for name, value in event.items():
+        path = (*above, name)
+        yield path, value
+        if isinstance(value, dict) and len(path) < DEPTH:
+            yield from _walk(value, path)
+
+
+def _tell(
+    path: Path, events: Sequence[Mapping[str, Any]], present: Sequence[set[Path]], tracked: Sequence[Path]
+) -> dict[Path, float]:
+    """Return the other fields of whose presence a field's value tells more than chance, with the bits."""
+    of_value: Counter[str | None] = Counter()
+    together: Counter[tuple[str | None, Path]] = Counter()
+    others = {other for other in tracked if other[: len(path)] != path and path[: len(other)] != other}
+    total: Counter[Path] = Counter()
+    for event, paths in zip(events, present, strict=True):
+        value = value_at(event, path)
+        kind = value if isinstance(value, str) else None
+        of_value[kind] += 1
+        for other in paths & others:
+            together[kind, other] += 1
+            total[other] += 1
+    left: dict[Path, float] = defaultdict(float)
+    for (kind, other), count in together.items():
+        left[other] += of_value[kind] / len(events) * _entropy(count / of_value[kind])
+    chance = CHANCE * (len(of_value) - 1) / (2 * len(events) * math.log(2))
+    told = {other: _entropy(count / len(events)) - left[other] - chance for other, count in total.items()}
+    return {other: bits for other, bits in told.items() if bits > 0}
+
+
+def _entropy(share: float) -> float:
+    """Return the bits of a yes that comes with a probability."""
+    if share <= 0 or share >= 1:
+        return 0.0
+    return -share * math.log2(share) - (1 - share) * math.log2(1 - share)

@@ -1,0 +1,201 @@
+"""What `router init` writes about a sample, without Spark: columns, tables, tests; and what stands in no file."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from router.cli import commands
+from router.config.loader import load
+from router.engine.preflight.route_tests import load_tests
+from router.registry import load_registry
+from router_init import samples
+from tests.init.topics import SECRETS, draw_topic
+
+if TYPE_CHECKING:
+    from click.testing import Result
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Go into an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def init(*arguments: str) -> Result:
+    """Call the command."""
+    return CliRunner().invoke(commands, ["init", *arguments])
+
+
+def write_lines(values: list[bytes], name: str = "a.jsonl") -> None:
+    """Put records into a file of the folder `in`."""
+    Path("in").mkdir(exist_ok=True)
+    Path("in", name).write_bytes(b"\n".join(values) + b"\n")
+
+
+def written(*options: str, name: str = "shop") -> dict[str, Any]:
+    """Call `init` on the folder `in`, see that what it writes is good, and return the configuration."""
+    done = init(name, "--files", "in", *options)
+    assert done.exit_code == 0, done.output
+    load(Path(f"{name}.yaml"), load_registry(()))
+    load_tests(Path(f"{name}.test.yaml"))
+    document: dict[str, Any] = yaml.safe_load(Path(f"{name}.yaml").read_text())
+    return document
+
+
+def columns_of(document: dict[str, Any]) -> dict[str, str]:
+    """Return the columns of a configuration's JSON, by name."""
+    columns = {}
+    for line in document["decode"]["json"]["schema"].strip().split(",\n"):
+        name, _, kind = line.partition(" ")
+        columns[name] = kind
+    return columns
+
+
+@pytest.mark.parametrize("kinds", [2, 12, 300])
+def test_a_topic_of_kinds_has_a_table_for_each(kinds: int) -> None:
+    topic = draw_topic(kinds, 4000, seed=kinds)
+    write_lines(topic.values)
+    document = written()
+    (route,) = document["routes"]
+    sink = route["sinks"][0]["tables"]
+    assert sink["table"] == "silver.{event.kind}"
+    # A sample of 2,000 may lack one of 300.
+    assert 9.8 * kinds <= sink["at_most"] <= 10 * kinds
+    columns = columns_of(document)
+    # What only some kinds have is beside what all have, and the names of scores are data.
+    payload = columns.pop("payload")
+    assert payload.startswith("struct<only_")
+    assert payload.count("only_") == sink["at_most"] / 10
+    assert columns == {name: kind for name, kind in sorted(topic.columns.items()) if name != "payload"}
+
+
+def test_no_value_of_a_record_stands_in_a_file() -> None:
+    topic = draw_topic(12, 3000, seed=3)
+    write_lines(topic.values)
+    done = init("shop", "--files", "in")
+    texts = [done.output, Path("shop.yaml").read_text(), Path("shop.test.yaml").read_text()]
+    for text in texts:
+        for secret in SECRETS:
+            assert secret not in text
+        assert "Hamilton" not in text
+    # Kinds name tables.
+    assert topic.kinds[0] in texts[2]
+
+
+def test_values_stand_in_the_tests_if_they_are_asked_for() -> None:
+    write_lines(draw_topic(2, 500, seed=1).values)
+    written("--with-values")
+    assert SECRETS[0] in Path("shop.test.yaml").read_text()
+
+
+def test_one_kind_has_one_table() -> None:
+    values = [
+        json.dumps({"id": number, "country": random.Random(number).choice("abc")}).encode() for number in range(99)
+    ]
+    write_lines(values)
+    done = init("shop", "--files", "in", "--print")
+    assert "event.country could say the kind: 3 values in 99 records" in init("shop", "--files", "in").output
+    assert not done.exit_code
+    document = yaml.safe_load(Path("shop.yaml").read_text())
+    assert document["routes"][0]["sinks"] == [{"delta": "silver.shop"}]
+
+
+def test_kinds_that_cannot_name_tables_get_names() -> None:
+    kinds = ["order.created", "order_created", "Order.Created", "..", "con", "it's", "ß", "x y/z", "other"]
+    values = []
+    for number in range(900):
+        kind = kinds[number % len(kinds)]
+        values.append(json.dumps({"type": kind, f"only_{number % len(kinds)}": 1}, ensure_ascii=False).encode())
+    write_lines(values)
+    document = written()
+    (route,) = document["routes"]
+    assert route["sinks"][0]["tables"]["table"] == "silver.{table_name}"
+    tables = yaml.safe_load(Path("shop.test.yaml").read_text())["tests"][0]["expect"]["tables"]
+    assert len(tables) == len(kinds)
+
+
+def test_names_that_no_column_can_have_go_into_a_schema_file() -> None:
+    write_lines([b'{"first name": "a", "id": 1, "ID": 2, "a.b": {"x;y": 1.5}}'] * 5)
+    document = written()
+    assert document["decode"] == {"json": {"infer": {"file": "shop.schema.json"}}}
+    properties = json.loads(Path("shop.schema.json").read_text())["properties"]
+    assert set(properties) == {"first name", "id", "ID", "a.b"}
+
+
+def test_comments_say_what_a_person_decides() -> None:
+    event = {"id": 2**60, "day": "2026-01-31", "price": "12.50", "either": 1}
+    write_lines([json.dumps(event).encode(), json.dumps(event | {"either": "x"}).encode()])
+    written()
+    text = Path("shop.yaml").read_text()
+    assert "#   either: text, since it has several types (bigint 1, string 1)" in text
+    assert "#   id: whole numbers beyond 2^53: readers that take numbers as doubles round them" in text
+    assert "#   day: text, of which each looks like a date" in text
+    assert "#   price: text, of which each looks like a decimal" in text
+
+
+@pytest.mark.parametrize(
+    ("values", "seen"),
+    [
+        ([b"\x00\x00\x00\x00\x07abc"] * 9, "9 of 9 values begin as those of a schema registry do: `--registry URL`"),
+        ([b"garbage"] * 9, "0 of 9 values are JSON objects"),
+        ([b""], "there is no record yet"),
+    ],
+)
+def test_what_is_not_known_is_not_decoded(values: list[bytes], seen: str) -> None:
+    write_lines(values)
+    document = written()
+    assert document["decode"] == {"none": {}}
+    assert seen in Path("shop.yaml").read_text()
+
+
+def test_one_record_of_eight_megabytes() -> None:
+    write_lines([json.dumps({"type": "a", "text": "x" * 8_000_000}).encode()])
+    written()
+    assert Path("shop.test.yaml").stat().st_size < 9_000_000
+
+
+def test_nothing_is_written_over() -> None:
+    write_lines([b'{"a": 1}'])
+    Path("shop.test.yaml").write_text("mine")
+    Path(".gitignore").write_text("/mine")
+    done = init("shop", "--files", "in")
+    assert done.exit_code == 2
+    assert "shop.test.yaml is there already; --force writes over it, --print shows what would be" in done.output
+    assert not Path("shop.yaml").exists()
+    assert not init("shop", "--files", "in", "--print").exit_code
+    assert Path("shop.test.yaml").read_text() == "mine"
+    written("--force")
+    written("--force")
+    assert Path(".gitignore").read_text() == "/mine\n/lake/\n"
+
+
+def test_rows_of_csv_files() -> None:
+    write_lines([b"type,n,extra", b"a,1,", b"b,2,x", b"a,3,"] * 3, "a.csv")
+    document = written()
+    assert document["source"] == {"files": {"path": "in", "format": "csv", "schema_hints": "type string"}}
+    assert document["decode"] == {"rows": {}}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("shop",), "give --kafka SERVERS and --topic TOPIC, or --files PATH"),
+        (("shop", "--kafka", "a:9092"), "give --kafka SERVERS and --topic TOPIC, or --files PATH"),
+        (("Shop", "--files", "in"), "a name has small letters"),
+        (("shop", "--files", "in"), "there is no file in in"),
+        (("shop", "--kafka", "127.0.0.1:1", "--topic", "a"), "the brokers at 127.0.0.1:1 do not answer"),
+    ],
+)
+def test_mistakes_are_one_sentence(arguments: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples, "ANSWER_SECONDS", 1)
+    done = init(*arguments)
+    assert done.exit_code == 2
+    assert message in done.output

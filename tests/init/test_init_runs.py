@@ -1,0 +1,207 @@
+"""What `router init` writes, run: types as Spark infers them, records in their tables, tests that are green at once."""
+
+from __future__ import annotations
+
+import json
+import random
+import string
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from deltalake import DeltaTable
+
+from router.cli import commands
+from router.config.loader import load
+from router.config.models import Trigger
+from router.engine.ledger import last
+from router.engine.preflight.route_tests import load_tests, run_tests
+from router.engine.stream import RunOptions, run
+from router.registry import load_registry
+from router_decoders.json import infer
+from router_init.observed import Observed
+from tests.init.topics import draw_topic
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pyspark.sql import SparkSession
+
+    from router_demo.kafka import EmbeddedKafka
+    from router_demo.registry import EmbeddedRegistry
+
+NAMES = ("a", "b", "B", "", "é", "\uffff", "\U0001f600", "a b")
+ALPHABET = [*string.ascii_letters, *string.digits, *" .-:TZ+{}[]\"'\\/é\u00df漢"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Go into an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def fill(broker: EmbeddedKafka, topic: str, values: Iterable[bytes | None], keys: Iterable[bytes] = (), **config: str):
+    """Make a topic of three partitions with records."""
+    broker.create_topic(topic, 3, config)
+    producer = Producer({"bootstrap.servers": broker.servers, "message.max.bytes": 16_000_000})
+    keys = [*keys]
+    for number, value in enumerate(values):
+        producer.produce(topic, value, keys[number] if keys else str(number).encode())
+        producer.poll(0)
+    assert not producer.flush(30)
+
+
+def init(*arguments: str) -> str:
+    """Call the command, which has to end well, and return what it printed."""
+    done = CliRunner().invoke(commands, ["init", *arguments])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def check_and_run(spark: SparkSession) -> dict[str, int]:
+    """Run the tests of a configuration, which have to be green, drain its source, and return the ledger's counts."""
+    registry = load_registry(())
+    loaded = load(Path("shop.yaml"), registry)
+    results = list(run_tests(loaded, load_tests(Path("shop.test.yaml")), spark))
+    assert [result.faults for result in results] == [()] * len(results)
+    run(loaded, registry, spark, RunOptions(trigger=Trigger(once=True)))
+    counts: dict[str, int] = {}
+    for entry in last(loaded.config, 10):
+        if entry["route"] is None:
+            counts = {key: counts.get(key, 0) + (entry[key] or 0) for key in ("read", "decoded", "failed")}
+        else:
+            for key in ("landed", "refused"):
+                counts[key] = counts.get(key, 0) + (entry[key] or 0)
+    return counts
+
+
+def rows_in(table: str) -> int:
+    """Return how many rows a table of the lake has."""
+    return int(DeltaTable(f"lake/{table.replace('.', '/')}").to_pyarrow_table().num_rows)
+
+
+def draw_value(rng: random.Random, depth: int = 0) -> Any:
+    """Return any JSON value."""
+    kinds = ["null", "text", "time", "whole", "long", "fraction", "boolean", "empty"]
+    match rng.choice([*kinds, "object", "array"] if depth < 3 else kinds):
+        case "null":
+            return None
+        case "text":
+            return "".join(rng.choices(ALPHABET, k=rng.randrange(12)))
+        case "time":
+            return rng.choice(TIMES)
+        case "whole":
+            return rng.choice([0, -1, 2**31, 2**53 + 1, 2**63 - 1, -(2**63), rng.randrange(10**6)])
+        case "long":
+            return rng.choice([2**63, -(2**63) - 1, 10**20, 10**37, 10**38 - 1, 10**38, 10**60])
+        case "fraction":
+            return rng.choice([0.5, -0.0, 1e300, 12.25, 1e-7, 100.0])
+        case "boolean":
+            return rng.random() < 0.5
+        case "empty":
+            return rng.choice([{}, [], "", [[]], [{}], {"a": {}}])
+        case "object":
+            return {rng.choice(NAMES): draw_value(rng, depth + 1) for _ in range(3)}
+    return [draw_value(rng, depth + 1) for _ in range(rng.randrange(3))]
+
+
+TIMES = (
+    *("2026-01-31T10:00:00Z", "2026-01-31 10:00", "2026-01-31T10:00:00.123456789+02:00", "2026-02-30T10:00:00Z"),
+    *("2026-01-31", "2026-01-31T24:00:00Z", "0001-01-01T00:00", "2026-1-1T10:00", "2026-01-31T 10:00", "2026-01-31T10"),
+    *("2026-01-3110:00", "2026-01-31T10:00:00.Z", "2026-01-31T10:00:00.1", "2026-01-31T10:00+18:00"),
+    *("2026-01-31T10:00+18:01", "2026-01-31T10:00-00:00", "2026-01-31T10:00+2", "2026-01-31T10:00:00.1234567891Z"),
+    *("2026-01-31T10:00.5", "2026-01-31T10:60", " 2026-01-31T10:00", "10:00", "2026-01-31T10:00:00Z "),
+)
+"""Texts that are times to Spark, or nearly so. (With a small `t` or `z` they are too, but the decoder takes none.)"""
+
+
+def test_types_are_those_that_spark_infers(spark: SparkSession) -> None:
+    """Each column has a few drawn values, so that a difference names the kind of value; and whole documents."""
+    rng = random.Random(5)
+    documents: list[dict[str, Any]] = [{} for _ in range(4)]
+    for number in range(600):
+        drawn = [draw_value(rng) for _ in range(rng.randrange(1, 3))]
+        for document, value in zip(documents, drawn, strict=False):
+            document[f"c{number}"] = value
+    documents[0] |= {f"t{number}": text for number, text in enumerate(TIMES)}
+    values = [json.dumps(document).encode() for document in documents]
+    rows = spark.createDataFrame([(bytearray(value),) for value in values], "value binary")
+    observed = Observed()
+    for document in documents:
+        observed.add(document)
+    of_spark = {field.name: field.dataType for field in infer(rows)}
+    ours = {field.name: field.dataType for field in observed.struct()}
+    different = {}
+    for name in {*of_spark, *ours}:
+        if of_spark.get(name) != ours.get(name):
+            different[name] = (of_spark.get(name), ours.get(name), [document.get(name) for document in documents])
+    assert not different
+    assert len(of_spark) > 500
+
+
+def test_a_topic_of_twelve_kinds_lands(spark: SparkSession, broker: EmbeddedKafka) -> None:
+    topic = draw_topic(12, 3000, seed=11, signs=".-_")
+    fill(broker, "init-kinds", topic.values)
+    groups = AdminClient({"bootstrap.servers": broker.servers}).list_consumer_groups().result()
+    before = {group.group_id for group in groups.valid}
+    printed = init("shop", "--kafka", broker.servers, "--topic", "init-kinds")
+    assert "init-kinds: 1,998 of 3,000 records;" in printed
+    assert "event.kind says the kind: 12 values" in printed
+    groups = AdminClient({"bootstrap.servers": broker.servers}).list_consumer_groups().result()
+    assert {group.group_id for group in groups.valid} == before
+    counts = check_and_run(spark)
+    assert counts["read"] == 3000
+    assert counts["landed"] >= 0.99 * topic.good
+    assert counts["failed"] == 3000 - topic.good
+
+
+def test_a_compacted_topic_has_its_newest_rows(spark: SparkSession, broker: EmbeddedKafka) -> None:
+    keys = [f"p-{number % 40}".encode() for number in range(200)]
+    values: list[bytes | None] = [
+        json.dumps({"player": key.decode(), "n": number}).encode() for number, key in enumerate(keys)
+    ]
+    values[199] = None
+    fill(broker, "init-compacted", values, keys, **{"cleanup.policy": "compact"})
+    init("shop", "--kafka", broker.servers, "--topic", "init-compacted")
+    check_and_run(spark)
+    assert rows_in("silver.shop") == 199
+    assert rows_in("silver.shop_by_player") == 39
+
+
+@pytest.mark.parametrize("form", ["avro", "protobuf"])
+def test_a_topic_with_a_registry(
+    spark: SparkSession, broker: EmbeddedKafka, schema_registry: EmbeddedRegistry, form: str
+) -> None:
+    from router_bench.payload import simulated
+
+    topic = f"init-{form}"
+    payload = simulated(7, form, schema_registry.url, f"{topic}-value")
+    values = [value for _, value in payload.records[:3000]]
+    fill(broker, topic, [*values, b"garbage", b"\x00\x00\x00\x00\x99x"])
+    printed = init("shop", "--kafka", broker.servers, "--topic", topic, "--registry", schema_registry.url)
+    assert "event.game" in printed
+    counts = check_and_run(spark)
+    assert counts["landed"] == 3000
+    assert counts["failed"] == 2
+
+
+def test_several_topics_of_json_have_their_tables(spark: SparkSession, broker: EmbeddedKafka) -> None:
+    for number, topic in enumerate(("init-Orders", "init.bills")):
+        fill(broker, topic, draw_topic(3, 500, seed=number).values)
+    init("shop", "--kafka", broker.servers, "--topic", "init-Orders", "--topic", "init.bills")
+    counts = check_and_run(spark)
+    assert counts["read"] == 1000
+    assert counts["landed"] >= 0.99 * counts["decoded"]
+
+
+def test_a_folder_of_csv_lands(spark: SparkSession) -> None:
+    Path("in").mkdir()
+    lines = ["type,n,extra", *(f"{'ab'[number % 2]},{number},{'x' if number % 2 else ''}" for number in range(100))]
+    Path("in/a.csv").write_text("\n".join(lines) + "\n")
+    init("shop", "--files", str(Path("in").absolute()))  # the JVM has another folder
+    counts = check_and_run(spark)
+    assert counts["landed"] == 100
