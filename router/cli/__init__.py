@@ -47,7 +47,7 @@ COMMANDS = {
     "maintain": ("router.cli.tables:maintain", "Compact and clean tables."),
     "plugins": (
         "router.cli.plugins:plugins",
-        "List decoders, rules, sinks, encoders and views, or show the page of one.",
+        "List parts, show the page of one, or write a package for your own.",
     ),
     "quarantine": ("router.cli.quarantine:quarantine", "Show, release or discard quarantined rows."),
     "rebuild": ("router.cli.verify:rebuild", "Rebuild tables from bronze, or from the topic."),
@@ -94,6 +94,13 @@ REFUSED = 2
 """The exit code of a command that could not do or see anything. Those that look end with 0 if all is well and with 1 if
 they have found something; those that mend end with 1 if something could not be done. `router run` has codes of its own,
 by which a supervisor decides: `RouterError.exit_code`."""
+
+
+def shipped_folder(name: str) -> Path:
+    """Return a folder of the repository that is not code, such as `docs`: the wheel has it inside the package."""
+    package = Path(__file__).parents[1]
+    folder = package / name
+    return folder if folder.is_dir() else package.parent / name
 
 
 existing_file = click.Path(exists=True, dir_okay=False, path_type=Path)

@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 from rich.markdown import Markdown
 
+from router.cli import shipped_folder
 from router.cli.listing import Listing, ListingField, show_listing
 from router.registry import suggestion
 
@@ -43,11 +44,7 @@ PAGE_FIELDS = (ListingField("topic"), ListingField("title", "sentence"), Listing
 
 def pages_by_topic() -> dict[str, Path]:
     """Return the pages by the names of their files; two that have one name have their folder in front."""
-    package = Path(__file__).parents[1]
-    folder = package / "docs"
-    if not folder.is_dir():  # a checkout
-        folder = package.parent / "docs"
-    pages = sorted(folder.rglob("*.md"))
+    pages = sorted(shipped_folder("docs").rglob("*.md"))
     pages.sort(key=lambda page: page.parent.name, reverse=True)  # the tutorial first, decisions last
     namesakes = Counter(page.stem for page in pages)
     topics = {}

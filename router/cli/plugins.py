@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 
 import click
 from pydantic_core import PydanticUndefined
+from typing_extensions import override
 
 from router.cli import plugin_option
 from router.cli.documents import json_option, show_json
 from router.cli.listing import Listing, ListingField, show_listing
+from router.cli.new_plugin import new
 from router.config.json_schema import json_schema
 from router.registry import Entry, Registry, load_registry, options_of, suggestion
 
@@ -23,11 +25,32 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 
-@click.command(short_help="List decoders, rules, sinks, encoders and views, or show the page of one.")
+class _Plugins(click.Group):
+    """`router plugins`, whose command `show` need not be written."""
+
+    @override
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args or args[0] not in {*self.commands, *self.get_help_option_names(ctx)}:
+            args = ["show", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=_Plugins, short_help="List parts, show the page of one, or write a package for your own.")
+def plugins() -> None:
+    """List decoders, rules, sinks, encoders and views, show the manual page of one, or write a package for your own.
+
+    Without a command it is `show`: `router plugins`, `router plugins NAME`.
+    """
+
+
+plugins.add_command(new)
+
+
+@plugins.command(short_help="List all parts, or show the page of NAME.")
 @click.argument("name", required=False)
 @json_option
 @plugin_option
-def plugins(name: str | None, as_json: bool, plugin_files: tuple[Path, ...]) -> None:
+def show(name: str | None, as_json: bool, plugin_files: tuple[Path, ...]) -> None:
     """List every available decoder, rule, sink, encoder and view with its provider, or show the manual page of NAME."""
     registry = load_registry(plugin_files)
     if name is None:

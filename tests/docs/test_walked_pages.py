@@ -100,7 +100,9 @@ def follow(page: Path, reader: Reader) -> Iterator[str]:
         if language == "sh":
             reader.printed = ""
             for line in text.splitlines():
-                if not line.startswith("pip "):
+                if line.startswith("cd "):
+                    reader.folder /= line.removeprefix("cd ")
+                elif not line.startswith("pip "):
                     reader.run(line)
                     yield line
         if language == "text" and reader.printed:
@@ -139,23 +141,26 @@ def test_the_tutorial_changes_the_source_to_one_that_exists(tmp_path: Path) -> N
 
 
 def test_the_package_of_plugins_is_complete(reader: Reader) -> None:
-    """Without it an author of a plugin copies something that the router does not find, or that breaks a contract."""
+    """Without it the author of a plugin begins with a package that the router does not find, or a broken contract."""
     tomllib = pytest.importorskip("tomllib")  # Python 3.10 has none
+    written = ""
     for step in follow(PLUGIN, reader):
-        if step == "pyproject.toml":
-            _install(reader, tomllib.loads((reader.folder / step).read_text())["project"])
-        if step == "router plugins pairs":
-            assert "shop-router 1.0.0" in reader.printed
-            assert "names of the fields" in reader.printed
-    reader.run("router test orders.test.yaml")
+        if step == "router plugins new shop-router":
+            package = reader.folder / "shop-router"
+            _install(reader, package, tomllib.loads((package / "pyproject.toml").read_text())["project"])
+            written = (package / "src" / "shop_router" / "rule.py").read_text()
+        if step == "src/shop_router/rule.py":
+            assert (reader.folder / step).read_text() == written
+    assert written
 
 
-def _install(reader: Reader, project: dict[str, object]) -> None:
+def _install(reader: Reader, package: Path, project: dict[str, object]) -> None:
     """Make the package known to Python as an editable install does, without a build."""
     (group,) = project["entry-points"].items()  # type: ignore[attr-defined]
-    folder = reader.folder / "src" / "shop_router-1.0.0.dist-info"
+    folder = package / "src" / f"shop_router-{project['version']}.dist-info"
     folder.mkdir(parents=True)
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
     lines = [f"{name} = {module}" for name, module in group[1].items()]
     (folder / "entry_points.txt").write_text("\n".join([f"[{group[0]}]", *lines, ""]))
-    reader.environ["PYTHONPATH"] = str(reader.folder / "src")
+    # Before what the checkout's own tests run with, which a reader has installed.
+    reader.environ["PYTHONPATH"] = os.pathsep.join([str(package / "src"), os.environ.get("PYTHONPATH", "")])

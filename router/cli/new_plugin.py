@@ -1,0 +1,114 @@
+"""`router plugins new`: writes a package for parts of one's own, a copy of the one in new_plugin/ of the repository.
+
+A line there that ends in `# if KIND`, `# if KIND or KIND` or `# unless KIND` depends on the kinds of parts in the copy.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import distributions
+from importlib.util import find_spec
+from keyword import iskeyword
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from router.cli import shipped_folder
+from router.errors import printable
+from router.registry import FAMILIES, suggestion
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Set
+
+DISTRIBUTION = "own-parts"
+"""The name that the package has in the repository; its module and its parts have this name with `_`."""
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*([-_.][A-Za-z0-9]+)*")
+_LONGEST = 40
+"""Characters of NAME at most: its parts begin with it, and their names have 64."""
+_CONDITION = re.compile(r"(.*?) *# (if|unless) ([a-z ]+)")
+
+
+def _kinds(_context: click.Context, _option: click.Parameter, text: str) -> frozenset[str]:
+    """Return the kinds of parts in a list with commas."""
+    kinds = [kind.strip() for kind in text.split(",")]
+    for kind in kinds:
+        if kind not in FAMILIES:
+            near = suggestion(kind, FAMILIES, "kinds")
+            raise click.BadParameter(f"there is no kind of parts `{printable(kind)}`; {near}")
+    return frozenset(kinds)
+
+
+@click.command(short_help="Write a package for parts of your own, with tests.")
+@click.argument("name")
+@click.option(
+    "--parts",
+    "kinds",
+    metavar="KIND,...",
+    default=",".join(FAMILIES),
+    show_default=True,
+    callback=_kinds,
+    help="Kinds of parts that it has.",
+)
+@click.option("--force", is_flag=True, help="Overwrite files in a folder that is there already.")
+def new(name: str, kinds: frozenset[str], force: bool) -> None:
+    """Write a package for parts of your own into the folder NAME.
+
+    It has a file for each kind of part, tests of their contracts, and a configuration that uses them with its route
+    test. NAME is that of the distribution; the module and the parts are called alike.
+    """
+    folder = Path(name)
+    _check_name(name, folder.resolve())
+    if not force and (folder.is_file() or (folder.is_dir() and any(folder.iterdir()))):
+        raise click.BadParameter(f"{name} is there already; --force overwrites files in it", param_hint="NAME")
+    for path, text in _package(name, kinds):
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+        click.echo(target)
+    click.echo(f"\nnext:\n  cd {name} && pip install -e . pytest\n  pytest\n  router test orders.test.yaml")
+
+
+def _check_name(name: str, folder: Path) -> None:
+    """Raise BadParameter for a name that a distribution or its module cannot have, or another module has."""
+    module = _module_of(name)
+    problem = ""
+    if not _NAME.fullmatch(name) or len(name) > _LONGEST:
+        problem = f"is not a name of at most {_LONGEST} letters and digits, with single `-`, `_` or `.` between them"
+    elif iskeyword(module):
+        problem = "is a word of Python, which no module can be called"
+    elif spec := find_spec(module):
+        places = spec.submodule_search_locations or [spec.origin or ""]
+        # One that was written here, and installed as `pip install -e` does, may be written again.
+        if not all(Path(place).is_relative_to(folder) for place in places):
+            problem = f"would hide the module `{module}`, which is installed"
+    elif any(distributions(name=name)):
+        problem = "is a distribution that is installed, which `pip install` would replace"
+    if problem:
+        text = f"`{printable(name)}` {problem}; choose another, as `shop-router`"
+        raise click.BadParameter(text, param_hint="NAME")
+
+
+def _module_of(distribution: str) -> str:
+    return re.sub(r"[-.]", "_", distribution).lower()
+
+
+def _package(name: str, kinds: Set[str]) -> Iterator[tuple[str, str]]:
+    """Yield path and text of each file of a package with parts of these kinds."""
+    template = shipped_folder("new_plugin")
+    for path in sorted(template.rglob("*.*")):
+        kind = path.stem.removeprefix("test_")
+        if path.suffix not in {".py", ".toml", ".yaml"} or (kind in FAMILIES and kind not in kinds):
+            continue
+        text = ""
+        for line in path.read_text(encoding="utf-8").splitlines():
+            condition = _CONDITION.fullmatch(line)
+            if condition is None:
+                text += f"{line}\n"
+            elif kinds.isdisjoint(condition[3].split()) == (condition[2] == "unless"):
+                text += f"{condition[1]}\n"
+        yield _renamed(str(path.relative_to(template)), name), _renamed(text, name)
+
+
+def _renamed(text: str, name: str) -> str:
+    return text.replace(DISTRIBUTION, name).replace(_module_of(DISTRIBUTION), _module_of(name))

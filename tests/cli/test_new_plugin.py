@@ -1,0 +1,154 @@
+"""`router plugins new` writes a package that is green before anybody has changed a line, with any kinds of parts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner, Result
+
+from router.cli import commands
+from router.registry import FAMILIES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SUBSETS = [kinds for size in range(1, len(FAMILIES) + 1) for kinds in combinations(FAMILIES, size)]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the empty folder that commands run in."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def router(*words: str | Path) -> Result:
+    return CliRunner().invoke(commands, [str(word) for word in words])
+
+
+def run_module(folder: Path, *words: str) -> None:
+    """Run a module of Python in a package, as if this were installed."""
+    environ = {**os.environ, "PYTHONPATH": f"{folder / 'src'}:{os.environ['PYTHONPATH']}"}
+    command = [sys.executable, "-m", *words]
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("kinds", SUBSETS, ids="-".join)
+def test_a_package_of_any_parts_is_good(folder: Path, monkeypatch: pytest.MonkeyPatch, kinds: tuple[str, ...]) -> None:
+    """Without it somebody who needs no sink gets a configuration with one, or an import of a file that is not there."""
+    name = "-".join(["of", *kinds])
+    package = folder / name
+    assert router("plugins", "new", name, "--parts", ",".join(kinds)).exit_code == 0
+    module = package / "src" / name.replace("-", "_")
+    monkeypatch.syspath_prepend(package / "src")
+
+    checked = router("check", "--plugin", module / "__init__.py", package / "orders.yaml")
+
+    assert f"plugins: {module / '__init__.py'}" in checked.output
+    assert checked.exit_code == 0
+    assert {path.stem for path in module.iterdir() if path.is_file()} == {"__init__", *kinds}
+    assert {path.stem for path in (package / "tests").iterdir()} == {"conftest", *(f"test_{kind}" for kind in kinds)}
+    run_module(package, "ruff", "check", "--isolated", "--no-cache")
+    run_module(package, "ruff", "format", "--isolated", "--no-cache", "--check")
+    written = "".join(path.read_text() for path in package.rglob("*.*") if path.suffix in {".py", ".toml", ".yaml"})
+    assert "own_parts" not in written
+    assert "own-parts" not in written
+    assert "# if" not in written
+    assert "# unless" not in written
+
+
+@pytest.mark.spark
+def test_a_package_without_decoder_rule_and_sink_is_green(folder: Path) -> None:
+    """Its records are JSON and its rule is SQL; tests/docs/test_walked_pages.py runs the package with all parts."""
+    router("plugins", "new", "shop-router", "--parts", "view")
+
+    package = folder / "shop-router"
+    run_module(package, "router", "test", "--plugin", "src/shop_router/__init__.py", "orders.test.yaml")
+
+
+@pytest.mark.slow  # mypy reads Spark
+def test_a_package_is_typed(folder: Path) -> None:
+    """Without it the first look of a type checker at a new package is a list of errors."""
+    router("plugins", "new", "shop-router")
+
+    run_module(folder / "shop-router", "mypy", "--strict", "src", "tests")
+
+
+def test_the_next_commands_are_named() -> None:
+    """Without it a newcomer has files and no idea what to do with them."""
+    result = router("plugins", "new", "shop-router", "--parts", "rule")
+
+    assert result.output == (
+        "shop-router/orders.test.yaml\n"
+        "shop-router/orders.yaml\n"
+        "shop-router/pyproject.toml\n"
+        "shop-router/src/shop_router/__init__.py\n"
+        "shop-router/src/shop_router/rule.py\n"
+        "shop-router/tests/conftest.py\n"
+        "shop-router/tests/test_rule.py\n"
+        "\n"
+        "next:\n"
+        "  cd shop-router && pip install -e . pytest\n"
+        "  pytest\n"
+        "  router test orders.test.yaml\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("../shop", "is not a name"),
+        ("-shop", "No such option"),
+        ("2shop", "is not a name"),
+        ("shop\x1b[31m", "`shop\\x1b[31m` is not a name"),
+        ("shop\n", "is not a name"),
+        ("s" * 41, "is not a name"),
+        ("Class", "is a word of Python"),
+        ("json", "would hide the module `json`"),
+        ("router-rules", "would hide the module `router_rules`"),
+        ("spark-event-router", "which `pip install` would replace"),
+    ],
+)
+def test_a_name_that_breaks_something_is_refused(folder: Path, name: str, problem: str) -> None:
+    """Without it `pip install -e .` replaces the router itself, or files are written somewhere else."""
+    result = router("plugins", "new", name)
+
+    assert problem in result.output
+    assert result.exit_code == 2
+    assert list(folder.iterdir()) == []
+
+
+def test_nothing_is_overwritten_unless_forced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a second call takes the work of a day away."""
+    router("plugins", "new", "kept-parts", "--parts", "rule")
+    package = folder / "kept-parts"
+    changed = package / "src" / "kept_parts" / "rule.py"
+    changed.write_text("mine")
+    (package / "notes.md").write_text("mine")
+
+    refused = router("plugins", "new", "kept-parts", "--parts", "rule")
+
+    assert "kept-parts is there already; --force overwrites files in it" in refused.output
+    assert (refused.exit_code, changed.read_text()) == (2, "mine")
+
+    monkeypatch.syspath_prepend(package / "src")  # as after `pip install -e`
+    forced = router("plugins", "new", "kept-parts", "--parts", "rule", "--force")
+
+    assert forced.exit_code == 0, forced.output
+    assert (changed.read_text() != "mine", (package / "notes.md").read_text()) == (True, "mine")
+
+
+@pytest.mark.parametrize("kinds", ["rules", "", "rule,", "rule,\x1b[31m"])
+def test_an_unknown_kind_is_refused(folder: Path, kinds: str) -> None:
+    """Without it a misspelt kind is a package without that part."""
+    result = router("plugins", "new", "shop-router", "--parts", kinds)
+
+    assert "kinds: decoder, encoder, rule, sink, view" in result.output
+    assert "\x1b" not in result.output
+    assert (result.exit_code, list(folder.iterdir())) == (2, [])
