@@ -122,3 +122,14 @@ def test_the_pages_are_in_the_wheel(installed: Installed) -> None:
     )
     assert "`router help install`" in readme.stdout
     assert re.findall(r"\]\((?!https?://)[^)]*\)", readme.stdout) == []
+
+
+def test_a_package_for_own_parts_is_written(installed: Installed) -> None:
+    """Without it `router plugins new` works in a checkout only."""
+    written = installed.router("plugins", "new", "shop-router")
+    assert written.returncode == 0, written.stderr
+
+    package = installed.folder / "shop-router"
+    assert "shop_router_in_shops" in (package / "src" / "shop_router" / "rule.py").read_text()
+    checked = installed.router("check", str(package / "orders.yaml"))
+    assert "there is no decoder `shop_router_pairs`" in checked.stdout  # it is not installed yet
