@@ -97,10 +97,15 @@ by which a supervisor decides: `RouterError.exit_code`."""
 
 
 def shipped_folder(name: str) -> Path:
-    """Return a folder of the repository that is not code, such as `docs`: the wheel has it inside the package."""
+    """Return a folder of the repository that is not code, such as `docs`: the wheel has it inside the package.
+
+    Raises StartError if it is missing, as in an image that was made of the code alone.
+    """
     package = Path(__file__).parents[1]
-    folder = package / name
-    return folder if folder.is_dir() else package.parent / name
+    for folder in (package / name, package.parent / name):
+        if folder.is_dir():
+            return folder
+    raise StartError(f"this installation lacks the folder `{name}`; do this where the whole package is installed")
 
 
 existing_file = click.Path(exists=True, dir_okay=False, path_type=Path)

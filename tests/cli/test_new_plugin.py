@@ -152,3 +152,13 @@ def test_an_unknown_kind_is_refused(folder: Path, kinds: str) -> None:
     assert "kinds: decoder, encoder, rule, sink, view" in result.output
     assert "\x1b" not in result.output
     assert (result.exit_code, list(folder.iterdir())) == (2, [])
+
+
+def test_an_installation_without_the_package_is_one_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it the command names the next steps in a folder that it did not write."""
+    monkeypatch.setattr("router.cli.__file__", str(folder / "router" / "cli" / "__init__.py"))
+
+    result = router("plugins", "new", "shop-router")
+
+    assert "this installation lacks the folder `new_plugin`" in result.output
+    assert (result.exit_code, list(folder.iterdir())) == (2, [])
