@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,10 @@ from router.config.models import HYPHENED_PATTERN, FilesSource, KafkaSource
 from router.errors import StartError, printable
 from router_init.documents import (
     Plan,
-    next_commands,
     observe,
     plan_tables,
     quote_name,
     write_configuration,
-    write_flow,
     write_schema,
 )
 from router_init.formats import Found, find_format, find_rows
@@ -95,37 +92,30 @@ def _plan_topics(name: str, kafka: KafkaSource, url: str | None) -> Plan:
     with ExitStack() as stack:
         client = None if url is None else stack.enter_context(RegistryClient(RegistryOptions(url=url)))
         found = [find_format(sample, client) for sample in samples]
-    source = [
-        "kafka:",
-        f"  servers: {write_flow(f'${{KAFKA:-{kafka.servers}}}')}",
-        f"  topics: {write_flow([*kafka.topics])}",
-    ]
+    source: dict[str, Any] = {"servers": f"${{KAFKA:-{kafka.servers}}}", "topics": [*kafka.topics]}
     variables = {key: re.sub(r"\W", "_", key).upper() for key in kafka.options}
     if variables:
-        source.append("  options:")
-        source += [f"    {write_flow(key)}: ${{{variable}}}" for key, variable in variables.items()]
-    return _plan(name, source, found, url=url, variables=tuple(variables.values()))
+        source["options"] = {key: f"${{{variable}}}" for key, variable in variables.items()}
+    return _plan(name, {"kafka": source}, found, url=url, variables=tuple(variables.values()))
 
 
 def _plan_files(name: str, files: FilesSource) -> Plan:
     there = find_files(files)
     form = {".csv": "csv", ".parquet": "parquet", ".avro": "avro"}.get(there[0].suffix)
-    source = ["files:", f"  path: {write_flow(files.path)}"]
     if form is None:
-        return _plan(name, source, [find_format(sample_lines(there), None)])
-    found = find_rows(there, form)
-    plan = _plan(name, [*source, f"  format: {form}"], [found])
+        return _plan(name, {"files": {"path": files.path}}, [find_format(sample_lines(there), None)])
+    source = {"path": files.path, "format": form}
+    plan = _plan(name, {"files": source}, [find_rows(there, form)])
     (table,) = plan.tables
-    if table.kind is None:
-        return plan
-    # Without it a test, which reads no file, would not know the field.
-    hints = write_flow({"schema_hints": f"{quote_name(table.kind.path[0])} string"})
-    return replace(plan, source=(*plan.source, f"  {hints[1:-1]}"))
+    if table.kind is not None:
+        # Without it a test, which reads no file, would not know the field.
+        source["schema_hints"] = f"{quote_name(table.kind.path[0])} string"
+    return plan
 
 
-def _plan(name: str, source: list[str], found: list[Found], **more: Any) -> Plan:
+def _plan(name: str, source: dict[str, Any], found: list[Found], **more: Any) -> Plan:
     tables = plan_tables(name, found)
-    return Plan(name, tuple(source), tables, observe(tables), **more)
+    return Plan(name, source, tables, observe(tables), **more)
 
 
 def _add_ignored() -> None:
@@ -139,10 +129,10 @@ def _add_ignored() -> None:
 def _show_summary(plan: Plan, files: list[str]) -> None:
     for table in plan.tables:
         click.echo(printable(f"{table.found.sample}; {table.found.seen}"))
-        for candidate in table.candidates:
-            says = "says the kind" if candidate is table.kind else "could say the kind"
-            click.echo(printable(f"  event.{'.'.join(candidate.path)} {says}: {candidate}"))
+        for line in table.describe_candidates():
+            click.echo(printable(f"  {line}"))
     click.echo(f"wrote {', '.join(files)}")
     if plan.variables:
         click.echo(f"set before a start: {', '.join(plan.variables)}")
-    click.echo("\n  ".join(["next:", *next_commands(plan.name)]))
+    commands = [f"check {plan.name}.yaml", f"test {plan.name}.test.yaml", f"run {plan.name}.yaml --once"]
+    click.echo("next:\n" + "\n".join(f"  router {command}" for command in commands))

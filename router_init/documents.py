@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,15 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 from pyspark.sql import types as T
+from typing_extensions import override
 
 from router.table_names import underscored, usable
+from router_init.formats import PLAIN_NAME
 from router_init.kinds import FEWEST_RECORDS, choose, find_candidates, value_at
 from router_init.observed import EXACT_IN_DOUBLES, Observed
 from router_schemas.json_schema.spark_types import json_schema_of
 from router_schemas.model import table_type
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from router_init.formats import Found
     from router_init.kinds import Candidate
@@ -34,9 +37,9 @@ OTHER = "other"
 ROOM = 10
 """Times the kinds that were seen: so many tables there may be."""
 NAME_COLUMN = "table_name"
-PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 PLAIN_TEXT = re.compile(r"[ -&(-\[\]-~]*")
 """Text that stands in SQL as it is: ASCII without a quote or a backslash."""
+CANDIDATES_SHOWN = 4
 FEWEST_PER_KEY = 1.5
 """Records of each value of a field that is an entity's key, on average."""
 FEWEST_KEYS = 10
@@ -73,11 +76,14 @@ class Table:
             return None
         equal: Counter[str] = Counter()
         for event in self.found.events:
-            for name, value in event.fields.items():
-                is_key = isinstance(value, str | int) and not isinstance(value, bool) and PLAIN_NAME.fullmatch(name)
-                equal[name] += is_key is not None and str(value).encode() == event.record.key
-        ((name, count),) = equal.most_common(1) or [("", 0)]
-        return name if count and count >= FEWEST_RECORDS * len(self.found.events) else None
+            equal.update(name for name, value in event.keys if str(value).encode() == event.record.key)
+        return next((name for name, count in equal.items() if count >= FEWEST_RECORDS * len(self.found.events)), None)
+
+    def describe_candidates(self) -> Iterator[str]:
+        """Yield a line for the field that says the kind, and for the next that could."""
+        for candidate in self.candidates[:CANDIDATES_SHOWN]:
+            says = "says the kind" if candidate is self.kind else "could say the kind"
+            yield f"event.{'.'.join(candidate.path)} {says}: {candidate}"
 
     @property
     def path(self) -> str:
@@ -125,14 +131,15 @@ class Table:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is written about some samples: `source` are the lines of YAML below `source:`, `url` is the registry's."""
+    """What is written about some samples: the source, and what was found in it."""
 
     name: str
-    source: tuple[str, ...]
+    source: Mapping[str, Any]
     tables: tuple[Table, ...]
     columns: Observed
     """Of the JSON objects of all topics."""
     url: str | None = None
+    """The registry's."""
     variables: tuple[str, ...] = ()
     """Those without a default, which a login is written as."""
 
@@ -195,130 +202,122 @@ def write_type(kind: T.DataType) -> str:
     return kind.simpleString()
 
 
+class Inline(dict[str, Any]):
+    """A mapping that is written on one line."""
+
+
+class Dumper(yaml.SafeDumper):
+    """Writes mappings as people do: lists stand inside of their key, texts of several lines as such."""
+
+    @override
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        super().increase_indent(flow, False)
+
+
+def _write_mapping(dumper: Dumper, mapping: Inline) -> yaml.Node:
+    return dumper.represent_mapping("tag:yaml.org,2002:map", mapping, flow_style=True)
+
+
+def _write_text(dumper: Dumper, text: str) -> yaml.Node:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+Dumper.add_representer(Inline, _write_mapping)
+Dumper.add_representer(str, _write_text)
+
+
+def write_yaml(value: Any, indent: str = "") -> str:
+    """Return a value as YAML, its keys in their order."""
+    text = yaml.dump(value, Dumper=Dumper, width=2**31, allow_unicode=True, sort_keys=False)
+    return textwrap.indent(text, indent)
+
+
+def write_comments(lines: Iterable[str], indent: str = "") -> str:
+    """Return comments; what others wrote in them stays on its line."""
+    return "".join(f"{indent}# {json.dumps(line, ensure_ascii=False)[1:-1]}\n" for line in lines)
+
+
 def write_configuration(plan: Plan) -> str:
     """Return the text of NAME.yaml."""
-    return "\n".join(
-        [
-            *_heading(plan),
-            f"name: {plan.name}",
-            "lake: ${LAKE:-./lake}",
-            "source:",
-            *(f"  {line}" for line in plan.source),
-            *_decode(plan),
-            f"bronze: bronze.{underscored(plan.name)}",
-            *(["drop: nulls"] if any(table.latest for table in plan.tables) else []),
-            "routes:",
-            *(line for table in plan.tables for line in _route(plan, table)),
-            "dead_letters: ops.dead_letters",
-            "",
-        ]
-    )
+    samples = [f"{table.found.sample} were looked at; {table.found.seen}" for table in plan.tables]
+    parts = [
+        write_comments(["Written by `router init`; what was seen stands beside each choice.", *samples]),
+        write_yaml({"name": plan.name, "lake": "${LAKE:-./lake}", "source": plan.source}),
+        write_comments(describe_columns(plan.columns)),
+        write_yaml({"decode": _decode(plan), "bronze": f"bronze.{underscored(plan.name)}"}),
+        "drop: nulls\n" if any(table.latest for table in plan.tables) else "",
+        "routes:\n",
+        *(part for table in plan.tables for part in _routes(plan, table)),
+        write_yaml({"dead_letters": "ops.dead_letters"}),
+    ]
+    return "".join(parts)
 
 
-def _heading(plan: Plan) -> Iterator[str]:
-    yield "# Written by `router init`; what was seen stands beside each choice."
-    for table in plan.tables:
-        yield f"# {_comment(str(table.found.sample))} were looked at."
-    yield f"# Next: {', '.join(next_commands(plan.name))}"
-
-
-def next_commands(name: str) -> tuple[str, ...]:
-    """Return what to type after `init`."""
-    return f"router check {name}.yaml", f"router test {name}.test.yaml", f"router run {name}.yaml --once"
-
-
-def _comment(text: str) -> str:
-    """Return a text that others wrote as it can stand in a comment: on its line."""
-    return json.dumps(text, ensure_ascii=False)[1:-1]
-
-
-def _decode(plan: Plan) -> Iterator[str]:
+def _decode(plan: Plan) -> dict[str, Any]:
     decoders = {table.found.decoder for table in plan.tables}
-    for table in plan.tables:
-        yield f"# {_comment(table.found.sample.name)}: {table.found.seen}"
-    if "json" in decoders:
-        yield from describe_columns(plan.columns)
     if len(decoders) == 1:
-        yield "decode:"
-        found = [table.found for table in plan.tables]
-        yield from (f"  {line}" for line in _decoder(plan, decoders.pop(), found))
-        return
-    yield "decode:"
-    yield "  by_topic:"
-    yield "    topics:"
-    for table in plan.tables:
-        yield f"      {write_flow(table.found.sample.name)}:"
-        yield from (f"        {line}" for line in _decoder(plan, table.found.decoder, [table.found]))
+        return _decoder(plan, [table.found for table in plan.tables])
+    return {"by_topic": {"topics": {table.found.sample.name: _decoder(plan, [table.found]) for table in plan.tables}}}
 
 
-def _decoder(plan: Plan, decoder: str, found: Sequence[Found]) -> Iterator[str]:
-    if decoder == "none":
-        yield "none: {}"
-    elif decoder == "rows":
-        yield "rows: {}"
-    elif decoder == "json" and plan.renames:
-        yield f"json: {{infer: {{file: {plan.name}.schema.json}}}} # columns need other names than these fields"
-    elif decoder == "json":
-        yield "json:"
-        yield "  schema: |"
-        lines = [f"    {quote_name(field.name)} {write_type(field.dataType)}" for field in plan.struct]
-        yield from ",\n".join(lines).split("\n")
-    else:
-        yield f"{decoder}:"
-        yield f"  registry: {write_flow({'url': f'${{REGISTRY:-{plan.url}}}'})}"
-        subjects = sorted({subject for of_topic in found for subject in of_topic.subjects})
-        if subjects:
-            yield f"  subjects: {write_flow(subjects)}"
+def _decoder(plan: Plan, found: Sequence[Found]) -> dict[str, Any]:
+    decoder = found[0].decoder
+    if decoder in ("none", "rows"):
+        return {decoder: Inline()}
+    if decoder == "json" and plan.renames:
+        return {"json": Inline(infer=Inline(file=f"{plan.name}.schema.json"))}
+    if decoder == "json":
+        lines = [f"{quote_name(field.name)} {write_type(field.dataType)}" for field in plan.struct]
+        return {"json": {"schema": ",\n".join(lines) + "\n"}}
+    subjects = sorted({subject for of_topic in found for subject in of_topic.subjects})
+    options: dict[str, Any] = {"registry": Inline(url=f"${{REGISTRY:-{plan.url}}}")}
+    return {decoder: {**options, "subjects": subjects} if subjects else options}
 
 
 def describe_columns(columns: Observed, above: str = "") -> Iterator[str]:
-    """Yield a comment for each column where a person may decide otherwise."""
+    """Yield a line for each column where a person may decide otherwise."""
     for name, inner in columns.inside():
-        path = f"{above}.{name}" if name is not None and above else (name or f"{above}[]")
-        for what in _decisions(inner):
-            yield f"#   {_comment(path)}: {what}"
-        if inner.is_map:
-            assert inner.elements is not None
-            yield f"#   {_comment(path)}: a map, since its names go on growing: {len(inner.fields):,} in the sample"
+        path = f"{above}[]" if name is None else f"{above}.{name}".lstrip(".")
+        if inner.conflict:
+            counts = ", ".join(f"{kind} {count:,}" for kind, count in sorted(inner.kinds.items()) if kind != "null")
+            yield f"{path}: text, since it has several types ({counts})"
+        if inner.largest > EXACT_IN_DOUBLES and not inner.conflict:
+            yield f"{path}: whole numbers beyond 2^53, which readers that take numbers as doubles round"
+        looks = [look for look, count in inner.looks.items() if count == inner.kinds["string"]]
+        if looks and not inner.conflict:
+            yield f"{path}: text, of which each looks like {looks[0]}"
+        if inner.is_map and inner.elements is not None:
+            yield f"{path}: a map, since its names go on growing: {len(inner.fields):,} in the sample"
             yield from describe_columns(inner.elements, f"{path}.*")
         else:
             yield from describe_columns(inner, path)
 
 
-def _decisions(inner: Observed) -> Iterator[str]:
-    if inner.conflict:
-        counts = ", ".join(f"{kind} {count:,}" for kind, count in sorted(inner.kinds.items()) if kind != "null")
-        yield f"text, since it has several types ({counts})"
-        return
-    if inner.largest > EXACT_IN_DOUBLES and "bigint" in inner.kinds:
-        yield "whole numbers beyond 2^53: readers that take numbers as doubles round them"
-    texts = inner.kinds.get("string", 0)
-    for look, count in inner.texts.items():
-        if count == texts:
-            yield f"text, of which each looks like {look}"
-
-
-def _route(plan: Plan, table: Table) -> Iterator[str]:
-    conditions = []
-    if len(plan.tables) > 1:
-        conditions.append(f"topic = '{table.found.sample.name}'")
+def _routes(plan: Plan, table: Table) -> Iterator[str]:
+    """Yield the texts of a topic's routes, each after what was seen."""
+    conditions = [f"topic = '{table.found.sample.name}'"] if len(plan.tables) > 1 else []
+    sink = Inline(delta=table.template)
+    select = {}
     if table.kind is not None:
-        yield f"  # {_comment(table.path)} says the kind: {table.kind}"
+        sink = Inline(tables=Inline(table=table.template, at_most=ROOM * len(table.kind.values)))
         if table.is_plain:
             conditions.append(f"{table.path} IS NOT NULL")
-    others = [candidate for candidate in table.candidates if candidate is not table.kind]
-    for candidate in others[:3]:
-        yield f"  # event.{_comment('.'.join(candidate.path))} could say it: {candidate}"
-    yield f"  - name: {route_name(plan, table)}"
-    yield f"    match: {write_flow({'sql': ' AND '.join(conditions) or 'true'})}"
-    if table.kind is not None and not table.is_plain:
-        yield f"    select: {write_flow(['event.*', f'{table.expression()} AS {NAME_COLUMN}'])}"
-    if table.kind is None:
-        yield f"    sinks: [{{delta: {table.template}}}]"
-    else:
-        options = {"table": table.template, "at_most": ROOM * len(table.kind.values)}
-        yield f"    sinks: {write_flow([{'tables': options}])}"
-    yield from _keys(plan, table)
+        else:
+            select = {"select": ["event.*", f"{table.expression()} AS {NAME_COLUMN}"]}
+    match = Inline(sql=" AND ".join(conditions) or "true")
+    yield write_comments(table.describe_candidates(), "  ")
+    yield write_yaml([{"name": route_name(plan, table), "match": match, **select, "sinks": [sink]}], "  ")
+    times = [field.name for field in plan.struct if isinstance(field.dataType, T.TimestampType)]
+    newest = {"newest_by": f"event.{quote_name(times[0])}"} if times else {}
+    for name, values in sorted(find_keys(table).items()):
+        if name != table.latest and name not in times:
+            numbers = f"{len(values):,} values in {values.total():,} records"
+            yield write_comments([f"event.{name} repeats: {numbers}. One row for each:"], "  ")
+            yield write_yaml([_latest_route(plan, name, newest)], "  # ")
+    if table.latest is not None:
+        what = f"The topic is compacted and event.{table.latest} is its key: the newest row of each, but deleted ones."
+        yield write_comments([what], "  ")
+        yield write_yaml([_latest_route(plan, table.latest, {"tombstones": True})], "  ")
 
 
 def route_name(plan: Plan, table: Table) -> str:
@@ -326,52 +325,32 @@ def route_name(plan: Plan, table: Table) -> str:
     return plan.name if len(plan.tables) == 1 else re.sub(r"^[^a-z]+", "", table.base.strip("_")) or "topic"
 
 
-def _keys(plan: Plan, table: Table) -> Iterator[str]:
-    """Yield a route with the newest row of each key: as a comment, unless the topic itself keeps only these."""
-    times = [field.name for field in plan.struct if isinstance(field.dataType, T.TimestampType)]
-    newest = f", newest_by: event.{quote_name(times[0])}" if times else ""
-    for name, values in sorted(find_keys(table).items()):
-        if name == table.latest or name in times:
-            continue
-        yield f"  # event.{name} repeats: {len(values):,} values in {values.total():,} records. One row for each:"
-        sink = f"{{upsert: {{table: {latest_table(plan, name)}, keys: [event.{name}]{newest}}}}}"
-        yield f"  # - {{name: {plan.name}_by_{name.lower()}, sinks: [{sink}],"
-        yield f"  #    match: {{sql: event.{name} IS NOT NULL}}}}"
-    if table.latest is not None:
-        name = table.latest
-        yield f"  # The topic is compacted, and event.{name} is the key of its records: its newest row, until a record"
-        yield "  # without a value deletes it."
-        yield f"  - name: {plan.name}_by_{name.lower()}"
-        yield f"    match: {{sql: event.{name} IS NOT NULL}}"
-        yield f"    sinks: [{{upsert: {{table: {latest_table(plan, name)}, keys: [event.{name}], tombstones: true}}}}]"
-
-
 def latest_table(plan: Plan, key: str) -> str:
     """Return the table with the newest row of each value of a field."""
     return f"{LAYER}.{underscored(plan.name)}_by_{key.lower()}"
+
+
+def _latest_route(plan: Plan, key: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "name": f"{plan.name}_by_{key.lower()}",
+        "match": Inline(sql=f"event.{key} IS NOT NULL"),
+        "sinks": [Inline(upsert=Inline(table=latest_table(plan, key), keys=[f"event.{key}"], **options))],
+    }
 
 
 def find_keys(table: Table) -> dict[str, Counter[Any]]:
     """Return the fields that may be keys of entities, with their values: these repeat, and are many."""
     values: dict[str, Counter[Any]] = {}
     for event in table.found.events:
-        for name, value in event.fields.items():
-            is_key = isinstance(value, str | int) and not isinstance(value, bool)
-            if is_key and PLAIN_NAME.fullmatch(name):
-                values.setdefault(name, Counter())[value] += 1
+        for name, value in event.keys:
+            values.setdefault(name, Counter())[value] += 1
     keys = {}
     for name, of_name in values.items():
-        repeats = of_name.total() >= FEWEST_PER_KEY * len(of_name)
+        repeats = FEWEST_KEYS <= len(of_name) <= of_name.total() / FEWEST_PER_KEY
         always = of_name.total() >= FEWEST_RECORDS * len(table.found.events)
-        if len(of_name) >= FEWEST_KEYS and repeats and always and (table.kind is None or table.kind.path != (name,)):
+        if repeats and always and (table.kind is None or table.kind.path != (name,)):
             keys[name] = of_name
     return keys
-
-
-def write_flow(value: Any) -> str:
-    """Return a value as YAML on one line."""
-    text = yaml.safe_dump(value, default_flow_style=True, width=2**31, allow_unicode=True, sort_keys=False)
-    return text.removesuffix("\n").removesuffix("\n...")
 
 
 def write_schema(plan: Plan) -> str:

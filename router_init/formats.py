@@ -6,6 +6,7 @@ import csv
 import io
 import itertools
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -33,6 +34,8 @@ PREFIX_BYTES = 5
 MOST_IDS = 50
 """Schemas that the registry is asked for: garbage may name any number."""
 DECODERS = {"AVRO": "avro", "PROTOBUF": "protobuf", "JSON": "json_schema"}
+PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+"""A name that SQL takes without backticks."""
 BOM = b"\xef\xbb\xbf"
 
 
@@ -44,6 +47,15 @@ class Event:
     fields: dict[str, Any]
     schema_id: int | None = None
     message: str | None = None
+
+    @property
+    def keys(self) -> list[tuple[str, str | int]]:
+        """Return the fields that may be keys: whole numbers and texts, of plain names."""
+        return [
+            (name, value)
+            for name, value in self.fields.items()
+            if isinstance(value, str | int) and not isinstance(value, bool) and PLAIN_NAME.fullmatch(name)
+        ]
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ class Observed:
     digits: int = 0
     largest: int = 0
     """The largest absolute value of whole numbers."""
-    texts: dict[str, int] = field(default_factory=dict)
+    looks: dict[str, int] = field(default_factory=dict)
     """What texts look like, for those who have to decide -> how many do."""
     fields: dict[str, Observed] = field(default_factory=dict)
     elements: Observed | None = None
@@ -124,15 +124,15 @@ class Observed:
             return "timestamp"
         for name, pattern in LOOKS.items():
             if pattern.fullmatch(value):
-                self.texts[name] = self.texts.get(name, 0) + 1
+                self.looks[name] = self.looks.get(name, 0) + 1
         return "string"
 
     def join(self, other: Observed) -> None:
         """Add what was observed elsewhere of the same place."""
         for kind, count in other.kinds.items():
             self.kinds[kind] = self.kinds.get(kind, 0) + count
-        for look, count in other.texts.items():
-            self.texts[look] = self.texts.get(look, 0) + count
+        for look, count in other.looks.items():
+            self.looks[look] = self.looks.get(look, 0) + count
         self.digits = max(self.digits, other.digits)
         self.largest = max(self.largest, other.largest)
         for name, inner in other.fields.items():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import types as T
 
 from router.cli.masking import Mask
-from router_init.documents import Plan, Table, latest_table, write_flow
+from router_init.documents import Inline, Plan, Table, latest_table, write_comments, write_yaml
 from router_init.kinds import value_at
 from router_schemas.avro.model import Array, AvroRecord, AvroSchema, Enum, MapOf, Primitive, Union
 from router_schemas.avro.parser import parse_text
@@ -49,23 +49,27 @@ def write_tests(plan: Plan, *, with_values: bool) -> dict[str, str]:
             for version in versions:
                 files[schema_file(plan, version)] = version.text
             schemas[subject] = [schema_file(plan, version) for version in versions]
-    lines = [f"# router test {plan.name}.test.yaml"]
+    document: dict[str, Any] = {}
     if plan.variables:
-        lines.append(f"variables: {write_flow(dict.fromkeys(plan.variables, 'not needed by tests'))}")
+        document["variables"] = dict.fromkeys(plan.variables, "not needed by tests")
     if schemas:
-        lines.append(f"schemas: {write_flow(schemas)}")
-    lines.append("tests:")
+        document["schemas"] = schemas
+    several = len(plan.tables) > 1
+    cases = []
     for table in plan.tables:
-        if table.found.events and (len(plan.tables) == 1 or table.found.decoder == "json"):
-            lines += _case(plan, table, with_values=with_values)
+        if table.found.events and (not several or table.found.decoder == "json"):
+            cases.append(_case(plan, table, with_values=with_values))
     decodes = any(table.found.decoder != "none" for table in plan.tables)
-    garbage = {"value": "garbage"}
-    if len(plan.tables) > 1:
-        garbage["topic"] = plan.tables[0].found.sample.name
-    name = "what cannot be decoded is a dead letter" if decodes else "what is not decoded is kept in bronze"
-    lines += [f"  - name: {name}", "    records:", f"      - {write_flow(garbage)}"]
-    lines.append(f"    expect: {'{dead_letters: [{stage: decode}]}' if decodes else '{}'}")
-    return {f"{plan.name}.test.yaml": "\n".join([*lines, ""]), **files}
+    garbage = Inline(value="garbage", **({"topic": plan.tables[0].found.sample.name} if several else {}))
+    cases.append(
+        {
+            "name": "what cannot be decoded is a dead letter" if decodes else "what is not decoded is kept in bronze",
+            "records": [garbage],
+            "expect": {"dead_letters": [Inline(stage="decode")]} if decodes else {},
+        }
+    )
+    text = write_comments([f"router test {plan.name}.test.yaml"]) + write_yaml({**document, "tests": cases})
+    return {f"{plan.name}.test.yaml": text, **files}
 
 
 def schema_file(plan: Plan, schema: RegisteredSchema) -> str:
@@ -73,12 +77,12 @@ def schema_file(plan: Plan, schema: RegisteredSchema) -> str:
     return f"{plan.name}.schema-{schema.id}{SUFFIXES[schema.kind]}"
 
 
-def _case(plan: Plan, table: Table, *, with_values: bool) -> Iterator[str]:
+def _case(plan: Plan, table: Table, *, with_values: bool) -> dict[str, Any]:
     kept = frozenset([table.kind.path]) if table.kind else frozenset()
     mask = Mask(maps=frozenset(find_maps(plan.columns)), kept=kept)
+    struct = plan.struct if table.found.decoder == "json" else T.StructType()
+    records = []
     rows: dict[str, list[dict[str, Any]]] = {}
-    yield f"  - name: {write_flow(f'records of {table.found.sample.name} are in their tables')}"
-    yield "    records:"
     for name, event in choose_records(table).items():
         schema = table.found.schemas.get(event.schema_id or 0)
         shown: Any = shorten(event.fields) if len(json.dumps(event.fields)) > LONGEST_RECORD else event.fields
@@ -86,23 +90,21 @@ def _case(plan: Plan, table: Table, *, with_values: bool) -> Iterator[str]:
             shown = sketch_event(schema, table, event)
         elif not with_values:
             shown = mask.mask_value(shown)
-        record: dict[str, Any] = {"value" if table.found.decoder == "json" else "event": shown}
+        record = Inline({"value" if table.found.decoder == "json" else "event": shown})
         if schema is not None:
             record["schema"] = schema_file(plan, schema)
         if event.message is not None:
             record["message"] = event.message
         if len(plan.tables) > 1:
             record["topic"] = table.found.sample.name
-        yield f"      - {write_flow(record)}"
-        struct = plan.struct if table.found.decoder == "json" else T.StructType()
-        rows.setdefault(name, []).append(expect_row(struct, shown))
-    yield "    expect:"
-    yield "      tables:"
-    for name, of_table in sorted(rows.items()):
-        yield f"        {name}: {write_flow(of_table if any(of_table) else len(of_table))}"
+        records.append(record)
+        rows.setdefault(name, []).append(Inline(expect_row(struct, shown)))
+    tables: dict[str, Any] = {name: of_table if any(of_table) else len(of_table) for name, of_table in rows.items()}
     if table.latest is not None:
         keys = {row[table.latest] for of_table in rows.values() for row in of_table}
-        yield f"        {latest_table(plan, table.latest)}: {len(keys)}"
+        tables[latest_table(plan, table.latest)] = len(keys)
+    name = f"records of {table.found.sample.name} are in their tables"
+    return {"name": name, "records": records, "expect": {"tables": tables}}
 
 
 def choose_records(table: Table) -> dict[str, Event]:

@@ -135,10 +135,10 @@ def test_comments_say_what_a_person_decides() -> None:
     write_lines([json.dumps(event).encode(), json.dumps(event | {"either": "x"}).encode()])
     written()
     text = Path("shop.yaml").read_text()
-    assert "#   either: text, since it has several types (bigint 1, string 1)" in text
-    assert "#   id: whole numbers beyond 2^53: readers that take numbers as doubles round them" in text
-    assert "#   day: text, of which each looks like a date" in text
-    assert "#   price: text, of which each looks like a decimal" in text
+    assert "# either: text, since it has several types (bigint 1, string 1)" in text
+    assert "# id: whole numbers beyond 2^53, which readers that take numbers as doubles round" in text
+    assert "# day: text, of which each looks like a date" in text
+    assert "# price: text, of which each looks like a decimal" in text
 
 
 @pytest.mark.parametrize(
