@@ -1,4 +1,7 @@
-"""`router dead-letters`: count dead letters by stage, route, sink and reason; and the options that choose some."""
+"""`router dead-letters`: count dead letters by stage, route, sink and reason, or capture one as a route test.
+
+The options that choose some of them stand here, also those of `router replay`.
+"""
 
 from __future__ import annotations
 
@@ -53,6 +56,13 @@ def letter_options(command: Callable[..., None]) -> Callable[..., None]:
 @letter_options
 @click.option("--all", "replayed", is_flag=True, help="Also those that a replay has taken.")
 @click.option("--samples", default=0, show_default=True, type=click.IntRange(0, 1000), help="Newest records of each.")
+@click.option(
+    "--capture",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Add the newest record of group N to the route tests, with masked values (starts Spark).",
+)
+@click.option("--with-values", is_flag=True, help="With --capture: the values as they are.")
 @list_options
 @json_option
 @plugin_option
@@ -65,6 +75,8 @@ def dead_letters(
     since: str | None,
     replayed: bool,
     samples: int,
+    capture: int | None,
+    with_values: bool,
     list_options: ListOptions,
     as_json: bool,
     plugin_files: tuple[Path, ...],
@@ -75,13 +87,33 @@ def dead_letters(
     reasons are listed; the dead letters with all others are counted together, by stage, route and sink. `--samples`
     shows records, escaped and cut. `router replay` shows what would become of them today, and sends them. Needs no
     Spark.
+
+    With `--capture N` the newest record of group N becomes a case in NAME.test.yaml beside FILE, which fails until FILE
+    takes the record. Its texts and numbers are masked: others of the same form stand there. The case is tried first.
     """
     from router.engine.audit.dead_letters import DeadLetterSelection, dead_letter_groups
 
-    config = load(file, load_registry(plugin_files)).config
+    if with_values and not capture:
+        raise click.UsageError("--with-values goes with --capture")
+    if capture and (as_json or samples or list_options != ListOptions()):
+        raise click.UsageError(
+            "--capture prints no list: it goes without --json, --samples, --watch, --sort and --only"
+        )
+    registry = load_registry(plugin_files)
+    config = load(file, registry).config
     seconds = None if since is None else parse_since(since)
     identity, sink = config.identity_of(route, name)
     selection = DeadLetterSelection(stages, identity, sink, reason, seconds, replayed)
+    if capture:
+        from router.cli.capture import capture_record
+
+        groups = dead_letter_groups(config, selection, whole=capture - 1)
+        if capture > len(groups):
+            raise click.UsageError(f"--capture {capture}: there are {len(groups)} groups; `router dead-letters FILE`")
+        (record,) = groups[capture - 1].samples
+        letter = {**_group_row(config, capture, groups[capture - 1]), "reason": record["letter_reason"]}
+        capture_record(file, registry, letter, record, with_values=with_values)
+        return
 
     def read() -> list[Listing]:
         groups = dead_letter_groups(config, selection, samples)

@@ -14,18 +14,15 @@ import string
 import sys
 import unicodedata
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 KeyPath = tuple[str, ...]
 """The keys from the top of a value to a part of it. A list adds none; a key of a map is `*`."""
 JSON_STARTS = ("{", "[", '"')
 FRAME = 5
 """Bytes before the payload in the wire format of Confluent: the magic byte 0 and the schema id."""
-ATTEMPTS = 100
-"""Draws until a masked text parses as the text did; one is enough for nearly all."""
+ATTEMPTS = 200
+"""Draws until a masked text parses as the text did; of 200 numbers with ten digits 23 are in int32, the worst case."""
+INTEGER = re.compile(r"[+-]?\d{1,40}", re.ASCII)
 INTEGER_LIMITS = (2**31 - 1, 2**63 - 1, 2**64 - 1)
 FIELD_NAME = re.compile(r"[@$#]?[^\W\d]\w*(-[^\W\d]\w*)*")
 LOWER_BEYOND_ASCII = "äöüéèñçø"
@@ -39,18 +36,18 @@ MOMENT = re.compile(
     r"( ?[Zz]|[+-]\d\d(:?\d\d)?)?)?",
     re.ASCII,
 )
-NUMBER_PARTS = re.compile(r"([+-]?[0.]*)([1-9](?:[\d.]*[1-9])?)?([0.]*(?:[eE][+-]?\d+)?)", re.ASCII)
+NUMBER = re.compile(
+    r"(?=[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE]|\Z))([+-]?[0.]*)([1-9](?:[\d.]*[1-9])?)?([0.]*(?:[eE][+-]?\d+)?)", re.ASCII
+)
 """Sign and leading zeros; the digits from the first to the last that is not 0; zeros at the end and the exponent."""
 UUID = re.compile(r"[\da-f]{8}(-[\da-f]{4}){3}-[\da-f]{12}", re.ASCII | re.IGNORECASE)
 TEXT_FORMS = {
     "word": re.compile(r"|true|false|null|none|[+-]?(nan|inf|infinity)", re.IGNORECASE),
-    "integer": re.compile(r"[+-]?[1-9]\d{0,30}", re.ASCII),
-    "number": re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII),
     "moment": MOMENT,
     "address": re.compile(r"((25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)(\.(?=.)|$)){4}", re.ASCII),
     "hex": re.compile(r"[\da-f:-]{8,}", re.ASCII | re.IGNORECASE),
 }
-"""What a text parses as -> its pattern; the first that fits, and `text` for all others."""
+"""What a text parses as, unless it is a number -> its pattern; the first that matches counts."""
 
 
 class UnmaskableError(ValueError):
@@ -101,9 +98,13 @@ class Mask:
             return self._mask_text(value, path)
         if not isinstance(value, int | float):
             raise UnmaskableError(f"{type(value).__name__} is no type of JSON")
-        if str(value) in self.words:
+        if repr(value) in self.words or not math.isfinite(value):
             return value
-        return mask_integer(value) if isinstance(value, int) else mask_float(value)
+        # Near the largest float another first digit is infinite, which JSON does not have: it is cut to the largest.
+        masked = mask_plain_text(repr(value))
+        if isinstance(value, int):
+            return int(masked)
+        return max(-sys.float_info.max, min(sys.float_info.max, float(masked)))
 
     def _mask_object(self, value: dict[str, object], path: KeyPath) -> dict[str, object]:
         masked: dict[str, object] = {}
@@ -135,12 +136,20 @@ class Mask:
 def mask_plain_text(text: str) -> str:
     """Return another text of the same length that parses as this one does; letters, digits and their places stay."""
     form = find_text_form(text)
-    if form in FORM_MASKS:
-        return FORM_MASKS[form](text)
-    letters = "abcdef" if form == "hex" else string.ascii_lowercase
+    if form == ("word",):
+        return text
+    if form == ("moment",):
+        return mask_moment(text)
+    if form == ("address",):
+        return re.sub(r"\d+", lambda octet: str(draw_number(octet[0] + text, *OCTET_BOUNDS[len(octet[0])])), text)
+    letters = "abcdef" if form == ("hex",) else string.ascii_lowercase
     masked = text
     for attempt in range(ATTEMPTS):
         masked = mask_characters(text, attempt, letters)
+        number = NUMBER.fullmatch(text)
+        if number:
+            begin, end = number.span(2)
+            masked = f"{text[:begin]}{masked[begin:end]}{text[end:]}"
         if UUID.fullmatch(text):
             # Its version and variant say how it is read.
             masked = f"{masked[:14]}{text[14]}{masked[15:19]}{text[19]}{masked[20:]}"
@@ -149,49 +158,15 @@ def mask_plain_text(text: str) -> str:
     return masked
 
 
-def find_text_form(text: str) -> str:
-    """Return what a text parses as: one of TEXT_FORMS, or `text`."""
-    for form, pattern in TEXT_FORMS.items():
-        if pattern.fullmatch(text):
-            return form
-    return "text"
-
-
-def mask_integer(number: int) -> int:
-    """Return a number with this sign, so many digits, and in the same of the ranges of int32, int64 and uint64."""
-    if number == 0:
-        return 0
-    magnitude = abs(number)
-    low = 10 ** (len(str(magnitude)) - 1)
-    high = 10 * low - 1
-    for positive_limit in INTEGER_LIMITS:
-        limit = positive_limit + (number < 0)
-        if magnitude <= limit:
-            high = min(high, limit)
-            break
-        low = max(low, limit + 1)
-    masked = draw_number(str(magnitude), low, high)
-    return masked if number > 0 else -masked
-
-
-def mask_float(number: float) -> float:
-    """Return a number with this sign, magnitude and scale."""
-    if not math.isfinite(number):
-        return number
-    masked = float(mask_number(repr(number)))
-    # Near the largest float another first digit is beyond it.
-    return masked if math.isfinite(masked) else math.copysign(sys.float_info.max, number)
-
-
-def mask_number(text: str) -> str:
-    """Return a number as text with other digits: sign, zeros at both ends, point and exponent stay."""
-    match = NUMBER_PARTS.fullmatch(text)
-    if match is None or not match[2]:
-        return text
-    first = draw_number(f"first {text}", 1, 9)
-    last = draw_number(f"last {text}", 1, 9)
-    digits = f"{first}{mask_characters(match[2])[1:-1]}{last}"
-    return f"{match[1]}{digits[: len(match[2])]}{match[3]}"
+def find_text_form(text: str) -> tuple[object, ...]:
+    """Return what a text parses as, one of TEXT_FORMS; of a number also what must stay of it, and its range."""
+    number = NUMBER.fullmatch(text)
+    if number:
+        # Exact, unless it has a fraction; Python reads no whole number of thousands of digits.
+        value = int(text) if INTEGER.fullmatch(text) else float(text)
+        is_beyond = [not -limit - 1 <= value <= limit for limit in INTEGER_LIMITS]
+        return "number", number[1], number[3], *is_beyond
+    return tuple(form for form, pattern in TEXT_FORMS.items() if pattern.fullmatch(text))[:1]
 
 
 def mask_moment(text: str) -> str:
@@ -208,26 +183,6 @@ def mask_moment(text: str) -> str:
         if begin >= 0:
             text = f"{text[:begin]}{draw_number(f'{name} {match[0]}', low, high):0{end - begin}}{text[end:]}"
     return text
-
-
-def mask_address(text: str) -> str:
-    """Return another IPv4 address with so many digits in each place."""
-    return re.sub(r"\d+", lambda octet: str(draw_number(octet[0] + text, *OCTET_BOUNDS[len(octet[0])])), text)
-
-
-def mask_integer_text(text: str) -> str:
-    """Return a whole number as text, with its plus sign if it has one."""
-    return text[: text.startswith("+")] + str(mask_integer(int(text)))
-
-
-FORM_MASKS: dict[str, Callable[[str], str]] = {
-    "word": str,
-    "integer": mask_integer_text,
-    "number": mask_number,
-    "moment": mask_moment,
-    "address": mask_address,
-}
-"""What a text parses as -> how it is masked; all other texts are masked letter by letter."""
 
 
 def mask_characters(text: str, attempt: int = 0, letters: str = string.ascii_lowercase) -> str:

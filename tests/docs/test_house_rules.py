@@ -70,7 +70,8 @@ def test_one_module_of_the_command_line_builds_sessions() -> None:
 
     assert users["build_session"] | users["stop_session"] | users["getOrCreate"] == {"router/cli/session.py"}
     # A stream reaches its lake by itself; route tests and the archive of classes have lakes of their own on a disk.
-    without_lake = {"router/cli/run.py", "router/cli/check.py", "router/cli/class_archive.py", "router/cli/session.py"}
+    names = ("run", "check", "capture", "class_archive", "session")
+    without_lake = {f"router/cli/{name}.py" for name in names}
     assert users["spark_session"] == without_lake
 
 

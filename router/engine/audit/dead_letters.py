@@ -36,6 +36,7 @@ SINGLE_REASONS = 10
 CANDIDATES = 5_000
 """Groups that are kept in memory during the search for the most frequent reasons."""
 _SAMPLE = ["topic", "partition", "offset", "timestamp", "value"]
+_WHOLE_RECORD = [*_SAMPLE, "key", "headers"]
 VALUE_BYTES = 1_000
 """Bytes of a sample's value that are kept."""
 _ROWS_AT_ONCE = 65_536
@@ -80,7 +81,7 @@ class DeadLetterGroup:
     """Dead letters of one stage, route, sink and reason; if the reason is None, those with all other reasons.
 
     `first` and `last` are the times of the records, texts beyond the years 1 to 9999. `samples` are the newest records,
-    with `_SAMPLE`.
+    with `_SAMPLE`; a whole one also has `_WHOLE_RECORD` and its own `letter_reason`.
     """
 
     stage: str
@@ -93,9 +94,12 @@ class DeadLetterGroup:
     samples: list[dict[str, Any]] = field(default_factory=list)
 
 
-def dead_letter_groups(config: Config, selection: DeadLetterSelection, samples: int = 0) -> list[DeadLetterGroup]:
+def dead_letter_groups(
+    config: Config, selection: DeadLetterSelection, samples: int = 0, whole: int | None = None
+) -> list[DeadLetterGroup]:
     """Return the groups of dead letters, the largest first, and the newest records of each.
 
+    With `whole`, the place of a group counted from 0, that group alone gets its newest record, and the whole of it.
     Raises TableError if the table cannot be read.
     """
     lake, _ = lake_and_checkpoint(config)
@@ -110,7 +114,9 @@ def dead_letter_groups(config: Config, selection: DeadLetterSelection, samples: 
             key=lambda row: (-row["count"], row["stage"], row["route"] or "", row["sink"] or "", row["reason"] or "")
         )
         groups = [DeadLetterGroup(**row) for row in rows]
-        if samples:
+        if whole is not None:
+            _add_samples(groups[whole : whole + 1], letters, selection, reasons, 1, whole=True)
+        elif samples:
             _add_samples(groups, letters, selection, reasons, samples)
     except (DeltaError, OSError, pa.ArrowInvalid) as error:
         raise TableError(config.dead_letters, f"it cannot be read: {first_line(error)}") from error
@@ -210,13 +216,18 @@ def _add_samples(
     selection: DeadLetterSelection,
     reasons: pa.Array | None,
     most: int,
+    *,
+    whole: bool = False,
 ) -> None:
     """Add the newest records of each group, at most so many."""
     by_group = {(group.stage, group.route, group.sink, group.reason): group.samples for group in groups}
-    for part in _parts(letters, selection, [*_GROUP, *_SAMPLE], SAMPLED_ROWS_AT_ONCE):
-        rows = _newest(_without_rare_reasons(part, reasons), most)
-        number = rows.schema.get_field_index("value")
-        rows = rows.set_column(number, "value", pc.binary_slice(rows["value"], 0, VALUE_BYTES))
+    columns = _WHOLE_RECORD if whole else _SAMPLE
+    for part in _parts(letters, selection, [*_GROUP, *columns], SAMPLED_ROWS_AT_ONCE):
+        with_reason = part.append_column("letter_reason", part["reason"]) if whole else part
+        rows = _newest(_without_rare_reasons(with_reason, reasons), most)
+        if not whole:
+            number = rows.schema.get_field_index("value")
+            rows = rows.set_column(number, "value", pc.binary_slice(rows["value"], 0, VALUE_BYTES))
         for row in as_rows(rows):
             key = tuple(row.pop(name) for name in _GROUP)
             if key in by_group:

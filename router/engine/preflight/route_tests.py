@@ -109,13 +109,14 @@ class ExpectedDeadLetter(Model):
 class Expected(Model):
     """What the records are to become: everything that gets a row must be named here, but bronze and the ledger."""
 
-    tables: dict[str, int | list[dict[str, Any]]] = Field(
-        default_factory=dict, description="table -> its rows: how many, or which (in any order, the columns given)"
+    tables: dict[str, int | list[dict[str, Any]]] | None = Field(
+        default_factory=dict,
+        description="table -> its rows: how many, or which (in any order, the columns given); null: not looked at",
     )
-    sent: dict[str, int | list[dict[str, Any]]] = Field(
+    sent: dict[str, int | list[dict[str, Any]]] | None = Field(
         default_factory=dict,
         description="route/sink -> what it sends, in any order: how many, or which (the parts given). For a rest sink: "
-        "method, url, headers, body, and with `answers` outcome and reason",
+        "method, url, headers, body, and with `answers` outcome and reason; null: not looked at",
     )
     dead_letters: tuple[ExpectedDeadLetter, ...] = ()
     violated: dict[str, int] | None = Field(
@@ -183,6 +184,11 @@ def load_tests(path: Path) -> RouteTests:
         text = path.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError((Problem(str(path), 1, 1, "", f"cannot be read: {error}", "check the path"),)) from None
+    return parse_tests(text, path)
+
+
+def parse_tests(text: str, path: Path) -> RouteTests:
+    """Return the route tests in the text of a file; raise ConfigError with all its problems."""
     root, problems = parse_yaml(text, str(path))
     if root is None or problems:
         raise ConfigError(tuple(problems))
@@ -209,14 +215,16 @@ def _is_inside(inner: ErrorDetails, outer: ErrorDetails) -> bool:
 RUN = "test"
 RAW = BRONZE_SCHEMA.remove(BRONZE_SCHEMA.get_field_index("batch_id"))
 BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
+LETTER_COLUMNS = ("stage", "route", "sink", "reason")
 
 
 @dataclass(frozen=True)
 class CaseResult:
-    """The result of one case: `faults` is empty for one that passed."""
+    """The result of one case: `faults` is empty for one that passed. A dead letter is its values of LETTER_COLUMNS."""
 
     name: str
     faults: tuple[str, ...]
+    dead_letters: tuple[tuple[str | None, ...], ...] = ()
 
 
 def run_tests(loaded: Loaded, tests: RouteTests, spark: SparkSession) -> Iterator[CaseResult]:
@@ -235,6 +243,7 @@ def run_tests(loaded: Loaded, tests: RouteTests, spark: SparkSession) -> Iterato
     named = loaded.config.without_former_names()
     routes = tuple(_with_rows(route, tests.lookups) for route in named.routes)
     for case in tests.tests:
+        letters: list[dict[str, Any]] = []
         with TemporaryDirectory() as place:
             changes = {
                 "lake": f"{place}/lake",
@@ -247,11 +256,13 @@ def run_tests(loaded: Loaded, tests: RouteTests, spark: SparkSession) -> Iterato
             try:
                 records = _table_of_records(case.records, decoder, folder)
                 faults = tuple(_faults(loaded.config.model_copy(update=changes), case, records, spark, folder))
+                letters = _rows(Lake.at(f"{place}/lake"), loaded.config.dead_letters)
             except _UnwritableError as error:
                 faults = (str(error),)
             except RouterError as error:
                 faults = (f"the batch stopped: {error}",)
-        yield CaseResult(case.name, faults)
+        dead_letters = tuple(tuple(row[name] for name in LETTER_COLUMNS) for row in letters)
+        yield CaseResult(case.name, faults, dead_letters)
 
 
 def _with_rows(route: Route, rows_by_lookup: Mapping[str, Sequence[Mapping[str, Any]]]) -> Route:
@@ -291,11 +302,13 @@ def _faults(config: Config, case: RouteTest, records: pa.Table, spark: SparkSess
             sent[key] = _preview(lake, outbox, sink, spark, folder, case.answers.get(key))
     bronze = config.bronze_tables() or ()
     written = {table for table in lake.every_table() if table not in bronze}
-    yield from _table_faults(lake, case.expect, written - hidden)
+    if case.expect.tables is not None:
+        yield from _table_faults(lake, case.expect.tables, written - hidden)
     for key in case.answers:
         if key not in sent:
             yield f"{key}: there is no such sink to answer, or it does not say what it would send"
-    yield from _sent_faults(case.expect, sent)
+    if case.expect.sent is not None:
+        yield from _sent_faults(case.expect.sent, sent)
     yield from _dead_letter_faults(case.expect.dead_letters, _rows(lake, config.dead_letters))
 
 
@@ -310,12 +323,14 @@ def _preview(
     return sink.preview(events, opening)
 
 
-def _sent_faults(expected: Expected, sent: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
-    for key in sorted({*sent, *expected.sent}):
+def _sent_faults(
+    expected: Mapping[str, int | list[dict[str, Any]]], sent: dict[str, list[dict[str, Any]]]
+) -> Iterator[str]:
+    for key in sorted({*sent, *expected}):
         if key not in sent:
             yield f"{key}: there is no such sink, or it does not say what it would send"
         else:
-            yield from _row_faults(key, expected.sent.get(key, 0), sent[key], "sent")
+            yield from _row_faults(key, expected.get(key, 0), sent[key], "sent")
 
 
 def _table_of_records(records: Sequence[InputRecord], decoder: Decoder, folder: Path) -> pa.Table:
@@ -350,9 +365,9 @@ def _encode(number: int, record: InputRecord, decoder: Decoder, folder: Path) ->
         raise _UnwritableError(f"record {number} cannot be written: {error}") from error
 
 
-def _table_faults(lake: Lake, expected: Expected, written: set[str]) -> Iterator[str]:
-    for table in sorted(written | set(expected.tables)):
-        yield from _row_faults(table, expected.tables.get(table, 0), _rows(lake, table), "rows")
+def _table_faults(lake: Lake, expected: Mapping[str, int | list[dict[str, Any]]], written: set[str]) -> Iterator[str]:
+    for table in sorted(written | set(expected)):
+        yield from _row_faults(table, expected.get(table, 0), _rows(lake, table), "rows")
 
 
 def _rows(lake: Lake, table: str) -> list[dict[str, Any]]:
