@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from pydantic import ValidationError
 
 from router.cli.values import parse_pairs
 from router.config.models import HYPHENED_PATTERN, FilesSource, KafkaSource
@@ -23,6 +24,8 @@ from router_init.documents import (
 from router_init.formats import Found, find_format, find_rows
 from router_init.route_tests import write_tests
 from router_init.samples import find_files, sample_lines, sample_topics
+from router_schemas.registry_client import RegistryClient
+from router_schemas.registry_options import RegistryOptions
 
 IGNORED = ("/lake/",)
 """Lines of .gitignore: what runs of the configuration make beside it."""
@@ -65,9 +68,8 @@ def init(
     if files is not None:
         plan = _plan_files(name, FilesSource(path=files))
     else:
-        options = parse_pairs(pairs, "--option")
-        kafka = KafkaSource(servers=servers or "", topics=topics, options=options)
-        plan = _plan_topics(name, kafka, registry)
+        kafka = KafkaSource(servers=servers or "", topics=topics, options=parse_pairs(pairs, "--option"))
+        plan = _plan_topics(name, kafka, None if registry is None else _check_registry(registry))
     written = {f"{name}.yaml": write_configuration(plan)}
     written |= write_tests(plan, with_values=flags["with_values"])
     if plan.renames:
@@ -84,19 +86,27 @@ def init(
     _show_summary(plan, [*written])
 
 
-def _plan_topics(name: str, kafka: KafkaSource, url: str | None) -> Plan:
-    from router_schemas.registry_client import RegistryClient
-    from router_schemas.registry_options import RegistryOptions
+def _check_registry(url: str) -> RegistryOptions:
+    try:
+        return RegistryOptions.model_validate(url)
+    except ValidationError as error:
+        raise click.BadParameter(
+            error.errors()[0]["msg"].removeprefix("Value error, "), param_hint="--registry"
+        ) from None
 
+
+def _plan_topics(name: str, kafka: KafkaSource, registry: RegistryOptions | None) -> Plan:
     samples = sample_topics(kafka)
     with ExitStack() as stack:
-        client = None if url is None else stack.enter_context(RegistryClient(RegistryOptions(url=url)))
+        client = None if registry is None else stack.enter_context(RegistryClient(registry))
         found = [find_format(sample, client) for sample in samples]
     source: dict[str, Any] = {"servers": f"${{KAFKA:-{kafka.servers}}}", "topics": [*kafka.topics]}
     variables = {key: re.sub(r"\W", "_", key).upper() for key in kafka.options}
     if variables:
         source["options"] = {key: f"${{{variable}}}" for key, variable in variables.items()}
-    return _plan(name, {"kafka": source}, found, url=url, variables=tuple(variables.values()))
+    return _plan(
+        name, {"kafka": source}, found, url=registry.url[0] if registry else None, variables=tuple(variables.values())
+    )
 
 
 def _plan_files(name: str, files: FilesSource) -> Plan:

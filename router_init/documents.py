@@ -219,7 +219,9 @@ def _write_mapping(dumper: Dumper, mapping: Inline) -> yaml.Node:
 
 
 def _write_text(dumper: Dumper, text: str) -> yaml.Node:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+    # Without quotes some readers of YAML take `007` as a number.
+    style = "|" if "\n" in text else "'" if text[:1].isdigit() else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 Dumper.add_representer(Inline, _write_mapping)
@@ -239,6 +241,7 @@ def write_comments(lines: Iterable[str], indent: str = "") -> str:
 
 def write_configuration(plan: Plan) -> str:
     """Return the text of NAME.yaml."""
+    routed = {table.found.decoder for table in plan.tables} - {"none"} or {"none"}  # there has to be a route
     samples = [f"{table.found.sample} were looked at; {table.found.seen}" for table in plan.tables]
     parts = [
         write_comments(["Written by `router init`; what was seen stands beside each choice.", *samples]),
@@ -247,7 +250,7 @@ def write_configuration(plan: Plan) -> str:
         write_yaml({"decode": _decode(plan), "bronze": f"bronze.{underscored(plan.name)}"}),
         "drop: nulls\n" if any(table.latest for table in plan.tables) else "",
         "routes:\n",
-        *(part for table in plan.tables for part in _routes(plan, table)),
+        *(part for table in plan.tables if table.found.decoder in routed for part in _routes(plan, table)),
         write_yaml({"dead_letters": "ops.dead_letters"}),
     ]
     return "".join(parts)
@@ -257,7 +260,9 @@ def _decode(plan: Plan) -> dict[str, Any]:
     decoders = {table.found.decoder for table in plan.tables}
     if len(decoders) == 1:
         return _decoder(plan, [table.found for table in plan.tables])
-    return {"by_topic": {"topics": {table.found.sample.name: _decoder(plan, [table.found]) for table in plan.tables}}}
+    decoded = [table.found for table in plan.tables if table.found.decoder != "none"]
+    topics = {found.sample.name: _decoder(plan, [found]) for found in decoded}
+    return {"by_topic": {"topics": topics, **({"others": "bronze"} if len(decoded) < len(plan.tables) else {})}}
 
 
 def _decoder(plan: Plan, found: Sequence[Found]) -> dict[str, Any]:

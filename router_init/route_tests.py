@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import types as T
 
 from router.cli.masking import Mask
 from router_init.documents import Inline, Plan, Table, latest_table, write_comments, write_yaml
+from router_init.formats import PLAIN_NAME
 from router_init.kinds import value_at
 from router_schemas.avro.model import Array, AvroRecord, AvroSchema, Enum, MapOf, Primitive, Union
 from router_schemas.avro.parser import parse_text
@@ -60,7 +62,8 @@ def write_tests(plan: Plan, *, with_values: bool) -> dict[str, str]:
         if table.found.events and (not several or table.found.decoder == "json"):
             cases.append(_case(plan, table, with_values=with_values))
     decodes = any(table.found.decoder != "none" for table in plan.tables)
-    garbage = Inline(value="garbage", **({"topic": plan.tables[0].found.sample.name} if several else {}))
+    topics = [table.found.sample.name for table in plan.tables if table.found.decoder != "none" or not decodes]
+    garbage = Inline(value="garbage", **({"topic": topics[0]} if several else {}))
     cases.append(
         {
             "name": "what cannot be decoded is a dead letter" if decodes else "what is not decoded is kept in bronze",
@@ -79,7 +82,7 @@ def schema_file(plan: Plan, schema: RegisteredSchema) -> str:
 
 def _case(plan: Plan, table: Table, *, with_values: bool) -> dict[str, Any]:
     kept = frozenset([table.kind.path]) if table.kind else frozenset()
-    mask = Mask(maps=frozenset(find_maps(plan.columns)), kept=kept)
+    mask = Mask(maps=frozenset(find_maps(plan.columns)), are_all_maps=True, kept=kept)
     struct = plan.struct if table.found.decoder == "json" else T.StructType()
     records = []
     rows: dict[str, list[dict[str, Any]]] = {}
@@ -206,14 +209,15 @@ LEAST: Mapping[str, Any] = {
 def expect_row(struct: T.StructType, event: Any) -> dict[str, Any]:
     """Return what a row of an event has in columns of plain types; made from the event, not by the decoder."""
     row = {}
+    names = Counter(name.lower() for name in struct.fieldNames())
     for field in struct:
         value: Any = event.get(field.name)
         fits: type | tuple[type, ...] | None = EXPECTED.get(type(field.dataType))
-        if fits is None or value is None or not isinstance(value, fits):
-            continue
-        if isinstance(value, bool) != isinstance(field.dataType, T.BooleanType):
-            continue
-        row[field.name] = value
+        is_boolean = isinstance(value, bool)
+        # A column has another name than such a field.
+        named = PLAIN_NAME.fullmatch(field.name) and names[field.name.lower()] == 1
+        if named and fits and isinstance(value, fits) and is_boolean == isinstance(field.dataType, T.BooleanType):
+            row[field.name] = value
     return row
 
 

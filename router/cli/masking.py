@@ -58,11 +58,13 @@ class UnmaskableError(ValueError):
 class Mask:
     """How values are masked: equal ones become equal, in every record, file and call.
 
-    `maps` are the objects whose keys are data and are masked, as are keys that cannot be names of fields. The values at
-    the paths `kept` stay, and so does every text and number that is one of `words`: what a rule compares with.
+    `maps` are the objects whose keys are data and are masked; unless these are all, keys that cannot be names of fields
+    are data as well. The values at the paths `kept` stay, and so does every text and number that is one of `words`:
+    what a rule compares with.
     """
 
     maps: frozenset[KeyPath] = frozenset()
+    are_all_maps: bool = False
     kept: frozenset[KeyPath] = frozenset()
     words: frozenset[str] = frozenset()
 
@@ -109,7 +111,7 @@ class Mask:
     def _mask_object(self, value: dict[str, object], path: KeyPath) -> dict[str, object]:
         masked: dict[str, object] = {}
         for key, part in value.items():
-            if path not in self.maps and FIELD_NAME.fullmatch(key):
+            if path not in self.maps and (self.are_all_maps or FIELD_NAME.fullmatch(key)):
                 masked[key] = self._mask_part(part, (*path, key))
                 continue
             masked_key = self._mask_text(key, path)

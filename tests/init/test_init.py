@@ -191,6 +191,7 @@ def test_rows_of_csv_files() -> None:
         (("shop", "--kafka", "a:9092"), "give --kafka SERVERS and --topic TOPIC, or --files PATH"),
         (("Shop", "--files", "in"), "a name has small letters"),
         (("shop", "--files", "in"), "there is no file in in"),
+        (("shop", "--kafka", "a:1", "--topic", "a", "--registry", "http://u:pass@h"), "--registry"),
         (("shop", "--kafka", "127.0.0.1:1", "--topic", "a"), "the brokers at 127.0.0.1:1 do not answer"),
     ],
 )

@@ -20,6 +20,7 @@ from router.config.models import Trigger
 from router.engine.ledger import last
 from router.engine.preflight.route_tests import load_tests, run_tests
 from router.engine.stream import RunOptions, run
+from router.errors import ConfigError
 from router.registry import load_registry
 from router_decoders.json import infer
 from router_init.observed import Observed
@@ -196,6 +197,59 @@ def test_several_topics_of_json_have_their_tables(spark: SparkSession, broker: E
     counts = check_and_run(spark)
     assert counts["read"] == 1000
     assert counts["landed"] >= 0.99 * counts["decoded"]
+
+
+def test_names_that_no_column_can_have_land(spark: SparkSession, broker: EmbeddedKafka) -> None:
+    event = {"first name": "a", "id": 1, "ID": 2, "a.b": {"x;y": 1.5, "to.do": "now"}, "`": True}
+    fill(broker, "init-names", [json.dumps(event).encode()] * 50)
+    init("shop", "--kafka", broker.servers, "--topic", "init-names")
+    assert check_and_run(spark)["landed"] == 50
+    assert {"first_name", "ID", "a.b", "`"} < {field.name for field in DeltaTable("lake/silver/shop").schema().fields}
+
+
+def test_topics_of_several_formats(
+    spark: SparkSession, broker: EmbeddedKafka, schema_registry: EmbeddedRegistry
+) -> None:
+    from router_bench.payload import simulated
+
+    payload = simulated(7, "avro", schema_registry.url, "init-mixed-value")
+    fill(broker, "init-mixed", [value for _, value in payload.records[:300]])
+    fill(broker, "init-plain", draw_topic(3, 300, seed=2).values)
+    fill(broker, "init-bytes", [b"\xff\x00"] * 20)
+    fill(broker, "init-empty", [])
+    topics = [part for name in ("mixed", "plain", "bytes", "empty") for part in ("--topic", f"init-{name}")]
+    init("shop", "--kafka", broker.servers, "--registry", schema_registry.url, *topics)
+    counts = check_and_run(spark)
+    assert counts["read"] == 620
+    assert counts["landed"] >= 0.97 * 600
+
+
+def test_options_stand_as_variables(broker: EmbeddedKafka) -> None:
+    fill(broker, "init-login", [b'{"a": 1}'])
+    pairs = ("--option", "kafka.security.protocol=PLAINTEXT", "--option", "kafka.ssl.key.password=hidden")
+    printed = init("shop", "--kafka", broker.servers, "--topic", "init-login", *pairs)
+    assert "set before a start: KAFKA_SECURITY_PROTOCOL, KAFKA_SSL_KEY_PASSWORD" in printed
+    texts = [printed, Path("shop.yaml").read_text(), Path("shop.test.yaml").read_text()]
+    assert not any("hidden" in text or "PLAINTEXT" in text for text in texts)
+    with pytest.raises(ConfigError, match="KAFKA_SSL_KEY_PASSWORD is not set"):
+        load(Path("shop.yaml"), load_registry(()))
+    tests = load_tests(Path("shop.test.yaml"))
+    load(Path("shop.yaml"), load_registry(()), environ=tests.variables)
+
+
+def test_an_empty_topic(spark: SparkSession, broker: EmbeddedKafka) -> None:
+    fill(broker, "init-nothing", [])
+    assert "there is no record yet" in init("shop", "--kafka", broker.servers, "--topic", "init-nothing")
+    assert check_and_run(spark)["read"] == 0
+
+
+@pytest.mark.slow
+def test_a_topic_of_three_hundred_kinds_lands(spark: SparkSession, broker: EmbeddedKafka) -> None:
+    topic = draw_topic(300, 6000, seed=12, signs=".- /_")
+    fill(broker, "init-many", topic.values)
+    init("shop", "--kafka", broker.servers, "--topic", "init-many")
+    counts = check_and_run(spark)
+    assert counts["landed"] >= 0.99 * topic.good
 
 
 def test_a_folder_of_csv_lands(spark: SparkSession) -> None:
