@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,11 @@ def _plan_files(name: str, files: FilesSource) -> Plan:
 
 def _plan(name: str, source: dict[str, Any], found: list[Found], **more: Any) -> Plan:
     tables = plan_tables(name, found)
-    return Plan(name, source, tables, observe(tables), **more)
+    columns = observe(tables)
+    if columns.is_map:
+        seen = "JSON objects whose names are data: no columns can be made of them"
+        tables = plan_tables(name, [replace(each, decoder="none", seen=seen, events=()) for each in found])
+    return Plan(name, source, tables, observe(tables) if columns.is_map else columns, **more)
 
 
 def _add_ignored() -> None:

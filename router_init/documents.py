@@ -37,8 +37,6 @@ OTHER = "other"
 ROOM = 10
 """Times the kinds that were seen: so many tables there may be."""
 NAME_COLUMN = "table_name"
-PLAIN_TEXT = re.compile(r"[ -&(-\[\]-~]*")
-"""Text that stands in SQL as it is: ASCII without a quote or a backslash."""
 CANDIDATES_SHOWN = 4
 FEWEST_PER_KEY = 1.5
 """Records of each value of a field that is an entity's key, on average."""
@@ -61,11 +59,12 @@ class Table:
         assert self.kind is not None
         parts: dict[str, str] = {}
         for value, _ in sorted(self.kind.values.items(), key=lambda pair: (-pair[1], pair[0])):
-            part = re.sub(r"[^a-z0-9_]", "_", value.lower())
+            part = fold_text(value)
+            stem = part.strip("_")[:60] or "kind"
             number = 1
             while not usable(f"{LAYER}.{self.base}{part}") or part in parts.values() or part == OTHER:
                 number += 1
-                part = f"kind_{number}" if number > len(parts) + 2 else f"{part.strip('_')[:60]}_{number}"
+                part = f"{stem}_{number}"
             parts[value] = part
         return parts
 
@@ -110,16 +109,16 @@ class Table:
     def expression(self) -> str:
         """Return the SQL that makes a kind a part of a table's name, with functions that tasks evaluate themselves."""
         name = f"lower({self.path})"
-        signs = sorted({sign for value in self.parts for sign in value if not re.fullmatch(r"\w", sign, re.ASCII)})
-        for sign in filter(PLAIN_TEXT.fullmatch, signs):
-            name = f"replace({name}, '{sign}', '_')"
+        for sign in sorted({sign for value in self.parts for sign in value if sign.isascii()}):
+            if not PLAIN_NAME.fullmatch(f"_{sign}"):
+                name = f"replace({name}, {quote_text(sign)}, '_')"
         cases = ""
         for value, part in self.parts.items():
-            if part != re.sub(r"[^a-z0-9_]", "_", value.lower()) and PLAIN_TEXT.fullmatch(value):
-                cases += f" WHEN '{value}' THEN '{part}'"
+            if part != fold_text(value) or not value.isascii():
+                cases += f" WHEN {quote_text(value)} THEN '{part}'"
         if cases:
             name = f"CASE {self.path}{cases} ELSE {name} END"
-        return f"coalesce({name}, '{OTHER}')"
+        return f"coalesce(nullif({name}, ''), '{OTHER}')"
 
     def name_of(self, event: Any) -> str:
         """Return the table of an event."""
@@ -162,7 +161,7 @@ def plan_tables(name: str, found: Sequence[Found]) -> tuple[Table, ...]:
         kind = choose(candidates)
         base = underscored(name)
         if len(found) > 1:
-            base = re.sub(r"[^a-z0-9_]", "_", of_topic.sample.name.lower()).strip("_") or "topic"
+            base = fold_text(of_topic.sample.name).strip("_") or "topic"
         if kind is not None:
             base = f"{base}_" if len(found) > 1 else ""
         tables.append(Table(of_topic, base, kind, tuple(candidates)))
@@ -181,14 +180,30 @@ def observe(tables: Sequence[Table]) -> Observed:
     for observed in by_kind.values():
         everything.join(observed)
     everything.mark_maps([*by_kind.values()])
+    everything.is_map = any(observed.names_grow for observed in by_kind.values())
     return everything
+
+
+def fold_text(text: str) -> str:
+    """Return a text as a part of a table's name: in small letters, with `_` for all that no name has."""
+    return re.sub(r"[^a-z0-9_]", "_", text.lower())
+
+
+def quote_text(text: str) -> str:
+    """Return a text as a literal of SQL: what is no plain sign as its code, of four digits or eight."""
+    signs = []
+    for sign in text:
+        is_plain = sign.isascii() and sign.isprintable() and sign not in "'\\$"  # `${` is a variable
+        code = f"\\u{ord(sign):04x}" if ord(sign) < 2**16 else f"\\U{ord(sign):08x}"
+        signs.append(sign if is_plain else code)
+    return f"'{''.join(signs)}'"
 
 
 def quote_name(name: str) -> str:
     """Return a name as SQL takes it."""
     if PLAIN_NAME.fullmatch(name):
         return name
-    return "`" + name.replace("`", "``") + "`"
+    return "`" + name.replace("`", "``").replace("${", "$${") + "`"
 
 
 def write_type(kind: T.DataType) -> str:

@@ -34,6 +34,8 @@ PREFIX_BYTES = 5
 MOST_IDS = 50
 """Schemas that the registry is asked for: garbage may name any number."""
 DECODERS = {"AVRO": "avro", "PROTOBUF": "protobuf", "JSON": "json_schema"}
+MOST_LEVELS = 100
+"""Of objects that columns are made of: what is deeper is taken for garbage."""
 PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 """A name that SQL takes without backticks."""
 BOM = b"\xef\xbb\xbf"
@@ -116,7 +118,12 @@ def read_object(value: bytes | None) -> dict[str, Any] | None:
         event = json.loads((value or b"").removeprefix(BOM).decode("utf-8"), parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         return None
-    return event if isinstance(event, dict) else None
+    return event if isinstance(event, dict) and not _is_deeper(event, MOST_LEVELS) else None
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels == 0 or any(_is_deeper(inner, levels - 1) for inner in inside)
 
 
 def _refuse_constant(name: str) -> Any:

@@ -68,7 +68,7 @@ def find_candidates(events: Sequence[Mapping[str, Any]]) -> list[Candidate]:
                 values[path][value] += 1
                 if len(values[path]) > MOST_VALUES:
                     refused.add(path)
-            elif value is not None:
+            elif value not in (None, ""):
                 refused.add(path)
         present.append(paths)
     counts = Counter(path for paths in present for path in paths)

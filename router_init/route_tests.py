@@ -115,8 +115,9 @@ def choose_records(table: Table) -> dict[str, Event]:
     chosen: dict[str, tuple[tuple[bool, int, int], Event]] = {}
     for event in table.found.events:
         text = json.dumps(event.fields, ensure_ascii=False)
-        # Half of a surrogate pair stands in no file, and no JSON has the other two.
-        if any(part in text for part in ("NaN", "Infinity")) or not _is_writable(text):
+        unnamed = table.kind is not None and value_at(event.fields, table.kind.path) not in (None, "", *table.parts)
+        # Half of a surrogate pair stands in no file, and no JSON has an infinite number.
+        if unnamed or "Infinity" in text or not _is_writable(text):
             continue
         fields = -len(event.fields) if len(text) <= LONGEST_RECORD else 0
         order = (len(text) > LONGEST_RECORD, fields, len(text))

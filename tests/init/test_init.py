@@ -156,6 +156,21 @@ def test_what_is_not_known_is_not_decoded(values: list[bytes], seen: str) -> Non
     assert seen in Path("shop.yaml").read_text()
 
 
+def test_objects_whose_names_are_data_make_no_columns() -> None:
+    write_lines([json.dumps({f"ann-{number}": 1, f"tok{number}": {"a": 2}}).encode() for number in range(300)])
+    document = written()
+    assert document["decode"] == {"none": {}}
+    text = Path("shop.yaml").read_text()
+    assert "JSON objects whose names are data: no columns can be made of them" in text
+    assert "ann-" not in text + Path("shop.test.yaml").read_text()
+
+
+def test_what_is_nested_too_deep_is_garbage() -> None:
+    deep = b'{"a":' + b"[" * 500 + b"]" * 500 + b"}"
+    write_lines([deep, *[b'{"b": 1}'] * 9])
+    assert columns_of(written()) == {"b": "bigint"}
+
+
 def test_one_record_of_eight_megabytes() -> None:
     write_lines([json.dumps({"type": "a", "text": "x" * 8_000_000}).encode()])
     written()

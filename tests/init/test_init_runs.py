@@ -207,6 +207,19 @@ def test_names_that_no_column_can_have_land(spark: SparkSession, broker: Embedde
     assert {"first_name", "ID", "a.b", "`"} < {field.name for field in DeltaTable("lake/silver/shop").schema().fields}
 
 
+def test_kinds_that_cannot_name_tables_land(spark: SparkSession, broker: EmbeddedKafka) -> None:
+    kinds = ["order.created", "order_created", "Order.Created", "..", "con", "it's", "\u00df", "x y/z", "other", "a\\b"]
+    kinds += ["\U0001f600", "tab\tnew\nline", "\u0130", '"', "`", "--", "${x}"]
+    values = []
+    for number in range(50 * len(kinds)):
+        kind = kinds[number % len(kinds)] if number else ""
+        values.append(json.dumps({"type": kind, f"only_{number % len(kinds)}": 1}).encode())
+    fill(broker, "init-odd", values)
+    init("shop", "--kafka", broker.servers, "--topic", "init-odd")
+    assert check_and_run(spark)["landed"] == len(values)
+    assert len([*Path("lake/silver").iterdir()]) == len(kinds) + 1
+
+
 def test_topics_of_several_formats(
     spark: SparkSession, broker: EmbeddedKafka, schema_registry: EmbeddedRegistry
 ) -> None:
