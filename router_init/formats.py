@@ -16,6 +16,7 @@ import fastavro
 import pyarrow.parquet as pq
 
 from router.errors import join_names
+from router_init.observed import look_at
 from router_init.samples import MOST_RECORDS, Sample, Sampled
 from router_schemas.model import LARGEST_ID, ResolvedSchema
 from router_schemas.registry_options import NotFound, RegistryRefuses
@@ -122,7 +123,7 @@ def read_object(value: bytes | None) -> dict[str, Any] | None:
 
 
 def _is_deeper(value: Any, levels: int) -> bool:
-    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    inside = value.values() if isinstance(value, dict) else look_at(value) if isinstance(value, list) else ()
     return levels == 0 or any(_is_deeper(inner, levels - 1) for inner in inside)
 
 

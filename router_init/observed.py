@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ MOST_DIGITS = 38
 DIGITS_OF_BIGINT = 20
 """Those of the decimal that Spark widens a bigint to."""
 EXACT_IN_DOUBLES = 2**53
+MOST_ELEMENTS = 1000
 FEW_NAMES = 10
 """An object of fewer names is never a map."""
 ENOUGH_OBJECTS = 10
@@ -62,6 +64,13 @@ def is_time(text: str) -> bool:
     return offset is not None and abs(offset) <= LONGEST_OFFSET
 
 
+def look_at(elements: list[Any]) -> list[Any]:
+    """Return the elements of an array that are looked at: the first and last ones of a long one."""
+    if len(elements) <= MOST_ELEMENTS:
+        return elements
+    return elements[: MOST_ELEMENTS // 2] + elements[-MOST_ELEMENTS // 2 :]
+
+
 @dataclass
 class Observed:
     """What values a place has: their kinds with counts, and what is inside.
@@ -69,11 +78,11 @@ class Observed:
     `fields` are those of objects by name, `elements` what arrays hold. `is_map`: the names of objects are data.
     """
 
-    kinds: dict[str, int] = field(default_factory=dict)
+    kinds: Counter[str] = field(default_factory=Counter)
     digits: int = 0
     largest: int = 0
     """The largest absolute value of whole numbers."""
-    looks: dict[str, int] = field(default_factory=dict)
+    looks: Counter[str] = field(default_factory=Counter)
     """What texts look like, for those who have to decide -> how many do."""
     fields: dict[str, Observed] = field(default_factory=dict)
     elements: Observed | None = None
@@ -82,12 +91,11 @@ class Observed:
     @property
     def count(self) -> int:
         """Return how many values were observed."""
-        return sum(self.kinds.values())
+        return self.kinds.total()
 
     def add(self, value: Any) -> None:
         """Observe a value as `json.loads` gives it."""
-        kind = self._observe_inside(value)
-        self.kinds[kind] = self.kinds.get(kind, 0) + 1
+        self.kinds[self._observe_inside(value)] += 1
 
     def _observe_inside(self, value: Any) -> str:
         if value is None or value == "":
@@ -102,7 +110,7 @@ class Observed:
             return self._observe_text(value)
         if isinstance(value, list):
             self.elements = self.elements or Observed()
-            for element in value:
+            for element in look_at(value):
                 self.elements.add(element)
             return "array"
         for name, inner in value.items():
@@ -122,17 +130,13 @@ class Observed:
     def _observe_text(self, value: str) -> str:
         if is_time(value):
             return "timestamp"
-        for name, pattern in LOOKS.items():
-            if pattern.fullmatch(value):
-                self.looks[name] = self.looks.get(name, 0) + 1
+        self.looks.update(name for name, pattern in LOOKS.items() if pattern.fullmatch(value))
         return "string"
 
     def join(self, other: Observed) -> None:
         """Add what was observed elsewhere of the same place."""
-        for kind, count in other.kinds.items():
-            self.kinds[kind] = self.kinds.get(kind, 0) + count
-        for look, count in other.looks.items():
-            self.looks[look] = self.looks.get(look, 0) + count
+        self.kinds += other.kinds
+        self.looks += other.looks
         self.digits = max(self.digits, other.digits)
         self.largest = max(self.largest, other.largest)
         for name, inner in other.fields.items():
@@ -144,7 +148,7 @@ class Observed:
     @property
     def names_grow(self) -> bool:
         """Return whether the names of these objects, which are of one kind, look like data."""
-        objects = self.kinds.get("object", 0)
+        objects = self.kinds["object"]
         names = len(self.fields)
         if names < FEW_NAMES or objects < ENOUGH_OBJECTS:
             return False
