@@ -63,7 +63,8 @@ def find_candidates(events: Sequence[Mapping[str, Any]]) -> list[Candidate]:
     for event in events:
         paths = set()
         for path, value in _walk(event):
-            paths.add(path)
+            if value is not None:  # change events have both states of a row, one of them null
+                paths.add(path)
             if isinstance(value, str) and value and len(value) <= LONGEST_VALUE:
                 values[path][value] += 1
                 if len(values[path]) > MOST_VALUES:

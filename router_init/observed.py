@@ -155,6 +155,13 @@ class Observed:
         named = sum(inner.count for inner in self.fields.values())
         return named / objects < LARGEST_SHARE_OF_NAMES * names
 
+    @property
+    def brings_names(self) -> bool:
+        """Return whether every second of these objects, of whatever kind, brings a name that no other has."""
+        objects = self.kinds["object"]
+        once = sum(inner.count == 1 for inner in self.fields.values())
+        return objects >= 2 * ENOUGH_OBJECTS and once >= objects / 2
+
     def mark_maps(self, by_kind: list[Observed]) -> None:
         """Mark the objects inside whose names are data, by what was observed of each kind of records.
 
@@ -162,7 +169,7 @@ class Observed:
         """
         for name, inner in self.inside():
             of_kinds = [found for kind in by_kind if (found := kind.at(name)) is not None]
-            inner.is_map = any(of_kind.names_grow for of_kind in of_kinds)
+            inner.is_map = any(of_kind.names_grow for of_kind in of_kinds) or inner.brings_names
             if inner.is_map:
                 inner.elements = Observed()
                 for value in inner.fields.values():

@@ -85,14 +85,16 @@ def _case(plan: Plan, table: Table, *, with_values: bool) -> dict[str, Any]:
     mask = Mask(maps=frozenset(find_maps(plan.columns)), are_all_maps=True, kept=kept)
     struct = plan.struct if table.found.decoder == "json" else T.StructType()
     records = []
+    keys = set()
     rows: dict[str, list[dict[str, Any]]] = {}
     for name, event in choose_records(table).items():
         schema = table.found.schemas.get(event.schema_id or 0)
         shown: Any = shorten(event.fields) if len(json.dumps(event.fields)) > LONGEST_RECORD else event.fields
-        if schema is not None:
+        if schema is not None and schema.kind != "JSON":
             shown = sketch_event(schema, table, event)
         elif not with_values:
             shown = mask.mask_value(shown)
+        keys.add(shown.get(table.latest))
         record = Inline({"value" if table.found.decoder == "json" else "event": shown})
         if schema is not None:
             record["schema"] = schema_file(plan, schema)
@@ -104,7 +106,6 @@ def _case(plan: Plan, table: Table, *, with_values: bool) -> dict[str, Any]:
         rows.setdefault(name, []).append(Inline(expect_row(struct, shown)))
     tables: dict[str, Any] = {name: of_table if any(of_table) else len(of_table) for name, of_table in rows.items()}
     if table.latest is not None:
-        keys = {row[table.latest] for of_table in rows.values() for row in of_table}
         tables[latest_table(plan, table.latest)] = len(keys)
     name = f"records of {table.found.sample.name} are in their tables"
     return {"name": name, "records": records, "expect": {"tables": tables}}
@@ -155,7 +156,7 @@ def sketch_event(schema: RegisteredSchema, table: Table, event: Event) -> Any:
         return _least_value(parsed.root, parsed, path, kind)
     for name in reversed(path):
         kind = {name: kind}
-    return kind or {}
+    return {**({} if table.latest is None else {table.latest: "1"}), **(kind or {})}
 
 
 def _least_value(kind: Type, schema: AvroSchema, path: Path, value: Any) -> Any:

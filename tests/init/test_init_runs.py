@@ -24,6 +24,9 @@ from router.errors import ConfigError
 from router.registry import load_registry
 from router_decoders.json import infer
 from router_init.observed import Observed
+from router_schemas.registry_client import RegistryClient
+from router_schemas.registry_options import RegistryOptions
+from router_schemas.wire_format import pack
 from tests.init.topics import draw_topic
 
 if TYPE_CHECKING:
@@ -188,6 +191,42 @@ def test_a_topic_with_a_registry(
     counts = check_and_run(spark)
     assert counts["landed"] == 3000
     assert counts["failed"] == 2
+
+
+def test_messages_and_objects_of_a_registry(
+    spark: SparkSession, broker: EmbeddedKafka, schema_registry: EmbeddedRegistry
+) -> None:
+    """Two messages of one file in one topic, objects in another, a compacted one of Avro, and all in one."""
+    proto = (
+        'syntax = "proto3"; package shop; message Paid { string id = 1; double amount = 2; } '
+        "message Sent { string id = 1; string town = 2; }"
+    )
+    document = {"type": "object", "properties": {"id": {"type": "string"}, "n": {"type": "integer"}}}
+    avro = {"type": "record", "name": "Row", "namespace": "my.shop", "fields": [
+        {"name": "id", "type": "string"}, {"name": "on", "type": {"type": "int", "logicalType": "date"}},
+        {"name": "size", "type": {"type": "enum", "name": "Size", "symbols": ["S", "L"]}},
+        {"name": "hash", "type": {"type": "fixed", "name": "Hash", "size": 4}},
+        {"name": "tags", "type": {"type": "array", "items": "string"}},
+        {"name": "more", "type": ["null", "Hash"]},
+    ]}  # fmt: skip
+    with RegistryClient(RegistryOptions(url=schema_registry.url)) as client:
+        of_proto = client.register("init-two-value", "PROTOBUF", proto)
+        of_json = client.register("init-objects-value", "JSON", json.dumps(document))
+        of_avro = client.register("init-rows-value", "AVRO", json.dumps(avro))
+    messages = [b"\x0a\x01a\x11" + b"\0" * 8, b"\x0a\x01b\x12\x04rome"]
+    two = [pack(of_proto, (number % 2,), messages[number % 2]) for number in range(40)]
+    objects = [pack(of_json, None, json.dumps({"id": f"o-{n}", "n": n}).encode()) for n in range(40)]
+    rows = [pack(of_avro, None, bytes([2, 97 + n % 20, 2, n % 2 * 2, 1, 2, 3, 4, 0, 0])) for n in range(40)]
+    fill(broker, "init-two", two)
+    fill(broker, "init-objects", objects)
+    fill(broker, "init-rows", rows, [bytes([97 + n % 20]) for n in range(40)], **{"cleanup.policy": "compact"})
+    fill(broker, "init-all", [*two, *objects])
+    for topic, landed in (("two", 40), ("objects", 40), ("rows", 80), ("all", 80)):
+        options = ("--kafka", broker.servers, "--registry", schema_registry.url, "--topic", f"init-{topic}")
+        init("shop", *options, "--force")
+        text = Path("shop.yaml").read_text()
+        Path("shop.yaml").write_text(text.replace("${LAKE:-./lake}", f"lake-{topic}"))
+        assert check_and_run(spark)["landed"] == landed, topic
 
 
 def test_several_topics_of_json_have_their_tables(spark: SparkSession, broker: EmbeddedKafka) -> None:
