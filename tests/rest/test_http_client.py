@@ -313,10 +313,18 @@ def test_a_refused_connection_leaves_a_call_unsent() -> None:
     assert error.what == "Connection refused"
 
 
-def test_a_name_that_nobody_knows_leaves_a_call_unsent() -> None:
-    (error,) = ask(post("http://nobody.invalid/"))
+@pytest.mark.parametrize("hook", [False, True], ids=["aiohttp", "requests"])
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_name_that_nobody_knows_leaves_a_call_unsent(scheme: str, hook: bool) -> None:
+    """Without its cause an operator reads "Unknown error -2"."""
+    call = post(f"{scheme}://nobody.invalid/")
+    if hook:
+        call.register_hook("response", lambda answer, **_: None)
+
+    (error,) = ask(call)
 
     assert isinstance(error, Unsent)
+    assert "its name is not known" in error.what
 
 
 def test_a_server_that_does_not_accept_leaves_a_call_unsent() -> None:

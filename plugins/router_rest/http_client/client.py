@@ -26,7 +26,15 @@ from requests.utils import DEFAULT_CA_BUNDLE_PATH, should_bypass_proxies
 from yarl import URL
 
 from router_rest.http_client.requests_client import RequestsClient
-from router_rest.http_client.response import InDoubt, Response, ResponseHeaders, Unsent, decoded, reason_of
+from router_rest.http_client.response import (
+    InDoubt,
+    Response,
+    ResponseHeaders,
+    Unsent,
+    decoded,
+    reason_of,
+    refuses_handshake,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -52,8 +60,6 @@ ROUNDS_TO_CLOSE = 3
 """Rounds of the loop in which a connection that is closed tells its reader: one, with TLS two, and one to spare."""
 NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 """Headers that aiohttp would add: a request goes out as it was prepared, and signed."""
-CERTIFICATE_REFUSED = ("CERTIFICATE", "UNKNOWN_CA", "ACCESS_DENIED")
-"""Words in a server's TLS alert when it refuses the client's certificate, or wants one."""
 
 
 class HttpClient:
@@ -437,10 +443,8 @@ def _fault(error: Exception, attempt: SendAttempt) -> Exception:
         return InDoubt("the answer is broken: it is not HTTP/1", unreadable=True)
     disconnected = isinstance(error, aiohttp.ServerDisconnectedError)
     why = "the connection was closed" if disconnected else reason_of(error)
-    # in TLS 1.3 a client learns only with the answer that its certificate was not taken: nothing else was read
-    refused = isinstance(error.__cause__, ssl.SSLError) and any(word in why.upper() for word in CERTIFICATE_REFUSED)
-    if refused and not attempt.reused:
-        return Unsent(f"the server does not take the client's certificate: {why}")
+    if refuses_handshake(error) and not attempt.reused:
+        return Unsent(why)
     # The message of a disconnection is what had come of an answer, or a text of aiohttp if nothing had.
     if isinstance(error, aiohttp.ServerDisconnectedError) and not isinstance(error.message, str):
         return InDoubt(f"the answer breaks off: {why}")

@@ -19,7 +19,7 @@ import urllib3
 from requests.adapters import HTTPAdapter
 from urllib3 import exceptions as wrong
 
-from router_rest.http_client.response import InDoubt, Response, Unsent, causes, reason_of
+from router_rest.http_client.response import InDoubt, Response, Unsent, causes, reason_of, refuses_handshake
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -36,6 +36,7 @@ NOT_CONNECTED = (
     requests.exceptions.ProxyError,  # urllib3 raises it only until the proxy, and the tunnel through it, are there
     wrong.NewConnectionError,
     wrong.ConnectTimeoutError,
+    ssl.SSLCertVerificationError,
 )
 TIMEOUTS = (requests.exceptions.Timeout, wrong.TimeoutError)
 
@@ -154,7 +155,7 @@ def _fault(error: Exception) -> Unsent | InDoubt:
     chain = list(causes(error))
     if isinstance(error, (*NO_REQUEST, UnicodeError)):
         return Unsent(f"no request can be made of it ({type(error).__name__})")
-    if any(isinstance(cause, (ssl.SSLCertVerificationError, *NOT_CONNECTED)) for cause in chain):
+    if refuses_handshake(error) or any(isinstance(cause, NOT_CONNECTED) for cause in chain):
         return Unsent(reason_of(error))
     if any(isinstance(cause, TIMEOUTS) for cause in chain):
         return InDoubt("no answer came in time", timeout=True)

@@ -98,12 +98,27 @@ def decoded(body: bytes, encoding: str, most: int) -> tuple[bytes, bool]:
     return text, unpacking.eof
 
 
+CERTIFICATE_REFUSED = ("CERTIFICATE", "UNKNOWN_CA", "ACCESS_DENIED")
+"""Words in a server's TLS alert when it refuses the client's certificate, or wants one."""
+HANDSHAKE_REFUSED = (*CERTIFICATE_REFUSED, "HANDSHAKE_FAILURE", "PROTOCOL_VERSION", "UNRECOGNIZED_NAME")
+"""Words in an alert after which a server has read nothing but the handshake."""
+
+
+def refuses_handshake(error: BaseException) -> bool:
+    """Return whether a server's TLS alert ended the handshake: in TLS 1.3 a request is on its way before it comes."""
+    return any(_has_alert(cause, HANDSHAKE_REFUSED) for cause in causes(error))
+
+
 def reason_of(error: BaseException) -> str:
     """Return why there is no answer, in own words: libraries wrap the cause several times, and quote the request."""
-    for cause in causes(error):
-        reason = _own_reason(cause)
-        if reason:
-            return reason
+    chain = [*causes(error)]
+    # The class of a cause counts before any number: what wraps a TLS error or a failed look-up has the number of that,
+    # which means something else to the system.
+    for own_reason in (_reason_by_class, _reason_by_number):
+        for cause in chain:
+            reason = own_reason(cause)
+            if reason:
+                return reason
     return f"no connection ({type(error).__name__})"
 
 
@@ -112,19 +127,33 @@ def causes(error: BaseException) -> Iterator[BaseException]:
     cause: BaseException | None = error
     while cause is not None:
         yield cause
-        cause = cause.__cause__ or cause.__context__
+        # urllib3 may give an error as an argument of another one, and nowhere else
+        wrapped = next((value for value in cause.args if isinstance(value, BaseException)), None)
+        cause = cause.__cause__ or cause.__context__ or wrapped
 
 
-def _own_reason(error: BaseException) -> str | None:
+def _reason_by_class(error: BaseException) -> str | None:
     """Return what one error of a chain says of the cause; None if it only wraps another."""
     if isinstance(error, ssl.SSLCertVerificationError) and hasattr(error, "verify_message"):
         return f"its certificate is not trusted ({error.verify_message})"
     if isinstance(error, ssl.SSLError):
         # aiohttp's own are some as well, and have no reason.
         reason = getattr(error, "reason", None)
+        if _has_alert(error, CERTIFICATE_REFUSED):
+            return f"the server does not take the client's certificate, or wants one ({reason})"
         return f"TLS failed ({reason})" if reason else None
     if isinstance(error, socket.gaierror):
         return f"its name is not known ({error.strerror})"
-    if isinstance(error, OSError) and error.errno:
-        return os.strerror(error.errno)
     return None
+
+
+def _reason_by_number(error: BaseException) -> str | None:
+    if isinstance(error, ssl.SSLError):  # its number is OpenSSL's
+        return "TLS broke off"
+    return os.strerror(error.errno) if isinstance(error, OSError) and error.errno else None
+
+
+def _has_alert(error: BaseException, words: tuple[str, ...]) -> bool:
+    """Return whether an error is a TLS alert of the server with one of some words."""
+    reason = str(getattr(error, "reason", None))
+    return isinstance(error, ssl.SSLError) and "ALERT" in reason and any(word in reason for word in words)
