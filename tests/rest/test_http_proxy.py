@@ -10,7 +10,7 @@ import pytest
 
 from router_rest.http_client.response import Unsent
 from tests.rest.calls import ask, post
-from tests.rest.scripted import PATIENCE, Scripted, Talk, server_tls, then_waits
+from tests.rest.scripted import PATIENCE, Scripted, Talk, server_tls
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,10 +86,36 @@ def test_a_proxy_that_is_away_leaves_a_call_unsent(scheme: str) -> None:
     assert error.what == "Connection refused"
 
 
-def test_a_proxy_that_refuses_a_tunnel_leaves_a_call_unsent(proxy: Scripted) -> None:
-    proxy.act = then_waits(b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n")
+def unauthorised(talk: Talk, status: str = "407 Proxy Authentication Required") -> None:
+    while talk.request() is not None:
+        talk.answer(b"", status, 'Proxy-Authenticate: Basic realm="hush"')
 
-    (error,) = ask(post("https://api.invalid/"), proxies=through(proxy))
+
+@pytest.mark.parametrize("hook", [False, True], ids=["aiohttp", "requests"])
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_proxy_that_wants_a_login_is_an_answer(proxy: Scripted, scheme: str, hook: bool) -> None:
+    """Without it the sink waits for ever for a connection that a setting would open."""
+    proxy.act = unauthorised
+    call = post(f"{scheme}://api.invalid/")
+    if hook:
+        call.register_hook("response", lambda answer, **_: None)
+
+    answer, again = ask(call, call, proxies=through(proxy))
+
+    assert (answer.status, again.status) == (407, 407)
+
+
+@pytest.mark.parametrize("hook", [False, True], ids=["aiohttp", "requests"])
+@pytest.mark.parametrize("status", ["403 Forbidden", "502 Bad Gateway", "204 No Content"])
+def test_a_proxy_that_refuses_a_tunnel_leaves_a_call_unsent(proxy: Scripted, status: str, hook: bool) -> None:
+    """A proxy that says 204 has delivered nothing, and one that says 502 leaves nothing in doubt."""
+    proxy.act = lambda talk: unauthorised(talk, status)
+    call = post("https://api.invalid/")
+    if hook:
+        call.register_hook("response", lambda answer, **_: None)
+
+    (error,) = ask(call, proxies=through(proxy))
 
     assert isinstance(error, Unsent)
+    assert error.what == f"the proxy answers {status[:3]} to CONNECT"
     assert HUSH not in error.what

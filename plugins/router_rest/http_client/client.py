@@ -27,6 +27,7 @@ from yarl import URL
 
 from router_rest.http_client.requests_client import RequestsClient
 from router_rest.http_client.response import (
+    LOGIN_WANTED,
     InDoubt,
     Response,
     ResponseHeaders,
@@ -183,6 +184,10 @@ class HttpClient:
                 if not response.content.is_eof() or attempt.still_sending:
                     response.close()  # else the rest of either would be taken for the next one's
                 response.release()
+        except aiohttp.ClientHttpProxyError as error:
+            if error.status == LOGIN_WANTED.status:
+                return LOGIN_WANTED
+            raise Unsent(f"the proxy answers {error.status} to CONNECT") from None
         except Exception as error:
             raise _fault(error, attempt) from None
         finally:

@@ -6,6 +6,7 @@ Such a hook gets a `requests.Response`, and may send the request again over the 
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 import time
 from collections import deque
@@ -19,7 +20,15 @@ import urllib3
 from requests.adapters import HTTPAdapter
 from urllib3 import exceptions as wrong
 
-from router_rest.http_client.response import InDoubt, Response, Unsent, causes, reason_of, refuses_handshake
+from router_rest.http_client.response import (
+    LOGIN_WANTED,
+    InDoubt,
+    Response,
+    Unsent,
+    causes,
+    reason_of,
+    refuses_handshake,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -38,6 +47,8 @@ NOT_CONNECTED = (
     wrong.ConnectTimeoutError,
     ssl.SSLCertVerificationError,
 )
+TUNNEL = re.compile(r"Tunnel connection failed: (\d{3}) ")
+"""How `http.client` says with which status a proxy refused a tunnel."""
 TIMEOUTS = (requests.exceptions.Timeout, wrong.TimeoutError)
 
 
@@ -111,7 +122,10 @@ class RequestsClient:
                     response.raw.close()
                 return Response(response.status_code, response.headers, body, time.monotonic() - began, whole)
         except Exception as error:  # hooks are code of users
-            raise _fault(error) from None
+            fault = _fault(error)
+            if isinstance(fault, Response):
+                return fault
+            raise fault from None
         finally:
             self._free.append(session)
             if self._closed:
@@ -150,9 +164,12 @@ def _blocks(response: requests.Response) -> Iterator[bytes]:
         yield block
 
 
-def _fault(error: Exception) -> Unsent | InDoubt:
-    """Return why a request failed; `requests` wraps the cause several times."""
+def _fault(error: Exception) -> Unsent | InDoubt | Response:
+    """Return why a request failed, or what a proxy answers; `requests` wraps the cause several times."""
     chain = list(causes(error))
+    if tunnel := TUNNEL.match(str(chain[-1])):
+        status = int(tunnel[1])
+        return LOGIN_WANTED if status == LOGIN_WANTED.status else Unsent(f"the proxy answers {status} to CONNECT")
     if isinstance(error, (*NO_REQUEST, UnicodeError)):
         return Unsent(f"no request can be made of it ({type(error).__name__})")
     if refuses_handshake(error) or any(isinstance(cause, NOT_CONNECTED) for cause in chain):

@@ -57,6 +57,10 @@ class ResponseHeaders(dict[str, str]):
         return super().get(name.lower(), default)
 
 
+LOGIN_WANTED = Response(407, ResponseHeaders(), b"", 0.0, whole=True)
+"""The answer of a proxy that wants a login before it opens a tunnel: without TLS it answers the call itself so."""
+
+
 class Unsent(OSError):  # noqa: N818 - it says what happened
     """A request that the server has certainly not processed. `what` holds no secret."""
 
