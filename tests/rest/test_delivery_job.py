@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,9 @@ from router_demo.api import Api
 from router_rest.delivery.answer import BulkResults
 from router_rest.delivery.batcher import CallSize
 from router_rest.delivery.job import OutageClock, park
-from tests.rest.scripted import PATIENCE, Scripted, polite
+from router_rest.delivery.receipts import KnownReceipts
+from router_rest.delivery.worker import task
+from tests.rest.scripted import PATIENCE, Scripted, polite, then_waits
 from tests.rest.tasks import CLIENT, Tasks, quicken, rows, tasks, whole
 
 if TYPE_CHECKING:
@@ -312,6 +316,100 @@ def test_a_row_that_is_always_told_to_wait_keeps_no_other_waiting(raw: Tasks, se
     sent = raw.run(replace(job, policy=replace(job.policy, elapsed=1.0)), rows(range(300)))
 
     assert (sent.counts["delivered"], sent.counts["left"], sent.tried) == (299, 1, ['[["events", 0, 3, 3]]'])
+
+
+TOLD = 3.0
+"""Seconds of a Retry-After: longer than a call may take in these tests."""
+
+
+def told_once(times: dict[int, list[float]], waiting: set[int], answer: str = "429 Too Many Requests") -> Any:
+    """Tell the calls of some rows to wait when they first come; note when each row came."""
+
+    def act(talk: Talk) -> None:
+        while (seen := talk.request()) is not None:
+            offset = int(seen.body.rpartition(b":")[2].strip(b"}]"))
+            came = times.setdefault(offset, [])
+            came.append(time.monotonic())
+            if offset not in waiting or len(came) > 1:
+                talk.answer(b'{"items": [{"status": 200}]}')
+            else:
+                talk.answer(b'{"items": [{"status": 429}]}', answer, f"Retry-After: {TOLD:.0f}")
+
+    return act
+
+
+def waited(times: dict[int, list[float]], waiting: set[int]) -> None:
+    """Assert that all rows came once, and those that were told to wait once more, and not before."""
+    assert {offset: len(came) for offset, came in times.items() if len(came) > 1} == dict.fromkeys(waiting, 2)
+    assert min(times[offset][1] - times[offset][0] for offset in waiting) >= TOLD
+
+
+@pytest.mark.parametrize("results", [None, BulkResults("items", "status")], ids=["calls", "rows of calls"])
+def test_a_row_waits_as_long_as_it_was_told_over_rounds(
+    raw: Tasks, server: Scripted, results: BulkResults | None
+) -> None:
+    """Without it a row that is told to wait longer than a call may take is sent again in each round, 25 times."""
+    times: dict[int, list[float]] = {}
+    waiting = {3, 9, 21, 22}
+    server.act = told_once(times, waiting, "200 OK" if results else "429 Too Many Requests")
+    job = raw.job()
+    batch = whole(raw, rows(range(40)), job=replace(job, policy=replace(job.policy, elapsed=1.0, results=results)))
+
+    batch.deliver()
+
+    waited(times, waiting)
+    receipts = raw.receipts()
+    assert [(row["status"], row["in_doubt"]) for row in receipts] == [("delivered", False)] * 40
+    assert sum(1 for _ in raw.parts.read([])) < 20, "rounds that send nothing come one after the other"
+
+
+@pytest.mark.parametrize("elapsed", [1.0, 60.0], ids=["given up", "cut off"])
+def test_a_row_waits_as_long_as_it_was_told_over_restarts(raw: Tasks, server: Scripted, elapsed: float) -> None:
+    """Without it each start of the router sends what the API has told to wait for an hour."""
+    times: dict[int, list[float]] = {}
+    server.act = told_once(times, {3, 5})
+    job = raw.job()
+    job = replace(job, policy=replace(job.policy, elapsed=elapsed))
+
+    reports = task(job)(iter([rows(range(8))]))
+    while len(times) < 8:
+        next(reports)
+    time.sleep(1.5)  # the wait is written within a second
+    reports.close()  # type: ignore[attr-defined] # as Spark ends a task
+    for _ in range(2):
+        raw.run(job, rows(range(4)))
+    whole(raw, rows(range(8)), job=job).deliver()
+
+    waited(times, {3, 5})
+
+
+def test_rows_behind_one_that_waits_keep_their_order(raw: Tasks, server: Scripted) -> None:
+    """Without it the next round sends the newer state of a key before the one that was told to wait."""
+    times: dict[int, list[float]] = {}
+    server.act = told_once(times, {3})
+    job = raw.job(cut=CallSize(orders=8))
+    job = replace(job, policy=replace(job.policy, elapsed=1.0))
+    keys = [b"a" if offset in (3, 6) else b"b" for offset in range(8)]
+
+    whole(raw, rows(range(8), lanes=keys), job=job).deliver()
+
+    waited(times, {3})
+    assert times[6][0] > times[3][1]
+    assert times[7][0] < times[3][1]
+
+
+@pytest.mark.parametrize("told", [3600, 10**9])
+def test_no_row_waits_for_longer_than_the_reference_says(raw: Tasks, server: Scripted, told: int) -> None:
+    """Without it one malformed header holds a row for ever."""
+    server.act = then_waits(b"HTTP/1.1 429 Busy\r\nContent-Length: 0\r\nRetry-After: %d\r\n\r\n" % told)
+    began = time.time()
+
+    sent = raw.run(raw.job(), rows([3]))
+
+    waits = KnownReceipts.of(raw.parts).waits
+    assert sent.counts["left"] == 1
+    assert {row: round(until - began, -1) for row, until in waits.items()} == {("events", 0, 3): 3600}
+    assert "an hour at most" in Path("docs/reference/rest.md").read_text()
 
 
 @pytest.mark.parametrize("compressed", [False, True], ids=["plain", "gzip"])

@@ -558,6 +558,8 @@ class Classifier:
             attempt.throttled = throttles(status, attempt.pause is not None)
         if self.policy.rules:
             self._ask_rules(call, attempt, answer, hide, method)
+        if attempt.throttled or attempt.action is Action.AGAIN:
+            attempt.pause = pause(answer.headers, self.clock())
         some_taken = any(_is_taken(result) for result in attempt.results or ())
         return attempt, {
             "status": status,
@@ -598,8 +600,6 @@ class Classifier:
                 if decision is not None:
                     attempt.results[position] = replace(attempt.results[position], decision=decision)
             attempt.throttled = any(_is_busy(result) for result in attempt.results)
-        if attempt.throttled or attempt.action is Action.AGAIN:
-            attempt.pause = pause(answer.headers, self.clock())
 
     def _decide_call(self, call: Call, attempt: Attempt, decision: AnswerDecision) -> None:
         """Do with the whole call as a rule says."""

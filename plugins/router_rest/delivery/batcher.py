@@ -51,7 +51,8 @@ class CallSize:
 class Call:
     """Rows that are sent together: of one source partition, in the order of their offsets.
 
-    `limit` is the key whose limit it is under, where each has its own. `asks`: it waits for its first token.
+    `limit` is the key whose limit it is under, where each has its own. `asks`: it waits for its first token. `held`:
+    the API has told one of its rows to wait, and that time is not over.
 
     `url` is empty if it is the same for all calls; what else rows name follows it, a line each: the method, the
     values of headers.
@@ -74,6 +75,7 @@ class Call:
     answered: bool = False
     limit: str = ""
     asks: bool = False
+    held: bool = False
 
     @classmethod
     def alone(cls, place: tuple[str | None, int, int]) -> Call:
@@ -184,6 +186,8 @@ def _quoted(topic: str) -> str:
     return quote(topic, safe="")
 
 
+KEYS_USED_UP = "the limits of their keys are used up for now"
+TOLD_TO_WAIT = "the API has told them to wait"
 STANDING = 16
 """Calls that may stand behind others of their key, for each that a queue keeps."""
 
@@ -197,7 +201,7 @@ class CallQueue:
 
     `of_key`: where keys have limits of their own, so many calls of a key wait for a token; others stand behind them, so
     that those of other keys go out. When too many do, calls of such keys are not sent by this task: their rows are left
-    for the next round.
+    for the next round. So are those of calls that are held.
     """
 
     most: int
@@ -207,8 +211,8 @@ class CallQueue:
     held: int = 0
     bytes: int = 0
     over: bool = False
-    stuck: bool = False
-    """Calls were not queued because too many of their keys stand in it."""
+    stuck: str = ""
+    """Why calls were not queued: KEYS_USED_UP, TOLD_TO_WAIT; empty if all were."""
     _asking: Counter[str] = field(default_factory=Counter)
     _behind_key: dict[str, deque[Call]] = field(default_factory=dict)
     _standing: int = 0
@@ -226,8 +230,8 @@ class CallQueue:
             await self._room.wait()
         if self.over or call.order in self._blocked:
             return False
-        if self._is_stuck(call):
-            self.stuck = True
+        if stuck := self._why_stuck(call):
+            self.stuck = stuck
             if call.order is not None:
                 self._blocked.add(call.order)
             return False
@@ -317,13 +321,16 @@ class CallQueue:
         self._ready.append(call)
         self._wake(1)
 
-    def _is_stuck(self, call: Call) -> bool:
-        """Return whether a call would stand behind others of its key, and there are too many such calls."""
+    def _why_stuck(self, call: Call) -> str:
+        """Return why a call is not queued: it is held, or would stand behind others of its key, which are too many."""
+        if call.held:
+            return TOLD_TO_WAIT
         behind = bool(self.of_key) and self._asking[call.limit] >= self.of_key
-        return behind and (self._standing >= STANDING * self.most or 2 * self.bytes > self.most_bytes)
+        crowded = self._standing >= STANDING * self.most or 2 * self.bytes > self.most_bytes
+        return KEYS_USED_UP if behind and crowded else ""
 
     def _is_full(self, call: Call) -> bool:
-        if self._is_stuck(call):
+        if self._why_stuck(call):
             return False
         return self.held >= self.most or (self.bytes > 0 and self.bytes + call.size > self.most_bytes)
 

@@ -29,7 +29,7 @@ from router_rest.delivery.answer import (
     row_action,
     row_reason,
 )
-from router_rest.delivery.receipts import Settled
+from router_rest.delivery.receipts import EVERY, Settled
 from router_rest.http_client.response import InDoubt, Unsent
 from router_rest.rate_limit.client import HeldToken, LeaseEnded
 
@@ -246,7 +246,8 @@ UNREAD_AT_MOST = 10
 class Delivery:
     """The delivery of one task's calls. `settle` takes rows and their result; `owner` names the sink, for keys.
 
-    `admitted` is told of each token that a call has got.
+    `admitted` is told of each token that a call has got. `waits` gets the rows that the API tells to wait, and until
+    when, in seconds since 1970: the next round has to keep to it.
 
     `why` says what the last trouble was, `wrong` what must be changed before anything can be delivered. `read` and
     `unread` count answers with the status of a row, and without; `no_status` says why.
@@ -270,6 +271,7 @@ class Delivery:
     _wrong_in_row: int = 0
     clock: Callable[[], float] = time.time
     admitted: Callable[[Call], None] = lambda call: None
+    waits: list[tuple[str | None, int, int, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._classifier = Classifier(self.policy, self.clock)
@@ -337,6 +339,10 @@ class Delivery:
             attempt = await self._sent(call, body, key)
         if attempt.action is Action.LOGIN:
             attempt.action = Action.AGAIN
+        if attempt.pause and attempt.pause > EVERY:  # a shorter one is over before another attempt could read of it
+            self.waits += [
+                (call.topic, call.partition, offset, self.clock() + attempt.pause) for offset in call.offsets
+            ]
         if attempt.action in {Action.AGAIN, Action.LATER}:
             self.why = call.why = attempt.why
             # an API that has told a call to wait, and does so again when it comes back, speaks of this call
@@ -404,7 +410,7 @@ class Delivery:
         if split:
             calls += call.of(split).halves()
         try:
-            calls += await self._later(call.of(again))
+            calls += await self._later(call.of(again), attempt.pause or 0.0)
         except _Undelivered:
             raise _Undelivered(rest) from None
         return calls
@@ -459,15 +465,15 @@ class Delivery:
         if not self.read and self.unread >= UNREAD_AT_MOST:
             self.end()
 
-    async def _later(self, call: Call) -> Sequence[Call]:
-        """Return a call to send again after a wait; raise when it had all its attempts."""
+    async def _later(self, call: Call, pause: float) -> Sequence[Call]:
+        """Return a call to send again after a wait; raise when it had all its attempts, or the pause is too long."""
         if not len(call):
             return ()
         self.why = f"the API does not take {len(call)} rows of a call now"
-        if call.attempts >= self.policy.attempts:
+        if call.attempts >= self.policy.attempts or pause >= self.policy.elapsed:
             raise _Undelivered(call)
         try:
-            await self._retries.sleep(self._retries.backoff(call.attempts))
+            await self._retries.sleep(pause + self._retries.backoff(call.attempts))
             if await self._retries.budget(self._retries.deadline()):
                 return (call,)
         except (Ending, LeaseEnded):

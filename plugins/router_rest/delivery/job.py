@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 
 from router import Outcome, StartError
 from router_encoders.outbox_rows import bounded_batches
-from router_rest.delivery.batcher import Batcher, Call
+from router_rest.delivery.batcher import TOLD_TO_WAIT, Batcher, Call
 from router_rest.delivery.call import UNREAD_AT_MOST
 from router_rest.delivery.partitioner import Extent, PartitionPlan, plan
 from router_rest.delivery.receipts import PLACES, SCHEMA, KnownReceipts, Settled, ranges_in, receipts, remove_call_logs
@@ -322,6 +322,9 @@ class BatchJob:
         # Another round is another delivery, if the API takes rows and answers in a form that cannot be read.
         longer_pause = min(LONGEST_ROUND, max(FIRST_ROUND, 2 * self._pause))
         self._pause = longer_pause if result.alone else 0.0
+        if result.away == TOLD_TO_WAIT and not result.counts.get("calls"):
+            # Nothing could be sent: the first row whose time comes begins the next round.
+            self._pause = min(KnownReceipts.of(self.job.parts).waits.values(), default=0.0) - time.time()
         if result.left:
             self._log_waiting(result)
         return result.left
@@ -394,10 +397,7 @@ class BatchJob:
     def _any_status(self, *statuses: str) -> bool:
         """Return whether an answer of the batch has told what became of a row: one of `statuses`, or any."""
         wanted = {*(statuses or ("delivered", "dead"))}
-        return any(wanted & {*rows.column("status").to_pylist()} for _, rows in self._statuses())
-
-    def _statuses(self) -> Iterator[tuple[dict[str, str], pa.Table]]:
-        return self.job.parts.read(["status"])
+        return any(wanted & {*rows.column("status").to_pylist()} for _, rows in self.job.parts.read(["status"]))
 
     def _stop(self, why: str) -> None:
         """Record that nothing is sent again with this configuration, and raise a StartError."""
@@ -425,7 +425,7 @@ class BatchJob:
 
     def _check_dead(self, more: int, why: str) -> None:
         dead = more
-        for _, rows in self._statuses():
+        for _, rows in self.job.parts.read(["status"]):
             dead += rows.column("status").to_pylist().count("dead")
         if dead > self.dead_at_most:
             raise StartError(f"{self.limit} refuses {dead} of {self.plan.rows} rows, such as: {why}")

@@ -8,6 +8,7 @@ A part may have notes about the attempt that wrote it:
 | `reserved` | ranges of rows whose calls may go out from now on |
 | `ended` | the attempt came to its end: of its ranges only the rows in `doubtful` may have arrived without a receipt |
 | `doubtful` | offsets of rows that were sent, with an unknown result |
+| `waits` | rows that the API has told to wait, and until when, in seconds since 1970 |
 
 A note is a file of the lake, so rows are reserved for a second and more at a time. Which of them were sent is in
 the `CallLog` of the attempt, which only its own machine has.
@@ -36,6 +37,7 @@ import numpy as np
 import pyarrow as pa
 
 from router import raw_arrow_schema
+from router_rest.delivery.answer import LONGEST_PAUSE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -194,11 +196,13 @@ _CALL_SCHEMA = pa.schema(
 class KnownReceipts:
     """The rows of a batch that have a receipt, and the others that may have arrived. Runs anywhere.
 
-    Both by topic and partition; `doubtful` as ranges, in order and apart.
+    Both by topic and partition; `doubtful` as ranges, in order and apart. `waits` are rows that the API has told to
+    wait, by topic, partition and offset, each with the time until when, which is not over.
     """
 
     done: Mapping[Place, np.ndarray[Any, np.dtype[np.int64]]] = field(default_factory=dict)
     doubtful: Mapping[Place, Sequence[tuple[int, int]]] = field(default_factory=dict)
+    waits: Mapping[tuple[str | None, int, int], float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, parts: Parts) -> KnownReceipts:
@@ -207,9 +211,14 @@ class KnownReceipts:
         reserved: dict[str, list[Range]] = {}
         ended: set[str] = set()
         doubtful: dict[Place, list[tuple[int, int]]] = {}
+        waits: dict[tuple[str | None, int, int], float] = {}
         for notes, rows in parts.read(PLACES):
             _collect(rows, done)
             reserved.setdefault(notes.get("attempt", ""), []).extend(ranges_in(notes.get("reserved")))
+            for *row, until in json.loads(notes.get("waits", "[]")):
+                # Much longer than the longest pause: the clock was set back. Those of two machines differ a little.
+                if 0 < until - time.time() <= 2 * LONGEST_PAUSE:
+                    waits[tuple(row)] = until
             if "ended" in notes:
                 ended.add(notes["attempt"])
                 _spread(ranges_in(notes.get("doubtful")), doubtful)
@@ -220,7 +229,7 @@ class KnownReceipts:
             # Of an attempt that was cut off its log says which calls went out; without it all may have.
             begun = CallLog.read(attempt)
             _spread(ranges if begun is None else _without(offsets_done, begun), doubtful)
-        return cls(offsets_done, {place: _merged(ranges) for place, ranges in doubtful.items()})
+        return cls(offsets_done, {place: _merged(ranges) for place, ranges in doubtful.items()}, waits)
 
     def open(self, place: Place, offsets: Any) -> Any:
         """Return, for each offset of a source partition, whether the row has no receipt."""
@@ -230,7 +239,7 @@ class KnownReceipts:
         return ~np.isin(offsets, done, kind="sort")
 
     def rest(self, call: Call) -> Call:
-        """Return a call of the rows without a receipt, in which those that may have arrived are marked."""
+        """Return a call of the rows without a receipt, with those that may have arrived, and whether it is held."""
         place = call.topic, call.partition
         if place in self.done:
             open_positions = np.flatnonzero(self.open(place, call.offsets)).tolist()
@@ -238,6 +247,8 @@ class KnownReceipts:
                 call = call.of(open_positions)
         if place in self.doubtful:
             call.doubtful = self.in_doubt(place, call.offsets)
+        if self.waits:
+            call.held = any((*place, offset) in self.waits for offset in call.offsets)
         return call
 
     def in_doubt(self, place: Place, offsets: Iterable[int]) -> frozenset[int]:
@@ -413,6 +424,8 @@ class ReceiptWriter:
     rate: float = 0.0
     size: int = 0
     """Bytes of rows and answers that are to be written."""
+    waits: list[tuple[str | None, int, int, float]] = field(default_factory=list)
+    """Rows that the API has told to wait, and until when: they are written with the next part."""
     _settled: list[Settled] = field(default_factory=list)
     _reserved: list[Range] = field(default_factory=list)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -455,30 +468,28 @@ class ReceiptWriter:
         """Write a part every second while there is something to write; ends by being cancelled."""
         while True:
             await asyncio.sleep(EVERY)
-            if self._settled:
+            if self._settled or self.waits:
                 await self.flush()
 
-    async def flush(self) -> None:
-        """Write the receipts and ranges that have been noted as one part."""
+    async def flush(self, **more: str) -> None:
+        """Write the receipts, ranges and waits that have been noted as one part, with `more` notes."""
         async with self._lock:
             # What comes while this part is written belongs to the next one.
             settled = self._settled
-            notes = {"attempt": self.attempt, "reserved": note_of(self._reserved)}
+            notes = {"attempt": self.attempt, "reserved": note_of(self._reserved), "waits": json.dumps(self.waits)}
             self._settled = []
             self._reserved = []
+            self.waits.clear()
             self.size = 0
             self._measure(settled)
-            await self._write(settled, notes)
+            await self._write(settled, notes | more)
 
     async def end(self, unsure: Iterable[tuple[str | None, int, Iterable[int]]]) -> None:
         """Write the last part, when all calls have ended; `unsure` are rows without a receipt that may have arrived."""
         ranges: list[Range] = []
         for topic, partition, offsets in unsure:
             ranges += ranges_of((topic, partition), offsets)
-        async with self._lock:
-            settled = self._settled
-            self._settled = []
-            await self._write(settled, {"attempt": self.attempt, "ended": "yes", "doubtful": note_of(ranges)})
+        await self.flush(ended="yes", doubtful=note_of(ranges))
         self._thread.shutdown()
         self.close(keep=False)
 

@@ -232,7 +232,6 @@ _AHEAD = 4
 """Calls that are cut ahead, and rows that are reserved at least, for each that can be in flight."""
 ENDED = "ended"
 """The delivery has ended by itself: it says why when all calls that were in flight are answered."""
-KEYS_USED_UP = "the limits of their keys are used up for now"
 _NAMED = 1000
 """Calls tried in vain whose rows a report names: the first so many."""
 
@@ -413,6 +412,7 @@ class TaskWorker:
                 self.job.owner.name.encode(),
                 self._settle,
                 admitted=self._admitted,
+                waits=self._receipts.waits,
             )
             cutting = asyncio.create_task(_end_with_lease(lease, self._delivery, client))
             try:
@@ -519,9 +519,7 @@ class TaskWorker:
         """Return why rows are left: the kind of the report, and its text."""
         why = self._delivery.why if self._delivery else ""
         if self.trouble is None:
-            if not why and self._queue.stuck:
-                why = KEYS_USED_UP
-            return "away", why
+            return "away", why or self._queue.stuck
         # Why a delivery has ended by itself is known only now that all calls which were in flight are answered.
         if self.trouble[0] != ENDED or self._delivery is None:
             return self.trouble
@@ -536,6 +534,7 @@ class TaskWorker:
         reports = []
         for call in tried[:_NAMED]:
             rows = note_of(ranges_of((call.topic, call.partition), call.offsets))
-            report = {"kind": "tried", "rows": len(call), "text": rows, "why": call.why, "answered": call.answered}
-            reports.append(report)
+            reports.append(
+                {"kind": "tried", "rows": len(call), "text": rows, "why": call.why, "answered": call.answered}
+            )
         return reports
