@@ -161,8 +161,11 @@ def _fill(text: str, fields: Iterator[Placeholder]) -> Pieces:
 
 
 _HEADER_FIELD = re.compile(r"\{\s*(?:event\.[^{}]+|_[a-z]+)\s*\}")
-HEADER_TEXT = r"\A[\x20-\x7e]+\z"
-"""The values that a header made of data may have: no line break, no control, nothing that servers read differently."""
+HEADER_TEXT = r"\A[\x21-\x7e][\x20-\x7e]*\z"
+"""The values that a header made of data may have: no line break, no control, nothing that servers read differently.
+
+None begins with a blank: it would not arrive (RFC 9110, 5.5), and `requests` refuses it.
+"""
 
 
 def has_header_field(value: str) -> bool:
@@ -218,7 +221,9 @@ def _method_fault(method: Column) -> Column:
 
 
 def _header_fault(name: str, value: Column) -> Column:
-    refused = F.lit(f"the header {name} would be empty, or have a line break, a control or signs beyond ASCII")
+    refused = F.lit(
+        f"the header {name} would be empty, begin with a blank, or have a line break, a control or signs beyond ASCII"
+    )
     return F.when(value.isNull(), F.lit(f"a field of the header {name} is null")).when(
         ~value.rlike(HEADER_TEXT), refused
     )

@@ -385,8 +385,19 @@ def test_a_question_that_fails_ends_nobody(server: LeaseServer, caplog: pytest.L
     within(task())
 
 
-def test_leave_says_for_how_long() -> None:
-    assert "3.0 s" in str(Leave(3.0))
+@pytest.mark.parametrize(
+    ("leave", "words"),
+    [
+        (Leave(3.0), "nothing may go out for 3.0 s or more"),
+        (Leave(0.0), "no call could go out for some seconds; the rest follows at once"),
+        (Leave(-2.5), "no call could go out for some seconds; the rest follows at once"),
+        (Leave(0.0, stopped=True), "the sink stops"),
+    ],
+    ids=["a pause", "no pause", "a pause that has passed", "a stop"],
+)
+def test_leave_says_why_and_for_how_long(leave: Leave, words: str) -> None:
+    """Without it somebody at night reads that nothing may go out for 0.0 s or more."""
+    assert str(leave) == words
 
 
 def test_the_state_of_a_limit_is_known_to_the_driver(monkeypatch: pytest.MonkeyPatch, server: LeaseServer) -> None:

@@ -434,3 +434,18 @@ def test_headers_and_keys_may_be_made_of_data_but_never_break_a_request(spark: S
     assert [row["values"] for row in found[:2]] == [["game uno", "0-uno"], ["game a b", "1-a b"]]
     assert [row["fault"] is None for row in found] == [True, True, *[False] * 6, True, False]
     assert [*sink.fixed_headers] == ["X-Key"]
+
+
+def test_a_header_that_begins_with_a_blank_makes_a_dead_letter_that_names_it(spark: SparkSession) -> None:
+    """Without it the dead letter blames the URL, and its reader looks for the fault there."""
+    values = ["uno", "uno ", " uno", " ", "\tuno"]
+    headers = {"X-Game": "{event.v}"}
+
+    found = targets(lane(spark, values), headers=headers, url="http://api.test/")
+    of_key = targets(lane(spark, values), idempotency_key="{event.v}", url="http://api.test/")
+
+    assert [fault and "the header X-Game would be empty, begin with a blank" in fault for _, fault in found] == [
+        *[None] * 2,
+        *[True] * 3,
+    ]
+    assert [fault is None for _, fault in of_key] == [True, True, False, False, False]

@@ -353,8 +353,8 @@ class Delivery:
     async def _sent(self, call: Call, body: bytes, key: str) -> Attempt:
         try:
             request = self.builder.request(call.url, body, self.builder.form.key(call, key, self.owner) or "")
-        except ValueError:
-            return Attempt(Action.REFUSED, "its URL is none")
+        except ValueError:  # values of headers were checked before
+            return Attempt(Action.REFUSED, "its URL is not valid")
         token = await HeldToken.take(self.lease, len(call), call.limit)
         self.admitted(call)
         saw: dict[str, Any] = {"status": None, "ok": False, "throttled": False}

@@ -250,7 +250,7 @@ class LeaseClient:
 
     def _raise(self) -> NoReturn:
         if isinstance(self._ended, Leave):
-            raise Leave(self._ended.again)
+            raise Leave(self._ended.again, stopped=self._ended.stopped)
         raise Gone(str(self._ended))
 
     async def _wait(self, rows: int, key: str) -> CallToken:
@@ -345,7 +345,7 @@ class LeaseClient:
         if grant.state in {"leave", "stop"}:
             if grant.state == "stop":
                 self.stopped.set()
-            self._end(Leave(grant.again))
+            self._end(Leave(grant.again, stopped=grant.state == "stop"))
             return
         # The fastest message says best how far the clocks are apart: with it no token is used too early.
         tokens.give(grant.runs, min(self._ahead))
@@ -642,6 +642,10 @@ LONGEST = 1 << 20
 """Bytes of a line."""
 
 
+SHORTEST_NAMED = 0.1
+"""Seconds of a wait that is named: a circuit that opens, or a key that is free again, while a task is sent away."""
+
+
 class LeaseEnded(Exception):  # noqa: N818 - the two below say what happened
     """The end of a lease: no more calls may go out from this task."""
 
@@ -649,11 +653,16 @@ class LeaseEnded(Exception):  # noqa: N818 - the two below say what happened
 class Leave(LeaseEnded):
     """The driver's order to end the task: nothing may be sent for `again` seconds, or the sink stops."""
 
-    def __init__(self, again: float) -> None:
+    def __init__(self, again: float, *, stopped: bool = False) -> None:
         super().__init__(again)
         self.again = again
+        self.stopped = stopped
 
     def __str__(self) -> str:
+        if self.stopped:
+            return "the sink stops"
+        if self.again < SHORTEST_NAMED:
+            return "no call could go out for some seconds; the rest follows at once"
         return f"nothing may go out for {self.again:.1f} s or more"
 
 
