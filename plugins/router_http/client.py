@@ -23,10 +23,10 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from pydantic import BaseModel, Field, ValidationError
 from requests.auth import AuthBase, HTTPBasicAuth
 
-from router_http.options import ExchangeError, Secret
+from router_http.options import ExchangeError, Secret, mask_secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from router_http.options import Basic, OAuth
 
@@ -158,9 +158,21 @@ class ClientCredentialsAuth(AuthBase):
         return again
 
 
+def excerpt(text: str, secrets: Iterable[str]) -> str:
+    """Return the first 200 characters of a server's words in one printable line, with secrets masked."""
+    masked = mask_secrets(text, secrets)
+    printable = "".join(sign if sign.isprintable() else " " for sign in masked)
+    line = " ".join(printable.split())
+    if len(line) > 200:
+        return f"{line[:200]}..."
+    return line or "(nothing)"
+
+
 EARLY = 0.2
 """The part of a token's life that is left unused, LONGEST_EARLY seconds at most: requests take time, clocks differ."""
 LONGEST_EARLY = 60.0
+SHORTEST_PAUSE = 0.25
+"""Seconds between two requests for a new token, at least, unless the old one was refused or has ended."""
 
 
 @dataclass(frozen=True)
@@ -172,11 +184,20 @@ class Token:
 
 
 class _Granted(BaseModel):
-    """The answer of a token server (RFC 6749, 5.1). A new refresh token takes the place of the old one (6)."""
+    """The answer of a token server (RFC 6749, 5.1 and 5.2), which names an error if it has no `access_token`.
 
-    access_token: str = Field(pattern=r"^[\x21-\x7e]+$")
+    A new refresh token takes the place of the old one (6).
+    """
+
+    access_token: str = Field(default="", pattern=r"^[\x21-\x7e]+$")
     refresh_token: str | None = None
     expires_in: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    error: Any = None
+    error_description: Any = None
+
+
+PASSING = frozenset({"temporarily_unavailable", "server_error", "slow_down"})
+"""Errors of a token server that may pass, whatever status they come with (RFC 6749, 4.1.2.1; RFC 8628, 3.5)."""
 
 
 class TokenSource(ABC):
@@ -187,6 +208,7 @@ class TokenSource(ABC):
         self._lock = threading.Lock()
         self._token = Token("", 0)
         self._good_until = 0.0
+        self._renew_at = 0.0
 
     @abstractmethod
     def _fetch(self) -> tuple[str, float]:
@@ -195,25 +217,42 @@ class TokenSource(ABC):
     def current(self) -> Token:
         """Return a token; a new one when there is none, or when it is about to expire."""
         with self._lock:
-            return self._renewed() if self._is_old() else self._token
+            return self._renewed_if_due()
 
     def other_than(self, refused: str | int) -> Token:
         """Return another token than the one with this text, or number, which a server has refused."""
         with self._lock:
-            was_refused = refused in (self._token.text, self._token.number)
-            return self._renewed() if was_refused or self._is_old() else self._token
+            if refused in (self._token.text, self._token.number):
+                return self._renewed()
+            return self._renewed_if_due()
 
     @property
-    def seconds_left(self) -> float:
-        """Return the seconds after which there is a newer token than the current one."""
+    def seconds_to_renewal(self) -> float:
+        """Return the seconds after which there may be a newer token than the current one."""
+        return max(0.0, self._renew_at - self._clock())
+
+    @property
+    def seconds_good(self) -> float:
+        """Return the seconds for which the current token is good."""
         return max(0.0, self._good_until - self._clock())
 
-    def _is_old(self) -> bool:
-        return not self._token.text or self._clock() >= self._good_until
+    def _renewed_if_due(self) -> Token:
+        """Return a new token when it is time for one; the old one if there is none now, for as long as it is good."""
+        if self._token.text and self._clock() < self._renew_at:
+            return self._token
+        try:
+            return self._renewed()
+        except ExchangeError:
+            if not self.seconds_good:
+                raise
+            self._renew_at = self._clock() + max(SHORTEST_PAUSE, self.seconds_good / 4)
+            return self._token
 
     def _renewed(self) -> Token:
         text, life = self._fetch()
-        self._good_until = self._clock() + life - min(LONGEST_EARLY, EARLY * life)
+        now = self._clock()
+        self._good_until = now + life
+        self._renew_at = now + max(SHORTEST_PAUSE, life - min(LONGEST_EARLY, EARLY * life))
         self._token = Token(text, self._token.number + 1)
         return self._token
 
@@ -245,7 +284,8 @@ class Tokens(TokenSource):
         granted = self._granted()
         if self._refresh is not None and granted.refresh_token:
             self._refresh = Secret(granted.refresh_token)
-        return granted.access_token, float("inf") if granted.expires_in is None else granted.expires_in
+        # Servers that say 0 do not limit it; if a token has ended nevertheless, a 401 brings the next one.
+        return granted.access_token, granted.expires_in or float("inf")
 
     def _granted(self) -> _Granted:
         where = self._options.token_url
@@ -262,15 +302,22 @@ class Tokens(TokenSource):
                 headers={"Accept": "application/json", "Accept-Encoding": "identity"},
                 data={name: value for name, value in self._form().items() if value},
             )
-        if busy(answer.status):
-            raise Away(where, f"the token server answers {answer.status}", answer.status)
-        if answer.status != 200:
-            hint = "check token_url, client_id, its secret or key, and scope"
-            raise Refuses(where, f"the token server answers {answer.status}; {hint}", answer.status)
         try:
-            return _Granted.model_validate_json(answer.body)
+            granted = _Granted.model_validate_json(answer.body)
         except ValidationError:
-            raise Away(where, "the token server's answer holds no token") from None
+            granted = _Granted()
+        if answer.status == 200 and granted.access_token:
+            return granted
+        secrets = [secret.get_secret_value() for secret in (*self._options.secrets, self._refresh) if secret]
+        words = f"{granted.error or ''} {granted.error_description or ''}"
+        words = excerpt(words, [*secrets, answer.login.rpartition(" ")[2]])
+        problem = f"the token server answers {answer.status} without a token: {words}"
+        # A body that is none of a token server comes from something before it, which may be away.
+        nameless = answer.status == 200 and not granted.error
+        if busy(answer.status) or nameless or str(granted.error) in PASSING:
+            raise Away(where, problem, answer.status)
+        hint = "check token_url, client_id, its secret or key, and scope"
+        raise Refuses(where, f"{problem}; {hint}", answer.status)
 
     def _client_login(self) -> AuthBase:
         secret = self._options.client_secret

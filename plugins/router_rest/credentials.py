@@ -25,6 +25,7 @@ from requests.auth import AuthBase
 from router import StartError
 from router_http.client import Away, Refuses, Tokens
 from router_http.options import Secret
+from router_rest.rate_limit.client import LeaseEnded
 from router_rest.signing import AwsKeys, AwsSignature, HmacSignature, JwtTokens
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ FIXED = "1"
 """The version of credentials that do not change."""
 MASK = b"***"
 AGAIN = 5.0
-"""Seconds between two times that a task asks for credentials which end, at least."""
+"""Seconds after which a task that got no credentials asks for them again."""
 SHORTEST_SECRET = 4
 """Characters: an answer is not searched for shorter texts, which are found everywhere."""
 
@@ -92,8 +93,8 @@ class Credentials:
             secrets = [*self._secrets, keys["secret_access_key"]]
             if keys["session_token"]:
                 secrets.append(keys["session_token"])
-            until = _until(self._keys.seconds_left)
-            return {"version": FIXED, **self._fixed, "sigv4": keys, "secrets": secrets, **until}
+            times = _times(renewal=self._keys.seconds_left)
+            return {"version": FIXED, **self._fixed, "sigv4": keys, "secrets": secrets, **times}
         if self._tokens is None:
             return {"version": FIXED, **self._fixed}
         try:
@@ -106,16 +107,19 @@ class Credentials:
         except Refuses as fault:
             raise StartError(str(fault)) from None
         headers = {**self._headers, "Authorization": f"Bearer {token.text}"}
-        until = _until(self._tokens.seconds_left)
-        return {"version": str(token.number), **self._fixed, "headers": headers, **until}
+        times = _times(renewal=self._tokens.seconds_to_renewal, good=self._tokens.seconds_good)
+        return {"version": str(token.number), **self._fixed, "headers": headers, **times}
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("credentials stay on the driver")
 
 
-def _until(seconds: float) -> dict[str, float]:
-    """Return after how many seconds a task asks for credentials again; nothing if it need not."""
-    return {} if seconds == float("inf") else {"seconds": seconds}
+def _times(**seconds: float) -> dict[str, float]:
+    """Return the times of credentials, as JSON has them: without those that never come.
+
+    After `renewal` seconds a task asks again, and until `good` seconds it does not wait for the answer.
+    """
+    return {name: value for name, value in seconds.items() if value != float("inf")}
 
 
 def _fixed(auth: Auth | None, headers: Mapping[str, str]) -> dict[str, Any]:
@@ -320,7 +324,9 @@ class TaskLogin:
     _given: SecretMask = field(default_factory=SecretMask, repr=False)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
     _asked: int = field(default=0, repr=False)
-    _until: float = float("inf")
+    _renew_at: float = float("inf")
+    _good_until: float = float("inf")
+    _renewal: asyncio.Task[None] | None = field(default=None, repr=False)
     clock: Callable[[], float] = time.monotonic
 
     async def open(self) -> None:
@@ -347,25 +353,31 @@ class TaskLogin:
                 return True
             if self._asked != times_asked:  # another call has asked, in vain, while this one waited
                 return False
-            with suppress(LookupError):  # the driver has none now, and has logged it
+            with suppress(LookupError, StartError):  # the driver has none now, and has logged it
                 self._take(await self.lease.credentials(refused))
             self._asked += 1
             return self.version != refused
 
     async def refresh(self) -> None:
-        """Get new credentials where these are about to end; keep them while the driver has no others."""
-        if self.clock() < self._until:
+        """Ask for new credentials when these are about to end; wait for them only if these have ended."""
+        if self.clock() < self._renew_at:
             return
+        if self._renewal is None or self._renewal.done():
+            self._renewal = asyncio.create_task(self._renew())
+        if self.clock() >= self._good_until:
+            await asyncio.shield(self._renewal)  # a call that is cancelled ends only its own wait
+
+    async def _renew(self) -> None:
         async with self._lock:
-            if self.clock() < self._until:  # another call has asked while this one waited
-                return
-            self._until = self.clock() + AGAIN
-            with suppress(LookupError):
+            self._renew_at = self.clock() + AGAIN
+            # The driver has none now, and has logged it; or it is gone, which the calls are told by their lease.
+            with suppress(LookupError, StartError, LeaseEnded):
                 self._take(await self.lease.credentials())
 
     def _take(self, given: Mapping[str, Any]) -> None:
         self.version = str(given["version"])
-        self._until = self.clock() + max(AGAIN, given.get("seconds", float("inf")))
+        self._renew_at = self.clock() + given.get("renewal", float("inf"))
+        self._good_until = self.clock() + given.get("good", float("inf"))
         self.proxies = given.get("proxies")
         self._plugin = "plugin" in given
         self._given = self.mask = SecretMask.of(given)

@@ -24,8 +24,18 @@ from requests.adapters import HTTPAdapter
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from router import Server, StartError
-from router_http.client import Away, BearerAuth, ClientCredentialsAuth, NoAuth, Refuses, Tokens, basic_auth, busy, send
-from router_http.options import mask_secrets
+from router_http.client import (
+    Away,
+    BearerAuth,
+    ClientCredentialsAuth,
+    NoAuth,
+    Refuses,
+    Tokens,
+    basic_auth,
+    busy,
+    excerpt,
+    send,
+)
 from router_schemas.model import LARGEST_ID, Kind, Reference, RegisteredSchema, schema_file
 from router_schemas.registry_options import NotFound, RegistryAway, RegistryError, RegistryRefuses, WrongKind
 from router_schemas.subject_names import context_of
@@ -288,12 +298,7 @@ class RegistryClient:
     def _excerpt(self, answer: Answer) -> str:
         """Return the beginning of a body in one printable line, without any secret that it repeats."""
         text = answer.body[:2000].decode("utf-8", "replace")
-        text = mask_secrets(text, (*self._registry.secrets, answer.login.rpartition(" ")[2]))
-        printable = "".join(sign if sign.isprintable() else " " for sign in text)
-        line = " ".join(printable.split())
-        if len(line) > 200:
-            return f"{line[:200]}..."
-        return line or "(nothing)"
+        return excerpt(text, (*self._registry.secrets, answer.login.rpartition(" ")[2]))
 
 
 def _answer(session: requests.Session, method: str, url: str, **arguments: Any) -> Answer:

@@ -94,12 +94,12 @@ class Talk:
         return bool(block)
 
 
-def polite(body: bytes = b"ok", *headers: str) -> Callable[[Talk], None]:
+def polite(body: bytes = b"ok", *headers: str, status: str = "200 OK") -> Callable[[Talk], None]:
     """Answer request after request."""
 
     def act(talk: Talk) -> None:
         while talk.request() is not None:
-            talk.answer(body, "200 OK", *headers)
+            talk.answer(body, status, *headers)
 
     return act
 

@@ -151,6 +151,27 @@ def test_a_token_is_fetched_once_and_renewed_before_it_expires(faulty: FaultyReg
     assert faulty.paths.count("/token") == 3
 
 
+def test_a_token_that_cannot_be_renewed_is_used_until_it_ends(faulty: FaultyRegistry) -> None:
+    """A token server that fails for a moment must not stop calls whose token is good; nor be asked by each of them."""
+    faulty.granted = [{"access_token": "old", "expires_in": 100}, {"status": 503}]
+    now = [1000.0]
+    held = Credentials(Auth.model_validate({"oauth": oauth(faulty)}), clock=lambda: now[0])
+    held.current()
+
+    for now[0] in (1081.0, 1082.0, 1099.0):
+        given = held.current()
+        assert given["headers"]["Authorization"] == "Bearer old"
+        assert 0 < given["renewal"] <= 5
+    assert faulty.paths.count("/token") == 3
+
+    now[0] = 1101.0
+    with pytest.raises(ConnectionError):
+        held.current()
+    faulty.granted = [{"access_token": "new", "expires_in": 0, "error": None}]
+    assert held.current()["headers"]["Authorization"] == held.current()["headers"]["Authorization"] == "Bearer new"
+    assert faulty.paths.count("/token") == 5
+
+
 def test_many_tasks_that_meet_a_401_fetch_one_token(faulty: FaultyRegistry) -> None:
     """A token server that gets a request for every call in flight locks the client out."""
     faulty.granted = [{"access_token": "old"}, {"access_token": "new"}, {"access_token": "newer"}]
@@ -177,7 +198,17 @@ def test_a_version_that_never_was_fetches_nothing(faulty: FaultyRegistry, refuse
 
 @pytest.mark.parametrize(
     ("granted", "error"),
-    [({"status": 503}, ConnectionError), ({"token": "x"}, ConnectionError), ({"status": 401}, StartError)],
+    [
+        ({"status": 503}, ConnectionError),
+        ({"token": "x"}, ConnectionError),
+        ({"status": 401}, StartError),
+        ({"error": "invalid_scope", "error_description": "none"}, StartError),
+        ({"status": 400, "error": "temporarily_unavailable"}, ConnectionError),
+        ({"status": 500, "error": "invalid_client"}, ConnectionError),
+        ({"error": {"message": "no such client"}}, StartError),
+        ({"error": ["invalid_scope"]}, StartError),
+        ({"error": None, "error_description": 7}, ConnectionError),
+    ],
     ids=str,
 )
 def test_a_token_server_that_is_away_is_told_from_one_that_refuses(

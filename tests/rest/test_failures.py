@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,11 +15,11 @@ from router_rest.auth import Auth
 from router_rest.delivery.answer import Policy
 from router_rest.rate_limit.protocol import Pace
 from router_rest.rate_limit.sliding_window import RateLimit
-from tests.rest.scripted import Scripted
-from tests.rest.tasks import CLIENT, KEYED, Tasks, hurry, rows, tasks
+from tests.rest.scripted import Scripted, polite
+from tests.rest.tasks import CLIENT, KEYED, PACE, Tasks, hurry, rows, tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from router.delta.lake import Lake
@@ -159,6 +159,75 @@ def test_a_token_that_expires_in_time_is_replaced(sending: Tasks) -> None:
     assert sending.api.stats().tokens > 1
     sending.prove(*THREE, keyed=True)
     assert not any(row["in_doubt"] for row in sending.receipts())
+
+
+@dataclass
+class Expiring:
+    """A token server and an API in one, whose tokens are good for `life` seconds; `fault` acts on a token request."""
+
+    life: float
+    fault: Callable[[Expiring, Talk], bool]
+    asked: int = 0
+    refused: int = 0
+    born: dict[str, float] = field(default_factory=dict)
+
+    def __call__(self, talk: Talk) -> None:
+        while (seen := talk.request()) is not None:
+            if "/token" in seen.line:
+                self.asked += 1
+                if not self.fault(self, talk):
+                    token = f"token-{self.asked}"
+                    self.born[token] = time.monotonic()
+                    talk.answer(json.dumps({"access_token": token, "expires_in": self.life}).encode())
+                continue
+            age = time.monotonic() - self.born.get(seen.headers["authorization"].removeprefix("Bearer "), 0.0)
+            if age <= self.life:
+                talk.answer()
+                continue
+            self.refused += 1
+            talk.answer(b"expired", "401 Unauthorized")
+
+
+def every_third_fails(server: Expiring, talk: Talk) -> bool:
+    if server.asked % 3:
+        return False
+    talk.answer(b"oops", "500 Internal Server Error")
+    return True
+
+
+def all_but_the_first_take_a_second(server: Expiring, talk: Talk) -> bool:
+    if server.asked > 1:
+        time.sleep(1.0)
+    return False
+
+
+@pytest.mark.parametrize(
+    ("life", "fault"), [(2.0, every_third_fails), (6.0, all_but_the_first_take_a_second)], ids=["fails", "is slow"]
+)
+def test_tokens_are_renewed_ahead_and_used_while_they_are_good(sending: Tasks, life: float, fault: Any) -> None:
+    """Without it calls are refused around the end of each token, and rows wait for a token server that is slow."""
+    expiring = Expiring(life, fault)
+    with Scripted(expiring) as server:
+        oauth = {"token_url": f"{server.url}/token", "client_id": "demo", "client_secret": "hush-hush"}
+        pace = replace(PACE, limits=(RateLimit(20, None, 1.0),))
+        job = sending.job(auth=Auth.model_validate({"oauth": oauth}), pace=pace)
+        sent = sending.run(replace(job, form=replace(job.form, url=server.url)), rows(range(130)))
+        arrived = [seen for seen in server.seen if "/token" not in seen.line]
+
+    assert (sent.counts["delivered"], expiring.refused, len(arrived)) == (130, 0, 130)
+    assert expiring.asked > 1
+
+
+@pytest.mark.parametrize("status", ["200 OK", "400 Bad Request"])
+def test_a_token_server_that_gives_none_any_more_stops_the_sink_in_its_words(sending: Tasks, status: str) -> None:
+    """Without it a sink whose client was removed waits for ever, and nobody can read why."""
+    words = {"error": "invalid_client", "error_description": "no\x1b[31m client hush-hush"}
+    with Scripted(polite(json.dumps(words).encode(), status=status)) as server:
+        oauth = {"token_url": f"{server.url}/token", "client_id": "demo", "client_secret": "hush-hush"}
+        sent = sending.run(sending.job(auth=Auth.model_validate({"oauth": oauth})), rows(range(10)))
+
+    assert f"answers {status[:3]} without a token: invalid_client no [31m client ***; check" in sent.texts["wrong"]
+    assert (sent.counts["left"], sending.api.stats().arrived) == (10, 0)
 
 
 def test_a_token_server_that_is_away_for_a_while_makes_rows_wait(sending: Tasks) -> None:

@@ -218,7 +218,7 @@ def test_the_keys_of_a_role_are_asked_for_again_and_never_told(
         with requests.Session() as session:
             session.send(apply(one)(request)).close()
 
-    assert [one["seconds"] for one in given] == [300.0, 300.0]
+    assert [one["renewal"] for one in given] == [300.0, 300.0]
     assert [seen.headers["X-Amz-Security-Token"] for seen in faulty.seen] == [f"token-{HUSH}-{at}" for at in range(2)]
     assert {f"{HUSH}-0", f"token-{HUSH}-0"} <= {*given[0]["secrets"]}
     assert HUSH not in caplog.text
@@ -235,7 +235,7 @@ def test_a_task_gets_other_credentials_before_its_own_end() -> None:
     """A token that ends while a task runs would cost a 401 for every call in flight, of AWS a 403."""
     import asyncio
 
-    now, given = [0.0], iter([{"version": "1", "headers": {}, "seconds": 60}, {"version": "2", "headers": {}}])
+    now, given = [0.0], iter([{"version": "1", "headers": {}, "renewal": 60}, {"version": "2", "headers": {}}])
     asked = []
 
     async def credentials(refused: str = "") -> dict[str, Any]:
@@ -321,7 +321,7 @@ def test_a_jwt_is_read_by_those_who_have_the_public_key(faulty: Any, kind: str) 
     tokens = []
     for now[0] in (1000.0, 1079.0, 1081.0):
         given = held.current()
-        assert 0 < given["seconds"] <= 80
+        assert 0 < given["renewal"] <= 80
         tokens.append(given["headers"]["Authorization"].removeprefix("Bearer "))
     refused = held.current(given["version"])
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from router import keep_archives
+from router import StartError, keep_archives
 from router_rest.credentials import TaskLogin
 from router_rest.delivery.batcher import Batcher, Call, CallQueue, RowReader
 from router_rest.delivery.call import Delivery, RequestBuilder
@@ -419,8 +419,8 @@ class TaskWorker:
                 await self._deliver(batches)
             finally:
                 cutting.cancel()
-        except (LeaseEnded, LookupError) as error:  # before anything was sent
-            self._end("away", str(error))
+        except (LeaseEnded, LookupError, StartError) as error:  # before anything was sent
+            self._end("wrong" if isinstance(error, StartError) else "away", str(error))
             await self._feed(batches)
         finally:
             if client is not None:

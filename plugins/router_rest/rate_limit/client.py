@@ -16,6 +16,7 @@ from math import ceil, floor, inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
+from router import StartError
 from router_rest.rate_limit.backpressure import FEWEST_ANSWERS
 from router_rest.rate_limit.protocol import Grant, TaskReport, Want, line_of, task_tls
 from router_rest.rate_limit.sliding_window import LOOSE
@@ -222,6 +223,7 @@ class LeaseClient:
         Raises:
             Gone: The driver is not reached.
             LookupError: The driver has none; its log says why.
+            StartError: There will be none until a configuration is changed.
         """
         if isinstance(self._ended, Gone):
             self._raise()
@@ -357,7 +359,9 @@ class LeaseClient:
         answer = self._asked.get(message["credentials"])
         if answer is None or answer.done():
             return
-        if "failed" in message:
+        if "wrong" in message:
+            answer.set_exception(StartError(message["wrong"]))
+        elif "failed" in message:
             answer.set_exception(LookupError(f"the driver has no credentials: {message['failed']}"))
         else:
             answer.set_result(message["given"])

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from router import ApiState
+from router import ApiState, StartError
 from router_rest.rate_limit.coordinator import Coordinator
 from router_rest.rate_limit.protocol import ServerAddress, TaskReport, line_of, server_tls
 
@@ -386,9 +386,10 @@ class TaskSession:
             if credentials is None:
                 raise LookupError("the sink has no credentials")
             given = await asyncio.get_running_loop().run_in_executor(None, credentials, refused)
-        except Exception as error:  # whatever a plugin raises
+        except Exception as error:  # whatever a plugin raises; a StartError is the router's, and quotes no secret
             log.warning("sink %s: no credentials: %s", self.sink, error)
-            self.say({"credentials": number, "failed": type(error).__name__})
+            failure = {"wrong": str(error)} if isinstance(error, StartError) else {"failed": type(error).__name__}
+            self.say({"credentials": number, **failure})
             return
         self.say({"credentials": number, "given": dict(given)})
 
