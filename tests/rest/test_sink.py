@@ -269,6 +269,33 @@ def test_answers_are_landed_beside_their_events(batches: Batches) -> None:
     assert Counter(tuple(row) for row in parsed.selectExpr("v.event.part", "v.event.at").collect()) == batches.expected
 
 
+def test_rows_sent_before_a_wrong_results_stopped_the_sink_are_parked_once_it_is_right(batches: Batches) -> None:
+    """Without it rows of which nobody knows what became are sent again, or have no receipt."""
+
+    def act(talk: Talk) -> None:
+        while (seen := talk.request()) is not None:
+            items = [{"status": 200}] * len(json.loads(seen.body))
+            talk.answer(json.dumps({"items": items}).encode())
+
+    with Scripted(act) as server:
+        options: dict[str, Any] = {"url": server.url, "rows_per_call": 5, "tasks": 1, "max_in_flight": 2}
+        with pytest.raises(StartError, match=r"finds no status.*until the configuration changes") as caught:
+            batches.apply(**options, results={"path": "itemz", "status": "status"})
+        sent = [json.loads(seen.body) for seen in server.seen]
+        outcome = batches.apply(**options, results={"path": "items", "status": "status"})
+        arrived = Counter((row["part"], row["at"]) for seen in server.seen for row in json.loads(seen.body))
+
+    before = Counter((row["part"], row["at"]) for call in sent for row in call)
+    assert f"then the {before.total()} rows that were sent are parked" in str(caught.value)
+    assert 0 < before.total() < 250
+    assert (outcome.applied, outcome.parked, outcome.refused) == (250 - before.total(), before.total(), None)
+    assert arrived == batches.expected
+    parked = [row for row in batches.receipts() if row["status"] == "parked"]
+    assert Counter((row["partition"], row["offset"]) for row in parked) == before
+    assert {(row["in_doubt"], "itemz" in row["reason"]) for row in parked} == {(True, True)}
+    assert len(batches.receipts()) == 250
+
+
 @pytest.mark.slow
 def test_a_bulk_api_says_of_each_document_what_became_of_it(batches: Batches) -> None:
     """Without it documents that Elasticsearch refused count as delivered, or all of a call come once more."""

@@ -401,7 +401,11 @@ class BatchJob:
 
     def _stop(self, why: str) -> None:
         """Record that nothing is sent again with this configuration, and raise a StartError."""
-        text = f"{self.limit} does not say what became of rows: {why}; nothing is sent until the configuration changes"
+        parked = sum(rows.column("status").to_pylist().count("parked") for _, rows in self._statuses())
+        text = (
+            f"{self.limit} does not say what became of rows: {why}; nothing is sent until the configuration changes: "
+        )
+        text += f"then the {parked} rows that were sent are parked, and `router replay` sends them"
         self.job.parts.write(receipts(self.job.owner, []), {"stopped": self.configuration, "why": text})
         raise StartError(text)
 
