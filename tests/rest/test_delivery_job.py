@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from contextlib import suppress
@@ -248,6 +249,68 @@ def test_an_odd_row_that_is_answered_before_all_others_stops_nobody(raw: Tasks, 
 
     assert {row["offset"] for row in raw.receipts() if row["status"] == "delivered"} == {*range(8)} - {3}
     assert {row["offset"] for row in raw.receipts() if row["status"] == "parked"} == {3}
+
+
+def fails_on(offsets: set[int]) -> Any:
+    """Answer 500 to each call that has one of some rows."""
+
+    def act(talk: Talk) -> None:
+        while (seen := talk.request()) is not None:
+            sent = {row["offset"] for row in json.loads(seen.body)}
+            talk.answer(b"oops", "500 Oops" if sent & offsets else "200 OK")
+
+    return act
+
+
+@pytest.mark.parametrize("ordered", [False, True], ids=["any order", "in order"])
+@pytest.mark.parametrize("many", [4, 60], ids=["alone", "with others"])
+def test_a_row_that_the_api_fails_on_is_found_in_its_call(
+    raw: Tasks, server: Scripted, many: int, ordered: bool
+) -> None:
+    """Without it its neighbours are parked with it; and a second batch with such a call holds up the sink for ever."""
+    server.act = fails_on({2})
+    lanes = [b"odd" if at < 4 else b"k%d" % (at % 7) for at in range(many)] if ordered else None
+    batch = rows(range(many), lanes=lanes)
+    for number in range(2):
+        raw.parts = replace(raw.parts, batch=number)
+        cut = CallSize(rows=4, orders=256 if ordered else 0)
+        job = raw.job(cut=cut)
+        job = replace(job, policy=replace(job.policy, attempts=2))
+        made = whole(raw, batch, job=job)
+        stopping = threading.Timer(30, made.batch.stop.set)
+        stopping.start()
+        made.deliver()
+        stopping.cancel()
+
+        statuses = {row["offset"]: row["status"] for row in raw.receipts()}
+        assert statuses == {at: "parked" if at == 2 else "delivered" for at in range(many)}
+        (parked,) = [row for row in raw.receipts() if row["status"] == "parked"]
+        assert (parked["in_doubt"], "500" in parked["reason"]) == (True, True)
+    assert len(server.seen) < 2 * (many / 4 + 80)
+
+
+def test_an_api_that_fails_on_every_row_gets_no_halves_of_halves(raw: Tasks, server: Scripted) -> None:
+    """Without it an outage that answers 500 makes a thousand calls of ten."""
+    ends = threading.Event()
+
+    def act(talk: Talk) -> None:
+        while talk.request() is not None:
+            talk.answer(b"oops", "200 OK" if ends.is_set() else "500 Oops")
+
+    server.act = act
+    made = whole(raw, rows(range(1000)), job=raw.job(cut=CallSize(rows=100)))
+    seen_in_outage: list[int] = []
+
+    def recover() -> None:
+        seen_in_outage.append(len(server.seen))
+        ends.set()
+
+    threading.Timer(6, recover).start()
+
+    made.deliver()
+
+    assert seen_in_outage[0] < 200
+    assert {row["status"] for row in raw.receipts()} == {"delivered"}
 
 
 def test_calls_that_fail_often_are_dead_where_that_is_configured(raw: Tasks, server: Scripted) -> None:

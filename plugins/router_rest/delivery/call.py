@@ -289,6 +289,8 @@ class Delivery:
                 over.append(error.call)
                 if part.order is None and not self.ending.is_set():
                     continue
+                for behind in waiting:
+                    behind.attempts = 0  # it was tried as a part of a larger call only, and waits for this one
                 return [*over, *waiting]
         return over
 
@@ -328,6 +330,9 @@ class Delivery:
                 return call.halves()
             self._settle(call, "dead", attempt, key, attempt.why)
             return ()
+        # One row may be what the API fails on: halves let all others go. An outage opens the circuit, which ends this.
+        if attempt.action is Action.AGAIN and call.answered and not attempt.throttled and len(call) > 1:
+            return call.halves()
         raise _Undelivered(call)
 
     async def _attempt(self, call: Call, body: bytes, key: str) -> Attempt:

@@ -242,8 +242,8 @@ class JobResult:
 
     @property
     def alone(self) -> bool:
-        """Return whether nothing is left but calls that the API has answered, each for itself."""
-        return not self.moved and 0 < self.left == self.answered
+        """Return whether nothing is left but calls that the API has answered, each for itself, and rows behind them."""
+        return not self.moved and 0 < self.answered == self.left - self.counts.get("behind", 0)
 
 
 @dataclass

@@ -52,10 +52,11 @@ if TYPE_CHECKING:
 
 REPORT = f"kind string, rows bigint, text string, why string, answered boolean, receipt struct<{DDL}>"
 """What tasks return: how many rows got a receipt (`delivered`, `parked`), had one (`known`), were `refused`, or are
-`left`; why they are (`away`; `wrong`: until a setting is changed), how many answers say what became of no row,
-where all are so (`unread`); which calls were `tried` (`text` names their rows as the notes of receipts do, `why` says
-what the last attempt came to, `answered` that it did not fail for all calls alike), how many were begun (`calls`), and
-the receipt of every row that is `dead`, which is not written. A `tick` says nothing."""
+`left`; why they are (`away`; `wrong`: until a setting is changed), how many of them only wait for a call of their order
+that was tried (`behind`), how many answers say what became of no row, where all are so (`unread`); which calls were
+`tried` (`text` names their rows as the notes of receipts do, `why` says what the last attempt came to, `answered` that
+it did not fail for all calls alike), how many were begun (`calls`), and the receipt of every row that is `dead`, which
+is not written. A `tick` says nothing."""
 _COLUMNS = pa.schema(
     [
         ("kind", pa.string()),
@@ -511,6 +512,10 @@ class TaskWorker:
         if rows_left:
             kind, text = self._why_left()
             reports += [{"kind": "left", "rows": rows_left}, {"kind": kind, "text": text}, *self._in_vain()]
+            if self.trouble is None and not self._queue.stuck:
+                # All was sent that may be: what was not tried stands behind a call of its order.
+                tried = sum(len(call) for call in self._left if call.attempts)
+                reports.append({"kind": "behind", "rows": rows_left - tried})
         if self._delivery is not None and self._delivery.unread and not self._delivery.read:
             reports.append({"kind": "unread", "rows": self._delivery.unread, "text": self._delivery.no_status})
         self.report(reports)
