@@ -401,7 +401,7 @@ class BatchJob:
 
     def _stop(self, why: str) -> None:
         """Record that nothing is sent again with this configuration, and raise a StartError."""
-        parked = sum(rows.column("status").to_pylist().count("parked") for _, rows in self._statuses())
+        parked = sum(rows.column("status").to_pylist().count("parked") for _, rows in self.job.parts.read(["status"]))
         text = (
             f"{self.limit} does not say what became of rows: {why}; nothing is sent until the configuration changes: "
         )
