@@ -6,7 +6,7 @@ import re
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from pydantic import ValidationError
@@ -15,6 +15,7 @@ from router.cli.values import parse_pairs
 from router.config.models import HYPHENED_PATTERN, FilesSource, KafkaSource
 from router.errors import StartError, printable
 from router_init.documents import (
+    Inline,
     Plan,
     observe,
     plan_tables,
@@ -28,6 +29,10 @@ from router_init.samples import find_files, sample_lines, sample_topics
 from router_schemas.registry_client import RegistryClient
 from router_schemas.registry_options import RegistryOptions
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+OF_REGISTRY = "registry."
 IGNORED = ("/lake/",)
 """Lines of .gitignore: what runs of the configuration make beside it."""
 
@@ -42,7 +47,13 @@ def _check_name(_context: click.Context, _argument: click.Parameter, name: str) 
 @click.argument("name", callback=_check_name)
 @click.option("--kafka", "servers", metavar="SERVERS", help="Brokers, host:port, several with commas.")
 @click.option("--topic", "topics", multiple=True, metavar="TOPIC", help="Of the brokers; may be given several times.")
-@click.option("--option", "pairs", multiple=True, metavar="KEY=VALUE", help="Of Spark's Kafka source; repeatable.")
+@click.option(
+    "--option",
+    "pairs",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Of Spark's Kafka source; registry.KEY: of the registry.",
+)
 @click.option("--registry", metavar="URL", help="A Confluent-compatible schema registry.")
 @click.option("--files", metavar="PATH", help="A folder or pattern of files, in place of topics.")
 @click.option("--with-values", is_flag=True, help="Leave values of records in the tests as they are.")
@@ -69,8 +80,10 @@ def init(
     if files is not None:
         plan = _plan_files(name, FilesSource(path=files))
     else:
-        kafka = KafkaSource(servers=servers or "", topics=topics, options=parse_pairs(pairs, "--option"))
-        plan = _plan_topics(name, kafka, None if registry is None else _check_registry(registry))
+        options = parse_pairs(pairs, "--option")
+        of_registry = {key: options.pop(key) for key in [*options] if key.startswith(OF_REGISTRY)}
+        kafka = KafkaSource(servers=servers or "", topics=topics, options=options)
+        plan = _plan_topics(name, kafka, registry, of_registry)
     written = {f"{name}.yaml": write_configuration(plan)}
     written |= write_tests(plan, with_values=flags["with_values"])
     if plan.renames:
@@ -87,27 +100,40 @@ def init(
     _show_summary(plan, [*written])
 
 
-def _check_registry(url: str) -> RegistryOptions:
-    try:
-        return RegistryOptions.model_validate(url)
-    except ValidationError as error:
-        raise click.BadParameter(
-            error.errors()[0]["msg"].removeprefix("Value error, "), param_hint="--registry"
-        ) from None
-
-
-def _plan_topics(name: str, kafka: KafkaSource, registry: RegistryOptions | None) -> Plan:
+def _plan_topics(name: str, kafka: KafkaSource, url: str | None, of_registry: Mapping[str, str]) -> Plan:
+    registry = None if url is None else _check_registry(url, of_registry)
     samples = sample_topics(kafka)
     with ExitStack() as stack:
         client = None if registry is None else stack.enter_context(RegistryClient(registry))
         found = [find_format(sample, client) for sample in samples]
+    variables = {key: re.sub(r"\W", "_", key).upper() for key in (*kafka.options, *of_registry)}
+    written = {key: f"${{{variable}}}" for key, variable in variables.items()}
     source: dict[str, Any] = {"servers": f"${{KAFKA:-{kafka.servers}}}", "topics": [*kafka.topics]}
-    variables = {key: re.sub(r"\W", "_", key).upper() for key in kafka.options}
-    if variables:
-        source["options"] = {key: f"${{{variable}}}" for key, variable in variables.items()}
-    return _plan(
-        name, {"kafka": source}, found, url=registry.url[0] if registry else None, variables=tuple(variables.values())
-    )
+    if kafka.options:
+        source["options"] = {key: written[key] for key in kafka.options}
+    logins = _nest_keys({key: written[key] for key in of_registry})
+    options = Inline(url=f"${{REGISTRY:-{url}}}", **logins)
+    return _plan(name, {"kafka": source}, found, registry=options, variables=tuple(variables.values()))
+
+
+def _check_registry(url: str, options: Mapping[str, str]) -> RegistryOptions:
+    try:
+        return RegistryOptions.model_validate({"url": url, **_nest_keys(options)})
+    except ValidationError as error:
+        message = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise click.BadParameter(message, param_hint="--registry") from None
+
+
+def _nest_keys(pairs: Mapping[str, str]) -> dict[str, Any]:
+    """Return the options of a registry as a configuration has them: `registry.basic.user` is `basic: {user: ...}`."""
+    nested: dict[str, Any] = {}
+    for key, value in pairs.items():
+        *above, last = key.removeprefix(OF_REGISTRY).split(".")
+        place = nested
+        for name in above:
+            place = place.setdefault(name, Inline())
+        place[last] = value
+    return nested
 
 
 def _plan_files(name: str, files: FilesSource) -> Plan:

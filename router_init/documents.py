@@ -10,7 +10,7 @@ import json
 import re
 import textwrap
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -137,8 +137,8 @@ class Plan:
     tables: tuple[Table, ...]
     columns: Observed
     """Of the JSON objects of all topics."""
-    url: str | None = None
-    """The registry's."""
+    registry: Mapping[str, Any] = field(default_factory=dict)
+    """How a decoder is told where it is."""
     variables: tuple[str, ...] = ()
     """Those without a default, which a login is written as."""
 
@@ -290,7 +290,7 @@ def _decoder(plan: Plan, found: Sequence[Found]) -> dict[str, Any]:
         lines = [f"{quote_name(field.name)} {write_type(field.dataType)}" for field in plan.struct]
         return {"json": {"schema": ",\n".join(lines) + "\n"}}
     subjects = sorted({subject for of_topic in found for subject in of_topic.subjects})
-    options: dict[str, Any] = {"registry": Inline(url=f"${{REGISTRY:-{plan.url}}}")}
+    options: dict[str, Any] = {"registry": plan.registry}
     return {decoder: {**options, "subjects": subjects} if subjects else options}
 
 

@@ -107,7 +107,7 @@ def find_format(sample: Sample, registry: RegistryClient | None) -> Found:
 
 def id_of(value: bytes | None) -> int | None:
     """Return the id that a value in Confluent's wire format begins with; None for any other."""
-    if value is None or len(value) <= PREFIX_BYTES or value[0] != 0:
+    if value is None or len(value) < PREFIX_BYTES or value[0] != 0:
         return None
     number = int.from_bytes(value[1:PREFIX_BYTES], "big")
     return number if 0 < number <= LARGEST_ID else None

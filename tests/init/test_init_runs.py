@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import random
 import string
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 from click.testing import CliRunner
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
     from router_demo.kafka import EmbeddedKafka
     from router_demo.registry import EmbeddedRegistry
+    from tests.schemas.faulty import FaultyRegistry
 
 NAMES = ("a", "b", "B", "", "é", "\uffff", "\U0001f600", "a b")
 ALPHABET = [*string.ascii_letters, *string.digits, *" .-:TZ+{}[]\"'\\/é\u00df漢"]
@@ -287,6 +290,20 @@ def test_options_stand_as_variables(broker: EmbeddedKafka) -> None:
         load(Path("shop.yaml"), load_registry(()))
     tests = load_tests(Path("shop.test.yaml"))
     load(Path("shop.yaml"), load_registry(()), environ=tests.variables)
+
+
+def test_a_registry_that_wants_a_login(broker: EmbeddedKafka, faulty: FaultyRegistry) -> None:
+    faulty.logins = {f"Basic {base64.b64encode(b'ann:hidden').decode()}"}
+    record = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "string"}]}
+    registered = faulty.book.add("init-closed-value", json.dumps(record), "AVRO")
+    fill(broker, "init-closed", [pack(registered, None, b"\x02x")] * 5)
+    options = ("--registry", faulty.url, "--option", "registry.basic.user=ann")
+    login = (*options, "--option", "registry.basic.password=hidden")
+    init("shop", "--kafka", broker.servers, "--topic", "init-closed", *login)
+    text = Path("shop.yaml").read_text()
+    assert "hidden" not in text
+    registry = yaml.safe_load(text)["decode"]["avro"]["registry"]
+    assert registry["basic"] == {"user": "${REGISTRY_BASIC_USER}", "password": "${REGISTRY_BASIC_PASSWORD}"}
 
 
 def test_an_empty_topic(spark: SparkSession, broker: EmbeddedKafka) -> None:
