@@ -69,7 +69,7 @@ class StatedPace:
     Refusals alone say little: some APIs refuse a few calls at random, and one that wants calls evenly spaced refuses
     those that the network pushed together. So a lower pace is tried: that of the accepted calls, and a little more. It
     stays when as many calls are accepted as at the one before, for the limit is lower than stated; else that one comes
-    back. A higher one is tried in the same way. The measurements: docs/decisions/0028-a-try-far-below.md.
+    back. A higher one is tried in the same way. The measurements: docs/decisions/0018-how-calls-keep-to-a-limit.md.
     """
 
     def __init__(self) -> None:
