@@ -9,21 +9,20 @@ from router.engine.status.metrics import METRICS, MetricDefinition
 HEAD = """\
 # Metrics
 
-Which series [`/metrics`](../how-to/monitor.md) has, so that you can write a query, an alert or a dashboard. This page
-is made by `python -m router.engine.status.metrics_page`.
+After this page you can write a query, an alert or a dashboard over the series of `/metrics`. The
+[alerts and the dashboard](../how-to/monitor.md#prometheus-and-grafana) that the router has use the same names.
+`python -m router.engine.status.metrics_page` makes this page.
 
 ```console
 $ curl -s http://127.0.0.1:4480/metrics | grep lag
 router_source_lag_records{partition="0",topic="game-events"} 1204.0
 ```
 
-Counts begin when the process starts. Times are in seconds since 1970: `time() - router_last_batch_timestamp_seconds`
-is an age. Each `outcome` is a [count](system-tables.md#counts). A series that is not known is left out. Tables
-beyond `metrics: {tables_at_most: 500}` share the label `table="(others)"`: those that got rows longest ago, or have the
+The lag by topic is `sum by (instance, topic) (router_source_lag_records)`. Times are in seconds since 1970:
+`time() - router_last_batch_timestamp_seconds` is an age. Counts begin when the process starts. Each `outcome` is a
+[count](system-tables.md#counts). A series that is not known is left out. Tables beyond
+[`tables_at_most`](status-server.md) share the label `table="(others)"`: those that got rows longest ago, or have the
 fewest quarantined rows.
-
-The [alerts](../deploy/alerts.yaml), the cases that [test them](../deploy/alerts.test.yaml), and the
-[dashboard](../deploy/grafana-dashboard.json) for Grafana use these names.
 
 | metric | kind | labels | is |
 |---|---|---|---|
