@@ -18,6 +18,7 @@ import yaml
 from pyspark.sql import types as T
 from typing_extensions import override
 
+from router.errors import printable
 from router.table_names import underscored, usable
 from router_init.formats import PLAIN_NAME
 from router_init.kinds import FEWEST_RECORDS, choose, find_candidates, value_at
@@ -40,6 +41,8 @@ NAME_COLUMN = "table_name"
 CANDIDATES_SHOWN = 4
 FEWEST_PER_KEY = 1.5
 """Records of each value of a field that is an entity's key, on average."""
+LONGEST_BASE = 60
+"""Characters of a topic in the names of its route and tables."""
 FEWEST_KEYS = 10
 
 
@@ -155,13 +158,15 @@ class Plan:
 
 def plan_tables(name: str, found: Sequence[Found]) -> tuple[Table, ...]:
     """Return the tables of each topic."""
-    tables = []
+    tables: list[Table] = []
     for of_topic in found:
         candidates = find_candidates([event.fields for event in of_topic.events])
         kind = choose(candidates)
         base = underscored(name)
         if len(found) > 1:
-            base = fold_text(of_topic.sample.name).strip("_") or "topic"
+            base = fold_text(of_topic.sample.name).strip("_")[:LONGEST_BASE] or "topic"
+            while base in {table.base.strip("_") for table in tables}:  # of `a.b` and `a-b`
+                base += "_2"
         if kind is not None:
             base = f"{base}_" if len(found) > 1 else ""
         tables.append(Table(of_topic, base, kind, tuple(candidates)))
@@ -251,7 +256,7 @@ def write_yaml(value: Any, indent: str = "") -> str:
 
 def write_comments(lines: Iterable[str], indent: str = "") -> str:
     """Return comments; what others wrote in them stays on its line."""
-    return "".join(f"{indent}# {json.dumps(line, ensure_ascii=False)[1:-1]}\n" for line in lines)
+    return "".join(f"{indent}# {printable(line)}\n" for line in lines)
 
 
 def write_configuration(plan: Plan) -> str:

@@ -16,6 +16,9 @@ from router.config.loader import load
 from router.engine.preflight.route_tests import load_tests
 from router.registry import load_registry
 from router_init import samples
+from router_init.documents import plan_tables
+from router_init.formats import Found
+from router_init.samples import Sample
 from tests.init.topics import SECRETS, draw_topic
 
 if TYPE_CHECKING:
@@ -163,6 +166,20 @@ def test_objects_whose_names_are_data_make_no_columns() -> None:
     text = Path("shop.yaml").read_text()
     assert "JSON objects whose names are data: no columns can be made of them" in text
     assert "ann-" not in text + Path("shop.test.yaml").read_text()
+
+
+@pytest.mark.parametrize("end", ["", "\n"], ids=["in the columns", "in a file of its own"])
+def test_a_name_of_a_field_stays_on_its_line(end: str) -> None:
+    name = f"a\u2028dead_letters:ops.mine\x85#{end}"
+    write_lines([json.dumps({name: 2**60, "b": 1}).encode()] * 5)
+    document = written()
+    assert document["dead_letters"] == "ops.dead_letters"
+    assert "a\\u2028dead_letters" in Path("shop.yaml").read_text()
+
+
+def test_topics_of_one_name_have_routes_of_their_own() -> None:
+    found = [Found(Sample(name, ()), "none", "") for name in ("a.b", "a-b", "A_b", "x" * 249)]
+    assert [table.base for table in plan_tables("shop", found)] == ["a_b", "a_b_2", "a_b_2_2", "x" * 60]
 
 
 def test_what_is_nested_too_deep_is_garbage() -> None:
