@@ -31,6 +31,8 @@ Fields: TypeAlias = "dict[str, Fields | None]"
 """Names in small letters, and the fields inside of those that are structs, or arrays of structs."""
 ONLY_SPARK = frozenset({"geography", "geometry", "time", "variant", "void"})
 """Types of Spark that sqlglot may not know."""
+ONLY_SQLGLOT = re.compile(r"(?i)(^|[<,]\s*)(select|not)(?=\s*:|\s)")
+"""Names of fields in a schema that sqlglot takes for words of SQL, and Spark for names."""
 UNFINISHED = frozenset({"AND", "OR", "EQ", "NEQ", "GT", "GTE", "LT", "LTE", "PLUS", "DASH", "SLASH", "COMMA", "DOT"})
 """What sqlglot calls the signs and words that no expression ends with."""
 OPENING = ("(", "<")
@@ -261,7 +263,8 @@ class _Check:
         ddl = ddl.strip()
         if ddl.lower().startswith("struct<") and ddl.endswith(">"):
             ddl = ddl[len("struct<") : -1]
-        sql = f"CAST(x AS STRUCT<{ddl}>)"
+        quoted = ONLY_SQLGLOT.sub(r"\1`\2`", ddl)
+        sql = f"CAST(x AS STRUCT<{quoted}>)"
         words = []
         try:
             tokens = _spark().tokenize(sql)

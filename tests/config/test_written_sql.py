@@ -109,6 +109,7 @@ DDLS = (
     "struct<a: int, b: string>",
     "A BIGINT, b timestamp without time zone, c string collate UNICODE, d variant, e void, array int",
     "a int, -- (a remark\nb int",
+    "select string, NOT bigint,\n  order struct<select: int, not:date>, null double",
 )
 CONDITIONS = (
     "transform(array(1), event -> event.x)[0] = 1",
