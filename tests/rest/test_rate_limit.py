@@ -12,6 +12,7 @@ import pytest
 
 from router_demo.api import Api, Failure
 from router_demo.api import Limit as Bucket
+from router_rest.delivery import answer
 from router_rest.rate_limit.protocol import Pace
 from router_rest.rate_limit.sliding_window import RateLimit
 from tests.rest import virtual
@@ -38,8 +39,9 @@ def sending(api: Api, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> Iterator[T
     "form",
     ["absurd", "malformed", *(pytest.param(one, marks=pytest.mark.slow) for one in ("none", "seconds", "date"))],
 )
-def test_a_storm_of_429_loses_nothing(sending: Tasks, form: Any) -> None:
+def test_a_storm_of_429_loses_nothing(sending: Tasks, form: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it rows are dead letters because there were too many at a time, or wait for a year."""
+    monkeypatch.setattr(answer, "LONGEST_PAUSE", 0.3)  # an hour
     sending.api.play(limits=[Bucket(rate=200, burst=20, retry_after=form)], idempotency=KEYED)
     pace = Pace((), 16, longest_pause=0.3, retry_floor=1000.0)
 
