@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from router_init.documents import (
     write_schema,
 )
 from router_init.formats import Found, find_format, find_rows
+from router_init.observed import Observed
 from router_init.route_tests import write_tests
 from router_init.samples import find_files, sample_lines, sample_topics
 from router_schemas.registry_client import RegistryClient
@@ -103,8 +104,7 @@ def init(
 def _plan_topics(name: str, kafka: KafkaSource, url: str | None, of_registry: Mapping[str, str]) -> Plan:
     registry = None if url is None else _check_registry(url, of_registry)
     samples = sample_topics(kafka)
-    with ExitStack() as stack:
-        client = None if registry is None else stack.enter_context(RegistryClient(registry))
+    with nullcontext() if registry is None else RegistryClient(registry) as client:
         found = [find_format(sample, client) for sample in samples]
     variables = {key: re.sub(r"\W", "_", key).upper() for key in (*kafka.options, *of_registry)}
     written = {key: f"${{{variable}}}" for key, variable in variables.items()}
@@ -113,7 +113,7 @@ def _plan_topics(name: str, kafka: KafkaSource, url: str | None, of_registry: Ma
         source["options"] = {key: written[key] for key in kafka.options}
     logins = _nest_keys({key: written[key] for key in of_registry})
     options = Inline(url=f"${{REGISTRY:-{url}}}", **logins)
-    return _plan(name, {"kafka": source}, found, registry=options, variables=tuple(variables.values()))
+    return plan_of(name, {"kafka": source}, found, registry=options, variables=tuple(variables.values()))
 
 
 def _check_registry(url: str, options: Mapping[str, str]) -> RegistryOptions:
@@ -140,9 +140,9 @@ def _plan_files(name: str, files: FilesSource) -> Plan:
     there = find_files(files)
     form = {".csv": "csv", ".parquet": "parquet", ".avro": "avro"}.get(there[0].suffix)
     if form is None:
-        return _plan(name, {"files": {"path": files.path}}, [find_format(sample_lines(there), None)])
+        return plan_of(name, {"files": {"path": files.path}}, [find_format(sample_lines(there), None)])
     source = {"path": files.path, "format": form}
-    plan = _plan(name, {"files": source}, [find_rows(there, form)])
+    plan = plan_of(name, {"files": source}, [find_rows(there, form)])
     (table,) = plan.tables
     if table.kind is not None:
         # Without it a test, which reads no file, would not know the field.
@@ -150,13 +150,19 @@ def _plan_files(name: str, files: FilesSource) -> Plan:
     return plan
 
 
-def _plan(name: str, source: dict[str, Any], found: list[Found], **more: Any) -> Plan:
+def plan_of(name: str, source: dict[str, Any], found: list[Found], **more: Any) -> Plan:
+    """Return what is written about some samples; `more` are fields of the plan."""
     tables = plan_tables(name, found)
     columns = observe(tables)
     if columns.is_map:
+        columns = Observed()
         seen = "JSON objects whose names are data: no columns can be made of them"
-        tables = plan_tables(name, [replace(each, decoder="none", seen=seen, events=()) for each in found])
-    return Plan(name, source, tables, observe(tables) if columns.is_map else columns, **more)
+        # Topics of other formats keep theirs.
+        bare = [
+            replace(each, decoder="none", seen=seen, events=()) if each.decoder == "json" else each for each in found
+        ]
+        tables = plan_tables(name, bare)
+    return Plan(name, source, tables, columns, **more)
 
 
 def _add_ignored() -> None:

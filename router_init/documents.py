@@ -18,6 +18,7 @@ import yaml
 from pyspark.sql import types as T
 from typing_extensions import override
 
+from router.api.columns import quoted, sql_text
 from router.errors import printable
 from router.table_names import underscored, usable
 from router_init.formats import PLAIN_NAME
@@ -195,20 +196,15 @@ def fold_text(text: str) -> str:
 
 
 def quote_text(text: str) -> str:
-    """Return a text as a literal of SQL: what is no plain sign as its code, of four digits or eight."""
-    signs = []
-    for sign in text:
-        is_plain = sign.isascii() and sign.isprintable() and sign not in "'\\$"  # `${` is a variable
-        code = f"\\u{ord(sign):04x}" if ord(sign) < 2**16 else f"\\U{ord(sign):08x}"
-        signs.append(sign if is_plain else code)
-    return f"'{''.join(signs)}'"
+    """Return a text as a literal of SQL; configurations and Spark both take `${` for a variable, also in a literal."""
+    return sql_text(text).replace("$", r"\u0024")
 
 
 def quote_name(name: str) -> str:
     """Return a name as SQL takes it."""
     if PLAIN_NAME.fullmatch(name):
         return name
-    return "`" + name.replace("`", "``").replace("${", "$${") + "`"
+    return quoted(name).replace("${", "$${")
 
 
 def write_type(kind: T.DataType) -> str:

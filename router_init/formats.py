@@ -155,7 +155,7 @@ def _of_registry(sample: Sample, schemas: dict[int, RegisteredSchema], seen: str
         try:
             message, fields = reader(record.value or b"")
         except Exception:
-            continue
+            continue  # whatever a library raises on garbage
         if isinstance(fields, dict):
             events.append(Event(record, _as_json(fields), schema_id, message))
     return Found(sample, decoder, seen, tuple(events), schemas)

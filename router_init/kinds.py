@@ -73,7 +73,8 @@ def find_candidates(events: Sequence[Mapping[str, Any]]) -> list[Candidate]:
                 refused.add(path)
         present.append(paths)
     counts = Counter(path for paths in present for path in paths)
-    tracked = [path for path, count in counts.most_common(MOST_TRACKED) if count < len(events)]
+    tracked = counts.most_common(MOST_TRACKED)
+    open_bits = {path: _entropy(count / len(events)) for path, count in tracked if count < len(events)}
     told: dict[Path, dict[Path, float]] = {}
     for path, of_path in values.items():
         enough = of_path.total() >= FEWEST_RECORDS * len(events)
@@ -81,12 +82,10 @@ def find_candidates(events: Sequence[Mapping[str, Any]]) -> list[Candidate]:
         grows = sum(count == 1 for count in of_path.values()) * 10 > of_path.total()
         is_moment = all(map(is_time, of_path))
         if path not in refused and enough and len(of_path) >= FEWEST_VALUES and not grows and not is_moment:
-            told[path] = _tell(path, events, present, tracked)
+            told[path] = _tell(path, events, present, open_bits)
     # What nothing tells below the top are the names of an object that are data.
-    open_bits: dict[Path, float] = {path: _entropy(counts[path] / len(events)) for path in tracked if len(path) == 1}
-    for of_candidate in told.values():
-        open_bits |= {path: _entropy(counts[path] / len(events)) for path in of_candidate}
-    total = sum(open_bits.values())
+    tellable = {path for path in open_bits if len(path) == 1}.union(*told.values())
+    total = math.fsum(open_bits[path] for path in tellable)
     candidates = [Candidate(path, values[path], sum(bits.values()) / (total or 1)) for path, bits in told.items()]
     return sorted(candidates, key=_order)
 
@@ -123,25 +122,22 @@ def _walk(event: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Path, An
 
 
 def _tell(
-    path: Path, events: Sequence[Mapping[str, Any]], present: Sequence[set[Path]], tracked: Sequence[Path]
+    path: Path, events: Sequence[Mapping[str, Any]], present: Sequence[set[Path]], open_bits: Mapping[Path, float]
 ) -> dict[Path, float]:
     """Return the other fields of whose presence a field's value tells more than chance, with the bits."""
     of_value: Counter[str | None] = Counter()
     together: Counter[tuple[str | None, Path]] = Counter()
-    others = {other for other in tracked if other[: len(path)] != path and path[: len(other)] != other}
-    total: Counter[Path] = Counter()
+    others = {other for other in open_bits if other[: len(path)] != path and path[: len(other)] != other}
     for event, paths in zip(events, present, strict=True):
         value = value_at(event, path)
         kind = value if isinstance(value, str) else None
         of_value[kind] += 1
-        for other in paths & others:
-            together[kind, other] += 1
-            total[other] += 1
+        together.update((kind, other) for other in paths & others)
     left: dict[Path, float] = defaultdict(float)
     for (kind, other), count in together.items():
         left[other] += of_value[kind] / len(events) * _entropy(count / of_value[kind])
     chance = CHANCE * (len(of_value) - 1) / (2 * len(events) * math.log(2))
-    told = {other: _entropy(count / len(events)) - left[other] - chance for other, count in total.items()}
+    told = {other: open_bits[other] - left[other] - chance for other in others}
     return {other: bits for other, bits in told.items() if bits > 0}
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,8 @@ LONGEST_TEXT = 200
 MOST_ELEMENTS = 5
 MOST_FIELDS = 50
 """What of a longer record stands in a test."""
+UNWRITABLE = re.compile(r"[\ud800-\udfff]|Infinity")
+"""Half of a surrogate pair stands in no file, and no JSON has an infinite number."""
 SUFFIXES = {"AVRO": ".avsc", "PROTOBUF": ".proto", "JSON": ".json"}
 
 
@@ -117,8 +120,7 @@ def choose_records(table: Table) -> dict[str, Event]:
     for event in table.found.events:
         text = json.dumps(event.fields, ensure_ascii=False)
         unnamed = table.kind is not None and value_at(event.fields, table.kind.path) not in (None, "", *table.parts)
-        # Half of a surrogate pair stands in no file, and no JSON has an infinite number.
-        if unnamed or "Infinity" in text or not _is_writable(text):
+        if unnamed or UNWRITABLE.search(text):
             continue
         fields = -len(event.fields) if len(text) <= LONGEST_RECORD else 0
         order = (len(text) > LONGEST_RECORD, fields, len(text))
@@ -126,14 +128,6 @@ def choose_records(table: Table) -> dict[str, Event]:
         if name not in chosen or order < chosen[name][0]:
             chosen[name] = (order, event)
     return {name: event for name, (_, event) in sorted(chosen.items())}
-
-
-def _is_writable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def shorten(value: Any) -> Any:

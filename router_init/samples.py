@@ -9,7 +9,7 @@ import glob
 import itertools
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,11 +17,13 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
 
 from router.engine.source.kafka_client import SILENT, admin_client, client_settings
-from router.errors import StartError, first_line, join_names
+from router.errors import StartError, join_names
 from router.registry import suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+
+    from confluent_kafka.admin import AdminClient
 
     from router.config.models import FilesSource, KafkaSource
 
@@ -58,7 +60,6 @@ class Sample:
     name: str
     records: tuple[Sampled, ...]
     total: int | None = None
-    partitions: int = 1
     compacted: bool = False
 
     def __str__(self) -> str:
@@ -81,46 +82,50 @@ def sample_topics(kafka: KafkaSource) -> list[Sample]:
         "auto.offset.reset": "earliest",
         "logger": SILENT,
     }
-    compacted = _find_compacted(kafka)
+    admin = admin_client(kafka)
+    partitions = _find_partitions(admin, kafka)
+    compacted = _find_compacted(admin, kafka.topics)
     consumer = Consumer(settings)
+    samples = []
     try:
-        return [_sample_topic(consumer, topic, compacted) for topic in kafka.topics]
+        for topic, numbers in partitions.items():
+            sample = _sample_topic(consumer, topic, numbers)
+            samples.append(replace(sample, compacted=topic in compacted))
     except KafkaException as error:
-        raise StartError(f"the brokers at {kafka.servers} do not give records: {_words(error)}") from None
+        raise StartError(f"the brokers at {kafka.servers} do not give records: {error.args[0].str()}") from None
     finally:
         consumer.close()
+    return samples
 
 
-def _find_compacted(kafka: KafkaSource) -> frozenset[str]:
-    """Return which topics keep the newest record of a key only; raise StartError for those that are not there."""
-    admin = admin_client(kafka)
+def _find_partitions(admin: AdminClient, kafka: KafkaSource) -> dict[str, list[int]]:
+    """Return the partitions of each topic; raise StartError for those that are not there."""
     try:
-        there = admin.list_topics(timeout=ANSWER_SECONDS).topics
+        known = admin.list_topics(timeout=ANSWER_SECONDS).topics
     except KafkaException as error:
-        raise StartError(f"the brokers at {kafka.servers} do not answer: {_words(error)}") from None
+        raise StartError(f"the brokers at {kafka.servers} do not answer: {error.args[0].str()}") from None
     for topic in kafka.topics:
-        if topic not in there:
-            raise StartError(f"there is no topic `{topic}`; {suggestion(topic, sorted(there))}")
-    resources = {topic: ConfigResource(ResourceType.TOPIC, topic) for topic in kafka.topics}
-    found = set()
+        if topic not in known:
+            raise StartError(f"there is no topic `{topic}`; {suggestion(topic, sorted(known))}")
+    return {topic: [*known[topic].partitions] for topic in kafka.topics}
+
+
+def _find_compacted(admin: AdminClient, topics: Sequence[str]) -> set[str]:
+    """Return which topics keep the newest record of a key only."""
+    resources = {topic: ConfigResource(ResourceType.TOPIC, topic) for topic in topics}
     answers = admin.describe_configs([*resources.values()], request_timeout=ANSWER_SECONDS)
+    compacted = set()
     for topic, resource in resources.items():
         try:
             policy = answers[resource].result(ANSWER_SECONDS)["cleanup.policy"].value
         except (KafkaException, KeyError):
             continue  # who may read a topic need not see how it is set
         if "compact" in policy:
-            found.add(topic)
-    return frozenset(found)
+            compacted.add(topic)
+    return compacted
 
 
-def _words(error: KafkaException) -> str:
-    cause = error.args[0]
-    return cause.str() if isinstance(cause, KafkaError) else first_line(error)
-
-
-def _sample_topic(consumer: Consumer, topic: str, compacted: frozenset[str]) -> Sample:
-    partitions = consumer.list_topics(topic, timeout=ANSWER_SECONDS).topics[topic].partitions
+def _sample_topic(consumer: Consumer, topic: str, partitions: Sequence[int]) -> Sample:
     quota = max(1, MOST_RECORDS // (2 * len(partitions)))
     firsts: dict[int, tuple[int, int]] = {}
     lasts: dict[int, tuple[int, int]] = {}
@@ -135,7 +140,7 @@ def _sample_topic(consumer: Consumer, topic: str, compacted: frozenset[str]) -> 
             lasts[partition] = (max(middle, end - quota), end)
     records = list(_read_spans(consumer, topic, firsts))
     records += _read_spans(consumer, topic, lasts)
-    return Sample(topic, tuple(records), total, len(partitions), topic in compacted)
+    return Sample(topic, tuple(records), total)
 
 
 def _read_spans(consumer: Consumer, topic: str, spans: dict[int, tuple[int, int]]) -> Iterator[Sampled]:

@@ -16,9 +16,10 @@ from router.config.loader import load
 from router.engine.preflight.route_tests import load_tests
 from router.registry import load_registry
 from router_init import samples
+from router_init.cli import plan_of
 from router_init.documents import plan_tables
-from router_init.formats import Found
-from router_init.samples import Sample
+from router_init.formats import Event, Found
+from router_init.samples import Sample, Sampled
 from tests.init.topics import SECRETS, draw_topic
 
 if TYPE_CHECKING:
@@ -166,6 +167,15 @@ def test_objects_whose_names_are_data_make_no_columns() -> None:
     text = Path("shop.yaml").read_text()
     assert "JSON objects whose names are data: no columns can be made of them" in text
     assert "ann-" not in text + Path("shop.test.yaml").read_text()
+
+
+def test_a_topic_of_names_that_are_data_leaves_others_their_format() -> None:
+    data = [Event(Sampled("a", b""), {f"ann-{number}": 1, f"tok{number}": 2}) for number in range(300)]
+    row = Event(Sampled("b", b""), {"n": 1}, 7)
+    found = [Found(Sample("a", ()), "json", "", tuple(data)), Found(Sample("b", ()), "avro", "", (row,))]
+    plan = plan_of("shop", {}, found)
+    assert [table.found.decoder for table in plan.tables] == ["none", "avro"]
+    assert not plan.struct.fields
 
 
 @pytest.mark.parametrize("end", ["", "\n"], ids=["in the columns", "in a file of its own"])
