@@ -92,7 +92,7 @@ def _blocks(url: str, response: requests.Response, seconds: float) -> Iterator[b
 
 def _fault(url: str, error: Exception) -> ExchangeError:
     """Return the error for a failed request; `requests` wraps the cause several times."""
-    causes = list(_causes(error))
+    causes = list(causes_of(error))
     untrusted = next((cause for cause in causes if isinstance(cause, ssl.SSLCertVerificationError)), None)
     if untrusted is not None:
         return Refuses(url, f"its certificate is not trusted ({untrusted.verify_message}); name its authority in `ca`")
@@ -102,11 +102,14 @@ def _fault(url: str, error: Exception) -> ExchangeError:
     return Away(url, f"no answer: {reason or type(error).__name__}")
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
+def causes_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and what caused it, one after the other."""
     cause: BaseException | None = error
     while cause is not None:
         yield cause
-        cause = cause.__cause__ or cause.__context__
+        # urllib3 may give an error as an argument of another one, and nowhere else
+        wrapped = next((value for value in cause.args if isinstance(value, BaseException)), None)
+        cause = cause.__cause__ or cause.__context__ or wrapped
 
 
 def basic_auth(login: Basic) -> AuthBase:

@@ -397,15 +397,19 @@ class BatchJob:
     def _any_status(self, *statuses: str) -> bool:
         """Return whether an answer of the batch has told what became of a row: one of `statuses`, or any."""
         wanted = {*(statuses or ("delivered", "dead"))}
-        return any(wanted & {*rows.column("status").to_pylist()} for _, rows in self.job.parts.read(["status"]))
+        return any(status in wanted for status in self._statuses())
+
+    def _statuses(self) -> Iterator[str]:
+        for _, rows in self.job.parts.read(["status"]):
+            yield from rows.column("status").to_pylist()
 
     def _stop(self, why: str) -> None:
         """Record that nothing is sent again with this configuration, and raise a StartError."""
-        parked = sum(rows.column("status").to_pylist().count("parked") for _, rows in self.job.parts.read(["status"]))
+        parked = sum(status == "parked" for status in self._statuses())
         text = (
             f"{self.limit} does not say what became of rows: {why}; nothing is sent until the configuration changes: "
+            f"then the {parked} rows that were sent are parked, and `router replay` sends them"
         )
-        text += f"then the {parked} rows that were sent are parked, and `router replay` sends them"
         self.job.parts.write(receipts(self.job.owner, []), {"stopped": self.configuration, "why": text})
         raise StartError(text)
 
@@ -428,9 +432,7 @@ class BatchJob:
         self.job.parts.write(refused)
 
     def _check_dead(self, more: int, why: str) -> None:
-        dead = more
-        for _, rows in self.job.parts.read(["status"]):
-            dead += rows.column("status").to_pylist().count("dead")
+        dead = more + sum(status == "dead" for status in self._statuses())
         if dead > self.dead_at_most:
             raise StartError(f"{self.limit} refuses {dead} of {self.plan.rows} rows, such as: {why}")
 

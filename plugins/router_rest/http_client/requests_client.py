@@ -20,12 +20,12 @@ import urllib3
 from requests.adapters import HTTPAdapter
 from urllib3 import exceptions as wrong
 
+from router_http.client import causes_of
 from router_rest.http_client.response import (
     LOGIN_WANTED,
     InDoubt,
     Response,
     Unsent,
-    causes,
     reason_of,
     refuses_handshake,
 )
@@ -166,7 +166,7 @@ def _blocks(response: requests.Response) -> Iterator[bytes]:
 
 def _fault(error: Exception) -> Unsent | InDoubt | Response:
     """Return why a request failed, or what a proxy answers; `requests` wraps the cause several times."""
-    chain = list(causes(error))
+    chain = list(causes_of(error))
     if tunnel := TUNNEL.match(str(chain[-1])):
         status = int(tunnel[1])
         return LOGIN_WANTED if status == LOGIN_WANTED.status else Unsent(f"the proxy answers {status} to CONNECT")

@@ -9,8 +9,10 @@ import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from router_http.client import causes_of
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
 
 @dataclass(frozen=True)
@@ -110,12 +112,12 @@ HANDSHAKE_REFUSED = (*CERTIFICATE_REFUSED, "HANDSHAKE_FAILURE", "PROTOCOL_VERSIO
 
 def refuses_handshake(error: BaseException) -> bool:
     """Return whether a server's TLS alert ended the handshake: in TLS 1.3 a request is on its way before it comes."""
-    return any(_has_alert(cause, HANDSHAKE_REFUSED) for cause in causes(error))
+    return any(_has_alert(cause, HANDSHAKE_REFUSED) for cause in causes_of(error))
 
 
 def reason_of(error: BaseException) -> str:
     """Return why there is no answer, in own words: libraries wrap the cause several times, and quote the request."""
-    chain = [*causes(error)]
+    chain = [*causes_of(error)]
     # The class of a cause counts before any number: what wraps a TLS error or a failed look-up has the number of that,
     # which means something else to the system.
     for own_reason in (_reason_by_class, _reason_by_number):
@@ -124,16 +126,6 @@ def reason_of(error: BaseException) -> str:
             if reason:
                 return reason
     return f"no connection ({type(error).__name__})"
-
-
-def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and what caused it, one after the other."""
-    cause: BaseException | None = error
-    while cause is not None:
-        yield cause
-        # urllib3 may give an error as an argument of another one, and nowhere else
-        wrapped = next((value for value in cause.args if isinstance(value, BaseException)), None)
-        cause = cause.__cause__ or cause.__context__ or wrapped
 
 
 def _reason_by_class(error: BaseException) -> str | None:
