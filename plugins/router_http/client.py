@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from pydantic import BaseModel, Field, ValidationError
 from requests.auth import AuthBase, HTTPBasicAuth
 
+from router_http.causes import causes_of
 from router_http.options import ExchangeError, Secret, mask_secrets
 
 if TYPE_CHECKING:
@@ -100,16 +101,6 @@ def _fault(url: str, error: Exception) -> ExchangeError:
         return Refuses(url, f"no request can be made of it ({type(error).__name__}); check url and headers")
     reason = next((cause.strerror for cause in causes if isinstance(cause, OSError) and cause.strerror), None)
     return Away(url, f"no answer: {reason or type(error).__name__}")
-
-
-def causes_of(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and what caused it, one after the other."""
-    cause: BaseException | None = error
-    while cause is not None:
-        yield cause
-        # urllib3 may give an error as an argument of another one, and nowhere else
-        wrapped = next((value for value in cause.args if isinstance(value, BaseException)), None)
-        cause = cause.__cause__ or cause.__context__ or wrapped
 
 
 def basic_auth(login: Basic) -> AuthBase:

@@ -20,7 +20,7 @@ import urllib3
 from requests.adapters import HTTPAdapter
 from urllib3 import exceptions as wrong
 
-from router_http.client import causes_of
+from router_http.causes import causes_of
 from router_rest.http_client.response import (
     LOGIN_WANTED,
     InDoubt,

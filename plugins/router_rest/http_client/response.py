@@ -9,7 +9,7 @@ import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from router_http.client import causes_of
+from router_http.causes import causes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
