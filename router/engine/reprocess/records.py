@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import reduce
+from heapq import nlargest
+from itertools import pairwise
 from operator import or_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -83,6 +85,42 @@ class RecordRange:
             for topic, numbers in offsets.items():
                 partitions.update((topic, number) for number in numbers)
         return partitions
+
+
+_CLUSTERS = 64
+"""Ranges of offsets by which files of bronze are chosen: each is compared with the statistics of each file."""
+_CLUSTER_OFFSETS = 10_000
+"""Places of a partition that are nearer than this are in one range from the beginning."""
+_MOST_SPANS = 100_000
+"""Rows that the driver takes to find the ranges; for more places all files are read."""
+
+
+def are_near(places: DataFrame) -> Column:
+    """Return a boolean column over raw records: true for all at some places, and for few others. Runs a job.
+
+    `places` has the columns of `PLACE`. The column names at most 64 ranges of offsets, with the widest gaps between
+    them: places at both ends of a topic do not let all of it be read. It is true for all records if a place has a null,
+    or if the places are of more partitions than that.
+    """
+    bucket = F.expr(f"offset div {_CLUSTER_OFFSETS}").alias("bucket")
+    spans = places.groupBy("topic", "partition", bucket).agg(F.min("offset"), F.max("offset")).drop("bucket")
+    rows = [tuple(row) for row in spans.limit(_MOST_SPANS + 1).collect()]
+    partitions = {row[:2] for row in rows}
+    if len(rows) > _MOST_SPANS or len(partitions) > _CLUSTERS or any(None in row for row in rows):
+        return F.lit(True)
+    rows.sort()
+    gaps = [(after[2] - row[3], after) for row, after in pairwise(rows) if row[:2] == after[:2]]
+    begins = {after for _, after in nlargest(_CLUSTERS - len(partitions), gaps)}
+    ranges: dict[tuple[str, int, int], int] = {}
+    for before, row in pairwise([(), *rows]):
+        if row[:2] != before[:2] or row in begins:
+            begin = row[:3]
+        ranges[begin] = row[3]
+    condition = F.lit(False)
+    for (topic, partition, first), last in ranges.items():
+        is_of_partition = (F.col("topic") == topic) & (F.col("partition") == partition)
+        condition |= is_of_partition & F.col("offset").between(first, last)
+    return condition
 
 
 def _moment(seconds: float) -> Column:

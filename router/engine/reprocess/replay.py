@@ -34,7 +34,7 @@ from router.engine.destination import Destination
 from router.engine.outbox.apply import REPLAYED, mark_replayed, opened
 from router.engine.quarantine.table import blocked_places
 from router.engine.reprocess.context import Reprocessing
-from router.engine.reprocess.records import BronzeRecords, delta_rows
+from router.engine.reprocess.records import BronzeRecords, are_near, delta_rows
 from router.engine.reprocess.resend import resending_sinks
 from router.engine.reprocess.run import NamedRun
 from router.engine.source.position import stored_records
@@ -436,20 +436,20 @@ class DeadLetterReplay(Reprocessing):
         """Return the raw records of a scope, each once."""
         records = self._dead_letters(run, scope)
         if scope.stage == Stage.APPLY:
-            bronze = self._bronze()
+            bronze = self._bronze(near=records)
             records = bronze.join(records, _same_values(bronze, records, PLACE), "left_semi")
         return stored_records(records).dropDuplicates([*self._names(scope)])
 
-    def _bronze(self) -> DataFrame:
-        """Return the records of bronze that have a place of their own: those of a topic, or a file."""
+    def _bronze(self, near: DataFrame) -> DataFrame:
+        """Return the records of bronze that may be those of dead letters, by place: of a topic, or a file."""
         records = BronzeRecords.newest(self.lake, self.config).frame(self.spark, self.lake)
-        return records.filter(F.col("topic").isNotNull())
+        return records.filter(F.col("topic").isNotNull() & are_near(near))
 
     def _mark(self, run: NamedRun[DeadLetterChoice], scope: Scope, batch: int) -> None:
         """Mark the dead letters of a scope that were taken."""
         taken = self._dead_letters(run, scope)
         if scope.stage == Stage.APPLY:
-            bronze = self._bronze()
+            bronze = self._bronze(near=taken)
             taken = taken.join(bronze, _same_values(taken, bronze, PLACE), "left_semi")
         path = still_path(folder_of(self.config, run.name), batch)
         if self.lake.files.get_file_info(path).is_file:
