@@ -144,7 +144,7 @@ class Results(SecretOptions):
     path: str = Field(default="", description="where the items are in the answer: items; empty: the answer is the list")
     status: str = Field(min_length=1, description="where an item says what became of its row: index.status")
     ok: tuple[str | int | bool, ...] = Field(
-        default=(), description="what it says of a row that was taken; default: 200 to 299, true"
+        default=(), description="what it says of a row that was taken; default: 200 to 299, true, words such as `ok`"
     )
     id: str | None = Field(
         default=None, min_length=1, description="where an item names its row; default: items are in the order of rows"
@@ -473,7 +473,9 @@ class RestOptions(ApplyingSink):
     bytes_in_flight: int = Field(
         default=64 << 20, ge=1 << 20, description="bytes that the calls of a task may take in memory, gzip included"
     )
-    tasks: int | None = Field(default=None, ge=1, le=10_000, description="tasks that send; default: the job's cores")
+    tasks: int | None = Field(
+        default=None, ge=1, le=10_000, description="tasks that send; default: as few as limits need"
+    )
 
     ordering: Literal["none", "per_key"] = Field(
         default="none", description="`per_key`: a row is sent when those of its key before it have been answered"

@@ -21,6 +21,11 @@ from router.config.models import Ui
 from router.errors import StartError
 from router.registry import load_registry
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 DEPLOY = Path(__file__).parents[2] / "docs" / "deploy"
 SCRIPTS = sorted(DEPLOY.glob("*.sh"))
 GAMES = """
@@ -160,6 +165,15 @@ def test_the_program_of_an_image_is_where_a_submission_looks_for_it():
     assert program in (DEPLOY / "kubernetes.yaml").read_text()
     assert f'"$home/{Path(program).name}"' in (DEPLOY / "install.sh").read_text()
     assert f"${{ROUTER_HOME:-{Path(program).parent}}}" in (DEPLOY / "install.sh").read_text()
+
+
+def test_an_image_gets_all_that_the_package_is_built_from():
+    """Without it `router init`, `router bench` and `router help` are missing in the image, and only there."""
+    repository = DEPLOY.parents[1]
+    wheel = tomllib.loads((repository / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    copied = set(re.findall(r"^COPY (\S+) /source/\1$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE))
+
+    assert {path.split("/")[0] for path in wheel["only-include"]} <= copied
 
 
 # ---- systemd

@@ -12,7 +12,6 @@ from deltalake import write_deltalake
 from router.engine.reprocess.records import are_near
 
 if TYPE_CHECKING:
-
     from pyspark.sql import DataFrame, SparkSession
 
 PLACES = "topic string, partition int, offset bigint"
