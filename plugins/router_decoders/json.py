@@ -222,17 +222,19 @@ def struct_of_ddl(ddl: str) -> T.StructType:
 def read_schema(file: Path) -> T.StructType:
     """Return the struct that a file describes: Spark DDL in a `.ddl`, else JSON Schema; raise StartError."""
     with schema_file(file):
-        text = file.read_text(encoding="utf-8")
-        if file.suffix == ".ddl":
-            return struct_of_ddl(text)
-        return struct_of(json.loads(text))
+        return _parsed(file, file.read_text(encoding="utf-8"))
+
+
+def _parsed(file: Path, text: str) -> T.StructType:
+    """Return the schema in the text of a file."""
+    return struct_of_ddl(text) if file.suffix == ".ddl" else struct_of(json.loads(text))
 
 
 def read_or_infer(options: Infer, preparation: Preparation) -> T.StructType:
     """Return the schema in the file; infer it from a sample of the source first if the file is missing or refreshed.
 
     The written schema is read back, so that the first run has the types of every later one. A debug run has a file of
-    its own, NAME_debug, and uses that of real runs until it has written it.
+    its own, NAME_debug, and uses that of real runs until it has written it. A trial writes none.
     """
     real_file = preparation.folder / options.file
     file = real_file
@@ -254,6 +256,8 @@ def read_or_infer(options: Infer, preparation: Preparation) -> T.StructType:
     else:
         schema = json_schema_of(struct)
         text = json.dumps(schema, indent=2)
+    if preparation.trial:
+        return _parsed(file, text)
     _replace_file(file, f"{text}\n")
     struct = read_schema(file)
     _log_changes(file, former, struct)

@@ -134,8 +134,8 @@ class Preparation:
 
     `folder` is the configuration's folder. With `refresh` the decoder rebuilds its cached files, as an inferred schema.
     `sample(rows)` reads that many raw records (columns of `RAW_SCHEMA`) from the source. `memory` outlives the process.
-    A `debug` run must not change files that real runs use. `reads_topic(name)` returns whether the source reads a
-    topic of Kafka. `part` is the part of a record that is decoded.
+    A `debug` run must not change files that real runs use, and a `trial` writes none. `reads_topic(name)` returns
+    whether the source reads a topic of Kafka. `part` is the part of a record that is decoded.
     """
 
     folder: Path
@@ -145,6 +145,7 @@ class Preparation:
     debug: bool = False
     reads_topic: Callable[[str], bool] = _reads_no_topic
     part: Literal["value", "key"] = "value"
+    trial: bool = False
 
 
 class Decoder(Part, ABC):

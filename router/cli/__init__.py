@@ -49,6 +49,7 @@ COMMANDS = {
         "router.cli.plugins:plugins",
         "List parts, show the page of one, or write a package for your own.",
     ),
+    "preview": ("router.cli.preview:preview", "Show where real records would go, before anything is written."),
     "quarantine": ("router.cli.quarantine:quarantine", "Show, release or discard quarantined rows."),
     "rebuild": ("router.cli.verify:rebuild", "Rebuild tables from bronze, or from the topic."),
     "replay": ("router.cli.replay:replay", "Send dead letters and parked rows again."),
@@ -64,7 +65,7 @@ COMMANDS = {
 """Command -> where it is, and its line in the help: `router --help` imports none of them."""
 
 GROUPS = {
-    "Write a configuration": ("init", "check", "test", "graph", "schema"),
+    "Write a configuration": ("init", "check", "test", "preview", "graph", "schema"),
     "Run it": ("doctor", "run", "submit", "maintain", "bench"),
     "See what happened to records": ("status", "ledger", "dead-letters", "tables", "verify", "views", "expectations"),
     "Repair tables, send again": ("rebuild", "backfill", "replay", "quarantine"),

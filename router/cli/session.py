@@ -49,10 +49,13 @@ def spark_session(config: Config, master: str | None = None) -> Iterator[SparkSe
 
 
 @contextmanager
-def session_on_lake(config: Config, master: str | None = None, *, by_spark: bool = False) -> Iterator[SparkSession]:
+def session_on_lake(
+    config: Config, master: str | None = None, *, by_spark: bool = False, writes: bool = True
+) -> Iterator[SparkSession]:
     """Start Spark, and let it reach lake and checkpoint; stop it at the end.
 
-    With `by_spark` Spark itself must have a file system for both places. Raises StartError if one cannot be reached.
+    With `by_spark` Spark itself must have a file system for both places. Raises StartError if one cannot be reached, or
+    cannot be written if the command `writes`.
     """
     from router.engine.checkpoint_store import lake_and_checkpoint
     from router.engine.start.checks import reach
@@ -60,13 +63,18 @@ def session_on_lake(config: Config, master: str | None = None, *, by_spark: bool
     with spark_session(config, master) as session:
         # The settings hold the credentials of the lake: without them Spark takes those of the environment, or none.
         for place in lake_and_checkpoint(config):
-            reach(session, place, needed_for=("this command",) if by_spark else ())
+            reach(session, place, needed_for=("this command",) if by_spark else (), writes=writes)
         yield session
 
 
 @contextmanager
 def watched_session(
-    config: Config, master: str | None = None, stop: threading.Event | None = None, *, by_spark: bool = False
+    config: Config,
+    master: str | None = None,
+    stop: threading.Event | None = None,
+    *,
+    by_spark: bool = False,
+    writes: bool = True,
 ) -> Iterator[SparkSession]:
     """Start Spark as `session_on_lake` does, for work that takes a while: it is logged to standard error.
 
@@ -79,7 +87,7 @@ def watched_session(
     with (
         stopped_by_signals(stop or threading.Event()),
         Watcher(config.name) as watcher,
-        session_on_lake(config, master, by_spark=by_spark) as session,
+        session_on_lake(config, master, by_spark=by_spark, writes=writes) as session,
         ExitStack() as shown,
     ):
         show = watcher.status.update if watcher.status is not None else in_pipe()

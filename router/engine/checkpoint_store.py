@@ -369,3 +369,16 @@ class LearntSchemas:
             self.store.write(f"schemas/{name}", content)
         else:
             self.known[name] = content
+
+
+@dataclass(frozen=True)
+class CopiedSchemas(LearntSchemas):
+    """The schemas in a store, which is never written: what is learnt besides stays in memory."""
+
+    def read(self, name: str) -> bytes | None:
+        """Return the content of a name that was written here, else the store's."""
+        return self.known.get(name) or super().read(name)
+
+    def write(self, name: str, content: bytes) -> None:
+        """Keep the content of a name; it replaces an earlier one."""
+        self.known[name] = content

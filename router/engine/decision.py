@@ -62,9 +62,9 @@ class BatchDecider:
     """The decisions of a query's batches. The decoder must be prepared already.
 
     `query` is the query with its run: transaction ids begin with it. `tables` opens the tables of the lake. With `only`
-    rows of other tables do not land. `staging` is the folder for staged files, None for the folders of the tables. What
-    the object keeps between batches (demands, names of tables, the size of files) only saves work: a new process starts
-    without it.
+    rows of other tables do not land. `staging` is the folder for staged files, None for the folders of the tables; it
+    is one of `staging_lake`, if that is given. What the object keeps between batches (demands, names of tables, the
+    size of files) only saves work: a new process starts without it.
     """
 
     config: Config
@@ -77,12 +77,14 @@ class BatchDecider:
     staging: str | None = None
     executors: Executors = field(default_factory=Executors)
     demands: Demands = field(default_factory=Demands)
+    staging_lake: Lake | None = None
     stop: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
+        staging_lake = self.staging_lake or self.lake
         self.landing = LandingJob(
             self.spark,
-            self.lake,
+            staging_lake,
             self.config.landing,
             self.query,
             self.staging,
@@ -91,7 +93,9 @@ class BatchDecider:
             counts_ages=self.config.ui is not None,
         )
         self.searched: set[str] = set()
-        self.evolution = SchemaEvolution(self.lake, self.tables, self.query, self.spark, self.config.table_options())
+        self.evolution = SchemaEvolution(
+            self.lake, self.tables, self.query, self.spark, self.config.table_options(), staging_lake=staging_lake
+        )
 
     @classmethod
     def of(
@@ -105,6 +109,7 @@ class BatchDecider:
         tables: Any = None,
         only: frozenset[str] | None = None,
         staging: str | None = None,
+        staging_lake: Lake | None = None,
         executors: Executors | None = None,
         memory: Memory | None = None,
         stop: threading.Event | None = None,
@@ -125,6 +130,7 @@ class BatchDecider:
             tables=tables,
             only=only,
             staging=staging,
+            staging_lake=staging_lake,
             executors=executors or Executors(),
             stop=stop or threading.Event(),
         )
@@ -228,7 +234,7 @@ class BatchDecider:
                 quarantined=quarantined,
                 named=landed.named,
             )
-        self._stop_on(decision.refused, steps)
+        self._stop_on(destination.faults_of_tables(decision.refused), steps)
 
         # Only demands on tables of this batch make it land again; the others are kept for later batches.
         demands = decision.demands

@@ -81,6 +81,10 @@ class Destination:
         """
         return []
 
+    def faults_of_tables(self, refused: tuple[str, ...]) -> tuple[str, ...]:
+        """Return why a batch must stop if tables must not change that would have to, with a sentence for each."""
+        return refused
+
     def faults_of_decision(self, decision: BatchDecision, batch: int) -> list[str]:
         """Return why a decided batch must still not be committed."""
         return []

@@ -263,7 +263,7 @@ def test_a_lake_that_spark_has_no_file_system_for_is_refused_at_once(
     (tmp_path / "games.yaml").write_text(f"{TEXT}bronze: bronze.records\n{VIEWS}")
     asked: list[bool] = []
 
-    def reach(session: object, place: Lake, *, needed_for: tuple[str, ...]) -> None:
+    def reach(session: object, place: Lake, *, needed_for: tuple[str, ...], writes: bool) -> None:
         asked.append(bool(needed_for))
         raise StartError("Spark has no file system for s3://lake")
 

@@ -63,7 +63,10 @@ class Decision:
 
 @dataclass
 class SchemaEvolution:
-    """The decisions of one query, with a cache of the names of tables, and of constraints as Arrow evaluates them."""
+    """The decisions of one query, with a cache of the names of tables, and of constraints as Arrow evaluates them.
+
+    `staging_lake` has the staged files, if the tables' lake does not.
+    """
 
     lake: Lake
     tables: Any
@@ -73,6 +76,7 @@ class SchemaEvolution:
     committed_batches: CommittedBatches = field(default_factory=CommittedBatches)
     conditions: dict[tuple[str, str], Node | None] = field(default_factory=dict)
     known: dict[str, set[str]] = field(default_factory=dict)
+    staging_lake: Lake | None = None
 
     def decide(
         self,
@@ -249,7 +253,7 @@ class SchemaEvolution:
                 staged.append((work, handles[work.table].schema().to_json(), conditions))
         if not staged:
             return {}
-        return violated_by(self.spark.newSession(), self.lake, staged)
+        return violated_by(self.spark.newSession(), self.staging_lake or self.lake, staged)
 
     def _condition(self, columns: pa.Schema, sql: str) -> Node | None:
         """Return a condition for Arrow, None if only Spark can evaluate it. Each is translated once."""

@@ -20,7 +20,7 @@ from router.config.problems import sort_problems
 from router.delta.keyed.row_checks import wanted_schema
 from router.delta.table_cache import TableCache
 from router.engine import ledger
-from router.engine.checkpoint_store import CheckpointStore, LearntSchemas, lake_and_checkpoint
+from router.engine.checkpoint_store import CheckpointStore, CopiedSchemas, LearntSchemas, lake_and_checkpoint
 from router.engine.label.layout import BRONZE_SCHEMA, DEAD_SCHEMA, with_order_columns
 from router.engine.label.planner import Planner, decoding_of, stages_in_words
 from router.engine.label.route import CONDITIONS, RoutePlanner, no_condition
@@ -83,18 +83,6 @@ def check_lake(loaded: Loaded, spark: SparkSession | None = None) -> list[Change
     changes = LakeChanges(loaded.config, TableCache(lake), checkpoint)
     changes_of_views = changes.full_views(refresher(loaded.config, session, lake, store))
     return [*changes.all_but_views(stages.labelling.layout), *changes_of_views]
-
-
-class CopiedSchemas(LearntSchemas):
-    """The schemas that a decoder has learnt in a store; those that it learns while a check runs stay in memory."""
-
-    def read(self, name: str) -> bytes | None:
-        """Return the content of a name that was written here, else the store's."""
-        return self.known.get(name) or super().read(name)
-
-    def write(self, name: str, content: bytes) -> None:
-        """Keep the content for the check."""
-        self.known[name] = content
 
 
 def _analyse(

@@ -59,14 +59,16 @@ class ReprocessContext:
         executors.look(self.spark)
         return replace(self, executors=executors)
 
-    def with_decoder(self) -> ReprocessContext:
-        """Return the context with a decoder that has learnt what it needs."""
+    def with_decoder(self, trial: LearntSchemas | None = None) -> ReprocessContext:
+        """Return the context with a decoder that has learnt what it needs; in a `trial` nothing is written but that."""
         config = self.config
 
         def sample(rows: int) -> DataFrame:
             return source.sample(self.spark, config, rows)
 
-        preparation = Preparation(self.folder, False, sample, self.memory, reads_topic=config.source.reads_topic)
+        preparation = Preparation(
+            self.folder, False, sample, trial or self.memory, reads_topic=config.source.reads_topic, trial=bool(trial)
+        )
         return replace(self, config=config.model_copy(update={"decode": config.decode.prepare(preparation)}))
 
 

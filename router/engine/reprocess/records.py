@@ -170,6 +170,22 @@ class BronzeRecords:
             rows += sum(counts)
         return cls(versions, rows)
 
+    def batch_of_newest(self, lake: Lake, rows: int) -> int:
+        """Return the first batch of those that have at least the newest so many records; 0 if logs do not tell."""
+        spans: list[tuple[int, int, int]] = []
+        for table, version in self.versions.items():
+            handle = DeltaTable(lake.address(table), version=version, storage_options=lake.delta_options(table))
+            for file in pa.table(handle.get_add_actions(flatten=True)).to_pylist():
+                first, last = file.get("min.batch_id"), file.get("max.batch_id")
+                if first is None or last is None:
+                    return 0
+                spans.append((last, first, file["num_records"]))
+        for last, _, count in sorted(spans, reverse=True):
+            rows -= count
+            if rows <= 0:
+                return min(begin for end, begin, _ in spans if end >= last)
+        return 0
+
     def frame(self, spark: SparkSession, lake: Lake) -> DataFrame:
         """Return the records as they were received, with `batch_id`. Lazy."""
         records = spark.createDataFrame([], RECORD_SCHEMA).withColumn("batch_id", F.lit(0).cast("long"))

@@ -257,6 +257,21 @@ def records_between(spark: SparkSession, kafka: KafkaSource, begins: Offsets, en
     return _kafka_columns(reader.load())
 
 
+def newest_of_topic(spark: SparkSession, kafka: KafkaSource, rows: int) -> DataFrame:
+    """Return about the newest records of a source's topics, as many of each partition, as a static frame. Lazy."""
+    offset_spans = retained_offsets(spark, kafka, complete_offsets(spark, kafka, {}))
+    partitions = sum(len(spans) for spans in offset_spans.values())
+    if not partitions:
+        return spark.createDataFrame([], RAW_SCHEMA)
+    share = -(-rows // partitions)
+    begins: Offsets = {}
+    ends: Offsets = {}
+    for topic, spans in offset_spans.items():
+        begins[topic] = {number: max(begin, end - share) for number, (begin, end) in spans.items()}
+        ends[topic] = {number: end for number, (_, end) in spans.items()}
+    return records_between(spark, kafka, begins, ends)
+
+
 def _sampled(raw: DataFrame, rows: int) -> DataFrame:
     """Return some records of a source without offsets, with numbers that tell them apart as offsets."""
     records = raw.drop(*PLACE_COLUMNS).limit(rows)

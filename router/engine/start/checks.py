@@ -323,13 +323,16 @@ def _configured_place(lake: Lake, table: str) -> str:
         return f"a place that cannot be ({error})"
 
 
-def reach(spark: SparkSession, place: Lake, *, needed_for: Sequence[str] = ()) -> None:
+def reach(spark: SparkSession, place: Lake, *, needed_for: Sequence[str] = (), writes: bool = True) -> None:
     """Try a place, and let Spark's own file systems reach it with the rights of the router. Raises StartError.
+
+    Without `writes` it is not tried whether the place takes files.
 
     The settings hold secrets: they go where no page of Spark and no plan shows them. `needed_for` is what Spark itself
     has to have a file system for the place for.
     """
-    storage.probe(place.root, place.options)
+    if writes:
+        storage.probe(place.root, place.options)
     for location in place.locations:
         settings = storage.hadoop_settings(location.place, location.options)
         if location.bucket:

@@ -1,0 +1,181 @@
+"""`router preview`: show where real records would go, before anything is written."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from router.cli import config_argument, master_option, plugin_option
+from router.cli.dead_letters import cut
+from router.cli.documents import json_option, show_json
+from router.cli.listing import Listing, ListingField, numbers, show_listings, show_sentences
+from router.cli.session import watched_session
+from router.cli.values import parse_since
+from router.config.loader import load
+from router.errors import printable
+from router.registry import load_registry
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from router.config.models import Config
+    from router.engine.reprocess.preview import Preview
+    from router.engine.reprocess.records import RecordRange
+
+_OFFSETS = re.compile(r"(?P<topic>.+)/(?P<partition>\d+)/(?P<first>\d+)-(?P<last>\d+)")
+
+
+@click.command(short_help="Show where real records would go, before anything is written.")
+@config_argument
+@click.option("--last", default=1000, show_default=True, type=click.IntRange(1), help="About so many of the newest.")
+@click.option("--since", metavar="TIME", help="All since a time with a zone, or a length of time ago (2 h).")
+@click.option("--records", metavar="TOPIC/PARTITION/FROM-TO", help="Those of a partition with these offsets.")
+@click.option(
+    "--source",
+    type=click.Choice(["auto", "bronze", "topic"]),
+    default="auto",
+    show_default=True,
+    help="Where records are read: auto is bronze, if there is any, or else the source.",
+)
+@click.option("--samples", default=2, show_default=True, type=click.IntRange(0, 100), help="Rows and calls of each.")
+@click.option("--values", "whole", is_flag=True, help="Show values of any length, which are cut otherwise.")
+@master_option
+@json_option
+@plugin_option
+def preview(
+    file: Path,
+    last: int,
+    since: str | None,
+    records: str | None,
+    source: Any,
+    samples: int,
+    whole: bool,
+    master: str | None,
+    as_json: bool,
+    plugin_files: tuple[Path, ...],
+) -> None:
+    """Show where real records would go by the configuration FILE as it is now. Nothing is written or sent.
+
+    The records go through all steps of a batch, against the tables as they are. Registry and lookups are read. The
+    stream may run meanwhile. Exit code 1: the batch would stop.
+    """
+    from router.engine.reprocess.context import ReprocessContext
+    from router.engine.reprocess.preview import RecordChoice
+    from router.engine.reprocess.preview import preview as preview_records
+
+    if since is not None and records is not None:
+        raise click.UsageError("choose records with --since or with --records")
+    choice = RecordChoice(last, _parse_range(since, records), source)
+    loaded = load(file, load_registry(plugin_files))
+    stop = threading.Event()
+    with watched_session(loaded.config, master, stop, by_spark=True, writes=False) as spark:
+        found = preview_records(ReprocessContext.of(loaded, spark, stop), choice, samples)
+    if as_json:
+        show_json({"name": loaded.config.name, **_plain(asdict(found))})
+    else:
+        _show(loaded.config, found, whole=whole)
+    raise SystemExit(int(bool(found.stops)))
+
+
+def _parse_range(since: str | None, records: str | None) -> RecordRange | None:
+    from router.engine.reprocess.records import RecordRange
+
+    if since is not None:
+        return RecordRange(since=parse_since(since))
+    if records is None:
+        return None
+    found = _OFFSETS.fullmatch(records)
+    if found is None:
+        raise click.BadParameter(
+            f"{records!r} is not TOPIC/PARTITION/FROM-TO (events/0/100-199)", param_hint="--records"
+        )
+    partition = int(found["partition"])
+    begins, ends = ({found["topic"]: {partition: offset}} for offset in (int(found["first"]), int(found["last"]) + 1))
+    return RecordRange(begins=begins, ends=ends)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it: bytes as text, and what JSON has no type for, too."""
+    if isinstance(value, dict):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, bytes):
+        return _text(value)
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", errors="backslashreplace")
+
+
+def _show(config: Config, found: Preview, *, whole: bool) -> None:
+    """Print a preview for people."""
+
+    def text(value: str | dict[str, Any]) -> str:
+        shown = value if isinstance(value, str) else json.dumps(_plain(value), ensure_ascii=False)
+        return shown if whole else cut(shown)
+
+    tables: list[dict[str, Any]] = []
+    samples: list[dict[str, Any]] = []
+    for table in found.tables:
+        columns = ", ".join(f"{name} {kind}" for name, kind in table.columns.items())
+        tables.append({**_row(config, table.target), "table": table.table, "rows": table.rows})
+        tables[-1] |= {"change": table.change, "columns": columns}
+        samples += [{"to": table.table, "sample": text(row)} for row in table.samples]
+    sinks = [{**_row(config, sink.sink), "rows": sink.rows} for sink in found.sinks]
+    for sink in found.sinks:
+        samples += [{"to": "/".join(_row(config, sink.sink).values()), "sample": text(call)} for call in sink.calls]
+    letters = []
+    for letter in found.dead_letters:
+        route, name = config.shown_names(letter.route or "", letter.sink or "")
+        shown = {"stage": letter.stage, "route": route, "sink": name, "reason": letter.reason or "other reasons"}
+        letters.append({"count": letter.count, **shown, "value": text(_text(letter.value or b""))})
+    title = f"{config.name}: {found.read:,} records of {found.place}; nothing was written"
+    sentences = [("read", title)]
+    sentences += [("the batch would stop", stop) for stop in found.stops]
+    if found.unmatched:
+        sentences.append(("unmatched", f"{found.unmatched:,} match no route"))
+    for name, count in found.expectations.items():
+        sentences.append((name.removeprefix("/"), f"does not hold on {count:,} events"))
+    for place, cause in found.waiting.items():
+        sentences.append((place, f"rows would wait: {cause}"))
+    show_sentences([(name, printable(sentence)) for name, sentence in sentences])
+    listings = [
+        Listing("tables", "tables", TABLE_FIELDS, tables),
+        Listing("sinks", "sinks", SINK_FIELDS, sinks),
+        Listing("dead_letters", "dead letters", LETTER_FIELDS, letters),
+        Listing("samples", "samples", SAMPLE_FIELDS, samples),
+    ]
+    show_listings(config.name, listings)
+
+
+def _row(config: Config, target: str) -> dict[str, str]:
+    """Return route and sink as people see them; of bronze no route."""
+    route, sink = config.shown_names(*target.split("/", 1))
+    return {"route": route, "sink": sink}
+
+
+TABLE_FIELDS = (
+    ListingField("table"),
+    *numbers("rows"),
+    ListingField("route"),
+    ListingField("sink"),
+    ListingField("change"),
+    ListingField("columns", "sentence"),
+)
+SINK_FIELDS = (ListingField("route"), ListingField("sink"), *numbers("rows"))
+LETTER_FIELDS = (
+    *numbers("count"),
+    ListingField("stage"),
+    ListingField("route"),
+    ListingField("sink"),
+    ListingField("reason", "sentence"),
+    ListingField("value", "sentence"),
+)
+SAMPLE_FIELDS = (ListingField("to"), ListingField("sample", "sentence"))

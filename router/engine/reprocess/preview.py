@@ -1,0 +1,339 @@
+"""Run records through the steps of a batch, and say where they would go, for `router preview`. Nothing is sent.
+
+The records are landed and decided as those of a batch are, against the tables of the lake as they are now, with today's
+configuration. Their files are staged in a folder of their own, which is deleted at the end. What decoder and planner
+learn stays in memory. No checkpoint is written, no sink is opened, no lock is taken: the stream may run.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import uuid
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import fs
+from pyspark.sql import functions as F
+
+from router.api.sinks import ApplyingSink, Opening
+from router.delta.commit import to_arrow_schema
+from router.delta.keyed.row_order import OUTBOX_ONLY
+from router.delta.lake import Lake
+from router.delta.replace_by_spark import staged_rows
+from router.delta.unreadable_values import as_rows
+from router.engine.balance import keyed, total
+from router.engine.checkpoint_store import CheckpointStore, CopiedSchemas
+from router.engine.dead_letter_share import dead_letter_share
+from router.engine.decision import BatchDecider
+from router.engine.destination import Destination
+from router.engine.label.layout import MERGED_COORDINATES
+from router.engine.quarantine.table import blocked_places
+from router.engine.reprocess.records import BronzeRecords, RecordRange, bronze_tables, records_of_topic
+from router.engine.source import source
+from router.engine.source.position import stored_records
+from router.engine.steps import Steps
+from router.errors import StartError
+from router.own_names import OUTBOX, STAGING, TABLE
+from router.spark_internals import to_spark_columns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Literal
+
+    from pyspark.sql import DataFrame
+
+    from router.delta.commit import TableCommit
+    from router.delta.staged_files import StagedFile
+    from router.engine.balance import Partition
+    from router.engine.batch_decision import BatchDecision
+    from router.engine.label.layout import Layout
+    from router.engine.land.job import Landed
+    from router.engine.reprocess.context import ReprocessContext
+
+_ONLY_IN_OUTBOXES = {*OUTBOX_ONLY, *MERGED_COORDINATES}
+CALLS_OF = 100
+"""Rows of a sink of which the calls are made: sinks make those of a small batch only, on the driver."""
+_LONGEST = timedelta(days=1)
+"""Files of a preview that began earlier are those of one that was killed."""
+_REASONS = 100
+"""Most groups of dead letters that are told apart: a reason that contains data differs in every record."""
+
+
+@dataclass(frozen=True)
+class RecordChoice:
+    """The records of a preview: those of a range, else about the newest `last`.
+
+    They come from bronze (`auto`: if it has a table), or else from the source.
+    """
+
+    last: int = 1000
+    chosen: RecordRange | None = None
+    source: Literal["auto", "bronze", "topic"] = "auto"
+
+
+@dataclass(frozen=True)
+class TablePreview:
+    """The rows that a table would get from one sink; `target` is `route/sink`, or `/bronze`.
+
+    `change` says what it would become: `new`, `wider`, or nothing. `columns` has the columns that it would get, with
+    their types; those of a new table are all. `samples` are a few rows.
+    """
+
+    table: str
+    target: str
+    rows: int
+    change: str = ""
+    columns: dict[str, str] = field(default_factory=dict)
+    samples: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class SinkPreview:
+    """The rows that a sink would send, and the first calls, if it says what they would be."""
+
+    sink: str
+    rows: int
+    calls: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class LetterPreview:
+    """Dead letters of one stage, route, sink and reason; without a reason those of all others. `value` is of one."""
+
+    count: int
+    stage: str
+    route: str | None
+    sink: str | None
+    reason: str | None
+    value: bytes | None
+
+
+@dataclass(frozen=True)
+class Preview:
+    """Where records would go. `place` is what they were read from; `stops` has why the batch would not be committed.
+
+    By name: `expectations` (`route/expectation`) the events on which they do not hold, `waiting` (`route/sink/table`)
+    why rows would wait in a quarantine.
+    """
+
+    place: str
+    read: int
+    unmatched: int
+    stops: tuple[str, ...]
+    tables: tuple[TablePreview, ...]
+    sinks: tuple[SinkPreview, ...]
+    dead_letters: tuple[LetterPreview, ...]
+    expectations: dict[str, int]
+    waiting: dict[str, str]
+
+
+@dataclass
+class PreviewDestination(Destination):
+    """A destination that notes why a batch would stop, and goes on."""
+
+    noted: list[str] = field(default_factory=list)
+
+    def faults(self, layout: Layout, landed: Landed, counted: tuple[Partition, ...]) -> list[str]:
+        """Note the faults of a batch; it may be landed again, which replaces them."""
+        self.noted = super().faults(layout, landed, counted)
+        return []
+
+    def faults_of_tables(self, refused: tuple[str, ...]) -> tuple[str, ...]:
+        """Note the tables that must not change and would have to."""
+        self.noted += refused
+        return ()
+
+
+def preview(context: ReprocessContext, choice: RecordChoice, samples: int) -> Preview:
+    """Return where records would go, with some rows of each table as samples. Deletes what it has staged."""
+    with _staging_lake(context) as staging_lake:
+        lake, checkpoint = (_existing(place, staging_lake) for place in (context.lake, context.checkpoint))
+        context = replace(context, lake=lake, checkpoint=checkpoint)
+        store = CheckpointStore(context.checkpoint)
+        memory = CopiedSchemas(store)
+        context = context.with_decoder(memory)
+        place, records = _records(context, choice)
+        config = context.config
+        if place == "bronze":
+            config = config.model_copy(update={"bronze": None})
+        destination = PreviewDestination(config, "preview")
+        decider = BatchDecider.of(
+            config,
+            context.spark,
+            context.lake,
+            f"{config.name}:preview",
+            staging_lake=staging_lake,
+            memory=memory,
+            stop=context.stop,
+        )
+        decider.forget_released(blocked_places(store))
+        decision = decider.land_and_decide(decider.plan(records, arrival=0), Steps(0), destination)
+        stops = [*destination.noted, *_too_many_dead(context, staging_lake, decision)]
+        return Preview(
+            place=place,
+            read=total(decision.partitions, "read"),
+            unmatched=total(decision.partitions, "unmatched"),
+            stops=tuple(stops),
+            tables=tuple(_tables(context.lake, staging_lake, decision, samples)),
+            sinks=tuple(_sinks(context, staging_lake, decision, samples)),
+            dead_letters=tuple(_dead_letters(staging_lake, decision)),
+            expectations=dict(keyed(decision.partitions, "violated")),
+            waiting=dict(decider.demands.blocked),
+        )
+
+
+def _existing(place: Lake, empty: Lake) -> Lake:
+    """Return a place, or an empty one if its folder is missing: reading would make it."""
+    return empty if place.local and not Path(place.root).exists() else place
+
+
+@contextmanager
+def _staging_lake(context: ReprocessContext) -> Iterator[Lake]:
+    """Make a lake for staged files that executors reach; delete it at the end, and what killed previews have left."""
+    begun = datetime.now(timezone.utc)
+    name = f"{begun:%Y%m%dT%H%M%SZ}-{uuid.uuid4().hex[:8]}"
+    if str(context.spark.sparkContext.master).startswith("local"):
+        folder = Path(tempfile.gettempdir()) / f"router-previews-{os.getuid()}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        around = Lake.at(str(folder))
+    else:
+        place = f"{context.lake.root}/{STAGING}/{context.config.name}/previews"
+        around = Lake.at(place, context.lake.options)
+    try:
+        yield Lake.at(f"{around.root}/{name}", around.options)
+    finally:
+        for info in around.files.get_file_info(fs.FileSelector("", allow_not_found=True)):
+            left = info.base_name
+            if left == name or left < f"{begun - _LONGEST:%Y%m%dT%H%M%SZ}":
+                around.files.delete_dir(info.path)
+
+
+def _records(context: ReprocessContext, choice: RecordChoice) -> tuple[str, DataFrame]:
+    """Return where the records come from, and the records. Lazy. Raises StartError if they cannot be had there."""
+    config, spark, lake = context.config, context.spark, context.lake
+    kafka = config.source.kafka
+    has_bronze = bool(bronze_tables(lake, config))
+    if choice.source == "bronze" and not has_bronze:
+        raise StartError(f"{config.name} has no bronze with records; take them from the source: --source topic")
+    if has_bronze and choice.source != "topic":
+        bronze = BronzeRecords.newest(lake, config)
+        records = bronze.frame(spark, lake)
+        if choice.chosen is not None:
+            return "bronze", stored_records(records.filter(choice.chosen.holds()))
+        first_batch = bronze.batch_of_newest(lake, choice.last)
+        newest = records.filter(F.col("batch_id") >= first_batch).orderBy(F.desc("batch_id"), F.desc("offset"))
+        return "bronze", stored_records(newest.limit(choice.last))
+    if kafka is None:
+        if choice.chosen is not None:
+            raise StartError("records are chosen by time or offset in bronze or in a topic only; choose --last")
+        return "the source", source.sample(spark, config, choice.last)
+    if choice.chosen is not None:
+        return "the topic", records_of_topic(spark, kafka, choice.chosen).filter(choice.chosen.holds())
+    return "the topic", source.newest_of_topic(spark, kafka, choice.last)
+
+
+def _too_many_dead(context: ReprocessContext, lake: Lake, decision: BatchDecision) -> list[str]:
+    """Return the fault of a batch of which more become dead letters than may."""
+    largest = context.config.dead_letter_options.largest_share
+    if largest is None:
+        return []
+    share = dead_letter_share(lake, decision.landed.files, total(decision.partitions, "read"), above=largest)
+    return [] if share is None else [f"{share}; {largest:.1%} may (`dead_letters: at_most`)"]
+
+
+def _tables(lake: Lake, staging_lake: Lake, decision: BatchDecision, samples: int) -> Iterator[TablePreview]:
+    """Yield what tables would get, the rows of upserts by the table that each is for."""
+    for commit in decision.commits:
+        if commit.target == "/dead_letters":
+            continue
+        if commit.table.startswith(OUTBOX):
+            for table, rows in sorted(_rows_by_table(staging_lake, commit).items()):
+                change = "new" if lake.open(table) is None else ""
+                sample = _samples(staging_lake, commit, samples, table)
+                yield TablePreview(table, commit.target, rows, change, samples=sample)
+            continue
+        change = "wider" if commit.added or commit.widened else ""
+        columns = {**_columns(commit.added), **_columns(commit.widened)}
+        if commit.decided == -1:
+            change, columns = "new", _columns(commit.columns)
+        sample = _samples(staging_lake, commit, samples)
+        yield TablePreview(commit.table, commit.target, commit.rows, change, columns, sample)
+
+
+def _columns(schema: str | None) -> dict[str, str]:
+    """Return the columns of Delta's JSON of a schema, with their types as Spark names them."""
+    if schema is None:
+        return {}
+    fields = to_spark_columns(to_arrow_schema(schema), ntz=True)
+    return {field.name: field.dataType.simpleString() for field in fields}
+
+
+def _rows_by_table(lake: Lake, commit: TableCommit) -> Counter[str]:
+    """Return the rows of an outbox by the table that they are for; none if the sink sends them elsewhere."""
+    rows: Counter[str] = Counter()
+    for file in commit.files:
+        if TABLE in file.columns:
+            with lake.files.open_input_file(file.path) as stream:
+                counts = pq.read_table(stream, columns=[TABLE]).column(TABLE).value_counts()
+            rows.update({count["values"]: count["counts"] for count in counts.to_pylist()})
+    return rows
+
+
+def _samples(lake: Lake, commit: TableCommit, count: int, table: str | None = None) -> list[dict[str, Any]]:
+    """Return the first rows of a commit, or of those for a table in an outbox, without what only an outbox has."""
+    samples: list[dict[str, Any]] = []
+    for file in commit.files:
+        for batch in _batches(lake, file):
+            rows = pa.Table.from_batches([batch])
+            if table is not None:
+                rows = rows.filter(pc.equal(rows.column(TABLE), table))
+                rows = rows.drop_columns([name for name in _ONLY_IN_OUTBOXES if name in rows.column_names])
+            samples += [{**file.partition, **row} for row in as_rows(rows.slice(0, count - len(samples)))]
+            if len(samples) >= count:
+                return samples
+    return samples
+
+
+def _batches(lake: Lake, file: StagedFile) -> Iterator[pa.RecordBatch]:
+    with lake.files.open_input_file(file.path) as stream:
+        yield from pq.ParquetFile(stream).iter_batches(batch_size=1_000)
+
+
+def _sinks(context: ReprocessContext, lake: Lake, decision: BatchDecision, samples: int) -> Iterator[SinkPreview]:
+    """Yield what sinks would send. Those that can say how make their first calls."""
+    sinks = {f"{route}/{name}": sink for route, name, sink in context.config.all_sinks()}
+    for commit in decision.commits:
+        sink = sinks.get(commit.target)
+        if not isinstance(sink, ApplyingSink) or not commit.table.startswith(OUTBOX):
+            continue
+        calls: list[dict[str, Any]] = []
+        if sink.previews and samples:
+            events = staged_rows(context.spark, lake, commit).limit(CALLS_OF)
+            calls = sink.preview(events, Opening(context.folder, events.limit(0), trial=True))
+        yield SinkPreview(commit.target, commit.rows, calls[:samples])
+
+
+def _dead_letters(lake: Lake, decision: BatchDecision) -> Iterator[LetterPreview]:
+    """Yield the dead letters by stage, route, sink and reason, the most frequent first."""
+    counts: Counter[tuple[Any, ...]] = Counter()
+    values: dict[tuple[Any, ...], bytes | None] = {}
+    for commit in decision.commits:
+        for file in commit.files if commit.target == "/dead_letters" else ():
+            for batch in _batches(lake, file):
+                rows = pa.Table.from_batches([batch]).select(["stage", "route", "sink", "reason", "value"])
+                for stage, route, sink, reason, value in zip(*(column.to_pylist() for column in rows), strict=True):
+                    key = (stage, route, sink, reason)
+                    if key not in counts and len(counts) >= _REASONS:
+                        key = (stage, route, sink, None)
+                    counts[key] += 1
+                    values.setdefault(key, value)
+    for key, count in counts.most_common():
+        yield LetterPreview(count, *key, value=values[key])

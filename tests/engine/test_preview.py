@@ -1,0 +1,304 @@
+"""`router preview` says what the next batch does with the same records, and leaves no trace."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner, Result
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from deltalake import write_deltalake
+
+import router.cli
+from router.config.loader import load
+from router.delta.lake import Lake
+from router.engine.reprocess import preview as module
+from router.engine.spark import session
+from router.engine.stream import run
+from router.registry import load_registry
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from router_demo.kafka import EmbeddedKafka
+
+YAML = """\
+name: games
+lake: {folder}/lake
+source: {source}
+decode: {{json: {decode}}}
+bronze: bronze.all
+routes:
+  - name: all
+    match: {{sql: "event.n IS NOT NULL"}}
+    select: ["event.n", "event.name"{more}]
+    expect: [{{name: small, sql: "event.n < {most}"{otherwise}}}]
+    sinks:
+      - {{tables: {{table: "silver.{{event.game}}", evolution: {evolution}}}}}
+      - {{upsert: {{table: silver.newest, keys: [name]}}}}
+      - {{flock: "{folder}"}}
+trigger: {{once: true}}
+dead_letters: {{table: ops.dead{at_most}}}
+"""
+FLOCK = """\
+from pathlib import Path
+from router import ApplyingSink, Outcome, hookimpl
+
+class Flock(ApplyingSink):
+    main_option = "loft"
+    previews = True
+    loft: str
+    def preview(self, events, opening):
+        return [{"bird": row["n"]} for row in events.orderBy("_offset").collect()]
+    def apply(self, events, batch):
+        numbers = [row["n"] for row in events.orderBy("_offset").collect()]
+        with (Path(self.loft) / "flown").open("a") as loft:
+            loft.writelines(f"{n}\\n" for n in numbers)
+        return Outcome(len(numbers))
+
+@hookimpl
+def router_sinks():
+    return {"flock": Flock}
+"""
+FIRST = '"n int, name string, game string"'
+WIDER = '"n int, name string, game string, extra struct<deep: double>"'
+
+
+class Game:
+    """A configuration with sinks of each kind, and the commands on it."""
+
+    def __init__(self, folder: Path, spark: SparkSession) -> None:
+        self.folder, self.spark = folder, spark
+        self.lake = Lake.at(f"{folder}/lake")
+        (folder / "flock.py").write_text(FLOCK)
+        (folder / "in").mkdir()
+        self.says()
+
+    def says(self, **words: str) -> None:
+        """Write the configuration."""
+        words = {
+            **{"source": f"{{files: {{path: {self.folder}/in}}}}", "decode": FIRST, "more": "", "otherwise": ""},
+            **{"evolution": "evolve", "at_most": "", "most": "7", **words},
+        }
+        (self.folder / "games.yaml").write_text(YAML.format(folder=self.folder, **words))
+
+    def gets(self, *events: Any) -> None:
+        """Let new records take the place of those that are there."""
+        for old in (self.folder / "in").iterdir():
+            old.unlink()
+        lines = [event if isinstance(event, str) else json.dumps(event) for event in events]
+        (self.folder / "in" / f"{time.time_ns()}.json").write_text("".join(f"{line}\n" for line in lines))
+
+    def runs(self) -> None:
+        registry = load_registry([self.folder / "flock.py"])
+        run(load(self.folder / "games.yaml", registry, environ={}), registry, self.spark)
+
+    def preview(self, *arguments: str) -> Result:
+        command = ["preview", str(self.folder / "games.yaml"), "--plugin", str(self.folder / "flock.py"), *arguments]
+        return CliRunner(env={"COLUMNS": "250"}).invoke(router.cli.commands, command, prog_name="router")
+
+    def document(self, *arguments: str, code: int = 0) -> dict[str, Any]:
+        result = self.preview("--json", *arguments)
+        assert result.exit_code == code, result.output
+        return dict(json.loads(result.stdout))
+
+    def rows(self, table: str) -> list[dict[str, Any]]:
+        handle = self.lake.open(table)
+        return handle.to_pyarrow_table().to_pylist() if handle else []
+
+    def flown(self) -> list[str]:
+        path = self.folder / "flown"
+        return path.read_text().split() if path.exists() else []
+
+    def counts(self) -> Counter[str]:
+        """Return the rows of all tables, those of outboxes and quarantines as well."""
+        found: Counter[str] = Counter()
+        for layer in self.lake.layers():
+            for table in self.lake.tables(layer):
+                found[table] = len(self.rows(table))
+        return found
+
+    def columns(self, table: str) -> set[str]:
+        handle = self.lake.open(table)
+        return {field.name for field in handle.schema().fields} if handle else set()
+
+    def traces(self) -> dict[str, tuple[str, int]]:
+        """Return content and time of everything below the folder."""
+        found = {}
+        for place, _, names in os.walk(self.folder):
+            for path in [Path(place), *(Path(place) / name for name in names)]:
+                content = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+                found[str(path)] = (content, path.stat().st_mtime_ns)
+        return found
+
+
+@pytest.fixture
+def game(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Game:
+    """Return an empty lake, and commands that use the Spark of the tests."""
+    monkeypatch.setattr(session, "build_session", lambda config, master=None: spark)
+    monkeypatch.setattr(session, "stop_session", lambda session: None)
+    return Game(tmp_path, spark)
+
+
+def events(*numbers: int, **more: Any) -> list[dict[str, Any]]:
+    return [{"n": n, "name": f"p{n % 3}", "game": ("uno", "chess")[n % 2], **more} for n in numbers]
+
+
+def letters_of(rows: list[dict[str, Any]]) -> Counter[tuple[Any, ...]]:
+    """Return how many dead letters there are of each kind."""
+    counts: Counter[tuple[Any, ...]] = Counter()
+    for row in rows:
+        counts[row["stage"], row["route"], row["sink"], row["reason"]] += row.get("count", 1)
+    return counts
+
+
+def test_the_next_batch_does_what_its_preview_says(game: Game) -> None:
+    """Without it a preview is a second router, that is right only as long as both are changed together."""
+    write_deltalake(f"{game.folder}/lake/silver/odd", pa.table({"n": ["text"], "name": ["p"]}))
+    changed = {"decode": WIDER, "more": ', "event.extra"', "otherwise": ", otherwise: drop"}
+    batches = [
+        ({}, [*events(0, 1, 2, 8), "garbage", {"n": 3, "name": "p0", "game": "no name!"}, {"name": "p1"}]),
+        (changed, [*events(4, 5, 9, extra={"deep": 1.5}), {"n": 6, "name": "p6", "game": "odd"}, "[]"]),
+        ({**changed, "evolution": "quarantine"}, [{"n": 6, "name": "p6", "game": "odd"}, *events(1)]),
+    ]
+    for batch, (words, records) in enumerate(batches):
+        game.says(**words)
+        game.gets(*records)
+        before, traces, flown = game.counts(), game.traces(), game.flown()
+        columns = {table: game.columns(table) for table in before}
+
+        found = game.document("--source", "topic", "--samples", "100")
+
+        assert game.traces() == traces
+        game.runs()
+        gained = +(game.counts() - before)
+        rows: Counter[str] = Counter()
+        for table in found["tables"]:
+            merges = table["target"] == "all/upsert"
+            rows["outbox.games__all__upsert" if merges else table["table"]] += table["rows"]
+            assert len(table["samples"]) == table["rows"]
+            if not merges:
+                known = columns.get(table["table"], set())
+                assert (table["change"] == "new") == (table["table"] not in columns)
+                assert game.columns(table["table"]) - known == set(table["columns"]) - known
+        (sink,) = found["sinks"]
+        rows["outbox.games__all__flock"] = sink["rows"]
+        appended = ("silver", "bronze", "quarantine", "outbox")
+        assert rows == {
+            table: count
+            for table, count in gained.items()
+            if table.split(".")[0] in appended and table != "silver.newest"
+        }
+        assert [str(call["bird"]) for call in sink["calls"]] == game.flown()[len(flown) :]
+        dead = [row for row in game.rows("ops.dead") if row["batch_id"] == batch]
+        assert letters_of(found["dead_letters"]) == letters_of(dead)
+        assert found["read"] == len(records) == gained["bronze.all"]
+        assert found["stops"] == []
+
+
+def test_what_would_stop_the_batch_is_told_and_the_rest_is_shown(game: Game) -> None:
+    """Without it people find one reason after the other, each by a run that stops."""
+    game.gets(*events(1, 2))
+    game.runs()
+    more = {"decode": WIDER, "more": ', "event.extra"'}
+    game.says(**more, otherwise=", otherwise: fail", evolution="fail", at_most=", at_most: 1%")
+    game.gets(*events(*range(60), extra={"deep": 1.5}), *(["garbage"] * 50))
+
+    found = game.document("--source", "topic", code=1)
+
+    told = " ".join(found["stops"])
+    assert len(found["stops"]) == 4
+    assert "all/small on 53 rows" in told
+    assert "table silver.chess: it cannot store the columns extra" in told
+    assert "table silver.uno: it cannot store the columns extra" in told
+    assert "50 of 110 records (45.5%) become dead letters" in told
+    assert {table["table"] for table in found["tables"]} >= {"silver.uno", "silver.chess", "silver.newest"}
+    shown = game.preview("--source", "topic")
+    assert shown.exit_code == 1
+    assert shown.output.count("the batch would stop") == 4
+
+
+def test_records_are_chosen_in_bronze(game: Game) -> None:
+    """Without it a change is tried on other records than those that it was made for."""
+    game.says(most="100")
+    for first in (0, 10, 20):
+        game.gets(*events(*range(first, first + 10)))
+        game.runs()
+
+    def numbers(*arguments: str) -> list[int]:
+        found = game.document(*arguments, "--samples", "100")
+        assert found["place"] == "bronze"
+        assert not any(table["table"] == "bronze.all" for table in found["tables"])
+        return sorted(call["bird"] for call in found["sinks"][0]["calls"])
+
+    records = [(row["topic"], row["offset"], json.loads(row["value"])["n"]) for row in game.rows("bronze.all")]
+    (topic, first), *_ = [(topic, offset) for topic, offset, n in sorted(records) if n == 12]
+    assert numbers("--last", "15") == [*range(15, 30)]
+    assert numbers("--records", f"{topic}/0/{first}-{first + 2}") == [12, 13, 14]
+    assert numbers("--since", "1 h") == [*range(30)]
+
+
+def test_records_are_chosen_in_a_topic_without_a_trace_there(game: Game, broker: EmbeddedKafka) -> None:
+    """Without it a preview of a stream that has no bronze yet is one of no records, or commits offsets."""
+    broker.create_topic("previewed", 2)
+    producer = Producer({"bootstrap.servers": broker.servers})
+    begin = int(time.time()) - 200 * 60
+    for n in range(20):
+        value = json.dumps(events(n)[0]).encode()
+        producer.produce("previewed", value, partition=n % 2, timestamp=(begin + 600 * n) * 1000)
+    assert producer.flush(60) == 0
+    admin = AdminClient({"bootstrap.servers": broker.servers})
+    groups = {group.group_id for group in admin.list_consumer_groups().result().valid}
+    game.says(source=f'{{kafka: {{servers: "{broker.servers}", topics: [previewed]}}}}', most="100")
+
+    def numbers(*arguments: str) -> list[int]:
+        found = game.document(*arguments, "--samples", "100")
+        assert found["place"] == "the topic"
+        assert found["read"] == sum(table["rows"] for table in found["tables"] if table["target"] == "/bronze")
+        return sorted(call["bird"] for call in found["sinks"][0]["calls"])
+
+    assert numbers("--last", "6") == [*range(14, 20)]
+    assert numbers("--records", "previewed/1/3-5") == [7, 9, 11]
+    assert numbers("--since", "45 minutes") == [*range(16, 20)]
+    assert {group.group_id for group in admin.list_consumer_groups().result().valid} == groups
+    assert not (game.folder / "lake").exists()
+
+
+def test_a_choice_that_cannot_be_made_is_refused(game: Game) -> None:
+    game.gets(*events(1))
+
+    refused = [
+        game.preview("--since", "2 h"),
+        game.preview("--source", "bronze"),
+        game.preview("--records", "no range"),
+        game.preview("--records", "t/0/1-2", "--since", "2 h"),
+    ]
+
+    assert [result.exit_code for result in refused] == [2] * 4
+    assert "in bronze or in a topic only; choose --last" in refused[0].output
+    assert "has no bronze with records; take them from the source: --source topic" in refused[1].output
+    assert "is not TOPIC/PARTITION/FROM-TO" in refused[2].output
+    assert not (game.folder / "lake").exists()
+
+
+def test_what_a_killed_preview_has_left_is_deleted_by_the_next(game: Game, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it disks fill up with files that no table names."""
+    monkeypatch.setattr(module.tempfile, "gettempdir", lambda: str(game.folder / "tmp"))
+    (game.folder / "tmp").mkdir()
+    around = game.folder / "tmp" / f"router-previews-{os.getuid()}"
+    for name in ("20200101T000000Z-0a1b2c3d", "29990101T000000Z-0a1b2c3d"):
+        (around / name / "silver").mkdir(parents=True)
+        (around / name / "silver" / "part.parquet").touch()
+    game.gets(*events(1))
+
+    assert game.document()["read"] == 1
+
+    assert [path.name for path in around.iterdir()] == ["29990101T000000Z-0a1b2c3d"]  # that of one at work
