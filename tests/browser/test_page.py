@@ -18,7 +18,7 @@ from router.config.models import Metrics, Ui
 from router.engine.status.board import StatusBoard
 from router.engine.status.server import StatusServer
 from router.engine.status.snapshot import DeadLetterSample, Warned
-from tests.browser.looking import text_of, wait
+from tests.browser.page_reader import text_of, wait
 from tests.browser.stream import BLOCKED, finish_batch, graph, table_names, told_board
 from tests.engine.test_status import manifest, report
 

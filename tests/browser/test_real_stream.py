@@ -18,7 +18,7 @@ from router.engine.status.board import StatusBoard
 from router.engine.stream import RunOptions, run
 from router.registry import load_registry
 from router_demo.embedded import free_ports
-from tests.browser.looking import text_of, wait
+from tests.browser.page_reader import text_of, wait
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

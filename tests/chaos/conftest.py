@@ -31,7 +31,7 @@ SCHEMA = (
     "game string, gamer_id string, ts timestamp, session_id string, amount double, type string, bid bigint, "
     "tricks bigint, color string, card string, blinds struct<small: bigint, big: bigint>, melds array<array<string>>"
 )
-PLUGINS = (HERE / "troubles.py",)
+PLUGINS = (HERE / "failing_parts.py",)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from router.delta import maintenance
 from router.delta.commit import commit
 from router.delta.lake import Lake
 from router.delta.maintenance import MaintenanceOptions, delete_older, maintain, shorten_log, small_files
-from tests.delta.busy import Busy
+from tests.delta.faster_writers import Busy
 from tests.delta.model import Record
 from tests.delta.test_upsert import COLUMNS, KEYED, Table
 

@@ -24,7 +24,7 @@ from router.delta.keyed.upsert import NeedsSpark, TableUpsert, UpsertResult, _qu
 from router.delta.parquet_writer import Staging
 from router.engine.merge.delta_rs import MergeJob, merge_table
 from router.errors import TableError
-from tests.delta.busy import Busy
+from tests.delta.faster_writers import Busy
 from tests.delta.model import Record, lane
 from tests.delta.test_dataset import forget_bounds
 

@@ -65,7 +65,7 @@ def brief_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def registry() -> Registry:
-    return load_registry([Path(__file__).with_name("pigeons.py")])
+    return load_registry([Path(__file__).with_name("detached_sink.py")])
 
 
 class Loft:

@@ -17,8 +17,8 @@ from router.delta.schema_diff import common_type
 from router_decoders import Json
 from router_rules import Sql
 from router_sinks import Delta, Tables
-from tests.engine.growing import EACH, HUGE, NARROW, OLD, WAYS, WIDE
 from tests.engine.query import Query, records
+from tests.engine.wider_events import EACH, HUGE, NARROW, OLD, WAYS, WIDE
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -24,10 +24,10 @@ from router_rest.batch import policy_of
 from router_rest.credentials import Credentials
 from router_rest.delivery.batcher import CallSize
 from router_sinks import Rest
+from tests.api_answers.answers import ANSWERS, EARLY, PRESETS, QUICK
+from tests.api_answers.ways import QUICK_WAYS, WAYS, Way
 from tests.rest.scripted import Scripted
 from tests.rest.tasks import CLIENT, OWNER, quicken, rows, tasks, whole
-from tests.wild.answers import ANSWERS, EARLY, PRESETS, QUICK
-from tests.wild.ways import QUICK_WAYS, WAYS, Way
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -221,7 +221,7 @@ def test_the_page_says_what_was_found(
 HEAD = (
     "# Answers that APIs give",
     "",
-    "What `tests/wild` has found with the versions that this project is tested with: a batch of twelve rows, of which",
+    "What `tests/api_answers` found with the versions this project is tested with: a batch of twelve rows, of which",
     "one always gets the answer of the line, and all others a good one; in calls of one row, and of four. Two attempts",
     "a round, three rounds, calls of 0.4 s at most, one in flight. *Calls* are those with that row: each but the first",
     "is a duplicate where the API took it in spite of its answer, and then the row is marked `in_doubt`. *Waits*: for",

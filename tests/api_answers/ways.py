@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.api_answers.answers import hangs_up
 from tests.rest.scripted import Scripted, Talk, polite, server_tls, silent
 from tests.rest.test_http_proxy import forward
-from tests.wild.answers import hangs_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
