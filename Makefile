@@ -10,9 +10,10 @@ WORKERS ?= 3
 TOGETHER = -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 
 # What meets other versions first: Kafka's source and its progress, batches that are cut off, commits by Spark, views.
-CORE = tests/chaos/test_lost_state.py tests/engine/test_source.py tests/engine/test_status_of_a_run.py \
-	tests/engine/test_missing_topics.py tests/engine/test_replay.py tests/engine/test_committers.py tests/engine/test_ledger.py \
-	tests/engine/test_apply.py tests/engine/test_views_of_routes.py tests/delta/test_spark_commits.py
+CORE = tests/chaos/test_lost_state.py tests/engine/source/test_source.py tests/engine/status/test_status_of_a_run.py \
+	tests/engine/source/test_missing_topics.py tests/engine/commit/test_replay.py tests/engine/commit/test_committers.py \
+	tests/engine/commit/test_ledger.py tests/engine/outbox/test_apply.py tests/engine/views/test_views_of_routes.py \
+	tests/delta/test_spark_commits.py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-fast test-twins test-all test-cluster test-page test-versions test-pair check pins bench bench-full docs zip clean
@@ -43,7 +44,7 @@ test-cluster: setup ## Run the tests on a standalone Spark cluster of processes 
 	@$(BIN)/pytest tests/chaos/test_cluster.py
 
 test-page: setup ## Run the tests of the page of a stream, in Chromium (a part of test)
-	@$(BIN)/pytest tests/browser tests/engine/test_status_page.py
+	@$(BIN)/pytest tests/browser tests/engine/status/test_status_page.py
 
 test-versions: setup ## Run the tests with other Pythons, Sparks and Deltas
 	@scripts/versions.sh 3.10 4.1.1 4.3.1

@@ -35,7 +35,7 @@ settings.register_profile("thorough", deadline=None, max_examples=100)
 settings.load_profile("router")
 
 ENGINE = "tests/engine"
-PLAYING = {f"{ENGINE}/test_{name}.py" for name in ("committers", "evolution", "ledger", "replay")}
+PLAYING = {f"{ENGINE}/commit/test_{name}.py" for name in ("committers", "evolution", "ledger", "replay")}
 NEED_KAFKA = {"broker", "own_kafka"}
 NEED_JAVA = {"spark", "broker", "own_kafka", "schema_registry"}
 SLOW_TWINS = Path(__file__).parent / "slow_twins.txt"

@@ -20,7 +20,7 @@ from router.engine.status.server import StatusServer
 from router.engine.status.snapshot import DeadLetterSample, Warned
 from tests.browser.page_reader import text_of, wait
 from tests.browser.stream import BLOCKED, finish_batch, graph, table_names, told_board
-from tests.engine.test_status import manifest, report
+from tests.engine.status.test_status import manifest, report
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

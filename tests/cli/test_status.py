@@ -37,7 +37,7 @@ from router.engine.views.note import Note, ViewTarget, view_note_path
 from router.errors import StartError
 from router.registry import load_registry
 from tests.delta.test_dataset import forget_bounds
-from tests.engine.test_status import manifest
+from tests.engine.status.test_status import manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -42,7 +42,7 @@ from router.engine.status.snapshot import SinkStatus
 from router.registry import load_registry
 from tests.browser.stream import finish_batch, table_names, told_board
 from tests.cli.test_status import TEXT, board, book, read_rows, run
-from tests.engine.test_status import manifest
+from tests.engine.status.test_status import manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,8 +19,8 @@ from pyspark.sql import types as T
 from router.api.columns import quoted
 from tests.chaos.test_garbage import GARBAGE
 from tests.chaos.test_garbage import NAMES as TABLE_NAMES
+from tests.engine.expressions.test_random_expressions import LEAVES, RULES
 from tests.engine.query import BEGIN, RAW
-from tests.engine.test_random_expressions import LEAVES, RULES
 
 if TYPE_CHECKING:
     import random
