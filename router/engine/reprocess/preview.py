@@ -203,6 +203,8 @@ def _staging_lake(context: ReprocessContext) -> Iterator[Lake]:
     if str(context.spark.sparkContext.master).startswith("local"):
         folder = Path(tempfile.gettempdir()) / f"router-previews-{os.getuid()}"
         folder.mkdir(mode=0o700, exist_ok=True)
+        if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+            raise StartError(f"{folder} is another user's, who could read the records: set TMPDIR to another folder")
         around = Lake.at(str(folder))
     else:
         place = f"{context.lake.root}/{STAGING}/{context.config.name}/previews"

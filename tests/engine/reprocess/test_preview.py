@@ -302,3 +302,14 @@ def test_what_a_killed_preview_has_left_is_deleted_by_the_next(game: Game, monke
     assert game.document()["read"] == 1
 
     assert [path.name for path in around.iterdir()] == ["29990101T000000Z-0a1b2c3d"]  # that of one at work
+
+
+def test_records_are_staged_in_no_folder_of_another_user(game: Game, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it whoever makes the folder first reads what others preview."""
+    monkeypatch.setattr(module.tempfile, "gettempdir", lambda: str(game.folder))
+    (game.folder / f"router-previews-{os.getuid()}").symlink_to(game.folder / "in")
+    game.gets(*events(1))
+
+    refused = game.preview()
+
+    assert (refused.exit_code, "set TMPDIR to another folder" in refused.output) == (2, True)
