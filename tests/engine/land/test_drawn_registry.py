@@ -336,6 +336,7 @@ def routes_of(chance: random.Random, names: list[str], folder: Path) -> tuple[Ro
     return good, every, looking
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("form", sorted(FORMATS))
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_version_that_is_registered_stops_no_other_table(

@@ -160,6 +160,7 @@ def letters_of(rows: list[dict[str, Any]]) -> Counter[tuple[Any, ...]]:
     return counts
 
 
+@pytest.mark.timeout(900)
 def test_the_next_batch_does_what_its_preview_says(game: Game) -> None:
     """Without it a preview is a second router, that is right only as long as both are changed together."""
     write_deltalake(f"{game.folder}/lake/silver/odd", pa.table({"n": ["text"], "name": ["p"]}))
