@@ -79,6 +79,7 @@ class Game:
         self.folder, self.spark = folder, spark
         self.lake = Lake.at(f"{folder}/lake")
         (folder / "flock.py").write_text(FLOCK)
+        load_registry([folder / "flock.py"])  # now Python has its own file of it, which is none of the router's
         (folder / "in").mkdir()
         self.says()
 
