@@ -153,6 +153,7 @@ routes:
 """
 
 
+@pytest.mark.timeout(900)
 def test_a_drained_run_says_that_rows_wait(tmp_path: Path) -> None:
     """Without it a scheduler takes the run for a good one, for weeks."""
     (tmp_path / "in").mkdir()
