@@ -111,13 +111,13 @@ def dead_letters(
         if capture > len(groups):
             raise click.UsageError(f"--capture {capture}: there are {len(groups)} groups; `router dead-letters FILE`")
         (record,) = groups[capture - 1].samples
-        letter = {**_group_row(config, capture, groups[capture - 1]), "reason": record["letter_reason"]}
+        letter = {**group_row(config, capture, groups[capture - 1]), "reason": record["letter_reason"]}
         capture_record(file, registry, letter, record, with_values=with_values)
         return
 
     def read() -> list[Listing]:
         groups = dead_letter_groups(config, selection, samples)
-        rows = [_group_row(config, number, group) for number, group in enumerate(groups, 1)]
+        rows = [group_row(config, number, group) for number, group in enumerate(groups, 1)]
         total = sum(group.count for group in groups)
         title = f"{total:,} dead letters in {config.dead_letters}"
         listing = Listing("dead_letters", title, LETTER_GROUP_FIELDS, rows, keys=("stage", "route", "sink", "reason"))
@@ -139,7 +139,8 @@ def dead_letters(
     show_list(config, read, list_options, as_json=as_json, nothing=nothing)
 
 
-def _group_row(config: Config, number: int, group: DeadLetterGroup) -> dict[str, Any]:
+def group_row(config: Config, number: int, group: DeadLetterGroup) -> dict[str, Any]:
+    """Return a group as lists show it, with its number, and names of route and sink as people see them."""
     row = asdict(group)
     route, sink = config.shown_names(group.route or "", group.sink or "")
     samples = [_sample_row(sample) for sample in group.samples]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from router.cli import config_argument, master_option, plugin_option
-from router.cli.dead_letters import cut
+from router.cli.dead_letters import LETTER_GROUP_FIELDS, cut, group_row
 from router.cli.documents import json_option, show_json
 from router.cli.listing import Listing, ListingField, numbers, show_listings, show_sentences
 from router.cli.session import watched_session
@@ -21,6 +21,7 @@ from router.errors import printable
 from router.registry import load_registry
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from router.config.models import Config
@@ -115,37 +116,29 @@ def _text(value: bytes) -> str:
 
 
 def _show(config: Config, found: Preview, *, whole: bool) -> None:
-    """Print a preview for people."""
+    """Print a preview for people: what is said of the batch, then lists of where its records go."""
 
     def text(value: str | dict[str, Any]) -> str:
         shown = value if isinstance(value, str) else json.dumps(_plain(value), ensure_ascii=False)
         return shown if whole else cut(shown)
 
-    tables: list[dict[str, Any]] = []
-    samples: list[dict[str, Any]] = []
+    show_sentences([(name, printable(sentence)) for name, sentence in _sentences(config, found)])
+    tables = []
+    samples = []
     for table in found.tables:
         columns = ", ".join(f"{name} {kind}" for name, kind in table.columns.items())
-        tables.append({**_row(config, table.target), "table": table.table, "rows": table.rows})
-        tables[-1] |= {"change": table.change, "columns": columns}
+        facts = {"table": table.table, "rows": table.rows, "change": table.change, "columns": columns}
+        tables.append({**facts, **_row(config, table.target)})
         samples += [{"to": table.table, "sample": text(row)} for row in table.samples]
-    sinks = [{**_row(config, sink.sink), "rows": sink.rows} for sink in found.sinks]
+    sinks = []
     for sink in found.sinks:
+        sinks.append({**_row(config, sink.sink), "rows": sink.rows})
+        # Calls come after the rows of tables, which are listed first.
         samples += [{"to": "/".join(_row(config, sink.sink).values()), "sample": text(call)} for call in sink.calls]
     letters = []
-    for letter in found.dead_letters:
-        route, name = config.shown_names(letter.route or "", letter.sink or "")
-        shown = {"stage": letter.stage, "route": route, "sink": name, "reason": letter.reason or "other reasons"}
-        letters.append({"count": letter.count, **shown, "value": text(_text(letter.value or b""))})
-    title = f"{config.name}: {found.read:,} records of {found.place}; nothing was written"
-    sentences = [("read", title)]
-    sentences += [("the batch would stop", stop) for stop in found.stops]
-    if found.unmatched:
-        sentences.append(("unmatched", f"{found.unmatched:,} match no route"))
-    for name, count in found.expectations.items():
-        sentences.append((name.removeprefix("/"), f"does not hold on {count:,} events"))
-    for place, cause in found.waiting.items():
-        sentences.append((place, f"rows would wait: {cause}"))
-    show_sentences([(name, printable(sentence)) for name, sentence in sentences])
+    for number, group in enumerate(found.dead_letters):
+        values = [text(_text(sample["value"] or b"")) for sample in group.samples]
+        letters.append({**group_row(config, number, group), "value": values[0]})
     listings = [
         Listing("tables", "tables", TABLE_FIELDS, tables),
         Listing("sinks", "sinks", SINK_FIELDS, sinks),
@@ -153,6 +146,19 @@ def _show(config: Config, found: Preview, *, whole: bool) -> None:
         Listing("samples", "samples", SAMPLE_FIELDS, samples),
     ]
     show_listings(config.name, listings)
+
+
+def _sentences(config: Config, found: Preview) -> Iterator[tuple[str, str]]:
+    """Yield what is said of the batch as a whole, each by its name."""
+    yield "read", f"{config.name}: {found.read:,} records of {found.place}; nothing was written"
+    for stop in found.stops:
+        yield "the batch would stop", stop
+    if found.unmatched:
+        yield "unmatched", f"{found.unmatched:,} match no route"
+    for name, count in found.expectations.items():
+        yield name.removeprefix("/"), f"does not hold on {count:,} events"
+    for place, cause in found.waiting.items():
+        yield place, f"rows would wait: {cause}"
 
 
 def _row(config: Config, target: str) -> dict[str, str]:
@@ -171,11 +177,7 @@ TABLE_FIELDS = (
 )
 SINK_FIELDS = (ListingField("route"), ListingField("sink"), *numbers("rows"))
 LETTER_FIELDS = (
-    *numbers("count"),
-    ListingField("stage"),
-    ListingField("route"),
-    ListingField("sink"),
-    ListingField("reason", "sentence"),
+    *(field for field in LETTER_GROUP_FIELDS if field.name in ("count", "stage", "route", "sink", "reason")),
     ListingField("value", "sentence"),
 )
 SAMPLE_FIELDS = (ListingField("to"), ListingField("sample", "sentence"))

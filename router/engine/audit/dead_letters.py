@@ -108,18 +108,30 @@ def dead_letter_groups(
         if table is None:
             return []
         letters = dataset_of(table, "stage", "route", "sink", "reason", "timestamp", "replayed")
-        counted, reasons = _count(letters, selection)
-        rows = as_rows(counted)
-        rows.sort(
-            key=lambda row: (-row["count"], row["stage"], row["route"] or "", row["sink"] or "", row["reason"] or "")
-        )
-        groups = [DeadLetterGroup(**row) for row in rows]
-        if whole is not None:
-            _add_samples(groups[whole : whole + 1], letters, selection, reasons, 1, whole=True)
-        elif samples:
-            _add_samples(groups, letters, selection, reasons, samples)
+        return groups_in(letters, selection, samples, whole)
     except (DeltaError, OSError, pa.ArrowInvalid) as error:
         raise TableError(config.dead_letters, f"it cannot be read: {first_line(error)}") from error
+
+
+def groups_in(
+    letters: ds.Dataset,
+    selection: DeadLetterSelection,
+    samples: int = 0,
+    whole: int | None = None,
+    value_bytes: int | None = VALUE_BYTES,
+) -> list[DeadLetterGroup]:
+    """Return the groups of dead letters in a table, or in staged files: see `dead_letter_groups`.
+
+    Values of samples are cut to `value_bytes`; None: they are whole.
+    """
+    counted, reasons = _count(letters, selection)
+    rows = as_rows(counted)
+    rows.sort(key=lambda row: (-row["count"], row["stage"], row["route"] or "", row["sink"] or "", row["reason"] or ""))
+    groups = [DeadLetterGroup(**row) for row in rows]
+    if whole is not None:
+        _add_samples(groups[whole : whole + 1], letters, selection, reasons, 1, whole=True, value_bytes=None)
+    elif samples:
+        _add_samples(groups, letters, selection, reasons, samples, value_bytes=value_bytes)
     return groups
 
 
@@ -218,6 +230,7 @@ def _add_samples(
     most: int,
     *,
     whole: bool = False,
+    value_bytes: int | None,
 ) -> None:
     """Add the newest records of each group, at most so many."""
     by_group = {(group.stage, group.route, group.sink, group.reason): group.samples for group in groups}
@@ -225,9 +238,9 @@ def _add_samples(
     for part in _parts(letters, selection, [*_GROUP, *columns], SAMPLED_ROWS_AT_ONCE):
         with_reason = part.append_column("letter_reason", part["reason"]) if whole else part
         rows = _newest(_without_rare_reasons(with_reason, reasons), most)
-        if not whole:
+        if value_bytes is not None:
             number = rows.schema.get_field_index("value")
-            rows = rows.set_column(number, "value", pc.binary_slice(rows["value"], 0, VALUE_BYTES))
+            rows = rows.set_column(number, "value", pc.binary_slice(rows["value"], 0, value_bytes))
         for row in as_rows(rows):
             key = tuple(row.pop(name) for name in _GROUP)
             if key in by_group:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 import uuid
-from collections import Counter
+from collections import Counter, defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyarrow import fs
 from pyspark.sql import functions as F
@@ -29,12 +30,13 @@ from router.delta.keyed.row_order import OUTBOX_ONLY
 from router.delta.lake import Lake
 from router.delta.replace_by_spark import staged_rows
 from router.delta.unreadable_values import as_rows
+from router.engine.audit.dead_letters import DeadLetterGroup, DeadLetterSelection, groups_in
 from router.engine.balance import keyed, total
 from router.engine.checkpoint_store import CheckpointStore, CopiedSchemas
 from router.engine.dead_letter_share import dead_letter_share
 from router.engine.decision import BatchDecider
 from router.engine.destination import Destination
-from router.engine.label.layout import MERGED_COORDINATES
+from router.engine.label.layout import DEAD_SCHEMA, MERGED_COORDINATES
 from router.engine.quarantine.table import blocked_places
 from router.engine.reprocess.records import BronzeRecords, RecordRange, bronze_tables, records_of_topic
 from router.engine.source import source
@@ -63,8 +65,6 @@ CALLS_OF = 100
 """Rows of a sink of which the calls are made: sinks make those of a small batch only, on the driver."""
 _LONGEST = timedelta(days=1)
 """Files of a preview that began earlier are those of one that was killed."""
-_REASONS = 100
-"""Most groups of dead letters that are told apart: a reason that contains data differs in every record."""
 
 
 @dataclass(frozen=True)
@@ -105,18 +105,6 @@ class SinkPreview:
 
 
 @dataclass(frozen=True)
-class LetterPreview:
-    """Dead letters of one stage, route, sink and reason; without a reason those of all others. `value` is of one."""
-
-    count: int
-    stage: str
-    route: str | None
-    sink: str | None
-    reason: str | None
-    value: bytes | None
-
-
-@dataclass(frozen=True)
 class Preview:
     """Where records would go. `place` is what they were read from; `stops` has why the batch would not be committed.
 
@@ -130,7 +118,7 @@ class Preview:
     stops: tuple[str, ...]
     tables: tuple[TablePreview, ...]
     sinks: tuple[SinkPreview, ...]
-    dead_letters: tuple[LetterPreview, ...]
+    dead_letters: tuple[DeadLetterGroup, ...]
     expectations: dict[str, int]
     waiting: dict[str, str]
 
@@ -231,7 +219,9 @@ def _records(context: ReprocessContext, choice: RecordChoice) -> tuple[str, Data
         if choice.chosen is not None:
             return "bronze", stored_records(records.filter(choice.chosen.holds()))
         first_batch = bronze.batch_of_newest(lake, choice.last)
-        newest = records.filter(F.col("batch_id") >= first_batch).orderBy(F.desc("batch_id"), F.desc("offset"))
+        # A batch may be landed more than once: the order says which records are chosen, each time the same.
+        order = [F.desc("batch_id"), *(F.desc(name) for name in ("offset", "topic", "partition"))]
+        newest = records.filter(F.col("batch_id") >= first_batch).orderBy(*order)
         return "bronze", stored_records(newest.limit(choice.last))
     if kafka is None:
         if choice.chosen is not None:
@@ -257,10 +247,7 @@ def _tables(lake: Lake, staging_lake: Lake, decision: BatchDecision, samples: in
         if commit.target == "/dead_letters":
             continue
         if commit.table.startswith(OUTBOX):
-            for table, rows in sorted(_rows_by_table(staging_lake, commit).items()):
-                change = "new" if lake.open(table) is None else ""
-                sample = _samples(staging_lake, commit, samples, table)
-                yield TablePreview(table, commit.target, rows, change, samples=sample)
+            yield from _tables_of_outbox(lake, staging_lake, commit, samples)
             continue
         change = "wider" if commit.added or commit.widened else ""
         columns = {**_columns(commit.added), **_columns(commit.widened)}
@@ -268,6 +255,25 @@ def _tables(lake: Lake, staging_lake: Lake, decision: BatchDecision, samples: in
             change, columns = "new", _columns(commit.columns)
         sample = _samples(staging_lake, commit, samples)
         yield TablePreview(commit.table, commit.target, commit.rows, change, columns, sample)
+
+
+def _tables_of_outbox(lake: Lake, staging_lake: Lake, commit: TableCommit, samples: int) -> Iterator[TablePreview]:
+    """Yield the tables that the rows of an outbox are for, in one pass; none if the sink sends them elsewhere."""
+    counts: Counter[str] = Counter()
+    kept: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for file, rows in _parts(staging_lake, commit):
+        if TABLE not in file.columns:
+            continue
+        of_table = rows.drop_columns([name for name in _ONLY_IN_OUTBOXES if name in rows.column_names])
+        for count in rows.column(TABLE).value_counts().to_pylist():
+            table = count["values"]
+            counts[table] += count["counts"]
+            if len(kept[table]) < samples:
+                chosen = of_table.filter(pc.equal(rows.column(TABLE), table))
+                kept[table] += as_rows(chosen.slice(0, samples - len(kept[table])))
+    for table, count in sorted(counts.items()):
+        change = "new" if lake.open(table) is None else ""
+        yield TablePreview(table, commit.target, count, change, samples=kept[table])
 
 
 def _columns(schema: str | None) -> dict[str, str]:
@@ -278,35 +284,22 @@ def _columns(schema: str | None) -> dict[str, str]:
     return {field.name: field.dataType.simpleString() for field in fields}
 
 
-def _rows_by_table(lake: Lake, commit: TableCommit) -> Counter[str]:
-    """Return the rows of an outbox by the table that they are for; none if the sink sends them elsewhere."""
-    rows: Counter[str] = Counter()
-    for file in commit.files:
-        if TABLE in file.columns:
-            with lake.files.open_input_file(file.path) as stream:
-                counts = pq.read_table(stream, columns=[TABLE]).column(TABLE).value_counts()
-            rows.update({count["values"]: count["counts"] for count in counts.to_pylist()})
-    return rows
-
-
-def _samples(lake: Lake, commit: TableCommit, count: int, table: str | None = None) -> list[dict[str, Any]]:
-    """Return the first rows of a commit, or of those for a table in an outbox, without what only an outbox has."""
+def _samples(lake: Lake, commit: TableCommit, count: int) -> list[dict[str, Any]]:
+    """Return the first rows of a commit."""
     samples: list[dict[str, Any]] = []
-    for file in commit.files:
-        for batch in _batches(lake, file):
-            rows = pa.Table.from_batches([batch])
-            if table is not None:
-                rows = rows.filter(pc.equal(rows.column(TABLE), table))
-                rows = rows.drop_columns([name for name in _ONLY_IN_OUTBOXES if name in rows.column_names])
-            samples += [{**file.partition, **row} for row in as_rows(rows.slice(0, count - len(samples)))]
-            if len(samples) >= count:
-                return samples
+    for file, rows in _parts(lake, commit):
+        samples += [{**file.partition, **row} for row in as_rows(rows.slice(0, count - len(samples)))]
+        if len(samples) >= count:
+            break
     return samples
 
 
-def _batches(lake: Lake, file: StagedFile) -> Iterator[pa.RecordBatch]:
-    with lake.files.open_input_file(file.path) as stream:
-        yield from pq.ParquetFile(stream).iter_batches(batch_size=1_000)
+def _parts(lake: Lake, commit: TableCommit) -> Iterator[tuple[StagedFile, pa.Table]]:
+    """Yield the staged rows of a commit part by part, each with its file."""
+    for file in commit.files:
+        with lake.files.open_input_file(file.path) as stream:
+            for batch in pq.ParquetFile(stream).iter_batches(batch_size=1_000):
+                yield file, pa.Table.from_batches([batch])
 
 
 def _sinks(context: ReprocessContext, lake: Lake, decision: BatchDecision, samples: int) -> Iterator[SinkPreview]:
@@ -323,19 +316,10 @@ def _sinks(context: ReprocessContext, lake: Lake, decision: BatchDecision, sampl
         yield SinkPreview(commit.target, commit.rows, calls[:samples])
 
 
-def _dead_letters(lake: Lake, decision: BatchDecision) -> Iterator[LetterPreview]:
-    """Yield the dead letters by stage, route, sink and reason, the most frequent first."""
-    counts: Counter[tuple[Any, ...]] = Counter()
-    values: dict[tuple[Any, ...], bytes | None] = {}
-    for commit in decision.commits:
-        for file in commit.files if commit.target == "/dead_letters" else ():
-            for batch in _batches(lake, file):
-                rows = pa.Table.from_batches([batch]).select(["stage", "route", "sink", "reason", "value"])
-                for stage, route, sink, reason, value in zip(*(column.to_pylist() for column in rows), strict=True):
-                    key = (stage, route, sink, reason)
-                    if key not in counts and len(counts) >= _REASONS:
-                        key = (stage, route, sink, None)
-                    counts[key] += 1
-                    values.setdefault(key, value)
-    for key, count in counts.most_common():
-        yield LetterPreview(count, *key, value=values[key])
+def _dead_letters(lake: Lake, decision: BatchDecision) -> list[DeadLetterGroup]:
+    """Return the groups of dead letters, each with one record."""
+    paths = [file.path for file in decision.landed.files if file.target == "/dead_letters"]
+    if not paths:
+        return []
+    letters = ds.dataset(paths, DEAD_SCHEMA, format="parquet", filesystem=lake.files)
+    return groups_in(letters, DeadLetterSelection(), samples=1, value_bytes=None)
