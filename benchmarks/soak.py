@@ -122,7 +122,7 @@ def _report(lake: Path, passed: float, *, last: bool = False) -> None:
     bar = f" (bar {BAR:g})" if last else ""
     click.echo(
         f"after {passed / 60:.0f} min: {newest_bytes / 1e6:.1f} MB in tables, {folder_bytes / 1e6:.1f} MB on disk, "
-        f"{folder_bytes / max(newest_bytes, 1):.1f} times{bar}; logs {log_bytes / 1e6:.1f} MB, {files} files"
+        f"{folder_bytes / max(newest_bytes, 1):.1f} times{bar}; of that logs {log_bytes / 1e6:.1f} MB, {files} files"
     )
 
 
