@@ -5,11 +5,12 @@ A new Spark that fails one of these changes what the docstring says; the functio
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from py4j.protocol import Py4JJavaError
+from py4j.java_gateway import JavaPackage
+from py4j.protocol import REFLECTION_COMMAND_NAME, Py4JJavaError
 from pyspark.errors import NumberFormatException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
@@ -32,6 +33,28 @@ def test_the_jvm_s_classes_can_be_called(spark: SparkSession) -> None:
     """Without it Kafka's admin client is out of reach: no sample of a topic, no start after a lost checkpoint."""
     assert spark_internals.jvm(spark).java.lang.Math.abs(-3) == 3
     spark_internals.collect_garbage(spark)
+
+
+def test_the_jvm_is_asked_for_a_name_once(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it every column costs three questions to the JVM in place of one."""
+    door = spark_internals.jvm(spark)
+    sent: list[str] = []
+    send = door._gateway_client.send_command
+
+    def note(command: str, *args: Any, **kwargs: Any) -> Any:
+        sent.append(command)
+        return send(command, *args, **kwargs)
+
+    F.col("a")
+    door.java.lang.Math.abs(-3)
+    monkeypatch.setattr(door._gateway_client, "send_command", note)
+    F.col("a")
+    door.java.lang.Math.abs(-3)
+    assert [command for command in sent if command.startswith(REFLECTION_COMMAND_NAME)] == []
+
+    assert isinstance(door.java.lang.Later, JavaPackage)  # as long as no jar has it
+    assert isinstance(door.java.lang.Later, JavaPackage)
+    assert len([command for command in sent if "java.lang.Later" in command]) == 2
 
 
 def test_exceptions_of_the_jvm_can_be_left_as_they_are(spark: SparkSession) -> None:

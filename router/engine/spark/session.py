@@ -41,6 +41,7 @@ from router.engine.spark.java import provide_java
 from router.errors import MachineError, SessionLost, StartError, is_verbose
 from router.spark_internals import (
     QUERY_CLASSES,
+    ask_for_names_once,
     builder_options,
     first_cause,
     has_jvm,
@@ -165,6 +166,7 @@ def _session_of(builder: SparkSession.Builder, name: str) -> SparkSession:
     Raises SessionLost if the JVM was killed meanwhile, MachineError with the reason in a line if Spark does not start.
     """
     interrupt = signal.getsignal(signal.SIGINT)
+    ask_for_names_once()
     try:
         if not _is_submitted():
             _start_jvm(_conf(builder))
