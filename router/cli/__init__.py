@@ -205,31 +205,32 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except RouterError as error:
-            lines = [f"router: {error}"]
-            if isinstance(error, ConfigError):
-                # One problem a line, each with its own place in the file.
-                lines = str(error).split("\n")
-            _print_stack(error)
-            for line in lines:
-                echo_message(line, err=True)
-            ctx.exit(_exit_code(ctx, error))
-        except BrokenPipeError:
+        except (BrokenPipeError, click.ClickException, click.exceptions.Exit, click.Abort):
             # click ends quietly when the reader of the output has gone.
             raise
-        except OSError as error:
-            # A disk or an object store that does not answer is no fault of the program: no traceback.
-            _print_stack(error)
-            click.echo(f"router: {printable(first_line(error))}", err=True)
-            ctx.exit(_exit_code(ctx, error))
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
-            raise
         except Exception as error:
-            _print_stack(error)
-            name = type(error).__name__
-            where = "" if is_verbose() else f"; `router --verbose {ctx.invoked_subcommand} ...` shows where"
-            click.echo(f"router: unexpected {name}: {printable(first_line(error))}{where}", err=True)
+            show_error(error, ctx.invoked_subcommand)
             ctx.exit(_exit_code(ctx, error))
+
+
+def show_error(error: Exception, command: str | None) -> None:
+    """Print why a command could not do what it was asked for, without a traceback."""
+    if is_verbose():
+        click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
+    if isinstance(error, RouterError):
+        lines = [f"router: {error}"]
+        if isinstance(error, ConfigError):
+            # One problem a line, each with its own place in the file.
+            lines = str(error).split("\n")
+        for line in lines:
+            echo_message(line, err=True)
+        return
+    text = printable(first_line(error))
+    # A disk or an object store that does not answer is no fault of the program.
+    if not isinstance(error, OSError):
+        where = "" if is_verbose() else f"; `router --verbose {command} ...` shows where"
+        text = f"unexpected {type(error).__name__}: {text}{where}"
+    click.echo(f"router: {text}", err=True)
 
 
 def _exit_code(ctx: click.Context, error: Exception) -> int:
@@ -239,11 +240,6 @@ def _exit_code(ctx: click.Context, error: Exception) -> int:
         return error.exit_code if isinstance(error, RouterError) else 1
     # These come when a part is done.
     return error.exit_code if isinstance(error, SinkError | SessionLost) else REFUSED
-
-
-def _print_stack(error: Exception) -> None:
-    if is_verbose():
-        click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
 
 
 def _print_version(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None:

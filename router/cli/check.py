@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from router.cli import config_argument, existing_file, plugin_option
-from router.cli.documents import json_option, show_json
+from router.cli.documents import json_option, junit_report, show_json
+from router.cli.saves import runs_at_saves
 from router.cli.session import spark_session
 from router.config.loader import Loaded, load, load_sound
 from router.config.problems import sort_problems
@@ -17,8 +19,6 @@ from router.errors import ConfigError, RouterError
 from router.registry import Entry, Registry, load_registry, missing_extras
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from router.engine.preflight.lake_changes import Change
     from router.errors import Problem
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 @click.option("--fingerprint", is_flag=True, help="Print the fingerprint of a good FILE, and nothing else.")
 @json_option
 @plugin_option
+@runs_at_saves
 @click.pass_context
 def check(
     ctx: click.Context,
@@ -183,10 +184,18 @@ def _count(number: int, noun: str) -> str:
 
 @click.command(short_help="Run route tests: records in, rows expected.")
 @click.argument("files", type=existing_file, nargs=-1, required=True)
+@click.option("--junit-xml", type=click.Path(dir_okay=False, path_type=Path), help="Also write a report for CI.")
 @json_option
 @plugin_option
+@runs_at_saves
 @click.pass_context
-def test(ctx: click.Context, files: tuple[Path, ...], as_json: bool, plugin_files: tuple[Path, ...]) -> None:
+def test(
+    ctx: click.Context,
+    files: tuple[Path, ...],
+    junit_xml: Path | None,
+    as_json: bool,
+    plugin_files: tuple[Path, ...],
+) -> None:
     """Run the route tests in FILES, such as games.test.yaml, which tests games.yaml.
 
     Every case is one batch into a lake of its own. No source is read, no registry
@@ -215,4 +224,6 @@ def test(ctx: click.Context, files: tuple[Path, ...], as_json: bool, plugin_file
                     click.echo(f"  {fault}")
     if as_json:
         show_json({"cases": cases})
+    if junit_xml is not None:
+        junit_xml.write_bytes(junit_report(cases))
     ctx.exit(int(not all(case["passed"] for case in cases)))

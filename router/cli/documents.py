@@ -1,12 +1,15 @@
-"""`--json`: the one document that a command prints in place of its lines. Needs no terminal library."""
+"""Documents for programs: the one of `--json`, in place of a command's lines, and JUnit's. Need no terminal library."""
 
 from __future__ import annotations
 
 import json
+import xml.etree.ElementTree as ET
 from datetime import datetime, timezone
 from typing import Any
 
 import click
+
+from router.errors import printable
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 """`--json`; the command gets it as `as_json`."""
@@ -15,6 +18,29 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 def show_json(document: dict[str, Any]) -> None:
     """Print one JSON document: times as ISO 8601 in UTC, all but ASCII escaped."""
     click.echo(json.dumps(document, indent=2, default=_json_value))
+
+
+def junit_report(cases: list[dict[str, Any]]) -> bytes:
+    """Return cases (`file`, `case`, `faults`) as JUnit XML, which systems for CI read: a suite for each file.
+
+    https://github.com/testmoapp/junitxml describes the format.
+    """
+    root = ET.Element("testsuites")
+    suites: dict[str, ET.Element] = {}
+    for case in cases:
+        file = printable(case["file"])
+        if file not in suites:
+            suites[file] = ET.SubElement(root, "testsuite", name=file)
+        element = ET.SubElement(suites[file], "testcase", classname=file, name=printable(case["case"]))
+        if case["faults"]:
+            faults = [printable(fault) for fault in case["faults"]]
+            ET.SubElement(element, "failure", message=faults[0]).text = "\n".join(faults)
+    for suite in (root, *suites.values()):
+        suite.set("tests", str(len([*suite.iter("testcase")])))
+        suite.set("failures", str(len([*suite.iter("failure")])))
+    ET.indent(root)
+    document: bytes = ET.tostring(root, encoding="utf-8", xml_declaration=True)
+    return document
 
 
 def _json_value(value: Any) -> Any:

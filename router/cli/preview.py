@@ -14,6 +14,7 @@ from router.cli import config_argument, master_option, plugin_option
 from router.cli.dead_letters import LETTER_GROUP_FIELDS, cut, group_row
 from router.cli.documents import json_option, show_json
 from router.cli.listing import Listing, ListingField, numbers, show_listings, show_sentences
+from router.cli.saves import runs_at_saves
 from router.cli.session import watched_session
 from router.cli.values import parse_since
 from router.config.loader import load
@@ -48,6 +49,7 @@ _OFFSETS = re.compile(r"(?P<topic>.+)/(?P<partition>\d+)/(?P<first>\d+)-(?P<last
 @master_option
 @json_option
 @plugin_option
+@runs_at_saves
 def preview(
     file: Path,
     last: int,
@@ -76,6 +78,8 @@ def preview(
     stop = threading.Event()
     with watched_session(loaded.config, master, stop, by_spark=True, writes=False) as spark:
         found = preview_records(ReprocessContext.of(loaded, spark, stop), choice, samples)
+    if stop.is_set():
+        raise click.Abort
     if as_json:
         show_json({"name": loaded.config.name, **_plain(asdict(found))})
     else:

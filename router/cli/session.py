@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from contextlib import ExitStack, contextmanager
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from router.delta.lake import Lake
 
 log = logging.getLogger("router")
+_stays_warm = False
 SILENT_AFTER_TERM = 25.0
 """Seconds without progress after SIGTERM: process managers kill a process after 30 s, as Kubernetes does."""
 SILENT_AFTER_INT = 6.0
@@ -45,7 +47,29 @@ def spark_session(config: Config, master: str | None = None) -> Iterator[SparkSe
     try:
         yield session
     finally:
-        stop_session(session)
+        if not _stays_warm:
+            stop_session(session)
+
+
+@contextmanager
+def warm_sessions() -> Iterator[None]:
+    """Leave Spark running where a session would be stopped, for the next one; stop it at the end.
+
+    What stands under `spark:` of a configuration, and in its options of the JVM, is that of the first session.
+    """
+    global _stays_warm  # noqa: PLW0603 - of the process, as Spark is
+    _stays_warm = True
+    try:
+        yield
+    finally:
+        _stays_warm = False
+        if "pyspark" in sys.modules:
+            from pyspark.sql import SparkSession
+
+            from router.engine.spark.session import stop_session
+
+            if session := SparkSession.getActiveSession():
+                stop_session(session)
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from router.config.models import Model
 from router.config.problems import Document, problems_in_words, sort_problems, widths_of
 from router.config.yaml_tree import Keys, parse_yaml, plain_data
 from router.delta.lake import Lake
+from router.delta.replace_by_spark import staged_rows
 from router.delta.unreadable_values import as_rows
 from router.engine.batch import Batches
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas
@@ -32,8 +33,10 @@ from router.engine.destination import Destination
 from router.engine.label.layout import BRONZE_SCHEMA, outbox_of
 from router.engine.ledger import VIOLATED
 from router.engine.source.file_rows import hinted
-from router.errors import ConfigError, Problem, RouterError
+from router.engine.views.schedule import in_order, refresher
+from router.errors import ConfigError, Problem, RouterError, ViewError
 from router.moments import parse_moment
+from router.storage.locations import makes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -111,7 +114,8 @@ class Expected(Model):
 
     tables: dict[str, int | list[dict[str, Any]]] | None = Field(
         default_factory=dict,
-        description="table -> its rows: how many, or which (in any order, the columns given); null: not looked at",
+        description="table -> its rows: how many, or which (in any order, the columns given); null: not looked at. "
+        "Views are made if one of their tables is named",
     )
     sent: dict[str, int | list[dict[str, Any]]] | None = Field(
         default_factory=dict,
@@ -259,6 +263,8 @@ def run_tests(loaded: Loaded, tests: RouteTests, spark: SparkSession) -> Iterato
                 letters = _rows(Lake.at(f"{place}/lake"), loaded.config.dead_letters)
             except _UnwritableError as error:
                 faults = (str(error),)
+            except ViewError as error:
+                faults = (str(error),)
             except RouterError as error:
                 faults = (f"the batch stopped: {error}",)
         dead_letters = tuple(tuple(row[name] for name in LETTER_COLUMNS) for row in letters)
@@ -289,6 +295,8 @@ def _faults(config: Config, case: RouteTest, records: pa.Table, spark: SparkSess
     if case.expect.violated is not None:
         yield from _violation_faults(case.expect.violated, report)
 
+    manifest = store.manifest(0)
+    staged = {commit.table: commit for commit in manifest.commits} if manifest else {}
     # The rows of these tables are seen elsewhere: in `sent`, in dead letters, in the tables that they are merged into.
     hidden = {config.dead_letters, config.ledger}
     sent: dict[str, list[dict[str, Any]]] = {}
@@ -299,28 +307,27 @@ def _faults(config: Config, case: RouteTest, records: pa.Table, spark: SparkSess
         if isinstance(sink, ApplyingSink) and sink.previews:
             hidden.add(outbox)
             key = f"{route}/{name}"
-            sent[key] = _preview(lake, outbox, sink, spark, folder, case.answers.get(key))
+            sent[key] = []
+            if outbox in staged:
+                # Not by the table: Delta on Spark takes seconds for its log, and a case has little else to wait for.
+                events = staged_rows(spark, lake, staged[outbox])
+                answer = case.answers[key].answer if key in case.answers else None
+                sent[key] = sink.preview(events, Opening(folder, events.limit(0), trial=True, answer=answer))
     bronze = config.bronze_tables() or ()
     written = {table for table in lake.every_table() if table not in bronze}
-    if case.expect.tables is not None:
-        yield from _table_faults(lake, case.expect.tables, written - hidden)
+    expected = case.expect.tables
+    if expected is not None:
+        if any(makes(view.into, table) for view in config.views for table in expected):
+            refreshes = refresher(config, spark, lake, store)
+            for view in in_order(config.views):
+                refreshes.refresh(view)
+        yield from _table_faults(lake, expected, written - hidden)
     for key in case.answers:
         if key not in sent:
             yield f"{key}: there is no such sink to answer, or it does not say what it would send"
     if case.expect.sent is not None:
         yield from _sent_faults(case.expect.sent, sent)
     yield from _dead_letter_faults(case.expect.dead_letters, _rows(lake, config.dead_letters))
-
-
-def _preview(
-    lake: Lake, outbox: str, sink: ApplyingSink, spark: SparkSession, folder: Path, answer: CaseAnswer | None
-) -> list[dict[str, Any]]:
-    """Return what a sink would send of the rows in its outbox."""
-    if lake.open(outbox) is None:
-        return []
-    events = spark.read.format("delta").load(lake.address(outbox))
-    opening = Opening(folder, events.limit(0), trial=True, answer=answer.answer if answer else None)
-    return sink.preview(events, opening)
 
 
 def _sent_faults(

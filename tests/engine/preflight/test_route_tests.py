@@ -34,9 +34,14 @@ routes:
     sinks: [{tables: "silver.{event.game}"}]
   - {name: copies, match: {sql: "event.amount > 5"}, sinks: [{copy: {to: /nowhere/at/all}}]}
   - {name: told, match: {sql: "event.amount > 50"}, sinks: [{telling: {to: /nowhere/at/all}}]}
+views:
+  - {name: wins, from: {tables: ["silver.*"]}, into: gold.wins, sql: "SELECT game, count(*) n FROM source GROUP BY 1"}
+  - {name: best, from: {view: wins}, into: gold.best, sql: "SELECT max(n) AS n FROM source"}
 dead_letters: ops.dead
 """
 UNO = {"game": "uno", "amount": 5.5, "at": "2026-01-01T00:00:00Z", "tags": ["a"], "more": {"b": 1}}
+
+LANES = {"outbox.games__copies__copy": 2}
 
 Judge = Callable[..., tuple[str, ...]]
 
@@ -142,6 +147,19 @@ def test_the_routes_that_we_ship_do_what_their_tests_say(spark: SparkSession, pa
     results: list[CaseResult] = list(run_tests(loaded, tests, spark))
 
     assert not [result for result in results if result.faults]
+
+
+@pytest.mark.parametrize(
+    ("tables", "faults"),
+    [
+        pytest.param({"gold.best": [{"n": 2}]}, 0, id="a view over a view"),
+        pytest.param({"gold.wins": [{"game": "uno", "n": 2}], "gold.best": 1}, 0, id="both"),
+        pytest.param({"gold.wins": [{"game": "uno", "n": 1}]}, 1, id="another count"),
+        pytest.param({}, 0, id="none named"),
+    ],
+)
+def test_rows_of_views_are_those_that_the_records_make(judge: Judge, tables: dict[str, Any], faults: int) -> None:
+    assert len(judge({"value": UNO}, {"value": UNO}, tables={"silver.uno": 2, **LANES, **tables})) == faults
 
 
 WIN = {"value": {**UNO, "amount": 99}}

@@ -1,0 +1,117 @@
+"""`--watch` of `check`, `test` and `preview`: the command again, whenever a file that it has read is saved.
+
+Spark stays warm from one to the next. If code of a plugin is saved, the process begins again: it keeps the modules that
+it has imported, and so do the workers of Spark.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import suppress
+from functools import partial, wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from router.cli import show_error
+from router.cli.session import warm_sessions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+POLL_SECONDS = 0.2
+"""Seconds between two looks at the files. Their system is not asked to tell: shared folders of containers do not."""
+_Stamp = tuple[int, int, int] | None
+"""What tells that a file was saved: inode, time and size; None if there is no file."""
+
+
+class _SavedCode(Exception):  # noqa: N818 - no error
+    """A module that is imported was saved."""
+
+
+def runs_at_saves(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command that has `--json` and reads files `--watch`, of which it gets nothing itself."""
+
+    @click.option("--watch", is_flag=True, help="Do it again whenever a file that was read is saved, until Ctrl-C.")
+    @wraps(function)
+    def with_watch(*arguments: Any, watch: bool, **options: Any) -> None:
+        if not watch:
+            function(*arguments, **options)
+            return
+        if options["as_json"]:
+            raise click.UsageError("--json prints one document: it goes without --watch")
+        files = [*options.get("files", ()), *filter(None, [options.get("file")]), *options["plugin_files"]]
+        try:
+            # To be interrupted is how it ends.
+            with suppress(KeyboardInterrupt, click.Abort), warm_sessions():
+                _run_at_saves(partial(function, *arguments, **options), {file.absolute().parent for file in files})
+        except _SavedCode as saved:
+            click.echo(f"{saved} was saved: the process begins again")
+            sys.stdout.flush()
+            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+    return with_watch
+
+
+def _run_at_saves(run: Callable[[], None], folders: Iterable[Path]) -> None:
+    """Run a command again and again, each time after a file that it has read from some folders was saved."""
+    files: dict[Path, _Stamp] = {}
+
+    def note(event: str, arguments: tuple[Any, ...]) -> None:
+        # As it is opened, so that a file that is saved while the command runs is seen afterwards.
+        if event == "open" and isinstance(arguments[0], str) and arguments[1] in ("r", "rb"):
+            path = Path(arguments[0]).absolute()
+            if any(path.is_relative_to(folder) for folder in folders):
+                files.setdefault(path, _stamp(path))
+
+    sys.addaudithook(note)
+    while True:
+        code = _stamps(_imported_code())
+        files.clear()
+        try:
+            run()
+        except (click.exceptions.Exit, SystemExit):  # the code says what was printed already
+            pass
+        except Exception as error:
+            show_error(error, click.get_current_context().info_name)
+        code = _stamps(_imported_code()) | code
+        while not (saved := _saved({**code, **files})):
+            time.sleep(POLL_SECONDS)
+        before = None
+        while before != (before := _stamps(saved)):  # an editor empties a file before it writes it
+            time.sleep(POLL_SECONDS)
+        names = ", ".join(path.name for path in saved)
+        if saved & code.keys():
+            raise _SavedCode(names)
+        click.echo(f"--- {time.strftime('%H:%M:%S')} {names} was saved")
+
+
+def _stamp(path: Path) -> _Stamp:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
+
+
+def _stamps(paths: Iterable[Path]) -> dict[Path, _Stamp]:
+    return {path: _stamp(path) for path in paths}
+
+
+def _saved(known: dict[Path, _Stamp]) -> set[Path]:
+    """Return the files that are not as they are known."""
+    return {path for path, stamp in known.items() if _stamp(path) != stamp}
+
+
+def _imported_code() -> set[Path]:
+    """Return the files of imported modules that a person may be writing: not of the router, not of installations."""
+    installed = (Path(__file__).parents[1], Path(os.__file__).parent, *map(Path, (sys.prefix, sys.base_prefix)))
+    code = set()
+    for module in [*sys.modules.values()]:
+        path = Path(getattr(module, "__file__", None) or "").absolute()
+        if path.suffix == ".py" and not any(path.is_relative_to(place) for place in installed):
+            code.add(path)
+    return code
