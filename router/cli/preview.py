@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from router.cli import config_argument, master_option, plugin_option
+from router.cli import config_argument, existing_file, master_option, plugin_option
 from router.cli.dead_letters import LETTER_GROUP_FIELDS, cut, group_row
 from router.cli.documents import json_option, show_json
 from router.cli.listing import Listing, ListingField, numbers, show_listings, show_sentences
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from router.config.models import Config
+    from router.engine.reprocess.comparison import Comparison
     from router.engine.reprocess.preview import Preview
     from router.engine.reprocess.records import RecordRange
 
@@ -44,6 +45,7 @@ _OFFSETS = re.compile(r"(?P<topic>.+)/(?P<partition>\d+)/(?P<first>\d+)-(?P<last
     show_default=True,
     help="Where records are read: auto is bronze, if there is any, or else the source.",
 )
+@click.option("--against", metavar="OLD", type=existing_file, help="Show what differs from the configuration OLD.")
 @click.option("--samples", default=2, show_default=True, type=click.IntRange(0, 100), help="Rows and calls of each.")
 @click.option("--values", "whole", is_flag=True, help="Show values of any length, which are cut otherwise.")
 @master_option
@@ -56,6 +58,7 @@ def preview(
     since: str | None,
     records: str | None,
     source: Any,
+    against: Path | None,
     samples: int,
     whole: bool,
     master: str | None,
@@ -66,7 +69,10 @@ def preview(
 
     The records go through all steps of a batch, against the tables as they are. Registry and lookups are read. The
     stream may run meanwhile. Exit code 1: the batch would stop.
+
+    With --against the same records go through OLD as well, and what differs is shown. Exit code 1: something does.
     """
+    from router.engine.reprocess.comparison import compare
     from router.engine.reprocess.context import ReprocessContext
     from router.engine.reprocess.preview import RecordChoice
     from router.engine.reprocess.preview import preview as preview_records
@@ -75,11 +81,23 @@ def preview(
         raise click.UsageError("choose records with --since or with --records")
     choice = RecordChoice(last, _parse_range(since, records), source)
     loaded = load(file, load_registry(plugin_files))
+    old = load(against, load_registry(plugin_files)) if against else None
     stop = threading.Event()
     with watched_session(loaded.config, master, stop, by_spark=True, writes=False) as spark:
-        found = preview_records(ReprocessContext.of(loaded, spark, stop), choice, samples)
+        context = ReprocessContext.of(loaded, spark, stop)
+        if old is None:
+            found = preview_records(context, choice, samples)
+        else:
+            differences = compare(ReprocessContext.of(old, spark, stop), context, choice, samples)
     if stop.is_set():
         raise click.Abort
+    if old is not None:
+        document = {"name": loaded.config.name, "equal": differences.is_equal, **_plain(asdict(differences))}
+        if as_json:
+            show_json(document)
+        else:
+            _show_differences(loaded.config, differences, whole=whole)
+        raise SystemExit(int(not differences.is_equal))
     if as_json:
         show_json({"name": loaded.config.name, **_plain(asdict(found))})
     else:
@@ -121,11 +139,7 @@ def _text(value: bytes) -> str:
 
 def _show(config: Config, found: Preview, *, whole: bool) -> None:
     """Print a preview for people: what is said of the batch, then lists of where its records go."""
-
-    def text(value: str | dict[str, Any]) -> str:
-        shown = value if isinstance(value, str) else json.dumps(_plain(value), ensure_ascii=False)
-        return shown if whole else cut(shown)
-
+    text = _shown_whole if whole else _shown
     show_sentences([(name, printable(sentence)) for name, sentence in _sentences(config, found)])
     tables = []
     samples = []
@@ -148,6 +162,50 @@ def _show(config: Config, found: Preview, *, whole: bool) -> None:
         Listing("sinks", "sinks", SINK_FIELDS, sinks),
         Listing("dead_letters", "dead letters", LETTER_FIELDS, letters),
         Listing("samples", "samples", SAMPLE_FIELDS, samples),
+    ]
+    show_listings(config.name, listings)
+
+
+def _shown_whole(value: str | dict[str, Any]) -> str:
+    """Return a value, or the values of a row, as text."""
+    return value if isinstance(value, str) else json.dumps(_plain(value), ensure_ascii=False)
+
+
+def _shown(value: str | dict[str, Any]) -> str:
+    return cut(_shown_whole(value))
+
+
+def _show_differences(config: Config, found: Comparison, *, whole: bool) -> None:
+    """Print what differs for people: a list for tables, calls, and records that end elsewhere, and samples."""
+    text = _shown_whole if whole else _shown
+    read = f"{found.read:,} records of {found.place}; nothing was written"
+    sentences = [("read", f"{config.name}: {read}; {'nothing differs' if found.is_equal else 'differences:'}")]
+    for when, stops in found.stops.items():
+        sentences += [(f"the batch would stop {when}", stop) for stop in stops]
+    for place, function in found.left_out.items():
+        sentences.append((place, f"is not compared: {function} has another value each time"))
+    show_sentences([(name, printable(sentence)) for name, sentence in sentences])
+    tables: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
+    samples: list[dict[str, Any]] = []
+    for table in found.tables:
+        changed = ", ".join(f"{name} {rows}" for name, rows in sorted(table.columns.items()))
+        types = ", ".join(f"{name} {what}" for name, what in sorted(table.types.items()))
+        facts = {"before": table.before, "now": table.now, "only_before": table.only_before, "only_now": table.only_now}
+        tables.append({"table": table.table, **facts, "changed": table.changed, "columns": changed, "types": types})
+        for row in table.samples:
+            for when in ("before", "now"):
+                if when in row:
+                    of_row = {"to": table.table, "record": row["record"], "when": when}
+                    samples.append({**of_row, "sample": text(row[when])})
+    for sink in found.calls:
+        calls += [{"sink": sink.sink, "when": "before", "call": text(call)} for call in sink.only_before]
+        calls += [{"sink": sink.sink, "when": "now", "call": text(call)} for call in sink.only_now]
+    listings = [
+        Listing("tables", "tables and sinks", DIFFERENCE_FIELDS, tables),
+        Listing("fates", "records that end elsewhere", FATE_FIELDS, [asdict(fate) for fate in found.fates]),
+        Listing("calls", "calls", CALL_FIELDS, calls),
+        Listing("samples", "samples", DIFFERING_FIELDS, samples),
     ]
     show_listings(config.name, listings)
 
@@ -183,5 +241,21 @@ SINK_FIELDS = (ListingField("route"), ListingField("sink"), *numbers("rows"))
 LETTER_FIELDS = (
     *(field for field in LETTER_GROUP_FIELDS if field.name in ("count", "stage", "route", "sink", "reason")),
     ListingField("value", "sentence"),
+)
+DIFFERENCE_FIELDS = (
+    ListingField("table"),
+    *numbers("before", "now", "only_before", "only_now", "changed"),
+    ListingField("columns", "sentence"),
+    ListingField("types", "sentence"),
+)
+FATE_FIELDS = (
+    *numbers("records"),
+    *(ListingField(name) for name in ("before", "now", "record")),
+    ListingField("reason", "sentence"),
+)
+CALL_FIELDS = (ListingField("sink"), ListingField("when"), ListingField("call", "sentence"))
+DIFFERING_FIELDS = (
+    *(ListingField(name) for name in ("to", "record", "when")),
+    ListingField("sample", "sentence"),
 )
 SAMPLE_FIELDS = (ListingField("to"), ListingField("sample", "sentence"))

@@ -63,8 +63,9 @@ class BatchDecider:
 
     `query` is the query with its run: transaction ids begin with it. `tables` opens the tables of the lake. With `only`
     rows of other tables do not land. `staging` is the folder for staged files, None for the folders of the tables; it
-    is one of `staging_lake`, if that is given. What the object keeps between batches (demands, names of tables, the
-    size of files) only saves work: a new process starts without it.
+    is one of `staging_lake`, if that is given. With `traced` staged rows have the place of their record (`TRACED`).
+    What the object keeps between batches (demands, names of tables, the size of files) only saves work: a new process
+    starts without it.
     """
 
     config: Config
@@ -78,6 +79,7 @@ class BatchDecider:
     executors: Executors = field(default_factory=Executors)
     demands: Demands = field(default_factory=Demands)
     staging_lake: Lake | None = None
+    traced: bool = False
     stop: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
@@ -91,6 +93,7 @@ class BatchDecider:
             only=self.only,
             executors=self.executors,
             counts_ages=self.config.ui is not None,
+            traced=self.traced,
         )
         self.searched: set[str] = set()
         self.evolution = SchemaEvolution(
@@ -110,6 +113,7 @@ class BatchDecider:
         only: frozenset[str] | None = None,
         staging: str | None = None,
         staging_lake: Lake | None = None,
+        traced: bool = False,
         executors: Executors | None = None,
         memory: Memory | None = None,
         stop: threading.Event | None = None,
@@ -131,6 +135,7 @@ class BatchDecider:
             only=only,
             staging=staging,
             staging_lake=staging_lake,
+            traced=traced,
             executors=executors or Executors(),
             stop=stop or threading.Event(),
         )

@@ -63,6 +63,8 @@ COORDINATES = {
 """Columns that an outbox or a quarantine has besides its route's: where each event came from."""
 MERGED_COORDINATES = {**COORDINATES, ARRIVAL: "arrival"}
 """The same for the outbox of a merging sink, which orders rows by them."""
+TRACED = {"_traced_topic": "topic", "_traced_partition": "partition", "_traced_offset": "offset"}
+"""Columns that staged files of a comparison have besides: no table has them, and no schema names them."""
 
 QUARANTINE_COLUMNS = {TABLE: pa.string(), QUERY: pa.string(), BATCH_ID: pa.int64(), CAUSE: pa.string()}
 """Columns that a quarantine has besides: the table that its rows are for, the query and the batch that read them, and

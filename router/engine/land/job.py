@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 
 from router.delta.parquet_writer import Staging
 from router.delta.staged_files import StagedFile
+from router.engine.label.layout import TRACED
 from router.engine.land.record_ages import TableAges
 from router.engine.land.task import WANTED, LandingWork, landing_task
 from router.engine.spark.executors import Executors, refusal
@@ -104,8 +105,8 @@ class LandingJob:
     The files and records of one batch decide how the next one is landed: whether rows are shuffled by table (`tiny`),
     and whether Spark bounds its Arrow batches in bytes (`measured`). `only` are the tables that get rows, None for all.
     `run` raises StartError if an executor lacks something that the driver has; nothing is staged there then. With
-    `counts_ages` tasks count how old records are. `not_found` are the schemas that the last batch with such records
-    named in vain: the log says it once.
+    `counts_ages` tasks count how old records are, with `traced` rows have the place of their record.
+    `not_found` are the schemas that the last batch with such records named in vain: the log says it once.
     """
 
     spark: SparkSession
@@ -118,6 +119,7 @@ class LandingJob:
     only: frozenset[str] | None = None
     executors: Executors = field(default_factory=Executors)
     counts_ages: bool = False
+    traced: bool = False
     not_found: frozenset[str] = frozenset()
 
     def run(self, plan: Plan, demands: Demands, batch: int, asked: frozenset[str] = frozenset()) -> Landed:
@@ -236,6 +238,7 @@ class LandingJob:
             began=began_for_ages,
             arrival=plan.arrival,
             asked=asked,
+            traced=self.traced,
         )
         task = self.executors.guarded(landing_task(work), reports=True)
         self.spark.conf.set(BATCH_BYTES, str(BOUNDED) if bounded else UNBOUNDED)
@@ -264,7 +267,8 @@ def _landed(reports: Any, began: float) -> Landed:
     landed = Landed(began=began)
     for report in reports:
         if "path" in report:
-            landed.files.append(StagedFile.of(report))
+            columns = [name for name in report["columns"] if name not in TRACED]
+            landed.files.append(StagedFile.of({**report, "columns": columns}))
         elif "big" in report:
             ages = {place: TableAges.of(of_table) for place, of_table in report["ages"].items()}
             landed += Landed(big=report["big"], failed=report["failed"], defects=report["defects"], ages=ages)

@@ -31,6 +31,7 @@ from router.engine.label.layout import (
     MERGED_COORDINATES,
     QUARANTINE_COLUMNS,
     SCHEMA_COLUMNS,
+    TRACED,
     UNMET,
     Demands,
     RouteLabels,
@@ -230,7 +231,8 @@ class LandingWork:
     """What every task of a landing job is given. `only` are the tables that get rows, also by way of an outbox, None
     for all: nothing else lands then, no dead letter either. `began` is when the batch began, in seconds since 1970, if
     tasks are to count how old records are. Records without an arrival get `arrival`, unless it is None. `asked` is what
-    the decoder was asked for already in this batch.
+    the decoder was asked for already in this batch. With `traced` rows have the place of their record, in columns of
+    the file alone.
     """
 
     labelling: Labelling
@@ -242,6 +244,7 @@ class LandingWork:
     began: float | None = None
     arrival: int | None = None
     asked: frozenset[str] = frozenset()
+    traced: bool = False
 
 
 def landing_task(work: LandingWork) -> Any:
@@ -436,7 +439,11 @@ class _Task:
         kinds |= demands.casts.get(place, {})
         names = set(part.schema.names)
         schema = pa.schema([(name, kind) for name, kind in kinds.items() if name in names])
-        self.writer.hold(target.key, table, _cast(part, schema), seen=target.seen, by=target.partition_by)
+        part = _cast(part, schema)
+        if self.work.traced:
+            for name, source in TRACED.items():
+                part = part.append_column(name, rows.batch.column(source).take(pa.array(rows.where(at))))
+        self.writer.hold(target.key, table, part, seen=target.seen, by=target.partition_by)
 
     def _quarantine_unmet(
         self, rows: Rows, target: Target, table: str, have: tuple[pa.RecordBatch | None, _Numbers | None]

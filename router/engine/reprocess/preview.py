@@ -61,6 +61,8 @@ if TYPE_CHECKING:
     from router.engine.reprocess.context import ReprocessContext
 
 _ONLY_IN_OUTBOXES = {*OUTBOX_ONLY, *MERGED_COORDINATES}
+BRONZE_PLACE = "bronze"
+"""What a preview calls the place of records that were stored."""
 CALLS_OF = 100
 """Rows of a sink of which the calls are made: sinks make those of a small batch only, on the driver."""
 _LONGEST = timedelta(days=1)
@@ -140,17 +142,29 @@ class PreviewDestination(Destination):
         return ()
 
 
-def preview(context: ReprocessContext, choice: RecordChoice, samples: int) -> Preview:
-    """Return where records would go, with some rows of each table as samples. Deletes what it has staged."""
-    with _staging_lake(context) as staging_lake:
-        lake, checkpoint = (_existing(place, staging_lake) for place in (context.lake, context.checkpoint))
-        context = replace(context, lake=lake, checkpoint=checkpoint)
+@dataclass(frozen=True)
+class Trial:
+    """A batch that was landed into a lake of its own, and decided against the tables of the real one.
+
+    `noted` says why it would stop, `waiting` why rows would wait, by ROUTE/SINK/TABLE.
+    """
+
+    context: ReprocessContext
+    staging_lake: Lake
+    decision: BatchDecision
+    noted: list[str]
+    waiting: dict[str, str]
+
+    @classmethod
+    def of(
+        cls, context: ReprocessContext, staging_lake: Lake, place: str, records: DataFrame, tables: Any = None
+    ) -> Trial:
+        """Land and decide records of a place. With `tables` rows keep the places of their records: see `TRACED`."""
         store = CheckpointStore(context.checkpoint)
         memory = CopiedSchemas(store)
         context = context.with_decoder(memory)
-        place, records = _records(context, choice)
         config = context.config
-        if place == "bronze":
+        if place == BRONZE_PLACE:
             config = config.model_copy(update={"bronze": None})
         destination = PreviewDestination(config, "preview")
         decider = BatchDecider.of(
@@ -158,24 +172,55 @@ def preview(context: ReprocessContext, choice: RecordChoice, samples: int) -> Pr
             context.spark,
             context.lake,
             f"{config.name}:preview",
+            tables=tables,
             staging_lake=staging_lake,
+            traced=tables is not None,
             memory=memory,
             stop=context.stop,
         )
         decider.forget_released(blocked_places(store))
         decision = decider.land_and_decide(decider.plan(records, arrival=0), Steps(0), destination)
-        stops = [*destination.noted, *_too_many_dead(context, staging_lake, decision)]
+        noted = [*destination.noted, *_too_many_dead(context, staging_lake, decision)]
+        return cls(context, staging_lake, decision, noted, decider.demands.blocked)
+
+    def calls(self, count: int) -> Iterator[SinkPreview]:
+        """Yield what sinks would send. Those that can say how make their first calls, at most `count`."""
+        sinks = {f"{route}/{name}": sink for route, name, sink in self.context.config.all_sinks()}
+        for commit in self.decision.commits:
+            sink = sinks.get(commit.target)
+            if not isinstance(sink, ApplyingSink) or not commit.table.startswith(OUTBOX):
+                continue
+            calls: list[dict[str, Any]] = []
+            if sink.previews and count:
+                events = staged_rows(self.context.spark, self.staging_lake, commit).limit(CALLS_OF)
+                calls = sink.preview(events, Opening(self.context.folder, events.limit(0), trial=True))
+            yield SinkPreview(commit.target, commit.rows, calls[:count])
+
+
+def preview(context: ReprocessContext, choice: RecordChoice, samples: int) -> Preview:
+    """Return where records would go, with some rows of each table as samples. Deletes what it has staged."""
+    with staging_lake_of(context) as staging_lake:
+        context = only_existing(context, staging_lake)
+        place, records = chosen_records(context, choice)
+        trial = Trial.of(context, staging_lake, place, records)
+        decision = trial.decision
         return Preview(
             place=place,
             read=total(decision.partitions, "read"),
             unmatched=total(decision.partitions, "unmatched"),
-            stops=tuple(stops),
+            stops=tuple(trial.noted),
             tables=tuple(_tables(context.lake, staging_lake, decision, samples)),
-            sinks=tuple(_sinks(context, staging_lake, decision, samples)),
+            sinks=tuple(trial.calls(samples)),
             dead_letters=tuple(_dead_letters(staging_lake, decision)),
             expectations=dict(keyed(decision.partitions, "violated")),
-            waiting=dict(decider.demands.blocked),
+            waiting=trial.waiting,
         )
+
+
+def only_existing(context: ReprocessContext, empty: Lake) -> ReprocessContext:
+    """Return a context whose lake and checkpoint are there, or else an empty one: reading would make their folders."""
+    lake, checkpoint = (_existing(place, empty) for place in (context.lake, context.checkpoint))
+    return replace(context, lake=lake, checkpoint=checkpoint)
 
 
 def _existing(place: Lake, empty: Lake) -> Lake:
@@ -184,7 +229,7 @@ def _existing(place: Lake, empty: Lake) -> Lake:
 
 
 @contextmanager
-def _staging_lake(context: ReprocessContext) -> Iterator[Lake]:
+def staging_lake_of(context: ReprocessContext) -> Iterator[Lake]:
     """Make a lake for staged files that executors reach; delete it at the end, and what killed previews have left."""
     begun = datetime.now(timezone.utc)
     name = f"{begun:%Y%m%dT%H%M%SZ}-{uuid.uuid4().hex[:8]}"
@@ -206,7 +251,7 @@ def _staging_lake(context: ReprocessContext) -> Iterator[Lake]:
                 around.files.delete_dir(info.path)
 
 
-def _records(context: ReprocessContext, choice: RecordChoice) -> tuple[str, DataFrame]:
+def chosen_records(context: ReprocessContext, choice: RecordChoice) -> tuple[str, DataFrame]:
     """Return where the records come from, and the records. Lazy. Raises StartError if they cannot be had there."""
     config, spark, lake = context.config, context.spark, context.lake
     kafka = config.source.kafka
@@ -217,12 +262,12 @@ def _records(context: ReprocessContext, choice: RecordChoice) -> tuple[str, Data
         bronze = BronzeRecords.newest(lake, config)
         records = bronze.frame(spark, lake)
         if choice.chosen is not None:
-            return "bronze", stored_records(records.filter(choice.chosen.holds()))
+            return BRONZE_PLACE, stored_records(records.filter(choice.chosen.holds()))
         first_batch = bronze.batch_of_newest(lake, choice.last)
         # A batch may be landed more than once: the order says which records are chosen, each time the same.
         order = [F.desc("batch_id"), *(F.desc(name) for name in ("offset", "topic", "partition"))]
         newest = records.filter(F.col("batch_id") >= first_batch).orderBy(*order)
-        return "bronze", stored_records(newest.limit(choice.last))
+        return BRONZE_PLACE, stored_records(newest.limit(choice.last))
     if kafka is None:
         if choice.chosen is not None:
             raise StartError("records are chosen by time or offset in bronze or in a topic only; choose --last")
@@ -250,9 +295,9 @@ def _tables(lake: Lake, staging_lake: Lake, decision: BatchDecision, samples: in
             yield from _tables_of_outbox(lake, staging_lake, commit, samples)
             continue
         change = "wider" if commit.added or commit.widened else ""
-        columns = {**_columns(commit.added), **_columns(commit.widened)}
+        columns = {**columns_of(commit.added), **columns_of(commit.widened)}
         if commit.decided == -1:
-            change, columns = "new", _columns(commit.columns)
+            change, columns = "new", columns_of(commit.columns)
         sample = _samples(staging_lake, commit, samples)
         yield TablePreview(commit.table, commit.target, commit.rows, change, columns, sample)
 
@@ -261,7 +306,7 @@ def _tables_of_outbox(lake: Lake, staging_lake: Lake, commit: TableCommit, sampl
     """Yield the tables that the rows of an outbox are for, in one pass; none if the sink sends them elsewhere."""
     counts: Counter[str] = Counter()
     kept: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for file, rows in _parts(staging_lake, commit):
+    for file, rows in staged_parts(staging_lake, commit):
         if TABLE not in file.columns:
             continue
         of_table = rows.drop_columns([name for name in _ONLY_IN_OUTBOXES if name in rows.column_names])
@@ -276,7 +321,7 @@ def _tables_of_outbox(lake: Lake, staging_lake: Lake, commit: TableCommit, sampl
         yield TablePreview(table, commit.target, count, change, samples=kept[table])
 
 
-def _columns(schema: str | None) -> dict[str, str]:
+def columns_of(schema: str | None) -> dict[str, str]:
     """Return the columns of Delta's JSON of a schema, with their types as Spark names them."""
     if schema is None:
         return {}
@@ -287,33 +332,19 @@ def _columns(schema: str | None) -> dict[str, str]:
 def _samples(lake: Lake, commit: TableCommit, count: int) -> list[dict[str, Any]]:
     """Return the first rows of a commit."""
     samples: list[dict[str, Any]] = []
-    for file, rows in _parts(lake, commit):
+    for file, rows in staged_parts(lake, commit):
         samples += [{**file.partition, **row} for row in as_rows(rows.slice(0, count - len(samples)))]
         if len(samples) >= count:
             break
     return samples
 
 
-def _parts(lake: Lake, commit: TableCommit) -> Iterator[tuple[StagedFile, pa.Table]]:
+def staged_parts(lake: Lake, commit: TableCommit) -> Iterator[tuple[StagedFile, pa.Table]]:
     """Yield the staged rows of a commit part by part, each with its file."""
     for file in commit.files:
         with lake.files.open_input_file(file.path) as stream:
             for batch in pq.ParquetFile(stream).iter_batches(batch_size=1_000):
                 yield file, pa.Table.from_batches([batch])
-
-
-def _sinks(context: ReprocessContext, lake: Lake, decision: BatchDecision, samples: int) -> Iterator[SinkPreview]:
-    """Yield what sinks would send. Those that can say how make their first calls."""
-    sinks = {f"{route}/{name}": sink for route, name, sink in context.config.all_sinks()}
-    for commit in decision.commits:
-        sink = sinks.get(commit.target)
-        if not isinstance(sink, ApplyingSink) or not commit.table.startswith(OUTBOX):
-            continue
-        calls: list[dict[str, Any]] = []
-        if sink.previews and samples:
-            events = staged_rows(context.spark, lake, commit).limit(CALLS_OF)
-            calls = sink.preview(events, Opening(context.folder, events.limit(0), trial=True))
-        yield SinkPreview(commit.target, commit.rows, calls[:samples])
 
 
 def _dead_letters(lake: Lake, decision: BatchDecision) -> list[DeadLetterGroup]:

@@ -1,0 +1,333 @@
+"""Run the same records through two configurations, for `router preview --against`, and say what differs.
+
+Both are landed and decided as for a preview, against the same versions of tables. Rows are matched by table and by the
+place of their record. A first pass over the staged rows notes a hash of each, a second one looks at those that differ:
+memory does not grow with the size of rows.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow.dataset as ds
+from sqlglot import exp, parse_one
+
+from router.delta.keyed.row_order import DELETED
+from router.delta.lake import Lake
+from router.delta.unreadable_values import as_rows
+from router.engine.decision import tables_of
+from router.engine.label.layout import DEAD_SCHEMA, MERGED_COORDINATES, TRACED
+from router.engine.reprocess.preview import (
+    CALLS_OF,
+    Trial,
+    chosen_records,
+    columns_of,
+    only_existing,
+    staged_parts,
+    staging_lake_of,
+)
+from router.own_names import ARRIVAL, BATCH_ID, OUTBOX, QUARANTINE, QUERY, TABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from router.config.models import Config
+    from router.delta.commit import TableCommit
+    from router.engine.reprocess.context import ReprocessContext
+    from router.engine.reprocess.preview import RecordChoice
+
+_UNSTEADY = re.compile(
+    "(curdate|current_?(catalog|database|date|schema|time|timestamp|user)|localtimestamp|monotonically_increasing_id|now"
+    "|rand(n|om|str)?|session_user|shuffle|unix_timestamp|user|uuid)"
+)
+"""Functions of Spark whose value depends on time, chance or user, also as sqlglot calls them."""
+_NOT_COMPARED = {*MERGED_COORDINATES, ARRIVAL, BATCH_ID, QUERY, TABLE, *TRACED}
+"""Columns of the router that say where a row comes from, not what is in it."""
+BOTH = "nothing"
+"""The fate of a record of which neither a row nor a dead letter remains."""
+
+
+class _Key(NamedTuple):
+    """A row of a table by the place of its record; `number` counts the rows that a record has there."""
+
+    table: str
+    topic: str
+    partition: int
+    offset: int
+    number: int
+
+
+@dataclass(frozen=True)
+class TableDifference:
+    """What differs in a table (or sink, ROUTE/SINK). `only_before` and `only_now` are rows of records that have none
+    there by the other configuration; `changed` are rows that differ, by `columns` with the number of rows.
+
+    `types`: columns that are new, gone or of another type. A sample has `record`, and `before` and `now` (or one).
+    """
+
+    table: str
+    before: int
+    now: int
+    only_before: int
+    only_now: int
+    changed: int
+    columns: dict[str, int]
+    types: dict[str, str]
+    samples: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class CallDifference:
+    """The calls that only one configuration would make, of those of a sink's first rows."""
+
+    sink: str
+    only_before: list[dict[str, Any]]
+    only_now: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class FateDifference:
+    """Records that end elsewhere, with one of them and why it is a dead letter."""
+
+    before: str
+    now: str
+    records: int
+    record: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What differs between two configurations on the same records.
+
+    `stops`: why a batch would stop, by one of them only. `left_out`: `route` or `route/column` -> the function that
+    makes it another one each time.
+    """
+
+    place: str
+    read: int
+    tables: tuple[TableDifference, ...]
+    calls: tuple[CallDifference, ...]
+    fates: tuple[FateDifference, ...]
+    stops: dict[str, list[str]]
+    left_out: dict[str, str]
+
+    @property
+    def is_equal(self) -> bool:
+        """Return whether nothing differs."""
+        return not (self.tables or self.calls or self.fates or self.stops["before"] or self.stops["now"])
+
+
+@dataclass
+class _FixedTables:
+    """The tables of a lake as they are when they are first asked for: two trials are decided against the same."""
+
+    tables: Any
+    known: dict[str, Any] = field(default_factory=dict)
+
+    def readable(self, names: Iterable[str]) -> dict[str, Any]:
+        wanted = sorted(names)
+        self.known |= self.tables.readable([name for name in wanted if name not in self.known])
+        return {name: self.known[name] for name in wanted}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tables, name)
+
+
+def compare(before: ReprocessContext, now: ReprocessContext, choice: RecordChoice, samples: int) -> Comparison:
+    """Return what differs, with some rows of each table and sink. Records and tables are those of `now`."""
+    with staging_lake_of(now) as staging_lake:
+        now = only_existing(now, staging_lake)
+        before = replace(only_existing(before, staging_lake), lake=now.lake)
+        place, records = chosen_records(now, choice)
+        tables = _FixedTables(tables_of(now.config, now.spark, now.lake))
+        left_out = {**_unsteady(before.config), **_unsteady(now.config)}
+        trials = []
+        for name, context in (("before", before), ("now", now)):
+            lake = Lake.at(f"{staging_lake.root}/{name}", staging_lake.options)
+            trials.append(_Compared(Trial.of(context, lake, place, records, tables), left_out))
+        old, new = trials
+        noted = {"before": old.trial.noted, "now": new.trial.noted}
+        read = max(sum(part.read for part in compared.trial.decision.partitions) for compared in trials)
+        return Comparison(
+            place=place,
+            read=read,
+            tables=tuple(_table_differences(old, new, samples)),
+            calls=tuple(_call_differences(old, new, samples)),
+            fates=tuple(_fate_differences(old, new)),
+            stops={name: [text for text in texts if noted["before"] != noted["now"]] for name, texts in noted.items()},
+            left_out=left_out,
+        )
+
+
+class _Compared:
+    """The rows of a trial, without what differs each time."""
+
+    def __init__(self, trial: Trial, left_out: dict[str, str]) -> None:
+        self.trial = trial
+        self.left_out = left_out
+        self.types: dict[str, dict[str, str]] = defaultdict(dict)
+        self.hashes = {key: hash(repr(sorted(row.items()))) for key, row in self.rows()}
+
+    def rows(self) -> Iterator[tuple[_Key, dict[str, Any]]]:
+        """Yield the rows of all tables and sinks: their columns with values, as they are compared."""
+        numbers: Counter[tuple[Any, ...]] = Counter()
+        for commit in self._commits():
+            route = commit.target.partition("/")[0]
+            types = columns_of(commit.columns)
+            for file, part in staged_parts(self.trial.staging_lake, commit):
+                for row in as_rows(part):
+                    table = commit.table
+                    if table.startswith(OUTBOX):
+                        table = row.get(TABLE) or commit.target
+                    self.types[table] |= types
+                    row_of = (table, *(row[name] for name in TRACED))
+                    numbers[row_of] += 1
+                    key = _Key._make((*row_of, numbers[row_of]))
+                    values = {**file.partition, **row}
+                    yield key, {name: value for name, value in values.items() if self._is_compared(route, name, value)}
+
+    def _is_compared(self, route: str, name: str, value: Any) -> bool:
+        # Only the rows of upserts that delete differ by that from others.
+        return (
+            value is not None
+            and not (name == DELETED and not value)
+            and name not in _NOT_COMPARED
+            and f"{route}/{name}" not in self.left_out
+        )
+
+    def _commits(self) -> Iterator[TableCommit]:
+        for commit in self.trial.decision.commits:
+            # Neither bronze nor dead letters, whose names begin with a slash: they have records, and no rows.
+            if commit.target[0] != "/" and commit.target.partition("/")[0] not in self.left_out:
+                yield commit
+
+    def fates(self) -> tuple[dict[tuple[Any, ...], str], dict[tuple[Any, ...], str]]:
+        """Return what became of each record of which something remains, and the reasons of dead letters."""
+        ends: dict[tuple[Any, ...], set[str]] = defaultdict(set)
+        for key in self.hashes:
+            ends[key.topic, key.partition, key.offset].add("waits" if key.table.startswith(QUARANTINE) else "landed")
+        reasons = {}
+        files = [file.path for file in self.trial.decision.landed.files if file.target == "/dead_letters"]
+        if files:
+            letters = ds.dataset(files, DEAD_SCHEMA, format="parquet", filesystem=self.trial.staging_lake.files)
+            for batch in letters.to_batches(columns=["topic", "partition", "offset", "stage", "reason"]):
+                for topic, partition, offset, stage, reason in zip(
+                    *(c.to_pylist() for c in batch.columns), strict=True
+                ):
+                    ends[topic, partition, offset].add("dead letter")
+                    reasons[topic, partition, offset] = f"{stage}: {reason}"
+        return {place: ", ".join(sorted(names)) for place, names in ends.items()}, reasons
+
+
+def _table_differences(old: _Compared, new: _Compared, samples: int) -> Iterator[TableDifference]:
+    changed = {key for key in old.hashes.keys() & new.hashes.keys() if old.hashes[key] != new.hashes[key]}
+    only = {"before": old.hashes.keys() - new.hashes.keys(), "now": new.hashes.keys() - old.hashes.keys()}
+    shown: dict[_Key, dict[str, Any]] = {}
+    by_table: Counter[str] = Counter()
+    for key in sorted({*changed, *only["before"], *only["now"]}):
+        by_table[key.table] += 1
+        if by_table[key.table] <= samples:
+            shown[key] = {"record": f"{key.topic}/{key.partition}/{key.offset}"}
+    columns: dict[str, Counter[str]] = defaultdict(Counter)
+    values: dict[_Key, dict[str, int]] = {}
+    for name, compared in (("before", old), ("now", new)):
+        for key, row in compared.rows():
+            if key in shown:
+                shown[key][name] = row
+            if key in changed:
+                hashed = {column: hash(repr(value)) for column, value in row.items()}
+                if key in values:
+                    columns[key.table].update({column for column, _ in values.pop(key).items() ^ hashed.items()})
+                else:
+                    values[key] = hashed
+
+    chosen = (old.hashes.keys(), new.hashes.keys(), only["before"], only["now"], changed)
+    before, now, only_before, only_now, changed_rows = (Counter(key.table for key in keys) for keys in chosen)
+    for table in sorted({*before, *now}):
+        types = _type_differences(old.types.get(table, {}), new.types.get(table, {}))
+        if by_table[table] or types:
+            yield TableDifference(
+                table=table,
+                before=before[table],
+                now=now[table],
+                only_before=only_before[table],
+                only_now=only_now[table],
+                changed=changed_rows[table],
+                columns=dict(columns[table]),
+                types=types,
+                samples=[sample for key, sample in shown.items() if key.table == table],
+            )
+
+
+def _type_differences(before: dict[str, str], now: dict[str, str]) -> dict[str, str]:
+    """Return the columns that only one has, or that are of another type; none where one has no rows."""
+    if not before or not now:
+        return {}
+    differences = dict.fromkeys(before.keys() - now.keys() - _NOT_COMPARED, "gone")
+    differences |= {name: f"new: {now[name]}" for name in now.keys() - before.keys() - _NOT_COMPARED}
+    for name in before.keys() & now.keys():
+        if before[name] != now[name]:
+            differences[name] = f"{now[name]}, was {before[name]}"
+    return differences
+
+
+def _call_differences(old: _Compared, new: _Compared, samples: int) -> Iterator[CallDifference]:
+    calls: list[dict[str, Counter[str]]] = []
+    for compared in (old, new):
+        by_sink = {}
+        for of_sink in compared.trial.calls(CALLS_OF):
+            texts = [json.dumps(call, sort_keys=True, default=repr) for call in of_sink.calls]
+            by_sink[of_sink.sink] = Counter(texts)
+        calls.append(by_sink)
+    before, now = calls
+    for sink in sorted(before.keys() | now.keys()):
+        if sink.partition("/")[0] in old.left_out:
+            continue
+        gone, added = (before.get(sink, Counter()), now.get(sink, Counter()))
+        differences = [[*(first - second).elements()] for first, second in ((gone, added), (added, gone))]
+        if any(differences):
+            yield CallDifference(sink, *([json.loads(call) for call in of_one[:samples]] for of_one in differences))
+
+
+def _fate_differences(old: _Compared, new: _Compared) -> Iterator[FateDifference]:
+    (before, reasons_before), (now, reasons_now) = old.fates(), new.fates()
+    differing: dict[tuple[str, str], list[tuple[Any, ...]]] = defaultdict(list)
+    for place in sorted(before.keys() | now.keys()):
+        ends = before.get(place, BOTH), now.get(place, BOTH)
+        if ends[0] != ends[1]:
+            differing[ends].append(place)
+    for (end_before, end_now), places in differing.items():
+        first = places[0]
+        reason = reasons_now.get(first) or reasons_before.get(first, "")
+        yield FateDifference(end_before, end_now, len(places), "/".join(map(str, first)), reason)
+
+
+def _unsteady(config: Config) -> dict[str, str]:
+    """Return the routes, and columns of routes, that depend on time, chance or user: each with the function."""
+    found = {}
+    for route in config.routes:
+        rule = getattr(route.match, "sql", None)
+        if isinstance(rule, str) and (function := _unsteady_function(rule)[1]):
+            found[route.identity] = function
+        for text in route.select:
+            column, function = _unsteady_function(text)
+            if function:
+                found[f"{route.identity}/{column}"] = function
+    return found
+
+
+def _unsteady_function(sql: str) -> tuple[str, str]:
+    """Return the name that an expression has as a column, and its first function with another value each time."""
+    tree = parse_one(sql, read="spark")
+    for node in tree.find_all(exp.Func, exp.Column):
+        name = node.name
+        if isinstance(node, exp.Func) and not isinstance(node, exp.Anonymous):
+            name = node.sql_name()
+        if _UNSTEADY.fullmatch(name.lower()) and not (isinstance(node, exp.Column) and node.table):
+            return tree.alias_or_name, name.lower()
+    return tree.alias_or_name, ""
