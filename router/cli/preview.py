@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from router.engine.reprocess.comparison import Comparison
     from router.engine.reprocess.preview import Preview
     from router.engine.reprocess.records import RecordRange
+    from router.engine.reprocess.trial_merge import TrialMerge
 
+CHANGES = ("inserted", "updated", "deleted", "late")
 _OFFSETS = re.compile(r"(?P<topic>.+)/(?P<partition>\d+)/(?P<first>\d+)-(?P<last>\d+)")
 
 
@@ -146,7 +148,7 @@ def _show(config: Config, found: Preview, *, whole: bool) -> None:
     for table in found.tables:
         columns = ", ".join(f"{name} {kind}" for name, kind in table.columns.items())
         facts = {"table": table.table, "rows": table.rows, "change": table.change, "columns": columns}
-        tables.append({**facts, **_row(config, table.target)})
+        tables.append({**facts, **_row(config, table.target), "merge": _merge_in_words(table.merge)})
         samples += [{"to": table.table, "sample": text(row)} for row in table.samples]
     sinks = []
     for sink in found.sinks:
@@ -223,6 +225,17 @@ def _sentences(config: Config, found: Preview) -> Iterator[tuple[str, str]]:
         yield place, f"rows would wait: {cause}"
 
 
+def _merge_in_words(merge: TrialMerge | None) -> str:
+    """Return what an upsert would do, and what that was held against if that is not the table."""
+    if merge is None:
+        return ""
+    if merge.unknown:
+        return f"cannot be told: {merge.unknown}"
+    changes = [f"{merge.counts[name]:,} {name}" for name in CHANGES if merge.counts.get(name)]
+    lost = "; of an empty table, since its log does not reach back to the first record" if merge.is_lost else ""
+    return f"{', '.join(changes) or 'nothing'}{lost}"
+
+
 def _row(config: Config, target: str) -> dict[str, str]:
     """Return route and sink as people see them; of bronze no route."""
     route, sink = config.shown_names(*target.split("/", 1))
@@ -236,6 +249,7 @@ TABLE_FIELDS = (
     ListingField("sink"),
     ListingField("change"),
     ListingField("columns", "sentence"),
+    ListingField("merge", "sentence"),
 )
 SINK_FIELDS = (ListingField("route"), ListingField("sink"), *numbers("rows"))
 LETTER_FIELDS = (

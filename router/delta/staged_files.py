@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from router.delta.file_statistics import statistics
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from router.delta.lake import Lake
 
 
@@ -35,6 +38,14 @@ class StagedFile:
     def of(cls, stored: dict[str, Any]) -> StagedFile:
         """Return the file of a dictionary that `asdict` made and that was written as JSON."""
         return cls(**{**stored, "columns": tuple(stored["columns"])})
+
+
+def staged_parts(lake: Lake, files: Iterable[StagedFile]) -> Iterator[tuple[StagedFile, pa.Table]]:
+    """Yield the rows of staged files part by part, each with its file."""
+    for file in files:
+        with lake.files.open_input_file(file.path) as stream:
+            for batch in pq.ParquetFile(stream).iter_batches(batch_size=1_000):
+                yield file, pa.Table.from_batches([batch])
 
 
 def staged_file(lake: Lake, target: str, table: str, path: str) -> StagedFile:

@@ -55,11 +55,11 @@ def held_versions(table: DeltaTable, rows: pa.Table, keyed: KeyedTable) -> pa.Ta
     names = list(schema.names)
     if keyed.soft_delete:
         names.append(keyed.soft_delete)
-    rows_of_keys = _scan(table, rows, keyed, names)
-    live = pa.array(np.ones(len(rows_of_keys), dtype=bool))
-    if keyed.soft_delete in rows_of_keys.column_names:
-        live = pc.invert(rows_of_keys.column(keyed.soft_delete).fill_null(False))
-    return _as_state(rows_of_keys, schema, there=True, live=live)
+    found = rows_of_keys(table, rows, keyed, names)
+    live = pa.array(np.ones(len(found), dtype=bool))
+    if keyed.soft_delete in found.column_names:
+        live = pc.invert(found.column(keyed.soft_delete).fill_null(False))
+    return _as_state(found, schema, there=True, live=live)
 
 
 def deletions_table(lake: Lake, table: str) -> DeltaTable | None:
@@ -78,7 +78,7 @@ def remembered_deletions(lake: Lake, table: str, rows: pa.Table, keyed: KeyedTab
     deletions = deletions_table(lake, table)
     if deletions is None:
         return schema.empty_table()
-    return _as_state(_scan(deletions, rows, keyed, schema.names), schema, there=False, live=None)
+    return _as_state(rows_of_keys(deletions, rows, keyed, schema.names), schema, there=False, live=None)
 
 
 def remember_deletions(lake: Lake, table: str, gone: pa.Table, keyed: KeyedTable, once: Transaction) -> None:
@@ -110,7 +110,7 @@ def deletions_remembered(lake: Lake, table: str, once: Transaction) -> bool:
     return deletions is not None and has_transaction(deletions, once)
 
 
-def _scan(table: DeltaTable, rows: pa.Table, keyed: KeyedTable, names: list[str]) -> pa.Table:
+def rows_of_keys(table: DeltaTable, rows: pa.Table, keyed: KeyedTable, names: list[str]) -> pa.Table:
     """Return the rows of a table that have a key of `rows`, with those of the columns `names` that the table has."""
     content = dataset_of(table, *keyed.keys)
     schema = content.schema

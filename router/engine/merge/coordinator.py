@@ -109,7 +109,7 @@ class MergeCoordinator:
         work = rows.work
         backlogs = BacklogStore(self.store, target.key)
         before = backlogs.before(self.query, work.version)
-        outcomes = self._merge_tables(sink, rows, before)
+        outcomes = self.merge_tables(sink, rows, before)
         backlog = self._new_backlog(outcomes, rows, before)
         refused_files = [file for files in outcomes.files.values() for file in files]
         self._commit_dead_letters(merge_refusals_id(work.app_id), work.version, refused_files, rows.notes)
@@ -145,7 +145,7 @@ class MergeCoordinator:
         work = TableCommit(target.key, str(target.table), "", batch, (), to_delta(target.schema))
         outbox = outbox_rows(self.spark, self.lake, work.table)
         rows = OutboxRows(target, work, outbox.filter(F.lit(False)), (), notes)
-        outcomes = of_query._merge_tables(sink, rows, before)
+        outcomes = of_query.merge_tables(sink, rows, before)
         backlog = of_query._new_backlog(outcomes, rows, before)
         app = str(TransactionId("sink", query, target.route, target.sink))
         for table, files in outcomes.files.items():
@@ -184,7 +184,7 @@ class MergeCoordinator:
             raise SinkError(self.query, rows.work.version, rows.target.route, rows.target.sink, problem)
         return counts
 
-    def _merge_tables(self, sink: MergingSink, rows: OutboxRows, before: dict[str, Backlog]) -> MergeOutcomes:
+    def merge_tables(self, sink: MergingSink, rows: OutboxRows, before: dict[str, Backlog]) -> MergeOutcomes:
         """Merge the rows of a batch, and a backlog with them.
 
         If the outbox cannot be read, tables with a backlog go on waiting, and the others are merged.

@@ -18,6 +18,7 @@ from sqlglot import exp, parse_one
 
 from router.delta.keyed.row_order import DELETED
 from router.delta.lake import Lake
+from router.delta.staged_files import staged_parts
 from router.delta.unreadable_values import as_rows
 from router.engine.decision import tables_of
 from router.engine.label.layout import DEAD_SCHEMA, MERGED_COORDINATES, TRACED
@@ -27,7 +28,6 @@ from router.engine.reprocess.preview import (
     chosen_records,
     columns_of,
     only_existing,
-    staged_parts,
     staging_lake_of,
 )
 from router.own_names import ARRIVAL, BATCH_ID, OUTBOX, QUARANTINE, QUERY, TABLE
@@ -179,7 +179,7 @@ class _Compared:
         for commit in self._commits():
             route = commit.target.partition("/")[0]
             types = columns_of(commit.columns)
-            for file, part in staged_parts(self.trial.staging_lake, commit):
+            for file, part in staged_parts(self.trial.staging_lake, commit.files):
                 for row in as_rows(part):
                     table = commit.table
                     if table.startswith(OUTBOX):

@@ -17,10 +17,8 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 from pyarrow import fs
 from pyspark.sql import functions as F
 
@@ -29,6 +27,7 @@ from router.delta.commit import to_arrow_schema
 from router.delta.keyed.row_order import OUTBOX_ONLY
 from router.delta.lake import Lake
 from router.delta.replace_by_spark import staged_rows
+from router.delta.staged_files import staged_parts
 from router.delta.unreadable_values import as_rows
 from router.engine.audit.dead_letters import DeadLetterGroup, DeadLetterSelection, groups_in
 from router.engine.balance import keyed, total
@@ -39,8 +38,9 @@ from router.engine.destination import Destination
 from router.engine.label.layout import DEAD_SCHEMA, MERGED_COORDINATES
 from router.engine.quarantine.table import blocked_places
 from router.engine.reprocess.records import BronzeRecords, RecordRange, bronze_tables, records_of_topic
+from router.engine.reprocess.trial_merge import TrialMerge, merge_trial
 from router.engine.source import source
-from router.engine.source.position import stored_records
+from router.engine.source.position import arrival_of, stored_records
 from router.engine.steps import Steps
 from router.errors import StartError
 from router.own_names import OUTBOX, STAGING, TABLE
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from router.delta.commit import TableCommit
-    from router.delta.staged_files import StagedFile
     from router.engine.balance import Partition
     from router.engine.batch_decision import BatchDecision
     from router.engine.label.layout import Layout
@@ -65,6 +64,8 @@ BRONZE_PLACE = "bronze"
 """What a preview calls the place of records that were stored."""
 CALLS_OF = 100
 """Rows of a sink of which the calls are made: sinks make those of a small batch only, on the driver."""
+_ARRIVAL = arrival_of(1 << 20, 0)
+"""The arrival of records that no batch has read: after all others."""
 _LONGEST = timedelta(days=1)
 """Files of a preview that began earlier are those of one that was killed."""
 
@@ -86,7 +87,7 @@ class TablePreview:
     """The rows that a table would get from one sink; `target` is `route/sink`, or `/bronze`.
 
     `change` says what it would become: `new`, `wider`, or nothing. `columns` has the columns that it would get, with
-    their types; those of a new table are all. `samples` are a few rows.
+    their types; those of a new table are all. `samples` are a few rows. `merge`: what an upsert would do with them.
     """
 
     table: str
@@ -95,6 +96,7 @@ class TablePreview:
     change: str = ""
     columns: dict[str, str] = field(default_factory=dict)
     samples: list[dict[str, Any]] = field(default_factory=list)
+    merge: TrialMerge | None = None
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,7 @@ class Trial:
             stop=context.stop,
         )
         decider.forget_released(blocked_places(store))
-        decision = decider.land_and_decide(decider.plan(records, arrival=0), Steps(0), destination)
+        decision = decider.land_and_decide(decider.plan(records, arrival=_ARRIVAL), Steps(0), destination)
         noted = [*destination.noted, *_too_many_dead(context, staging_lake, decision)]
         return cls(context, staging_lake, decision, noted, decider.demands.blocked)
 
@@ -209,7 +211,7 @@ def preview(context: ReprocessContext, choice: RecordChoice, samples: int) -> Pr
             read=total(decision.partitions, "read"),
             unmatched=total(decision.partitions, "unmatched"),
             stops=tuple(trial.noted),
-            tables=tuple(_tables(context.lake, staging_lake, decision, samples)),
+            tables=tuple(_tables(trial, samples)),
             sinks=tuple(trial.calls(samples)),
             dead_letters=tuple(_dead_letters(staging_lake, decision)),
             expectations=dict(keyed(decision.partitions, "violated")),
@@ -286,13 +288,16 @@ def _too_many_dead(context: ReprocessContext, lake: Lake, decision: BatchDecisio
     return [] if share is None else [f"{share}; {largest:.1%} may (`dead_letters: at_most`)"]
 
 
-def _tables(lake: Lake, staging_lake: Lake, decision: BatchDecision, samples: int) -> Iterator[TablePreview]:
+def _tables(trial: Trial, samples: int) -> Iterator[TablePreview]:
     """Yield what tables would get, the rows of upserts by the table that each is for."""
-    for commit in decision.commits:
+    staging_lake = trial.staging_lake
+    merges = merge_trial(trial)
+    for commit in trial.decision.commits:
         if commit.target == "/dead_letters":
             continue
         if commit.table.startswith(OUTBOX):
-            yield from _tables_of_outbox(lake, staging_lake, commit, samples)
+            for table in _tables_of_outbox(trial.context.lake, staging_lake, commit, samples):
+                yield replace(table, merge=merges.get((table.target, table.table)))
             continue
         change = "wider" if commit.added or commit.widened else ""
         columns = {**columns_of(commit.added), **columns_of(commit.widened)}
@@ -306,7 +311,7 @@ def _tables_of_outbox(lake: Lake, staging_lake: Lake, commit: TableCommit, sampl
     """Yield the tables that the rows of an outbox are for, in one pass; none if the sink sends them elsewhere."""
     counts: Counter[str] = Counter()
     kept: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for file, rows in staged_parts(staging_lake, commit):
+    for file, rows in staged_parts(staging_lake, commit.files):
         if TABLE not in file.columns:
             continue
         of_table = rows.drop_columns([name for name in _ONLY_IN_OUTBOXES if name in rows.column_names])
@@ -332,19 +337,11 @@ def columns_of(schema: str | None) -> dict[str, str]:
 def _samples(lake: Lake, commit: TableCommit, count: int) -> list[dict[str, Any]]:
     """Return the first rows of a commit."""
     samples: list[dict[str, Any]] = []
-    for file, rows in staged_parts(lake, commit):
+    for file, rows in staged_parts(lake, commit.files):
         samples += [{**file.partition, **row} for row in as_rows(rows.slice(0, count - len(samples)))]
         if len(samples) >= count:
             break
     return samples
-
-
-def staged_parts(lake: Lake, commit: TableCommit) -> Iterator[tuple[StagedFile, pa.Table]]:
-    """Yield the staged rows of a commit part by part, each with its file."""
-    for file in commit.files:
-        with lake.files.open_input_file(file.path) as stream:
-            for batch in pq.ParquetFile(stream).iter_batches(batch_size=1_000):
-                yield file, pa.Table.from_batches([batch])
 
 
 def _dead_letters(lake: Lake, decision: BatchDecision) -> list[DeadLetterGroup]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import time
 from collections import Counter
 from pathlib import Path
@@ -18,6 +19,7 @@ from confluent_kafka.admin import AdminClient
 from deltalake import write_deltalake
 
 import router.cli
+from router.cli.preview import CHANGES
 from router.config.loader import load
 from router.delta.lake import Lake
 from router.engine.reprocess import preview as module
@@ -161,8 +163,21 @@ def letters_of(rows: list[dict[str, Any]]) -> Counter[tuple[Any, ...]]:
     return counts
 
 
+def merges_of(found: dict[str, Any]) -> dict[str, int]:
+    """Return what the upsert of a preview does, without what it does not do."""
+    (merge,) = [table["merge"] for table in found["tables"] if table["target"] == "all/upsert"]
+    assert not merge["unknown"]
+    return {name: count for name, count in merge["counts"].items() if name in CHANGES and count}
+
+
+def merges_in(log: str) -> dict[str, int]:
+    """Return the same of the line that a run has logged."""
+    (line,) = re.findall(r"all/upsert: 1 tables, (.*)", log)
+    return {name: int(count) for count, name in re.findall(r"(\d+) (\w+)", line) if int(count)}
+
+
 @pytest.mark.timeout(900)
-def test_the_next_batch_does_what_its_preview_says(game: Game) -> None:
+def test_the_next_batch_does_what_its_preview_says(game: Game, caplog: pytest.LogCaptureFixture) -> None:
     """Without it a preview is a second router, that is right only as long as both are changed together."""
     write_deltalake(f"{game.folder}/lake/silver/odd", pa.table({"n": ["text"], "name": ["p"]}))
     changed = {"decode": WIDER, "more": ', "event.extra"', "otherwise": ", otherwise: drop"}
@@ -180,6 +195,7 @@ def test_the_next_batch_does_what_its_preview_says(game: Game) -> None:
         found = game.document("--source", "topic", "--samples", "100")
 
         assert game.traces() == traces
+        caplog.clear()
         game.runs()
         gained = +(game.counts() - before)
         rows: Counter[str] = Counter()
@@ -204,6 +220,43 @@ def test_the_next_batch_does_what_its_preview_says(game: Game) -> None:
         assert letters_of(found["dead_letters"]) == letters_of(dead)
         assert found["read"] == len(records) == gained["bronze.all"]
         assert found["stops"] == []
+        # The same of its records in bronze, held against the table as it was before them.
+        again = game.document("--last", str(len(records)))
+        assert merges_of(found) == merges_of(again) == merges_in(caplog.text)
+
+
+def test_an_upsert_is_held_against_the_table_before_its_records(game: Game) -> None:
+    """Without it all records of bronze are late in a table that has them."""
+    game.says(most="1000")
+    for first in (0, 3, 6):
+        game.gets(*({"n": n, "name": f"p{n}", "game": "uno"} for n in range(first, first + 5)))
+        game.runs()
+
+    def merge(*arguments: str) -> dict[str, Any]:
+        found = game.document(*arguments)
+        (of_table,) = [table["merge"] for table in found["tables"] if table["target"] == "all/upsert"]
+        return dict(of_table)
+
+    newest = merge("--last", "5")
+    assert merges_of(game.document("--last", "5")) == {"inserted": 3, "updated": 2}
+    assert (newest["held_against"] >= 1, newest["is_lost"]) == (True, False)
+    assert merge("--last", "10")["counts"]["inserted"] == 6
+    first = merge("--last", "15")
+    assert (first["counts"]["inserted"], first["held_against"], first["is_lost"]) == (11, 0, False)
+    # Those of the source are the same records, until there are others.
+    assert merges_of(game.document("--source", "topic")) == {"inserted": 3, "updated": 2}
+    game.gets(*({"n": n, "name": f"p{n}", "game": "uno"} for n in range(9, 13)))
+    assert merges_of(game.document("--source", "topic")) == {"inserted": 2, "updated": 2}
+
+    log = game.folder / "lake" / "silver" / "newest" / "_delta_log"
+    handle = game.lake.open("silver.newest")
+    assert handle is not None
+    handle.create_checkpoint()
+    for commit in sorted(log.glob("*.json"))[:-1]:
+        commit.unlink()
+    lost = merge("--last", "15")
+    assert (lost["is_lost"], lost["counts"]["inserted"]) == (True, 11)
+    assert "11 inserted; of an empty table, since its log does not reach back" in game.preview("--last", "15").output
 
 
 def test_what_would_stop_the_batch_is_told_and_the_rest_is_shown(game: Game) -> None:

@@ -1,0 +1,152 @@
+"""Merge the rows of a trial into copies of what their tables have of the same keys, to count what a merge would do.
+
+The copies are tables of the staging lake, and the merge is that of a batch. A table is taken as it was before the first
+of the records: its commits note the offsets that they contain.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import DeltaError
+
+from router.api.sinks import MergingSink
+from router.delta.history import log_commits, log_versions
+from router.delta.keyed.row_versions import deletions_table, rows_of_keys
+from router.delta.replace import set_properties
+from router.delta.replace_by_spark import staged_rows
+from router.delta.staged_files import staged_parts
+from router.engine.checkpoint_store import CheckpointStore
+from router.engine.commit.committers import Committers
+from router.engine.merge.coordinator import MergeCoordinator, OutboxRows
+from router.errors import TableError, first_line
+from router.own_names import DELETIONS, TABLE
+
+if TYPE_CHECKING:
+    from router.api.sinks import KeyedTable
+    from router.delta.commit import TableCommit
+    from router.delta.lake import Lake
+    from router.engine.balance import Partition
+    from router.engine.reprocess.preview import Trial
+
+
+@dataclass(frozen=True)
+class TrialMerge:
+    """What a merge would do with its rows, by count, or why it cannot be said (`unknown`).
+
+    `held_against` is the version of the table that it was tried on; -1: an empty one, since there was none before the
+    first record, or since the log does not reach back so far (`is_lost`).
+    """
+
+    counts: dict[str, int]
+    unknown: str = ""
+    held_against: int = -1
+    is_lost: bool = False
+
+
+def merge_trial(trial: Trial) -> dict[tuple[str, str], TrialMerge]:
+    """Return what the merges of a trial do, by target and table."""
+    config, spark, lake = trial.context.config, trial.context.spark, trial.staging_lake
+    sinks = {f"{route}/{name}": sink for route, name, sink in config.all_sinks()}
+    targets = {target.key: target for target in trial.decision.plan.layout.targets if target.outbox}
+    merger = MergeCoordinator(
+        query=f"{config.name}:preview",
+        lake=lake,
+        spark=spark,
+        store=CheckpointStore(lake, "preview"),
+        committers=Committers.of(config, spark, lake),
+        options=config.landing,
+        dead_letters=config.dead_letters,
+        ledger=config.ledger,
+        executors=trial.context.executors,
+    )
+    merges: dict[tuple[str, str], TrialMerge] = {}
+    for work in trial.decision.commits:
+        sink = sinks.get(work.target)
+        if not isinstance(sink, MergingSink) or work.target not in targets:
+            continue
+        keyed = sink.keyed()
+        copied = {}
+        for table, keys in _keys_by_table(lake, work, keyed).items():
+            try:
+                copied[table] = _copy_rows(trial, table, keys, keyed)
+            except (TableError, DeltaError, OSError, pa.ArrowException) as error:
+                copied[table] = TrialMerge({}, unknown=first_line(error))
+        rows = OutboxRows(targets[work.target], work, staged_rows(spark, lake, work), trial.decision.partitions, {})
+        outcomes = merger.merge_tables(sink, rows, {})
+        for table, copy in copied.items():
+            unknown = copy.unknown or outcomes.failed.get(table, "")
+            counts = {} if unknown else outcomes.by_table.get(table, {})
+            merges[work.target, table] = replace(copy, counts=counts, unknown=unknown)
+    return merges
+
+
+def _keys_by_table(lake: Lake, work: TableCommit, keyed: KeyedTable) -> dict[str, pa.Table]:
+    """Return the keys of the rows of an outbox, by the table that they are for."""
+    parts: dict[str, list[pa.Table]] = defaultdict(list)
+    for _, rows in staged_parts(lake, work.files):
+        for table in pc.unique(rows.column(TABLE)).to_pylist():
+            parts[table].append(rows.select(keyed.keys).filter(pc.equal(rows.column(TABLE), table)))
+    return {table: pa.concat_tables(of_table) for table, of_table in parts.items()}
+
+
+def _copy_rows(trial: Trial, table: str, keys: pa.Table, keyed: KeyedTable) -> TrialMerge:
+    """Copy the rows of some keys, and the deletions that are remembered of them; return what they are copied from."""
+    lake = trial.context.lake
+    handle = lake.open(table)
+    if handle is None:
+        return TrialMerge({})
+    version = _version_before(lake, table, trial.decision.partitions)
+    if version is None:
+        version = handle.version()
+    if version < 0:
+        return TrialMerge({})
+    try:
+        before = DeltaTable(lake.address(table), version=version, storage_options=lake.delta_options(table))
+        copies = {table: before}
+        deletions = deletions_table(lake, table)
+        if deletions is not None:
+            copies[f"{table}.{DELETIONS}"] = deletions
+        for name, source in copies.items():
+            _copy(source, trial.staging_lake, name, keys, keyed)
+    except (DeltaError, OSError):
+        if version == handle.version():
+            raise
+        return TrialMerge({}, is_lost=True)
+    return TrialMerge({}, held_against=version)
+
+
+def _copy(source: DeltaTable, lake: Lake, name: str, keys: pa.Table, keyed: KeyedTable) -> None:
+    columns = [field.name for field in source.schema().fields]
+    metadata = source.metadata()
+    options = lake.delta_options(name)
+    write_deltalake(
+        lake.address(name),
+        rows_of_keys(source, keys, keyed, columns),
+        partition_by=list(metadata.partition_columns) or None,
+        name=metadata.name,
+        configuration={key: value for key, value in metadata.configuration.items() if key.startswith("delta.")},
+        storage_options=options,
+    )
+    own = {key: value for key, value in metadata.configuration.items() if not key.startswith("delta.")}
+    if own:  # those that delta-rs does not know can be set only
+        set_properties(DeltaTable(lake.address(name), storage_options=options), own)
+
+
+def _version_before(lake: Lake, table: str, partitions: tuple[Partition, ...]) -> int | None:
+    """Return the version of a table before the first commit that contains one of the records, or later ones.
+
+    None: no commit of its log does. As a table's commits are in the order of offsets, the oldest such one counts.
+    """
+    first_by_source = {f"{partition.topic}/{partition.partition}": partition.first for partition in partitions}
+    for commit in log_commits(lake, table, log_versions(lake, table)):
+        spans = ast.literal_eval(str(commit.notes.get("router.offsets") or "{}"))
+        if any(source in first_by_source and last >= first_by_source[source] for source, (_, last) in spans.items()):
+            return commit.version - 1
+    return None
