@@ -200,9 +200,9 @@ def _show_differences(config: Config, found: Comparison, *, whole: bool) -> None
                 if when in row:
                     of_row = {"to": table.table, "record": row["record"], "when": when}
                     samples.append({**of_row, "sample": text(row[when])})
-    for sink in found.calls:
-        calls += [{"sink": sink.sink, "when": "before", "call": text(call)} for call in sink.only_before]
-        calls += [{"sink": sink.sink, "when": "now", "call": text(call)} for call in sink.only_now]
+    for sink, only in found.calls.items():
+        for when, of_one in only.items():
+            calls += [{"sink": sink, "when": when, "call": text(call)} for call in of_one]
     listings = [
         Listing("tables", "tables and sinks", DIFFERENCE_FIELDS, tables),
         Listing("fates", "records that end elsewhere", FATE_FIELDS, [asdict(fate) for fate in found.fates]),

@@ -69,7 +69,7 @@ def _run_at_saves(run: Callable[[], None], folders: Iterable[Path]) -> None:
 
     sys.addaudithook(note)
     while True:
-        code = _stamps(_imported_code())
+        code = {path: _stamp(path) for path in _imported_code()}
         files.clear()
         try:
             run()
@@ -77,12 +77,10 @@ def _run_at_saves(run: Callable[[], None], folders: Iterable[Path]) -> None:
             pass
         except Exception as error:
             show_error(error, click.get_current_context().info_name)
-        code = _stamps(_imported_code()) | code
-        while not (saved := _saved({**code, **files})):
+        code = {path: _stamp(path) for path in _imported_code()} | code
+        while not (saved := {path for path, stamp in {**code, **files}.items() if _stamp(path) != stamp}):
             time.sleep(POLL_SECONDS)
-        before = None
-        while before != (before := _stamps(saved)):  # an editor empties a file before it writes it
-            time.sleep(POLL_SECONDS)
+        time.sleep(POLL_SECONDS)  # an editor empties a file before it writes it
         names = ", ".join(path.name for path in saved)
         if saved & code.keys():
             raise _SavedCode(names)
@@ -95,15 +93,6 @@ def _stamp(path: Path) -> _Stamp:
     except OSError:
         return None
     return stat.st_ino, stat.st_mtime_ns, stat.st_size
-
-
-def _stamps(paths: Iterable[Path]) -> dict[Path, _Stamp]:
-    return {path: _stamp(path) for path in paths}
-
-
-def _saved(known: dict[Path, _Stamp]) -> set[Path]:
-    """Return the files that are not as they are known."""
-    return {path for path, stamp in known.items() if _stamp(path) != stamp}
 
 
 def _imported_code() -> set[Path]:

@@ -47,7 +47,7 @@ _UNSTEADY = re.compile(
 """Functions of Spark whose value depends on time, chance or user, also as sqlglot calls them."""
 _NOT_COMPARED = {*MERGED_COORDINATES, ARRIVAL, BATCH_ID, QUERY, TABLE, *TRACED}
 """Columns of the router that say where a row comes from, not what is in it."""
-BOTH = "nothing"
+NOTHING = "nothing"
 """The fate of a record of which neither a row nor a dead letter remains."""
 
 
@@ -81,15 +81,6 @@ class TableDifference:
 
 
 @dataclass(frozen=True)
-class CallDifference:
-    """The calls that only one configuration would make, of those of a sink's first rows."""
-
-    sink: str
-    only_before: list[dict[str, Any]]
-    only_now: list[dict[str, Any]]
-
-
-@dataclass(frozen=True)
 class FateDifference:
     """Records that end elsewhere, with one of them and why it is a dead letter."""
 
@@ -104,14 +95,15 @@ class FateDifference:
 class Comparison:
     """What differs between two configurations on the same records.
 
-    `stops`: why a batch would stop, by one of them only. `left_out`: `route` or `route/column` -> the function that
+    `calls`: ROUTE/SINK -> `before` and `now`, the calls of its first rows that only one would make. `stops`, likewise:
+    why a batch would stop, if they differ in that. `left_out`: `route` or `route/column` -> the function that
     makes it another one each time.
     """
 
     place: str
     read: int
     tables: tuple[TableDifference, ...]
-    calls: tuple[CallDifference, ...]
+    calls: dict[str, dict[str, list[dict[str, Any]]]]
     fates: tuple[FateDifference, ...]
     stops: dict[str, list[str]]
     left_out: dict[str, str]
@@ -119,7 +111,7 @@ class Comparison:
     @property
     def is_equal(self) -> bool:
         """Return whether nothing differs."""
-        return not (self.tables or self.calls or self.fates or self.stops["before"] or self.stops["now"])
+        return not (self.tables or self.calls or self.fates or self.stops)
 
 
 @dataclass
@@ -151,15 +143,15 @@ def compare(before: ReprocessContext, now: ReprocessContext, choice: RecordChoic
             lake = Lake.at(f"{staging_lake.root}/{name}", staging_lake.options)
             trials.append(_Compared(Trial.of(context, lake, place, records, tables), left_out))
         old, new = trials
-        noted = {"before": old.trial.noted, "now": new.trial.noted}
+        stops = {"before": old.trial.noted, "now": new.trial.noted}
         read = max(sum(part.read for part in compared.trial.decision.partitions) for compared in trials)
         return Comparison(
             place=place,
             read=read,
             tables=tuple(_table_differences(old, new, samples)),
-            calls=tuple(_call_differences(old, new, samples)),
+            calls=_call_differences(old, new, samples),
             fates=tuple(_fate_differences(old, new)),
-            stops={name: [text for text in texts if noted["before"] != noted["now"]] for name, texts in noted.items()},
+            stops=stops if stops["before"] != stops["now"] else {},
             left_out=left_out,
         )
 
@@ -266,39 +258,38 @@ def _table_differences(old: _Compared, new: _Compared, samples: int) -> Iterator
 
 def _type_differences(before: dict[str, str], now: dict[str, str]) -> dict[str, str]:
     """Return the columns that only one has, or that are of another type; none where one has no rows."""
-    if not before or not now:
-        return {}
-    differences = dict.fromkeys(before.keys() - now.keys() - _NOT_COMPARED, "gone")
-    differences |= {name: f"new: {now[name]}" for name in now.keys() - before.keys() - _NOT_COMPARED}
-    for name in before.keys() & now.keys():
-        if before[name] != now[name]:
-            differences[name] = f"{now[name]}, was {before[name]}"
+    differences: dict[str, str] = {}
+    if before and now:
+        for name in (before.keys() | now.keys()) - _NOT_COMPARED:
+            if before.get(name) != now.get(name):
+                differences[name] = f"{now.get(name, 'none')}, was {before.get(name, 'none')}"
     return differences
 
 
-def _call_differences(old: _Compared, new: _Compared, samples: int) -> Iterator[CallDifference]:
+def _call_differences(old: _Compared, new: _Compared, samples: int) -> dict[str, dict[str, list[dict[str, Any]]]]:
     calls: list[dict[str, Counter[str]]] = []
     for compared in (old, new):
         by_sink = {}
         for of_sink in compared.trial.calls(CALLS_OF):
-            texts = [json.dumps(call, sort_keys=True, default=repr) for call in of_sink.calls]
-            by_sink[of_sink.sink] = Counter(texts)
+            if of_sink.sink.partition("/")[0] not in old.left_out:
+                by_sink[of_sink.sink] = Counter(
+                    json.dumps(call, sort_keys=True, default=repr) for call in of_sink.calls
+                )
         calls.append(by_sink)
-    before, now = calls
-    for sink in sorted(before.keys() | now.keys()):
-        if sink.partition("/")[0] in old.left_out:
-            continue
-        gone, added = (before.get(sink, Counter()), now.get(sink, Counter()))
-        differences = [[*(first - second).elements()] for first, second in ((gone, added), (added, gone))]
-        if any(differences):
-            yield CallDifference(sink, *([json.loads(call) for call in of_one[:samples]] for of_one in differences))
+    differences = {}
+    for sink in sorted(calls[0].keys() | calls[1].keys()):
+        before, now = (of_one.get(sink, Counter()) for of_one in calls)
+        if before != now:
+            only = {"before": [*(before - now).elements()], "now": [*(now - before).elements()]}
+            differences[sink] = {when: [json.loads(call) for call in texts[:samples]] for when, texts in only.items()}
+    return differences
 
 
 def _fate_differences(old: _Compared, new: _Compared) -> Iterator[FateDifference]:
     (before, reasons_before), (now, reasons_now) = old.fates(), new.fates()
     differing: dict[tuple[str, str], list[tuple[Any, ...]]] = defaultdict(list)
     for place in sorted(before.keys() | now.keys()):
-        ends = before.get(place, BOTH), now.get(place, BOTH)
+        ends = before.get(place, NOTHING), now.get(place, NOTHING)
         if ends[0] != ends[1]:
             differing[ends].append(place)
     for (end_before, end_now), places in differing.items():

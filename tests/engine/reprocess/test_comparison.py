@@ -146,7 +146,7 @@ def test_equal_configurations_have_no_difference(pair: Pair) -> None:
     found = pair.document(code=0)
 
     assert found["equal"]
-    assert (found["read"], found["tables"], found["calls"], found["fates"]) == (42, [], [], [])
+    assert (found["read"], found["tables"], found["calls"], found["fates"]) == (42, [], {}, [])
     assert "nothing differs" in pair.compare().output
 
 
